@@ -100,14 +100,14 @@ def autograd(
         module.register_forward_hook(partial(leave, name))
     with torch.enable_grad():
         value = target(twin(image.clone().requires_grad_().clone()))
-    wanted = [(name, stem, t) for name, stem, t, _ in seen if t.requires_grad]
-    gradients = torch.autograd.grad(value, [t for *_, t in wanted], allow_unused=True)
-    found = {(name, stem): copied for name, stem, _, copied in seen}
-    for (name, stem, _), gradient in zip(wanted, gradients, strict=True):
+    differentiable = [(name, stem, t) for name, stem, t, _ in seen if t.requires_grad]
+    gradients = torch.autograd.grad(value, [t for *_, t in differentiable], allow_unused=True)
+    copies = {(name, stem): copied for name, stem, _, copied in seen}
+    for (name, stem, _), gradient in zip(differentiable, gradients, strict=True):
         kind, rest = stem.partition("put")[::2]
         if gradient is not None:
-            found[name, ("grad" if kind == "out" else "grad-input") + rest] = gradient
-    return found
+            copies[name, ("grad" if kind == "out" else "grad-input") + rest] = gradient
+    return copies
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -41,11 +41,11 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, full: Callable[[Path], bool]) -> 
         if flags & os.O_CREAT:
             target = Path(path if dir_fd is None else f"/proc/self/fd/{dir_fd}/{path}")
             target = target.parent.resolve() / target.name
-            parts = [
-                re.sub(r"^\.(.+)\.[0-9a-f]{16}\.[0-9a-f]{16}\.part$", r"\1", part)
-                for part in target.parts
+            names = [
+                re.sub(r"^\.(.+)\.[0-9a-f]{16}\.[0-9a-f]{16}\.part$", r"\1", name)
+                for name in target.parts
             ]
-            if full(Path(*parts)):
+            if full(Path(*names)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return real(path, flags, *mode, dir_fd=dir_fd)
 

@@ -102,12 +102,12 @@ def test_the_pages_do_not_grow() -> None:
 @pytest.mark.slow
 def test_the_way_of_an_image_does_not_grow(tmp_path: Path) -> None:
     """Functions called more often for six images than for three are the way of an image."""
-    few, many = (calls(n, tmp_path) for n in (3, 6))
-    way = {name for name, count in many.items() if count > few[name]}
+    three_images, six_images = (calls(n, tmp_path) for n in (3, 6))
+    per_image = {name for name, count in six_images.items() if count > three_images[name]}
     figures = {
-        "functions that an image passes": len(way),
-        "files that an image passes": len({name.split(":")[0] for name in way}),
-        "functions that a command passes": len(many),
-        "files that a command passes": len({name.split(":")[0] for name in many}),
+        "functions that an image passes": len(per_image),
+        "files that an image passes": len({name.split(":")[0] for name in per_image}),
+        "functions that a command passes": len(six_images),
+        "files that a command passes": len({name.split(":")[0] for name in six_images}),
     }
     within(WAY_AT_MOST, figures, operator.le)

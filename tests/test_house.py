@@ -73,17 +73,17 @@ def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
 @functools.cache
 def imported(name: str, typing: bool = True) -> set[str]:
     """Full names of all modules that a module imports, at the top or inside a function."""
-    found = set()
+    modules = set()
     for node in _nodes(TREES[name], typing):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{name}: relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 is_module = full in FILES or (node.module, alias.name) == ("matplotlib", "pyplot")
-                found.add(full if is_module else node.module)
-    return found
+                modules.add(full if is_module else node.module)
+    return modules
 
 
 def of_featviz(name: str, typing: bool = True) -> set[str]:

@@ -33,7 +33,7 @@ def tiles(folder: Path, row: dict[str, Any]) -> np.ndarray:
     grid = row["grid"]
     (height, width), padding = grid["tile"], grid["padding"]
     down, across = grid["scale"] if isinstance(grid["scale"], list) else [grid["scale"]] * 2
-    found = [
+    drawn_tiles = [
         pixels[y : y + height : down, x : x + width : across]
         for y in range(padding, pixels.shape[0] - height + 1, height + padding)
         for x in range(padding, pixels.shape[1] - width + 1, width + padding)
@@ -41,8 +41,8 @@ def tiles(folder: Path, row: dict[str, Any]) -> np.ndarray:
     assert pixels.shape[1] == grid["nrow"] * (width + padding) + padding
     slices = row.get("slices", [1])[0]
     count = len(row.get("channels") or range(row["maps"])) * slices
-    assert count <= len(found) < count + grid["nrow"]
-    return np.stack(found[:count])
+    assert count <= len(drawn_tiles) < count + grid["nrow"]
+    return np.stack(drawn_tiles[:count])
 
 
 def levels(maps: Tensor) -> np.ndarray:

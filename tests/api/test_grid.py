@@ -32,13 +32,13 @@ def test_grid_draws_maps_in_every_form(form: Callable[[Tensor], Any]) -> None:
 
 def test_grid_guesses_not_between_a_map_and_tokens() -> None:
     """[1, X, Y] is refused with the way to say which; [1, 1, F] is a vector."""
-    one = torch.rand(1, 16, 8)
+    ambiguous = torch.rand(1, 16, 8)
     with pytest.raises(LayoutError, match=r"shape \[1, 16, 8\]") as caught:
-        fv.grid(one)
+        fv.grid(ambiguous)
     assert caught.value.hint == "one map is [1, 1, H, W]: tensor[None]"
-    told = fv.grid(one, tensor_layout="tokens:4x4")
-    maps = one.reshape(1, 4, 4, 8).permute(0, 3, 1, 2)
-    assert np.array_equal(np.asarray(told), np.asarray(fv.grid(maps)))
+    as_tokens = fv.grid(ambiguous, tensor_layout="tokens:4x4")
+    maps = ambiguous.reshape(1, 4, 4, 8).permute(0, 3, 1, 2)
+    assert np.array_equal(np.asarray(as_tokens), np.asarray(fv.grid(maps)))
     vector = fv.grid(torch.arange(6.0).reshape(1, 1, 6))
     assert np.array_equal(np.asarray(vector), np.asarray(fv.grid(torch.arange(6.0)[None])))
 
@@ -73,6 +73,6 @@ def test_the_image_of_an_overlay_is_any_image(pixels: np.ndarray) -> None:
         np.asarray(fv.grid(maps, overlay=0.5, image=image))
         for image in (Image.fromarray(pixels), pixels, tensor / 255)
     ]
-    assert all(np.array_equal(drawings[0], other) for other in drawings)
+    assert all(np.array_equal(drawings[0], drawing) for drawing in drawings)
     with pytest.raises(UsageError, match="an overlay takes one image, not 2"):
         fv.grid(maps, overlay=0.5, image=torch.rand(2, 3, 4, 4))

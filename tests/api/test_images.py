@@ -31,18 +31,18 @@ def _in_memory(pixels: np.ndarray) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", list(_in_memory(np.zeros((2, 2, 3), np.uint8))))
+@pytest.mark.parametrize("image_type", list(_in_memory(np.zeros((2, 2, 3), np.uint8))))
 def test_an_image_in_memory_is_drawn_as_its_file(
-    kind: str, pixels: np.ndarray, picture: Path, tiny: nn.Module, tmp_path: Path
+    image_type: str, pixels: np.ndarray, picture: Path, tiny: nn.Module, tmp_path: Path
 ) -> None:
     """The same pixels give the same feature maps, under a name of their own."""
-    (own,) = drawn(tiny, _in_memory(pixels)[kind], tmp_path / "memory", tensors="npy")
+    (memory,) = drawn(tiny, _in_memory(pixels)[image_type], tmp_path / "memory", tensors="npy")
     (file,) = drawn(tiny, picture, tmp_path / "file", tensors="npy")
-    assert (own.name, file.name) == ("image-0.png", "picture.png")
-    for name in ("input.png", own.captures[0].row.tensor, own.captures[0].row.file):
-        one = (tmp_path / "memory" / own.folder / name).read_bytes()
-        assert one == (tmp_path / "file" / file.folder / name).read_bytes()
-    manifest = json.loads((tmp_path / "memory" / own.folder / "manifest.json").read_text())
+    assert (memory.name, file.name) == ("image-0.png", "picture.png")
+    for name in ("input.png", memory.captures[0].row.tensor, memory.captures[0].row.file):
+        memory_bytes = (tmp_path / "memory" / memory.folder / name).read_bytes()
+        assert memory_bytes == (tmp_path / "file" / file.folder / name).read_bytes()
+    manifest = json.loads((tmp_path / "memory" / memory.folder / "manifest.json").read_text())
     assert manifest["image"]["path"] == "image-0.png"
     assert len(manifest["image"]["sha256"]) == 64
     assert "featviz-" not in (tmp_path / "memory" / "run.json").read_text()
@@ -97,13 +97,13 @@ def test_grey_and_bool_tensors() -> None:
     values = torch.linspace(0, 1, 12).reshape(3, 4)
     expected = (values * 255).round().to(torch.uint8).numpy()
     for tensor in (values, values[None], values[None, None]):
-        (found,) = arrays.to_images(tensor)
-        assert found.mode == "L"
-        assert np.array_equal(np.asarray(found), expected)
-    (found,) = arrays.to_images(values > 0.5)
-    assert np.array_equal(np.asarray(found), (values > 0.5).numpy() * np.uint8(255))
-    (found,) = arrays.to_images(values.half())
-    assert np.abs(np.asarray(found).astype(int) - expected).max() <= 1
+        (image,) = arrays.to_images(tensor)
+        assert image.mode == "L"
+        assert np.array_equal(np.asarray(image), expected)
+    (image,) = arrays.to_images(values > 0.5)
+    assert np.array_equal(np.asarray(image), (values > 0.5).numpy() * np.uint8(255))
+    (image,) = arrays.to_images(values.half())
+    assert np.abs(np.asarray(image).astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize(

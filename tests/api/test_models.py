@@ -54,12 +54,12 @@ def test_what_is_no_model_and_what_selects_no_layers(
     model: Any, layers: Any, of_run: str, of_capture: str, tiny: nn.Module, picture: Path
 ) -> None:
     """One line says what does, and what a model without hooks can be made into."""
-    lent = tiny if model is None else model(tiny)
+    candidate = tiny if model is None else model(tiny)
     with pytest.raises(UsageError) as refused:
-        fv.run(lent, picture, layers)
+        fv.run(candidate, picture, layers)
     assert re.search(of_run, f"{refused.value.message} {refused.value.hint}")
     with pytest.raises(UsageError) as refused:
-        fv.capture(lent, layers).__enter__()
+        fv.capture(candidate, layers).__enter__()
     assert re.search(of_capture, f"{refused.value.message} {refused.value.hint}")
 
 

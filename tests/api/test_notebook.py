@@ -35,8 +35,8 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and tables where it promises some, no cell fails, and no page is heavy."""
     nbclient: Any = pytest.importorskip("nbclient", reason="needs the extra test-ecosystem")
     pytest.importorskip("ipykernel", reason="needs the extra test-ecosystem")
-    way = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(way))
+    search_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search_path))
     notebook = nbformat.read(NOTEBOOK, 4)
     resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
     nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()

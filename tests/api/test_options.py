@@ -88,22 +88,22 @@ def test_values_as_one_gives_them(kind: Any, name: str, given: object, value: ob
     assert getattr(read(kind, {name: given, **further}), name) == value
 
 
-@pytest.mark.parametrize(("name", "value", "words"), BAD)
+@pytest.mark.parametrize(("name", "value", "message"), BAD)
 def test_python_and_the_command_line_use_the_same_words(
-    name: str, value: Any, words: str, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
+    name: str, value: Any, message: str, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:
     """Both refuse the value with the same line, before torch or a model would be loaded."""
     flag = next(
         declared_option.flags[-1]
-        for kind in (RunOptions, DrawOptions, PassOptions, InputOptions, ModelOptions)
-        for declared_option in declared(kind).values()
+        for record in (RunOptions, DrawOptions, PassOptions, InputOptions, ModelOptions)
+        for declared_option in declared(record).values()
         if declared_option.name == name
     )
     out = tmp_path / "out"
     done = featviz("run", "squeezenet1_1", picture, f"{flag}={value}", "--out", out)
     assert done.code == 2
-    assert words in done.err.splitlines()[0]
-    with pytest.raises(UsageError, match=re.escape(words)):
+    assert message in done.err.splitlines()[0]
+    with pytest.raises(UsageError, match=re.escape(message)):
         fv.run("squeezenet1_1", picture, out=out, **{"weights": "none", name: value})
     assert not out.exists()
 
@@ -159,8 +159,11 @@ def test_a_field_is_an_option_everywhere(
         return 0
 
     (tmp_path / "c.toml").write_text("sparkle-at = 7\n")
-    for words, answer in ((["--sparkle-at", "5"], "5"), (["--config", tmp_path / "c.toml"], "7")):
-        command.main([str(word) for word in words], standalone_mode=False)
+    for arguments, answer in (
+        (["--sparkle-at", "5"], "5"),
+        (["--config", tmp_path / "c.toml"], "7"),
+    ):
+        command.main([str(argument) for argument in arguments], standalone_mode=False)
         assert capsys.readouterr().out == f"{answer}\n"
     with pytest.raises(UsageError, match="sparkle_at=0: expected an integer ≥ 1"):
         command.main(["--sparkle-at", "0"], standalone_mode=False)

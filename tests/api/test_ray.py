@@ -74,9 +74,9 @@ def test_workers_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> No
     near = fv.run(net, str(photos), "Conv2d", tmp_path / "near", **SMALL)
     assert tree(out) == tree(tmp_path / "near")
     assert len(complete(out)) == 6
-    told = [[(image.name, image.error) for image in run.images] for run in (near, far)]
-    assert told[0] == told[1]
-    assert len(told[0]) == 8
+    outcomes = [[(image.name, image.error) for image in run.images] for run in (near, far)]
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0]) == 8
     assert far.captures[0].stats["mean"].tolist() == near.captures[0].stats["mean"].tolist()
     with pytest.raises(StoreError, match="holds a run, 6 images complete"):
         featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)

@@ -46,18 +46,18 @@ def test_in_memory_and_on_disk_are_the_same(
     tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
 ) -> None:
     """Pictures, tensors and statistics; with `out` the files are the run directory's."""
-    one = fv.run(tiny, pixels, "Conv2d,ReLU", tensors=True, **AS_IT_IS)
-    two = fv.run(tiny, pixels, "Conv2d,ReLU", tmp_path / "out", tensors=True, **AS_IT_IS)
-    assert one.out is None
-    assert two.out == tmp_path / "out"
-    assert two.images[0].name == "image-0.png"
-    for memory, disk in zip(one.captures, two.captures, strict=True):
+    in_memory = fv.run(tiny, pixels, "Conv2d,ReLU", tensors=True, **AS_IT_IS)
+    on_disk = fv.run(tiny, pixels, "Conv2d,ReLU", tmp_path / "out", tensors=True, **AS_IT_IS)
+    assert in_memory.out is None
+    assert on_disk.out == tmp_path / "out"
+    assert on_disk.images[0].name == "image-0.png"
+    for memory, disk in zip(in_memory.captures, on_disk.captures, strict=True):
         assert np.array_equal(np.asarray(memory.image), np.asarray(Image.open(disk.file)))
         assert memory.tensor is not None
         assert disk.tensor is not None
         assert torch.equal(memory.tensor, disk.tensor)
         assert np.array_equal(memory.stats, disk.stats)
-    assert np.array_equal(np.asarray(one.images[0].input), pixels)
+    assert np.array_equal(np.asarray(in_memory.images[0].input), pixels)
 
 
 def test_tensors_and_statistics_are_the_models_own(tiny: nn.Module, pixels: np.ndarray) -> None:
@@ -72,8 +72,8 @@ def test_tensors_and_statistics_are_the_models_own(tiny: nn.Module, pixels: np.n
     flat = expected.detach().flatten(2)[0]
     for name, values in {"min": flat.amin(1), "max": flat.amax(1), "mean": flat.mean(1)}.items():
         np.testing.assert_allclose(maps.stats[name], values.numpy(), rtol=1e-4, atol=1e-5)
-    told = (maps.layer, maps.type, maps.kind, maps.call, maps.key)
-    assert told == ("0", "Conv2d", "output", 0, "")
+    capture_key = (maps.layer, maps.type, maps.kind, maps.call, maps.key)
+    assert capture_key == ("0", "Conv2d", "output", 0, "")
     assert (maps.shape, maps.layout, maps.channels) == ((1, 4, 20, 24), "nchw", [0, 1, 2, 3])
     assert fv.run(tiny, image, "Conv2d", **AS_IT_IS).captures[0].tensor is None
 
@@ -143,8 +143,8 @@ def test_names_are_no_markup(tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
         fv.audit(model, tmp_path / f"{evil}.png", "Conv2d", **AS_IT_IS),
         fv.exemplars(model, tmp_path / f"{evil}.png", "Conv2d", **AS_IT_IS),
     ]
-    for one in shown:
-        html = one._repr_html_()
+    for result in shown:
+        html = result._repr_html_()
         assert "<img src=x" not in html
         assert "onerror=alert(1)&gt;" in html
 

@@ -43,14 +43,16 @@ def test_look_is_the_page_of_the_command(
     """The same pixels, prediction and numbers, for a path and for an image in memory; without `out`
     nothing is written, and training stays on."""
     flags = (*FLAGS, "--layers", "0,1", "--maps", "2", "--cmap", "magma", "--json")
-    told = json.loads(featviz("look", tiny_file, picture, *flags, "--out", tmp_path / "a.png").out)
+    printed = json.loads(
+        featviz("look", tiny_file, picture, *flags, "--out", tmp_path / "a.png").out
+    )
     options = {"layers": ["0", "1"], "maps": 2, "cmap": "magma", **AS_IT_IS}
     page = fv.look(tiny_file, picture, out=tmp_path / "b.png", **options)
-    wanted = np.asarray(Image.open(tmp_path / "a.png"))
-    assert np.array_equal(np.asarray(page.image), wanted)
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "b.png")), wanted)
+    page_pixels = np.asarray(Image.open(tmp_path / "a.png"))
+    assert np.array_equal(np.asarray(page.image), page_pixels)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "b.png")), page_pixels)
     assert page.out == tmp_path / "b.png"
-    assert json.loads(json.dumps(page.as_json()["layers"])) == told["layers"]
+    assert json.loads(json.dumps(page.as_json()["layers"])) == printed["layers"]
     files = sorted(tmp_path.rglob("*"))
     tiny.train()
     again = fv.look(tiny, Image.open(picture), **options)
@@ -92,19 +94,19 @@ def test_an_audit_is_that_of_the_command(
     torch.save(tiny, tiny_file)
     done = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "a", "--json")
     told = json.loads(done.out)
-    found = fv.audit(tiny, photos, fail_on="dead>5%", **AS_IT_IS)
-    document = json.loads(json.dumps(found.document))
+    audit = fv.audit(tiny, photos, fail_on="dead>5%", **AS_IT_IS)
+    document = json.loads(json.dumps(audit.document))
     assert {**told, "model": None} == {**document, "model": None}
-    assert found.exit_code == 4
-    assert repr(found).startswith("<audit of 2 images: ")
-    assert repr(found).endswith("; gates: 1 of 1 broken>")
+    assert audit.exit_code == 4
+    assert repr(audit).startswith("<audit of 2 images: ")
+    assert repr(audit).endswith("; gates: 1 of 1 broken>")
     printed = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "b").out.split()
-    table, *broken = str(found).rpartition("\n")
+    table, *broken = str(audit).rpartition("\n")
     assert table.split() == printed
     assert "gate dead>5% failed: " in broken[-1]
-    html = found._repr_html_()
+    html = audit._repr_html_()
     assert "gate dead&gt;5% failed" in html
-    assert html.count("<img") == len(found.files) > 0
+    assert html.count("<img") == len(audit.files) > 0
     assert "gate" not in repr(fv.audit(tiny_file, photos, **AS_IT_IS))
 
 
@@ -115,15 +117,15 @@ def test_exemplars_are_those_of_the_command(
     flags = ("--layers", "Conv2d", "--top", "2", "--pick", "mean")
     done = featviz("exemplars", tiny_file, photos, *FLAGS, *flags, "--out", tmp_path / "e")
     assert done.code == 0
-    told = json.loads((tmp_path / "e" / "exemplars.json").read_text())
-    assert all((tmp_path / "e" / name).is_file() for name in told.pop("files"))
-    found = fv.exemplars(tiny, photos, nn.Conv2d, top=2, pick="mean", **AS_IT_IS)
-    content = json.loads(json.dumps(dict(found.document)))
-    assert {**told, "model": None} == {**content, "model": None}
-    (layer,) = found.document["layers"]
+    record = json.loads((tmp_path / "e" / "exemplars.json").read_text())
+    assert all((tmp_path / "e" / name).is_file() for name in record.pop("files"))
+    exemplars = fv.exemplars(tiny, photos, nn.Conv2d, top=2, pick="mean", **AS_IT_IS)
+    content = json.loads(json.dumps(dict(exemplars.document)))
+    assert {**record, "model": None} == {**content, "model": None}
+    (layer,) = exemplars.document["layers"]
     for file in (layer["sheet"], layer["channels"][0]["file"]):
         sheet = Image.open(tmp_path / "e" / file)
-        assert np.array_equal(np.asarray(found.picture(file)), np.asarray(sheet))
+        assert np.array_equal(np.asarray(exemplars.picture(file)), np.asarray(sheet))
     with pytest.raises(UsageError, match="top=0: expected an integer from 1 to 1000"):
         fv.exemplars(tiny, photos, top=0)
 

@@ -65,13 +65,13 @@ def _plain(tensor: Tensor) -> np.ndarray:
     return dense.float().resolve_neg().numpy()
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAWN, 2))
+@pytest.mark.parametrize("tensor_kind", mostly_slow(DRAWN, 2))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tensors_of_every_kind_are_drawn_kept_and_counted(
-    kind: str, picture: Path, tmp_path: Path
+    tensor_kind: str, picture: Path, tmp_path: Path
 ) -> None:
     """Picture, .npy and TensorBoard's histogram of the same values; quantised ones dequantised."""
-    make, dtype = DRAWN[kind]
+    make, dtype = DRAWN[tensor_kind]
     torch.manual_seed(0)
     model = _beside(make)
     board = tmp_path / "board"
@@ -98,13 +98,13 @@ def _histograms(board: Path) -> dict[str, Any]:
     return {tag: found.Histograms(tag)[0].histogram_value for tag in found.Tags()["histograms"]}
 
 
-@pytest.mark.parametrize("kind", mostly_slow(SKIPPED, 2))
+@pytest.mark.parametrize("tensor_kind", mostly_slow(SKIPPED, 2))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_cannot_be_drawn_is_skipped_with_the_reason(
-    kind: str, picture: Path, tmp_path: Path
+    tensor_kind: str, picture: Path, tmp_path: Path
 ) -> None:
     """The rest of the image is complete, with and without selectors."""
-    make, reason = SKIPPED[kind]
+    make, reason = SKIPPED[tensor_kind]
     for number, layers in enumerate((["conv", "odd"], None)):
         options = {"tensors": "npy", "tensorboard": tmp_path / "board"}
         (image,) = drawn(_beside(make), picture, tmp_path / str(number), layers, **options)
@@ -156,11 +156,11 @@ def test_complex_numbers_on_the_way(picture: Path, tmp_path: Path) -> None:
     def way(self: Any, x: Tensor) -> Tensor:
         return torch.fft.ifft2(self.odd(self.conv(x))["a"]).real.square().mean((2, 3))
 
-    parts = {"conv": nn.Conv2d(3, 3, 1), "odd": Net(lambda self, x: {"a": torch.fft.fft2(x)})}
-    model = Net(way, **parts).eval()
+    modules = {"conv": nn.Conv2d(3, 3, 1), "odd": Net(lambda self, x: {"a": torch.fft.fft2(x)})}
+    model = Net(way, **modules).eval()
     out = tmp_path / "out"
-    both = {"capture": "output,grad", "target": "class:1"}
-    (image,) = drawn(model, picture, out, ["odd"], **both)
+    with_gradients = {"capture": "output,grad", "target": "class:1"}
+    (image,) = drawn(model, picture, out, ["odd"], **with_gradients)
     keys = [f"{maps.kind}.{maps.key}" for maps in image.captures]
     assert keys == ["output.a.abs", "output.a.angle", "grad.a.abs", "grad.a.angle"]
     (image,) = drawn(model, picture, tmp_path / "one", ["odd"], reduce="mean")
@@ -192,15 +192,16 @@ def _ends(kind: str) -> nn.Sequential:
 
 
 @pytest.mark.parametrize(
-    "kind", ["quantised", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bool", "sparse"))]
+    "tensor_kind",
+    ["quantised", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bool", "sparse"))],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_outputs_of_every_kind_are_compared_or_not(
-    kind: str, picture: Path, tmp_path: Path
+    tensor_kind: str, picture: Path, tmp_path: Path
 ) -> None:
     """The change by an ablation is that of numpy, None of an output without plain values; without
     an intervention nothing is compared, and the layer is drawn both times."""
-    model = _ends(kind)
+    model = _ends(tensor_kind)
     (image,) = drawn(model, picture, tmp_path / "plain", tensors="npy")
     assert image.outcome.largest_change is None
     assert len(image.captures) == 1
@@ -209,45 +210,49 @@ def test_outputs_of_every_kind_are_compared_or_not(
     )
     (image,) = drawn(model, picture, tmp_path / "ablated", ablate="0:0")
     assert len(image.captures) == 1
-    if kind in SKIPPED:
+    if tensor_kind in SKIPPED:
         assert (image.outcome.largest_change, image.outcome.nonfinite) == (None, 0)
         return
     ablated = maps.clone()
     ablated[:, 0] = 0
-    first, second = (_plain(DRAWN[kind][0](t)).astype(np.float64) for t in (maps, ablated))
+    first, second = (_plain(DRAWN[tensor_kind][0](t)).astype(np.float64) for t in (maps, ablated))
     expected = pytest.approx(np.abs(first - second).max(), rel=1e-6)
     assert image.outcome.largest_change == expected
     assert expected.expected > 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "target"),
+    ("tensor_kind", "target"),
     [
         ("float8", "sum"),  # the mean's gradient is 0 in float8
         ("sparse", "norm"),
     ],
 )
 def test_targets_of_outputs_that_torch_does_not_reduce(
-    kind: str, target: str, picture: Path
+    tensor_kind: str, target: str, picture: Path
 ) -> None:
     """The map of a float8 or sparse output is that of the same output as dense float32."""
-    model = _ends(kind)
+    model = _ends(tensor_kind)
     maps = fv.cam(model, picture, target, layers="0", **AS_IT_IS)
-    make = DRAWN[kind][0] if kind in DRAWN else lambda x: SKIPPED[kind][0](x).to_dense()
+    make = (
+        DRAWN[tensor_kind][0]
+        if tensor_kind in DRAWN
+        else lambda x: SKIPPED[tensor_kind][0](x).to_dense()
+    )
     model[1].way = lambda self, x: make(x).float()
     expected = fv.cam(model, picture, target, layers="0", **AS_IT_IS)
-    found, wanted = (one.maps[0].tensor for one in (maps, expected))
-    assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-6)
-    assert wanted.any()
+    gradient, expected_gradient = (result.maps[0].tensor for result in (maps, expected))
+    assert torch.allclose(gradient, expected_gradient, rtol=1e-2, atol=1e-6)
+    assert expected_gradient.any()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_kernels_without_values_are_skipped(tmp_path: Path) -> None:
     """An empty weight and one on the device meta are named; the others are drawn."""
     convs = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 0, 3), nn.Conv2d(4, 4, 3, device="meta")]
-    found = fv.kernels(nn.Sequential(*convs, nn.ConvTranspose2d(4, 0, 3)), out=tmp_path / "k")
-    assert [kernel.row["layer"] for kernel in found.captures] == ["0"]
-    assert {row["layer"]: row["reason"] for row in found.document["skipped"]} == {
+    kernels = fv.kernels(nn.Sequential(*convs, nn.ConvTranspose2d(4, 0, 3)), out=tmp_path / "k")
+    assert [kernel.row["layer"] for kernel in kernels.captures] == ["0"]
+    assert {row["layer"]: row["reason"] for row in kernels.document["skipped"]} == {
         "1": "its weight is empty: 0×4×3×3",
         "2": "its weight is on the device meta, where tensors have no values",
         "3": "its weight is empty: 4×0×3×3",

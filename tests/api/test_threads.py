@@ -37,8 +37,8 @@ def test_thirty_runs_on_four_threads_do_not_mix(count: int, copies: bool) -> Non
     module = nn.Sequential(*(nn.Identity() for _ in range(4))).train()
     modules = [copy.deepcopy(module) if copies else module for _ in range(count)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(means, modules, range(count)))
-    for number, (layers, values) in enumerate(found):
+        results = list(pool.map(means, modules, range(count)))
+    for number, (layers, values) in enumerate(results):
         assert layers == [str(n) for n in range(4)]
         assert values == pytest.approx([3 * number / 255] * 4, abs=1e-6)
     hooks = [one._forward_hooks or one._forward_pre_hooks for m in modules for one in m.modules()]

@@ -141,14 +141,14 @@ def test_health_is_the_audits_finding(tmp_path: Path) -> None:
     audits = [
         json.loads((p / "audit.json").read_text()) for p in read_steps(tmp_path / "s").values()
     ]
-    found = [{row["label"]: row["findings"] for row in audit["layers"]} for audit in audits]
-    assert 1 in found[0]["0"]["dead"]
-    assert 1 in found[0]["1"]["dead"]
-    assert [row["3"]["nonfinite"] for row in found] == [[], [2]]
+    findings = [{row["label"]: row["findings"] for row in audit["layers"]} for audit in audits]
+    assert 1 in findings[0]["0"]["dead"]
+    assert 1 in findings[0]["1"]["dead"]
+    assert [row["3"]["nonfinite"] for row in findings] == [[], [2]]
     same_audit = fv.audit(model, SHOWN, "0,1").document
     rows = {row["label"]: row["findings"] for row in same_audit["layers"]}
-    assert rows["0"] == found[1]["0"]
-    assert rows["1"] == found[1]["1"]
+    assert rows["0"] == findings[1]["0"]
+    assert rows["1"] == findings[1]["1"]
 
 
 def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -123,10 +123,10 @@ def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None
 def test_every_finding_is_documented_and_has_a_gate(featviz: Run) -> None:
     """A finding is one record: the help names it, docs/audit.md says what it means, and a gate can
     be on it."""
-    words = featviz("audit", "--help").out
+    help_text = featviz("audit", "--help").out
     docs = (ROOT / "docs/audit.md").read_text("utf-8")
     for name, finding in FINDINGS.items():
-        assert name in words
+        assert name in help_text
         assert f"| `{name}` | " in docs
         assert parse_gate(f"{name}>0").finding == name
         assert set(finding.yields_to) < set(FINDINGS) - {name}

@@ -180,17 +180,17 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *ODD])
+@pytest.mark.parametrize("activation", [*KINDS, *ODD])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
+def test_added_maps_are_one_channel(activation: str, batch: int) -> None:
     """The table of a channel over 9 images is that of all its values at once, in float64."""
-    make = {**KINDS, **ODD}[kind]
+    make = {**KINDS, **ODD}[activation]
     images = make(np.random.default_rng(49), (9, 4, 49)).astype(np.float32)
     clip = Activation(bounds=(0.25,))
     added = Tally.empty(4, saturates=True)
     for start in range(0, 9, batch):
-        part = torch.from_numpy(images[start : start + batch])
-        added.add(counting.measure(part, clip), np.arange(len(part)))
+        batch_images = torch.from_numpy(images[start : start + batch])
+        added.add(counting.measure(batch_images, clip), np.arange(len(batch_images)))
     table = added.table()
     for row, values in zip(table, images.swapaxes(0, 1).astype(np.float64), strict=True):
         finite = values[np.isfinite(values)]

@@ -156,6 +156,6 @@ def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) ->
     content["layers"][1]["findings"]["constant"] = []
     baseline.write_text(json.dumps(content))
     done = featviz(*call)
-    words = "gate baseline failed: act2: 2 constant, 0 in the baseline (new: 0, 1)"
+    message = "gate baseline failed: act2: 2 constant, 0 in the baseline (new: 0, 1)"
     assert done.code == 4
-    assert f"error: {words}" in done.err
+    assert f"error: {message}" in done.err

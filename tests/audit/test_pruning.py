@@ -76,7 +76,7 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
         lambda self, x: self.relu(self.conv(self.relu(self.conv(x)) - 1)), conv=conv, relu=nn.ReLU()
     )
     content = document(twice, bright, tmp_path)
-    dead = {label: own["dead"] for label, own in found(content).items()}
+    dead = {label: findings["dead"] for label, findings in found(content).items()}
     assert dead == {"relu": [1, 2], "relu.call1": [0, 2]}
     assert content["prune"] == {"conv": [2]}
     # where the output of the second call is used as it is, cutting a channel out would show
@@ -102,7 +102,7 @@ def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Pa
     kill(b, [2])
     mixed = Net(way, a=nn.Conv2d(3, 4, 1), norm=norm, b=b, relu=nn.ReLU())
     content = document(mixed, noise, tmp_path)
-    assert {label: own["dead"] for label, own in found(content).items()} == {
+    assert {label: findings["dead"] for label, findings in found(content).items()} == {
         "relu": [1],
         "relu.call1": [2],
     }

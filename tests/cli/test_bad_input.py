@@ -51,8 +51,8 @@ def test_a_model_that_raises_is_named_with_the_module(
 ) -> None:
     """Exit 3 among others, 1 alone; the line names the module in which it failed."""
     (folder / "b.png").unlink()
-    given = folder if several else folder / "c.png"
-    outcome = featviz("run", f"{nets}:picky", given, "--out", out, "--layers", "Conv2d", "-q")
+    source = folder if several else folder / "c.png"
+    outcome = featviz("run", f"{nets}:picky", source, "--out", out, "--layers", "Conv2d", "-q")
     refused(
         outcome,
         3 if several else 1,

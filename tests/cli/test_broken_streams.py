@@ -131,8 +131,8 @@ def test_too_little_memory_is_one_line_anywhere(
 
     monkeypatch.setattr(cli.group, "main", full)
     assert cli.guarded(["layers", "resnet18"]) == 1
-    said = "error: there is too little memory\nhint: raise the limit (ulimit -v)\n"
-    assert capsys.readouterr() == ("", said)
+    message = "error: there is too little memory\nhint: raise the limit (ulimit -v)\n"
+    assert capsys.readouterr() == ("", message)
 
 
 ENDING = """
@@ -154,23 +154,28 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("what", "last", "option", "code"),
+    ("unfinished", "last", "option", "code"),
     [
         ("", "called", "--version", 0),
         pytest.param("traced", "taken down", "--version", 0, marks=pytest.mark.slow),
         pytest.param("thread", "taken down", "--nonsense", 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_command_is_over_when_its_work_is(what: str, last: str, option: str, code: int) -> None:
+def test_a_command_is_over_when_its_work_is(
+    unfinished: str, last: str, option: str, code: int
+) -> None:
     """What is called at the end is called, but Python is not taken down; a tracer and a thread that
     is at work get Python's own end."""
     done = subprocess.run(
-        [sys.executable, "-c", ENDING, what, option], capture_output=True, text=True, check=False
+        [sys.executable, "-c", ENDING, unfinished, option],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     lines = done.stdout.splitlines()
     assert done.returncode == code
     assert lines[-1] == last
-    assert ("thread" in lines) == (what == "thread")
+    assert ("thread" in lines) == (unfinished == "thread")
     assert ("featviz" in lines[0]) == (code == 0)
     assert "Traceback" not in done.stderr
 

@@ -33,10 +33,10 @@ main()
 )
 def test_a_shell_gets_its_answers_without_torch(line: str, answer: str, tmp_path: Path) -> None:
     """The answers are there, and only click and msgspec were imported for them."""
-    given = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    typed = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     done = subprocess.run(
         [sys.executable, "-c", SHELL_CALL],
-        env={**os.environ, "_FEATVIZ_COMPLETE": "bash_complete", **given},
+        env={**os.environ, "_FEATVIZ_COMPLETE": "bash_complete", **typed},
         cwd=tmp_path,
         capture_output=True,
         text=True,

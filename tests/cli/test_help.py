@@ -54,11 +54,11 @@ def test_an_option_is_a_sentence(command: str) -> None:
     """It begins with a capital, ends with a full stop, and needs no other option's text; so does
     what is for --help-all alone. Metavars are upper case, also those that come from a type;
     defaults stand in brackets."""
-    for option in (one for name, one in OPTIONS.items() if name.split()[0] == command):
+    for option in (declared for name, declared in OPTIONS.items() if name.split()[0] == command):
         for text in (option.help or "").split("\f "):
             assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
             assert not text.startswith("Of ")
-            assert not [words for words in FRAGMENTS if words in text], text
+            assert not [fragment for fragment in FRAGMENTS if fragment in text], text
         metavar = option.metavar or option.type.name.upper()
         assert metavar == metavar.upper() or metavar.startswith("[")
         assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, "it has no name of its own"
@@ -74,12 +74,12 @@ def test_a_command_is_a_sentence_and_lists_every_form_of_model(name: str, featvi
     text = featviz(name, "--help").out
     for line in (cli.COMMANDS[name], text.split("\n\n")[1].strip()):
         assert re.fullmatch(r"[A-Z].*\.", " ".join(line.split())), line
-    words = " ".join(text.split())
+    flowing = " ".join(text.split())
     command = COMMANDS[name]
     assert command is not None
-    assert "{MODEL}" not in words
+    assert "{MODEL}" not in flowing
     if "model" in {param.name for param in command.params}:
-        assert not [source.spelling for source in SOURCES if source.spelling not in words]
+        assert not [source.spelling for source in SOURCES if source.spelling not in flowing]
 
 
 def _differ_by_one_letter(name: str, other: str) -> bool:
@@ -144,18 +144,18 @@ def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
     the headings of GROUPS in their order, and what stands behind a form feed."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     brief = featviz(name, "--help").out
-    whole = featviz(name, "--help-all").out
+    complete = featviz(name, "--help-all").out
     assert "First options:" in brief.splitlines()[:SCREEN]
-    shown = options_in(whole)
+    shown = options_in(complete)
     assert len(brief.splitlines()) <= SCREEN + 2
     assert f"`featviz {name} --help-all` shows all {len(shown)} options" in brief
     expected = [p.opts[0] for key, p in OPTIONS.items() if key.split()[0] == name]
     assert sorted(shown) == sorted([*expected, "-h"])
-    headings = [line.rstrip(":") for line in whole.splitlines() if line.rstrip(":") in GROUPS]
+    headings = [line.rstrip(":") for line in complete.splitlines() if line.rstrip(":") in GROUPS]
     assert headings == [group for group in GROUPS if group in headings]
     assert len(headings) >= 5
-    assert "\f" not in whole + brief
-    assert name != "run" or ("More examples:" in whole and "More examples:" not in brief)
+    assert "\f" not in complete + brief
+    assert name != "run" or ("More examples:" in complete and "More examples:" not in brief)
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in LONG])

@@ -23,15 +23,15 @@ def test_layers_as_json_lists_every_module(featviz: Run, resnet: nn.Module) -> N
     """Index, name, type, parameters, shape and calls agree with the model's own modules."""
     outcome = featviz("layers", "resnet18", "--weights", "none", "--layers", "Conv2d", "--json")
     assert outcome.code == 0
-    found = json.loads(outcome.out)
-    rows = found["layers"]
+    table = json.loads(outcome.out)
+    rows = table["layers"]
     modules = list(resnet.named_modules())
     columns = ("index", "name", "type", "parameters", "selected")
     assert [tuple(row[column] for column in columns) for row in rows] == [
         (n, name, type(m).__name__, sum(map(torch.numel, m.parameters())), type(m) is nn.Conv2d)
         for n, (name, m) in enumerate(modules)
     ]
-    assert found["total_parameters"] == 11689512
+    assert table["total_parameters"] == 11689512
 
     seen: dict[str, list[list[int]]] = {name: [] for name, _ in modules}
     for name, module in modules:
@@ -50,9 +50,9 @@ def test_the_table_has_a_line_for_each_module(featviz: Run, resnet: nn.Module) -
     lines = outcome.out.splitlines()
     footer = lines.pop()
     names = [name for name, _ in resnet.named_modules() if name]
-    words = [line.split() for line in lines]
-    assert [name for name in names if not any(name in line for line in words)] == []
-    chosen = [line[1] for line in words if line and line[0] == "*"]
+    cells = [line.split() for line in lines]
+    assert [name for name in names if not any(name in line for line in cells)] == []
+    chosen = [line[1] for line in cells if line and line[0] == "*"]
     assert chosen == [name for name in names if re.fullmatch(r"layer3\..*\.conv.", name)]
     assert footer == "68 modules; * 4 taken by the selectors"
 

@@ -162,8 +162,13 @@ MISTAKES = COMMANDS + OPTIONS + PLACES + MODELS + IMAGES + LAYERS + VALUES
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the mistakes are made."""
     root = tmp_path_factory.mktemp("here")
-    parts = {"b1": nn.Conv2d(3, 4, 3), "b2": nn.ReLU(), "b3": nn.Conv2d(4, 4, 3), "relu": nn.ReLU()}
-    model = nn.Sequential(OrderedDict(parts))
+    modules = {
+        "b1": nn.Conv2d(3, 4, 3),
+        "b2": nn.ReLU(),
+        "b3": nn.Conv2d(4, 4, 3),
+        "relu": nn.ReLU(),
+    }
+    model = nn.Sequential(OrderedDict(modules))
     for folder in ("photos", "code", "store"):
         (root / folder).mkdir()
     torch.save(model, root / "model.pth")
@@ -202,13 +207,13 @@ def test_a_mistake_gets_its_message_and_its_hint(
     """One line that says what is wrong, one that helps; exit 1 or 2, nothing written."""
     before = set(tree(here))
     done = featviz(*shlex.split(line))
-    said = [words for words in done.err.splitlines() if not words.startswith("warning: ")]
+    errors = [words for words in done.err.splitlines() if not words.startswith("warning: ")]
     assert done.code in (1, 2)
     assert done.out == ""
-    assert said[0].startswith("error: "), done.err
-    assert message in said[0], done.err
-    assert not hint or (said[1].startswith("hint: ") and hint in said[1]), done.err
-    assert len(said) <= 2
+    assert errors[0].startswith("error: "), done.err
+    assert message in errors[0], done.err
+    assert not hint or (errors[1].startswith("hint: ") and hint in errors[1]), done.err
+    assert len(errors) <= 2
     assert "Traceback" not in done.err
     assert set(tree(here)) == before
 

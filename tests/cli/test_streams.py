@@ -39,11 +39,11 @@ def test_predictions_are_told_of_one_image_or_with_v(
     images.mkdir()
     for n, file in enumerate(sorted(DIGITS.iterdir())[:4]):
         (images / f"{n:02d}.png").write_bytes(file.read_bytes() if n != 3 else b"broken")
-    words = ("run", DIGITS_MODEL, "--layers", "Linear", "--overwrite", "--out", out)
-    for given, told in (((images,), 0), ((images, "-v"), 3), ((images / "00.png",), 1)):
-        done = featviz(*words, "--json", *given)
-        assert len(re.findall(r"^\d\d\.png: class", done.err, re.MULTILINE)) == told
-        assert done.code == (0 if told == 1 else 3)
+    command = ("run", DIGITS_MODEL, "--layers", "Linear", "--overwrite", "--out", out)
+    for inputs, predictions in (((images,), 0), ((images, "-v"), 3), ((images / "00.png",), 1)):
+        done = featviz(*command, "--json", *inputs)
+        assert len(re.findall(r"^\d\d\.png: class", done.err, re.MULTILINE)) == predictions
+        assert done.code == (0 if predictions == 1 else 3)
         assert done.err.count("error: ") == bool(done.code)
         lines = [json.loads(line) for line in done.out.splitlines()]
         assert sum("prediction" in line for line in lines) == (3 if done.code else 1)
@@ -56,7 +56,7 @@ def test_a_dry_run_foretells_the_run(
     (folder / "b.png").unlink()
     extra = ["--max-maps", "2", "--nrow", "2", "--scale", "3"]
     base = ["run", tiny_file, folder, "--out", out, "--layers", "Conv2d,ReLU,Linear", *extra]
-    told = json.loads(featviz(*base, "--dry-run", "--json").out)
+    estimate = json.loads(featviz(*base, "--dry-run", "--json").out)
     assert not out.exists()
     assert featviz(*base).code == 0
     manifests = [json.loads(path.read_text()) for path in sorted(out.glob("*/manifest.json"))]
@@ -66,14 +66,14 @@ def test_a_dry_run_foretells_the_run(
         with Image.open(path) as image:
             pixels += image.width * image.height
     maps = sum(len(capture.get("channels") or range(capture["maps"])) for capture in captures)
-    assert told["images"] == 2
-    assert told["layers"] == 3
+    assert estimate["images"] == 2
+    assert estimate["layers"] == 3
     written = [path for path in out.rglob("*") if path.is_file() and path.name != "run.json"]
-    assert told["all_files"] == len(written)
-    assert told["files"] == len(captures) == len(list(out.rglob("output*.png")))
-    assert told["maps"] == maps
-    assert told["megapixels"] == pytest.approx(pixels / 1e6, abs=6e-4)
-    assert [f["layer"] for f in told["per_image"]] == ["0", "1", "4"]
+    assert estimate["all_files"] == len(written)
+    assert estimate["files"] == len(captures) == len(list(out.rglob("output*.png")))
+    assert estimate["maps"] == maps
+    assert estimate["megapixels"] == pytest.approx(pixels / 1e6, abs=6e-4)
+    assert [f["layer"] for f in estimate["per_image"]] == ["0", "1", "4"]
 
 
 def test_a_dry_run_tells_people_a_table(
@@ -137,28 +137,28 @@ def test_a_list_of_paths(
 ) -> None:
     """One path a line, or between NULs, where a path may hold line ends. A stale one fails that
     image, not the run."""
-    other = picture.with_name("a b\nc.png" if option else "a b.png")
-    other.write_bytes(picture.read_bytes())
-    names = [os.fsencode(picture), b"gone.png", os.fsencode(other)]
+    odd_name = picture.with_name("a b\nc.png" if option else "a b.png")
+    odd_name.write_bytes(picture.read_bytes())
+    names = [os.fsencode(picture), b"gone.png", os.fsencode(odd_name)]
     stdin = io.TextIOWrapper(io.BytesIO(separator.join(names)))
     monkeypatch.setattr(sys, "stdin", stdin)
     done = featviz("run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0", "-q")
     refused(done, 3, "gone.png")
-    found = [json.loads(line)["image"] for line in done.out.splitlines()]
-    assert found == ["picture.png", "gone.png", other.name]
+    drawn_images = [json.loads(line)["image"] for line in done.out.splitlines()]
+    assert drawn_images == ["picture.png", "gone.png", odd_name.name]
     assert len(complete(out)) == 2
 
 
-@pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
+@pytest.mark.parametrize("options", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
 def test_the_estimate_is_what_is_written(
-    more: list[str], featviz: Run, tiny_file: Path, tmp_path: Path
+    options: list[str], featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
     """Files exactly; bytes within a factor of two, on the safe side. Nothing is written."""
-    base = ["run", tiny_file, SCENES, "--layers", "Conv2d,ReLU,Linear", "--size", "96x64", *more]
+    base = ["run", tiny_file, SCENES, "--layers", "Conv2d,ReLU,Linear", "--size", "96x64", *options]
     out = tmp_path / "out"
-    told = json.loads(featviz(*base, "--dry-run", "--json", "--out", out).out)
+    estimate = json.loads(featviz(*base, "--dry-run", "--json", "--out", out).out)
     assert not out.exists()
     assert featviz(*base, "--out", out).code == 0
     written = {name: data for name, data in tree(out).items() if name != "run.json"}
-    assert len(written) == told["all_files"]
-    assert 1 <= told["estimated_bytes"] / sum(map(len, written.values())) < 2
+    assert len(written) == estimate["all_files"]
+    assert 1 <= estimate["estimated_bytes"] / sum(map(len, written.values())) < 2

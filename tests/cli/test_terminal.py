@@ -106,8 +106,8 @@ def test_a_name_that_is_not_utf8(featviz: Run, tiny_file: Path, tmp_path: Path) 
     page = (tmp_path / "r" / "image-000.html").read_text("utf-8")
     assert r"caf\udce9.png" in page
     assert "../out%FF/caf" in page
-    for words in (("report", out, "--compare", out), ("diff", out, out)):
-        assert featviz(*words).code == 0
+    for command in (("report", out, "--compare", out), ("diff", out, out)):
+        assert featviz(*command).code == 0
     assert featviz("merge", out, "--out", tmp_path / "merged").code == 0
     done = featviz("run", tiny_file, photo.parent, *layers, "--out", out, "--resume")
     assert done.code == 0

@@ -105,10 +105,10 @@ def test_the_cosine_of_a_layer_is_that_of_all_its_values(size: float, width: int
     base[3] = 0
     new[3] = 1e-6
     oracle = (base * new).sum() / np.linalg.norm(base) / np.linalg.norm(new)
-    found = compare(base * size, new * size, size)
-    assert found.layer_cosine == pytest.approx(oracle)
+    comparison = compare(base * size, new * size, size)
+    assert comparison.layer_cosine == pytest.approx(oracle)
     assert oracle > 0.98
-    assert width == 1 or found.cosine[3] == 0
+    assert width == 1 or comparison.cosine[3] == 0
     assert np.isnan(compare_stats(*np.ones((2, 3, 6), np.float32), 1.0).layer_cosine)
     assert compare(base * 0, new, 1.0).layer_cosine == 0
 
@@ -145,13 +145,13 @@ def captured(
 ) -> dict[str, tuple[Capture, Image.Image, np.ndarray]]:
     """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
     site = CaptureSite(Layer(1, "layer", "Layer"), "output", 0, "")
-    found = {}
+    captures = {}
     for key, picture in drawer.draw(DrawOptions(**options), site, tensor, hints).items():
         row = describe(picture, site.inside(key), tensor.shape, "output.png")
         file = io.BytesIO()
         encode(picture, file, "png", {})
-        found[key] = Capture(**asdict(row)), Image.open(file), picture.stats
-    return found
+        captures[key] = Capture(**asdict(row)), Image.open(file), picture.stats
+    return captures
 
 
 def pixels_of(picture: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
@@ -236,23 +236,23 @@ def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[
     ids, data, slack = from_picture(*pixels_of(picture), row, stats)
     kept = from_tensor(tensor.numpy(), row)
     assert ids == (row.channels or list(range(row.maps)))
-    held = row.slices[1] if row.slices else 1
-    exact = kept[ids].reshape(len(ids), held, -1)[:, row.beside].reshape(len(ids), -1)
+    slices = row.slices[1] if row.slices else 1
+    exact = kept[ids].reshape(len(ids), slices, -1)[:, row.beside].reshape(len(ids), -1)
     assert (abs(data - exact) <= slack[:, None]).all()
     spans = stats[ids, 1] - stats[ids, 0]
-    whole = {"normalize": 10} if options.get("normalize", "") == "range:-5,5" else {}
-    most = np.maximum(spans.max(), whole.get("normalize", 2 * abs(stats[:, :2]).max()))
-    assert (slack <= 0.51 * most / 253).all()
+    fixed_width = {"normalize": 10} if options.get("normalize", "") == "range:-5,5" else {}
+    scale_width = np.maximum(spans.max(), fixed_width.get("normalize", 2 * abs(stats[:, :2]).max()))
+    assert (slack <= 0.51 * scale_width / 253).all()
 
 
 def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
     """Each with the values, and half the levels, of its own channel."""
     noise = torch.randn(2, 1, 5, 6, 9, generator=torch.Generator().manual_seed(0))
     weights = torch.tensor([[10.0, 20, 30, 1, 1], [1, 40, 50, 60, 1]])[:, None, :, None, None]
-    sides = [captured(side, Hints(), max_maps=3, pick="top")[""] for side in noise * weights]
-    images = [SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in sides]
-    rows = tuple(row for row, _, _ in sides)
-    stats = tuple(own for _, _, own in sides)
+    captures = [captured(tensor, Hints(), max_maps=3, pick="top")[""] for tensor in noise * weights]
+    images = [SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in captures]
+    rows = tuple(row for row, _, _ in captures)
+    stats = tuple(channel_stats for _, _, channel_stats in captures)
     pair = TensorPair(rows[0].place, tuple(images), rows, stats)
     ids, before, after, slack = pair.pixels()
     assert ids == sorted({*rows[0].channels} & {*rows[1].channels})

@@ -54,10 +54,10 @@ def test_numbers_of_kept_tensors(featviz: CLI, run: Run) -> None:
             relative.append((abs(n - b) / size).max((1, 2)))
             flat = [torch.from_numpy(v).flatten(1) for v in (b, n)]
             cosine.append(nn.functional.cosine_similarity(*flat, dim=1).numpy())
-        found = layer_of(document, name)["channels"]
-        np.testing.assert_allclose(found["absolute"], np.max(absolute, 0), rtol=1e-12)
-        np.testing.assert_allclose(found["relative"], np.max(relative, 0), rtol=1e-6)
-        np.testing.assert_allclose(found["cosine"], np.min(cosine, 0), rtol=1e-12)
+        channels = layer_of(document, name)["channels"]
+        np.testing.assert_allclose(channels["absolute"], np.max(absolute, 0), rtol=1e-12)
+        np.testing.assert_allclose(channels["relative"], np.max(relative, 0), rtol=1e-6)
+        np.testing.assert_allclose(channels["cosine"], np.min(cosine, 0), rtol=1e-12)
 
 
 def test_tolerance_is_a_share_of_value_and_layer(featviz: CLI, run: Run) -> None:
@@ -90,9 +90,9 @@ def test_threads_and_libraries_make_no_difference(
     command += ["--size", "32", "--layers", "Conv2d", "--out"]
     for threads, onednn in ((1, True), (2, False)):
         out = tmp_path / f"{threads}-{onednn}"
-        said = tmp_path / f"{out.name}-said"
+        printed = tmp_path / f"{out.name}-said"
         how = (threads, onednn, *command, str(out))
-        assert forked.fork(said, run_with, *how, OMP_NUM_THREADS=threads).ended().code == 0
+        assert forked.fork(printed, run_with, *how, OMP_NUM_THREADS=threads).ended().code == 0
         runs.append(out)
     done = featviz("diff", *runs)
     assert (done.code, done.out[:5]) == (0, "equal")
@@ -139,8 +139,8 @@ def test_the_first_layer_is_the_first_that_ran(featviz: CLI, tmp_path: Path) -> 
 
     runs = [write_run(tmp_path / str(by), {"a.png": drawn(by)}) for by in (0.0, 0.5)]
     _, document = documented(featviz, *runs)
-    found = [(row["layer"], row["differing"] > 0) for row in document["layers"]]
-    assert found == [("conv1", False), ("conv2", True), ("block", True)]
+    layers = [(row["layer"], row["differing"] > 0) for row in document["layers"]]
+    assert layers == [("conv1", False), ("conv2", True), ("block", True)]
     assert document["first_divergence"]["layer"] == "conv2"
 
 

@@ -44,8 +44,8 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     for link in (link for link in links if not link.startswith("#")):
         path = unquote(link.partition("#")[0])
         assert (html.parent / path).is_file(), link
-    for words in (HOSTILE, "first at 2 (Conv2d)", f"image {LOST} (not there)", str(new)):
-        assert words in page.text
+    for text in (HOSTILE, "first at 2 (Conv2d)", f"image {LOST} (not there)", str(new)):
+        assert text in page.text
 
 
 def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run, tmp_path: Path) -> None:
@@ -71,21 +71,21 @@ def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
     pictures = drawn(tmp_path / "maps")
     assert list(pictures) == ["2 (Conv2d)", "3 (ReLU)", "4 (Conv2d)"]
-    limits = {one["limit"] for one in document["maps"]}
+    limits = {row["limit"] for row in document["maps"]}
     assert len(limits) == 1
     limit = limits.pop()
     worst = max(max(layer["channels"]["relative"]) for layer in document["layers"])
     assert limit == pytest.approx(worst)
     colors = colormaps["coolwarm"](np.linspace(0, 1, 254), bytes=True)[:, :3]
-    for one in document["maps"]:
-        file = f"{one['image']}/{int(one['label']) + 1:03d}_{one['label']}/output.npy"
+    for row in document["maps"]:
+        file = f"{row['image']}/{int(row['label']) + 1:03d}_{row['label']}/output.npy"
         b, n = (np.load(root / file)[0].astype(np.float64) for root in (base, new))
         signed = (n - b) / (np.maximum(abs(b), abs(n)) + max(abs(b).max(), abs(n).max()))
-        assert one["source"] == "kept tensors"
-        picture = pictures[f"{one['label']} ({'ReLU' if one['label'] == '3' else 'Conv2d'})"]
-        assert picture.text["Channels"] == ",".join(map(str, one["channels"]))  # type: ignore[attr-defined]
-        tile = tile_of(np.asarray(picture.convert("RGB")), one, signed.shape[1:])
-        levels = np.floor((signed[one["channels"][0]] / limit + 1) / 2 * 253 + 0.5).astype(int)
+        assert row["source"] == "kept tensors"
+        picture = pictures[f"{row['label']} ({'ReLU' if row['label'] == '3' else 'Conv2d'})"]
+        assert picture.text["Channels"] == ",".join(map(str, row["channels"]))  # type: ignore[attr-defined]
+        tile = tile_of(np.asarray(picture.convert("RGB")), row, signed.shape[1:])
+        levels = np.floor((signed[row["channels"][0]] / limit + 1) / 2 * 253 + 0.5).astype(int)
         np.testing.assert_array_equal(tile, colors[levels])
     assert document["maps"][0]["channels"] == [CHANGED]
 
@@ -120,8 +120,8 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     assert version == __version__
     assert written == document
     assert featviz("diff", base, base, "--html", html).code == 0
-    left = sorted(path.name for path in maps.iterdir())
-    assert left == sorted(["diff.json", "grids.js", *REPORT_ASSETS])
+    remaining = sorted(path.name for path in maps.iterdir())
+    assert remaining == sorted(["diff.json", "grids.js", *REPORT_ASSETS])
 
 
 def two_runs(tmp_path: Path) -> tuple[Path, Path]:

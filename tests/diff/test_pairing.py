@@ -29,8 +29,8 @@ def edited(path: Path, old: str, new: str) -> None:
 def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> None:
     """What only one side has is a difference, with its reason; --ignore-added excuses NEW's."""
     less = write_run(tmp_path / "less", {"a.png": [CONV]})
-    more = write_run(tmp_path / "more", {"a.png": [CONV, RELU], "b.png": [CONV]})
-    code, document = documented(featviz, less, more)
+    larger = write_run(tmp_path / "more", {"a.png": [CONV, RELU], "b.png": [CONV]})
+    code, document = documented(featviz, less, larger)
     added = document["only_in_new"]
     assert code == 4
     assert document["images"] == ["a.png"]
@@ -38,13 +38,13 @@ def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> No
     assert [(row["layer"], row["reason"]) for row in added["layers"]] == [("relu", "not there")]
     assert document["only_in_base"] == {"images": {}, "layers": []}
     junit = tmp_path / "d.xml"
-    assert featviz("diff", less, more, "--ignore-added", "--junit", junit).code == 0
+    assert featviz("diff", less, larger, "--ignore-added", "--junit", junit).code == 0
     assert 'failures="0"' in junit.read_text()
-    done = featviz("diff", more, less, "--ignore-added")
+    done = featviz("diff", larger, less, "--ignore-added")
     assert done.code == 4
     assert "only in BASE: image b.png (not there)" in done.out
     edited(less / "a.png" / "manifest.json", '"never_ran": []', '"never_ran": ["relu"]')
-    assert "layer relu output (never ran)" in featviz("diff", more, less).out
+    assert "layer relu output (never ran)" in featviz("diff", larger, less).out
 
 
 def test_a_failed_image_is_missing_with_its_reason(featviz: CLI, tmp_path: Path) -> None:
@@ -106,14 +106,14 @@ def test_another_image_or_input_is_refused(
 def test_runs_without_a_common_image_or_layer_are_refused(featviz: CLI, tmp_path: Path) -> None:
     """There is nothing to compare, which is not the same as equal."""
     runs = {"a": {"a.png": [CONV]}, "b": {"b.png": [CONV]}, "c": {"a.png": [RELU]}}
-    one, other, relus = (write_run(tmp_path / name, own) for name, own in runs.items())
-    for pair, words in (
-        ((one, other), "no image is in both runs: BASE has a.png, NEW has b.png"),
-        ((one, relus), "no layer is in both runs: BASE has conv, NEW has relu"),
+    base, renamed, relus = (write_run(tmp_path / name, images) for name, images in runs.items())
+    for pair, message in (
+        ((base, renamed), "no image is in both runs: BASE has a.png, NEW has b.png"),
+        ((base, relus), "no layer is in both runs: BASE has conv, NEW has relu"),
     ):
         done = featviz("diff", *pair)
         assert done.code == 1
-        assert words in done.err
+        assert message in done.err
 
 
 def test_incomplete_images_are_named(featviz: CLI, tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("file", "spoil", "words"), BROKEN)
+@pytest.mark.parametrize(("file", "spoil", "message"), BROKEN)
 def test_a_broken_image_is_left_out_and_the_others_are_compared(
-    featviz: CLI, tmp_path: Path, file: str, spoil: Callable[[Path], object], words: str
+    featviz: CLI, tmp_path: Path, file: str, spoil: Callable[[Path], object], message: str
 ) -> None:
     """With one line that says what is wrong with which file."""
     kept = replace(CHANGED, more={"tensor": TENSOR})
@@ -171,7 +171,7 @@ def test_a_broken_image_is_left_out_and_the_others_are_compared(
         summed_anew(new / "a.png")
     done = featviz("diff", base, new)
     assert done.code == 4
-    assert f"warning: NEW: a.png is incomplete (a.png/{file}{words}" in done.err
+    assert f"warning: NEW: a.png is incomplete (a.png/{file}{message}" in done.err
     assert "only in BASE: image a.png (incomplete)" in done.out
     assert " of 1 image compared" in done.out
     assert json.loads(featviz("diff", base, new, "--json").out)["layers"][0]["by"] == ["tensors"]

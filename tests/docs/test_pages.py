@@ -49,13 +49,13 @@ def follow(line: str, folder: Path, featviz: Run, monkeypatch: pytest.MonkeyPatc
     featviz between pipes runs in this process."""
     shutil.rmtree(folder / "featviz-out", ignore_errors=True)
     done = Outcome(0, "", "")
-    for part in re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1]).split(" | "):
-        if part.startswith("featviz "):
-            given = io.TextIOWrapper(io.BytesIO(done.out.encode()))
-            monkeypatch.setattr(sys, "stdin", given)
-            done = featviz(*small(shlex.split(part)[1:]))
+    for command in re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1]).split(" | "):
+        if command.startswith("featviz "):
+            piped = io.TextIOWrapper(io.BytesIO(done.out.encode()))
+            monkeypatch.setattr(sys, "stdin", piped)
+            done = featviz(*small(shlex.split(command)[1:]))
         else:
-            script = f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@"; }}\n{part}'
+            script = f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@"; }}\n{command}'
             variables = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
             ran = subprocess.run(
                 ["bash", "-euc", script],

@@ -38,10 +38,12 @@ def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     at = 8
     while at < len(data):
         (length,) = struct.unpack_from(">I", data, at)
-        kind = data[at + 4 : at + 8]
+        chunk_type = data[at + 4 : at + 8]
         content = data[at + 8 : at + 8 + length]
-        assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(kind + content),)
-        yield kind, content
+        assert struct.unpack_from(">I", data, at + 8 + length) == (
+            zlib.crc32(chunk_type + content),
+        )
+        yield chunk_type, content
         at += 12 + length
 
 

@@ -41,8 +41,8 @@ def drawn(folder: Path, *words: str | Path, **variables: str) -> tuple[int, int]
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    own, compiled = done.stderr.split("COMPILED")[1].split()
-    return int(own), int(compiled)
+    interpreted, compiled = done.stderr.split("COMPILED")[1].split()
+    return int(interpreted), int(compiled)
 
 
 @pytest.mark.slow
@@ -59,8 +59,8 @@ def test_bytes_do_not_depend_on_numbas_cache(tmp_path: Path) -> None:
     trees = []
     for variables in (kept, kept, lost):
         (tmp_path / "work").mkdir()
-        words = ("run", DIGITS_MODEL, IMAGE, "--out", "out")
-        counts.append(drawn(tmp_path / "work", *words, **variables))
+        command = ("run", DIGITS_MODEL, IMAGE, "--out", "out")
+        counts.append(drawn(tmp_path / "work", *command, **variables))
         trees.append(files(tmp_path / "work" / "out"))
         (tmp_path / "work").rename(tmp_path / f"work {len(trees)}")
     assert trees[0]

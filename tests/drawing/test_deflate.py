@@ -50,12 +50,12 @@ def test_what_is_deflated_is_read_back(
     assert zlib.decompress(deflated(data, cuts)) == data.tobytes()
 
 
-@pytest.mark.parametrize("many", [1, 2, 20, 45])
-def test_codes_are_never_longer_than_four_of_them_fit(many: int) -> None:
+@pytest.mark.parametrize("symbols", [1, 2, 20, 45])
+def test_codes_are_never_longer_than_four_of_them_fit(symbols: int) -> None:
     """Counts that grow as Fibonacci's numbers give the longest of Huffman's codes: they are cut to
     14 bits, and the bytes come back."""
     counts = [1, 1]
-    while len(counts) < many and sum(counts) < 2_000_000:
+    while len(counts) < symbols and sum(counts) < 2_000_000:
         counts.append(counts[-1] + counts[-2])
     data = np.repeat(np.arange(1, len(counts) + 1, dtype=np.uint8), counts)
     data = np.random.default_rng(0).permutation(data)

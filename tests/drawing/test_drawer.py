@@ -129,21 +129,23 @@ def test_collapse_pick_and_order_work_together() -> None:
     assert text["Maps"] == "3 of 8 (--max-maps, --collapse)"
     assert text["Channels"] == "1,3-4"
     assert text["Collapsed"] == "1: 1,5"
-    whole = describe(drawn(tensor, replace(PLAIN, collapse=0.99)), SITE, tensor.shape, "output.png")
-    assert whole.channels == [0, 1, 2, 3, 4]
-    assert whole.collapsed == {"0": [0, 6, 7], "1": [1, 5]}
-    assert caption(whole)["Maps"] == "5 of 8 (--collapse)"
+    all_maps = describe(
+        drawn(tensor, replace(PLAIN, collapse=0.99)), SITE, tensor.shape, "output.png"
+    )
+    assert all_maps.channels == [0, 1, 2, 3, 4]
+    assert all_maps.collapsed == {"0": [0, 6, 7], "1": [1, 5]}
+    assert caption(all_maps)["Maps"] == "5 of 8 (--collapse)"
 
 
 def test_shared_tile_is_marked_in_its_corner_alone() -> None:
     """`×3` changes the lower right of one tile; all other pixels stay."""
     tensor = noise(1, 4, 40, 40)
     tensor[0, 2], tensor[0, 3] = tensor[0, 0], tensor[0, 0]
-    found = tiles(drawn(tensor, replace(PLAIN, collapse=0.99)))
+    drawn_tiles = tiles(drawn(tensor, replace(PLAIN, collapse=0.99)))
     plain = tiles(drawn(tensor, PLAIN))
-    assert len(found) == 2
-    assert np.array_equal(found[1], plain[1])
-    different = (found[0] != plain[0]).any(-1)
+    assert len(drawn_tiles) == 2
+    assert np.array_equal(drawn_tiles[1], plain[1])
+    different = (drawn_tiles[0] != plain[0]).any(-1)
     assert different.any()
     assert not different[:-9].any()
     assert not different[:, :-13].any()

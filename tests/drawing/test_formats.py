@@ -35,11 +35,11 @@ def test_every_command_takes_every_format(
     file = out / "picture.png" / row["file"]
     with Image.open(file) as opened:
         assert (opened.format, opened.get_format_mimetype()) == (format.pillow, format.mime)
-        found = np.asarray(opened.convert("RGB")).astype(int)
+        pixels = np.asarray(opened.convert("RGB")).astype(int)
     with Image.open(png / "picture.png" / "001_0" / "output.png") as opened:
-        wanted = np.asarray(opened.convert("RGB")).astype(int)
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).mean() < (1e-9 if "lossless" in format.description else NEAR)
+        expected = np.asarray(opened.convert("RGB")).astype(int)
+    assert pixels.shape == expected.shape
+    assert np.abs(pixels - expected).mean() < (1e-9 if "lossless" in format.description else NEAR)
     before = file.read_bytes()
     assert featviz(*command, "--resume").code == 0
     assert file.read_bytes() == before

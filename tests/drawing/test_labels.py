@@ -44,17 +44,17 @@ def test_label_is_pillows_text_in_white_on_black(cmap: str) -> None:
     other pixels are those of the map."""
     tensor = noise(1, 12, 24, 30)
     plain = tiles(tensor, replace(PLAIN, cmap=cmap)).astype(int)
-    found = tiles(tensor, replace(LABELLED, cmap=cmap)).astype(int)
-    for channel, (tile, before) in enumerate(zip(found, plain, strict=True)):
+    drawn_tiles = tiles(tensor, replace(LABELLED, cmap=cmap)).astype(int)
+    for channel, (tile, before) in enumerate(zip(drawn_tiles, plain, strict=True)):
         height, width = grid.glyphs(str(channel)).shape
         assert (height, width) == (9, 6 * len(str(channel)) + 1)
         box = tile[:height, :width]
         assert set(np.unique(box)) == {0, 255}
         ink = box[..., 0] == 255
-        wanted = pillows(str(channel))
+        label = pillows(str(channel))
         where = np.argwhere(ink).min(0)
-        inside = ink[where[0] : where[0] + wanted.shape[0], where[1] : where[1] + wanted.shape[1]]
-        assert np.array_equal(inside, wanted)
+        inside = ink[where[0] : where[0] + label.shape[0], where[1] : where[1] + label.shape[1]]
+        assert np.array_equal(inside, label)
         assert inside.sum() == ink.sum()
         assert where.min() >= 1
         rest = np.ones(tile.shape[:2], bool)
@@ -87,14 +87,14 @@ def test_two_texts_never_cover_each_other() -> None:
     """In a tile too small for the channel and `×N`, the channel stays."""
     tensor = noise(1, 3, 9, 14)
     tensor[0, 1] = tensor[0, 0]
-    found = tiles(tensor, replace(LABELLED, collapse=0.9))
+    drawn_tiles = tiles(tensor, replace(LABELLED, collapse=0.9))
     alone = tiles(tensor[:, [0, 2]], LABELLED)
-    assert np.array_equal(found[0], alone[0])
+    assert np.array_equal(drawn_tiles[0], alone[0])
     wide = noise(1, 2, 9, 30)
     wide[0, 1] = wide[0, 0]
-    both = tiles(wide, replace(LABELLED, collapse=0.9))[0]
-    assert set(np.unique(both[:, :7])) == {0, 255}
-    assert set(np.unique(both[:, -13:])) == {0, 255}
+    labelled = tiles(wide, replace(LABELLED, collapse=0.9))[0]
+    assert set(np.unique(labelled[:, :7])) == {0, 255}
+    assert set(np.unique(labelled[:, -13:])) == {0, 255}
 
 
 @pytest.mark.parametrize("size", [(28, 28), (7, 7), (56, 40)])
@@ -104,8 +104,8 @@ def test_zero_constant_dark_and_nonfinite_maps_differ(size: tuple[int, int], cma
     maps = noise(6, *size).abs()
     maps[0], maps[1], maps[2], maps[3], maps[4] = 0, 7.0, -3.0, 0, INFINITE
     maps[3, 2, 1] = 1.0
-    found = tiles(maps[None], replace(PLAIN, cmap=cmap))
-    zero, seven, minus, dark, magenta = (tile.astype(int) for tile in found[:5])
+    drawn_tiles = tiles(maps[None], replace(PLAIN, cmap=cmap))
+    zero, seven, minus, dark, magenta = (tile.astype(int) for tile in drawn_tiles[:5])
     assert (magenta == (255, 0, 255)).all()
     levels = colormaps[cmap](np.linspace(0, 1, 254), bytes=True)[:, :3] if cmap != "grey" else None
     lowest = levels[0] if levels is not None else np.zeros(3)

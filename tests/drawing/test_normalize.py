@@ -103,12 +103,12 @@ def test_one_large_value_does_not_whiten_the_others() -> None:
     maps[1, 1, 1], maps[2, 3, 3] = 1e6, -1e6
     values = maps[maps != 0].abs().numpy()
     limit = np.percentile(values, 99)
-    found = drawn("symmetric-percentile:99", maps)
-    wanted = ((np.clip(maps.numpy(), -limit, limit) / limit + 1) / 2 * 255).astype(np.float64)
-    assert np.abs(found - wanted).max() <= 1
-    assert found[1, 1, 1] == 255
-    assert found[2, 3, 3] == 0
-    assert set(found[:, ::2].flat) <= {127, 128}
+    levels = drawn("symmetric-percentile:99", maps)
+    expected = ((np.clip(maps.numpy(), -limit, limit) / limit + 1) / 2 * 255).astype(np.float64)
+    assert np.abs(levels - expected).max() <= 1
+    assert levels[1, 1, 1] == 255
+    assert levels[2, 3, 3] == 0
+    assert set(levels[:, ::2].flat) <= {127, 128}
     assert set(drawn("symmetric-percentile:99", torch.zeros(2, 3, 3)).flat) <= {127, 128}
 
 
@@ -120,9 +120,9 @@ def test_percentile_scale_is_numpys(numbers: tuple[float, float]) -> None:
     finite = maps.numpy()[np.isfinite(maps.numpy())]
     bottom, top = np.percentile(finite, numbers)
     rows = values.statistics(maps)[0]
-    found = values.limits(("percentile", numbers), maps, rows[:, 0], rows[:, 1])
-    assert found.shared == pytest.approx((bottom, top), rel=1e-6)
-    tiles = values.to_levels(maps, found, 254, 255)
+    limits = values.limits(("percentile", numbers), maps, rows[:, 0], rows[:, 1])
+    assert limits.shared == pytest.approx((bottom, top), rel=1e-6)
+    tiles = values.to_levels(maps, limits, 254, 255)
     assert (tiles[maps.numpy() <= bottom - 1e-4] == 0).all()
     assert (tiles[maps.numpy() >= top + 1e-4] == 253).all()
 
@@ -163,10 +163,10 @@ def test_maps_of_tiny_ranges_are_drawn_like_others(exponent: int, mode: str) -> 
     assert float(tiny[tiny > 0].min()) >= 2.0**-128
     assert np.array_equal(drawn(mode, tiny), drawn(mode, maps))
     tiny[1, 3, 3] = NAN
-    found = drawn(mode, tiny, 254, nonfinite=255)
-    assert found[0].max() == 253
-    assert found[1, 3, 3] == 255
-    assert found[1].max() < 254 + 2
+    levels = drawn(mode, tiny, 254, nonfinite=255)
+    assert levels[0].max() == 253
+    assert levels[1, 3, 3] == 255
+    assert levels[1].max() < 254 + 2
 
 
 def test_one_number_maps_share_the_layers_scale() -> None:
@@ -188,11 +188,11 @@ def test_nonfinite_values_change_nothing_for_the_others(text: str) -> None:
     clean = drawn(text, maps, 254)
     for spot, value in zip(spots, (NAN, INF, -INF), strict=True):
         maps[spot] = value
-    found = drawn(text, maps, 254, nonfinite=255)
+    levels = drawn(text, maps, 254, nonfinite=255)
     holes = ~np.isfinite(maps.numpy())
     assert holes.sum() == 3
-    assert (found[holes] == 255).all()
-    assert np.array_equal(found[~holes], clean[~holes])
+    assert (levels[holes] == 255).all()
+    assert np.array_equal(levels[~holes], clean[~holes])
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,13 @@ def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
     assert normalize.parse_scale(text)[0] == name
     maps = random_maps(6, 4, 5, 5)
     rows = values.statistics(maps)[0]
-    found = values.limits(normalize.parse_scale(text), maps, rows[:, 0], rows[:, 1])
-    assert (found.shared is not None) == mode.shared
-    assert found.mode == name
+    limits = values.limits(normalize.parse_scale(text), maps, rows[:, 0], rows[:, 1])
+    assert (limits.shared is not None) == mode.shared
+    assert limits.mode == name
     with pytest.raises(UsageError) as caught:
         normalize.parse_scale("?")
     assert mode.spelling in str(caught.value.hint)
     option = next(p for p in run.params if p.name == "normalize")
     assert f"{mode.spelling}: {mode.words}" in option.help
     assert mode.legend
-    assert all(0 <= level <= 255 and words for level, words in mode.legend)
+    assert all(0 <= level <= 255 and meaning for level, meaning in mode.legend)

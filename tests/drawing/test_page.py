@@ -45,8 +45,8 @@ def test_panels_show_the_values(normalize: str) -> None:
         assert panel.limits is not None
         low, high = panel.limits
         share = (tensor[0, channel].numpy() - low) / (high - low) if high > low else 0.5
-        wanted = colormaps["viridis"](np.broadcast_to(share, (6, 5)), bytes=True)[..., :3]
-        assert np.abs(panel.pixels.astype(int) - wanted).max() <= 4
+        expected = colormaps["viridis"](np.broadcast_to(share, (6, 5)), bytes=True)[..., :3]
+        assert np.abs(panel.pixels.astype(int) - expected).max() <= 4
     titles = [panel.title for panel in panels[:5]]
     assert titles[2:] == ["channel 2", "channel 3 (all zero)", "channel 4 (constant)"]
     assert len({panel.limits for panel in panels}) == (1 if normalize != "map" else 16)
@@ -65,8 +65,8 @@ def test_panels_name_channels_and_hide_nothing() -> None:
     assert holes[1, 1]
     assert holes.sum() == 1
     (panel,) = panels_of(drawn(torch.arange(10.0)[None]))
-    wanted = colormaps["viridis"](np.arange(10) / 9, bytes=True)[None, :, :3]
-    assert np.abs(panel.pixels.astype(int) - wanted).max() <= 4
+    expected = colormaps["viridis"](np.arange(10) / 9, bytes=True)[None, :, :3]
+    assert np.abs(panel.pixels.astype(int) - expected).max() <= 4
 
 
 def written(panels: Sequence[sheet.Tile], title: str = "t", shown: np.ndarray = SHOWN) -> bytes:
@@ -120,10 +120,10 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
     pixels = np.asarray(Image.open(io.BytesIO(written(panels))))
     for number, panel in enumerate(panels):
         cell = page.figure_size(4).grid.cell(number)
-        left = round(100 * cell.left)
+        left_edge = round(100 * cell.left)
         top = round(100 * cell.top)
-        found = pixels[top : top + 170, left + 35 : left + 135][5::10, 5::10]
-        assert np.array_equal(found, panel.pixels)
+        shown = pixels[top : top + 170, left_edge + 35 : left_edge + 135][5::10, 5::10]
+        assert np.array_equal(shown, panel.pixels)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-3.3, 2.6), (999.97, 1000.03), (-4e-4, 3e-4)])
@@ -135,15 +135,15 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
     bar = paper.colorbar(image, cax=axes)
     axes.tick_params(labelsize=6)
     FigureCanvasAgg(paper).draw()  # type: ignore[no-untyped-call]
-    wanted = [
+    expected = [
         (value, label.get_text())
         for value, label in zip(bar.get_ticks(), axes.get_yticklabels(), strict=True)
         if low <= value <= high
     ]
-    found = page.ticks(low, high)
-    assert found.numbers == [number for _, number in wanted]
-    assert found.values == pytest.approx([value for value, _ in wanted])
-    assert found.factor == axes.yaxis.get_offset_text().get_text()
+    ticks = page.ticks(low, high)
+    assert ticks.numbers == [number for _, number in expected]
+    assert ticks.values == pytest.approx([value for value, _ in expected])
+    assert ticks.factor == axes.yaxis.get_offset_text().get_text()
 
 
 @pytest.mark.filterwarnings("error")
@@ -164,11 +164,11 @@ def test_run_writes_a_figure_beside_each_picture(
     assert featviz(*base, "--out", tmp_path / "plain").code == 0
     assert featviz(*base, "--out", tmp_path / "figure", "--figure").code == 0
     plain = files(tmp_path / "plain")
-    found = files(tmp_path / "figure")
-    extra = {name for name in found if name not in plain}
+    written = files(tmp_path / "figure")
+    extra = {name for name in written if name not in plain}
     assert extra == {f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")}
     grid = "picture.png/001_0/output.png"
-    assert found[grid] == plain[grid]
+    assert written[grid] == plain[grid]
     row = captured(tmp_path / "figure", "picture.png", "0")
     assert row["figure"] == "001_0/output.figure.png"
     text = Image.open(tmp_path / "figure" / "picture.png" / row["figure"]).info
@@ -178,14 +178,16 @@ def test_run_writes_a_figure_beside_each_picture(
 def test_a_fine_overlay_is_reduced_smoothly() -> None:
     """Of a chessboard of single pixels that does not fit its panel, grey is left; colours that are
     enlarged stay squares."""
-    for side, levels in ((1360, range(110, 146)), (17, (0, 255))):
-        y, x = np.mgrid[:side, :side]
+    for size, levels in ((1360, range(110, 146)), (17, (0, 255))):
+        y, x = np.mgrid[:size, :size]
         board = np.repeat(((y + x) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
         file = io.BytesIO(written([sheet.Tile("", board, (0, 1))], "", board))
         cell = page.figure_size(1).grid.cell(0)
-        left = round(100 * cell.left)
+        left_edge = round(100 * cell.left)
         top = round(100 * cell.top)
-        inside = np.asarray(Image.open(file))[top + 20 : top + 300, left + 20 : left + 300]
+        inside = np.asarray(Image.open(file))[
+            top + 20 : top + 300, left_edge + 20 : left_edge + 300
+        ]
         assert np.isin(inside, list(levels)).all()
 
 
@@ -206,8 +208,8 @@ def quarters() -> Bytes:
 
 def look(*tiles: Bytes, **fields: Any) -> Bytes:
     """A page with one row of tiles."""
-    maps = [sheet.Tile(str(place), pixels, note="0 … 1") for place, pixels in enumerate(tiles)]
-    known = {
+    maps = [sheet.Tile(str(number), pixels, note="0 … 1") for number, pixels in enumerate(tiles)]
+    texts = {
         "title": "net",
         "subtitle": "a.png",
         "pictures": [sheet.Tile("input", solid(4, 4, (128, 128, 128)))],
@@ -217,7 +219,7 @@ def look(*tiles: Bytes, **fields: Any) -> Bytes:
         "key": "",
         "cmap": "grey",
     }
-    return page.draw_page(page.Page(**{**known, **fields}))
+    return page.draw_page(page.Page(**{**texts, **fields}))
 
 
 def box(drawn: Bytes, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:

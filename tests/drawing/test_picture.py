@@ -84,11 +84,11 @@ def test_picture_equals_make_grid_and_save_image(
     """With scale 1 and grey the decoded PNG is torchvision's, within one grey level."""
     tensor = torch.randn(1, count, height, width, generator=torch.Generator().manual_seed(seed))
     options = replace(PLAIN, nrow=nrow, padding=padding, pad_value=pad_value)
-    found = written(tensor, options)
+    picture = written(tensor, options)
     expected = torchvision_picture(tensor, nrow, padding, pad_value)
-    assert found.mode == "L"
-    assert found.size == expected.shape[::-1]
-    assert np.abs(np.asarray(found).astype(int) - expected).max() <= 1
+    assert picture.mode == "L"
+    assert picture.size == expected.shape[::-1]
+    assert np.abs(np.asarray(picture).astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -140,21 +140,23 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
             if written and number in marks:
                 grown[shapes[marks[number] - 1]] = 128 + tile[0, 0, 0]
             top = padding + number // 3 * high
-            left = padding + number % 3 * wide
-            expected[top : top + plan.tile[0], left : left + plan.tile[1]] = grown
+            left_edge = padding + number % 3 * wide
+            expected[top : top + plan.tile[0], left_edge : left_edge + plan.tile[1]] = grown
         file = io.BytesIO()
-        held = tiles if colours == 3 else tiles[..., 0]
-        strips = grid.strips(plan, held, colors, written)
+        shown = tiles if colours == 3 else tiles[..., 0]
+        strips = grid.strips(plan, shown, colors, written)
         write_png(file, (plan.height, plan.width), strips)
-        found = np.asarray(Image.open(file)).reshape(expected.shape)
-        assert np.array_equal(found, expected)
+        picture = np.asarray(Image.open(file)).reshape(expected.shape)
+        assert np.array_equal(picture, expected)
         if written is None:
-            data = b"".join(part for kind, part in chunks(file.getvalue()) if kind == b"IDAT")
+            data = b"".join(
+                chunk for chunk_type, chunk in chunks(file.getvalue()) if chunk_type == b"IDAT"
+            )
             lines = np.frombuffer(zlib.decompress(data), np.uint8).reshape(plan.height, -1)
             filters = lines[:, 0]
             first = padding + np.arange(5) * factor
             repeated = [filters[first + again] for again in range(1, factor)]
-            assert all((some == 2).all() for some in repeated)
+            assert all((repetition == 2).all() for repetition in repeated)
 
 
 def test_vector_is_one_strip_without_padding() -> None:
@@ -170,7 +172,7 @@ def test_vector_is_one_strip_without_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "padding", "grey"),
+    ("options", "padding", "grey"),
     [
         ({}, 2, PAD_GREY),
         ({"padding": 2}, 2, 0.0),
@@ -180,19 +182,19 @@ def test_vector_is_one_strip_without_padding() -> None:
 )
 @pytest.mark.parametrize("cmap", ["grey", "viridis"])
 def test_gaps_are_make_grids_where_padding_is_given(
-    told: dict[str, Any], padding: int, grey: float, cmap: str
+    options: dict[str, Any], padding: int, grey: float, cmap: str
 ) -> None:
     """Padding and pad_value mean what they mean in make_grid as soon as one is given; with neither,
     gaps and unused cells are a grey that neither a dark nor a constant map has."""
     tensor = torch.rand(1, 5, 9, 7, generator=torch.Generator().manual_seed(0))
-    picture = written(tensor, DrawOptions(scale=1, nrow=3, cmap=cmap, **told))
-    found = np.asarray(picture.convert("RGB")).astype(int)
+    picture = written(tensor, DrawOptions(scale=1, nrow=3, cmap=cmap, **options))
+    pixels = np.asarray(picture.convert("RGB")).astype(int)
     maps = torch.zeros(5, 1, 9, 7)
-    wanted = make_grid(maps, nrow=3, padding=padding, pad_value=grey).permute(1, 2, 0)
+    expected = make_grid(maps, nrow=3, padding=padding, pad_value=grey).permute(1, 2, 0)
     inside = make_grid(torch.ones(5, 1, 9, 7), nrow=3, padding=padding)[0] > 0
-    assert found.shape == wanted.shape
+    assert pixels.shape == expected.shape
     gaps = ~inside.numpy()
-    assert np.array_equal(found[gaps], (wanted.numpy() * 255 + 0.5).astype(int)[gaps])
+    assert np.array_equal(pixels[gaps], (expected.numpy() * 255 + 0.5).astype(int)[gaps])
 
 
 @pytest.mark.parametrize(

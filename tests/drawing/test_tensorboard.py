@@ -99,11 +99,11 @@ def pictures(tmp_path: Path) -> Path:
 def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
     """What the layers give, by plain hooks."""
     pixels = np.asarray(Image.open(path)).astype(np.float32) / 255
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
 
     def hook(name: str) -> Any:
         def keep(module: Any, args: Any, output: Tensor) -> None:
-            found[f"{name}.call1" if name in found else name] = output.clone()
+            tensors[f"{name}.call1" if name in tensors else name] = output.clone()
 
         return keep
 
@@ -112,7 +112,7 @@ def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
         net(torch.from_numpy(pixels).permute(2, 0, 1)[None])
     for handle in handles:
         handle.remove()
-    return found
+    return tensors
 
 
 def torchvisions(output: Tensor) -> np.ndarray:
@@ -136,9 +136,9 @@ def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ra
         for layer, output in outputs(net, pictures / name).items():
             shown = events.images(f"output/{layer}")
             assert sorted(shown) == [0, 1, 2]
-            wanted = torchvisions(output)
-            assert shown[step].shape == wanted.shape
-            different = np.abs(shown[step] - wanted).max(-1) > 1
+            expected = torchvisions(output)
+            assert shown[step].shape == expected.shape
+            different = np.abs(shown[step] - expected).max(-1) > 1
             for channel in np.flatnonzero((output[0] == 0).flatten(1).all(1)):
                 y, x = divmod(int(channel), isqrt(output.shape[1]))
                 cross = different[2 + 16 * y :, 2 + 20 * x :][:14, :18]
@@ -157,14 +157,14 @@ def test_training_steps_make_lines_of_each_image(
 ) -> None:
     """A Watcher's steps: each image has its own tags, with its share of zeros and its channels that
     are nowhere above zero at each step."""
-    wanted: list[dict[str, dict[str, Tensor]]] = []
+    expected: list[dict[str, dict[str, Tensor]]] = []
     board = tmp_path / "tb"
     options = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "size": (16, 20)}
     with fv.Watcher(
         net, pictures, "conv,relu", 1, tmp_path / "out", tensorboard=board, **options
     ) as watcher:
         for _ in range(2):
-            wanted.append({name: outputs(net, pictures / name) for name in NAMES})
+            expected.append({name: outputs(net, pictures / name) for name in NAMES})
             with torch.no_grad():
                 net.conv.bias += 0.1
             watcher.step()
@@ -174,7 +174,7 @@ def test_training_steps_make_lines_of_each_image(
         inactive = events.scalars(f"inactive_channels/{layer}/{name}")
         assert sorted(zeros) == [0, 1, 2] == sorted(events.images(f"output/{layer}/{name}"))
         for step in (0, 1):
-            output = wanted[step][name][layer]
+            output = expected[step][name][layer]
             assert zeros[step] == pytest.approx(float((output == 0).float().mean()), rel=1e-5)
             assert inactive[step] == int((output[0].flatten(1).amax(1) <= 0).sum())
 
@@ -216,8 +216,8 @@ def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
     """`featviz kernels --tensorboard`: the file's picture, and a histogram of the weights."""
     model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.Conv2d(6, 4, 3))
     torch.save(model, tmp_path / "net.pth")
-    words = ("kernels", tmp_path / "net.pth", "--out", tmp_path / "out")
-    assert featviz(*words, "--tensorboard", tmp_path / "tb").code == 0
+    command = ("kernels", tmp_path / "net.pth", "--out", tmp_path / "out")
+    assert featviz(*command, "--tensorboard", tmp_path / "tb").code == 0
     events = Events(tmp_path / "tb" / "out")
     assert events.tags("images") == {"kernel/0", "kernel/2"}
     assert not events.tags("scalars")
@@ -243,15 +243,15 @@ def test_histograms_are_numpys(values: Tensor) -> None:
     """numpy's counts of the finite values but for those on an edge, and sums in float64."""
     wide = values.double().numpy()
     wide = wide[np.isfinite(wide)]
-    found = tensorboard.histogram(values)
-    assert found is not None
-    assert found["num"] == sum(found["bucket"]) == len(wide)
-    assert (found["min"], found["max"]) == (wide.min(), wide.max())
-    assert found["sum"] == pytest.approx(wide.sum(), rel=1e-9, abs=1e-9)
-    assert found["sum_squares"] == pytest.approx(np.square(wide).sum(), rel=1e-9)
-    limits = found["bucket_limit"]
+    histogram = tensorboard.histogram(values)
+    assert histogram is not None
+    assert histogram["num"] == sum(histogram["bucket"]) == len(wide)
+    assert (histogram["min"], histogram["max"]) == (wide.min(), wide.max())
+    assert histogram["sum"] == pytest.approx(wide.sum(), rel=1e-9, abs=1e-9)
+    assert histogram["sum_squares"] == pytest.approx(np.square(wide).sum(), rel=1e-9)
+    limits = histogram["bucket_limit"]
     counts = np.histogram(wide, [2 * limits[0] - limits[1], *limits])[0]
-    assert np.abs(np.array(found["bucket"]) - counts).sum() <= 4
+    assert np.abs(np.array(histogram["bucket"]) - counts).sum() <= 4
     assert tensorboard.histogram(torch.full((3,), float("nan"))) is None
 
 

@@ -132,14 +132,14 @@ def test_overall_joins_the_rows(name: str) -> None:
     """The statistics of all rows together are those of all finite values, from float64 numbers."""
     rows = MAPS[name]
     stats = values.statistics(rows)[0]
-    found = values.overall(stats, rows.shape[1])
+    total = values.overall(stats, rows.shape[1])
     finite = rows[np.isfinite(rows)].astype(np.float64)
-    assert found.pop("zero_fraction") == pytest.approx((rows == 0).mean(), rel=1e-6)
-    assert found.pop("nonfinite") == rows.size - finite.size
+    assert total.pop("zero_fraction") == pytest.approx((rows == 0).mean(), rel=1e-6)
+    assert total.pop("nonfinite") == rows.size - finite.size
     if not finite.size:
-        assert found == dict.fromkeys(("min", "max", "mean", "std"))
+        assert total == dict.fromkeys(("min", "max", "mean", "std"))
         return
     margin = 1e-6 * float(abs(finite).max()) + 1e-44
-    assert (found["min"], found["max"]) == (finite.min(), finite.max())
-    assert found["mean"] == pytest.approx(finite.mean(), rel=1e-5, abs=margin)
-    assert found["std"] == pytest.approx(finite.std(), rel=1e-4, abs=margin)
+    assert (total["min"], total["max"]) == (finite.min(), finite.max())
+    assert total["mean"] == pytest.approx(finite.mean(), rel=1e-5, abs=margin)
+    assert total["std"] == pytest.approx(finite.std(), rel=1e-4, abs=margin)

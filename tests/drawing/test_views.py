@@ -59,8 +59,8 @@ def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) ->
     """Alpha 0 is the input and alpha 1 the map, exactly; between them it is their mixture."""
     tensor = noise(*shape)
     image = photo(48, 36)
-    ground = np.asarray(image).astype(int)
-    found = {
+    background = np.asarray(image).astype(int)
+    drawn_tiles = {
         alpha: tiles(
             fv.grid(tensor, overlay=alpha, image=image, cmap=cmap, scale=1, nrow=2), (48, 36)
         )
@@ -68,11 +68,11 @@ def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) ->
     }
     for channel in range(shape[1]):
         over = coloured(tensor[0, channel].numpy(), (48, 36), cmap)
-        assert np.array_equal(found[0.0][channel], ground)
-        assert np.abs(found[1.0][channel] - over).max() <= 6  # a level of a map of 254
-        assert (found[1.0][channel] == over).mean() > 0.95
-        mixed = np.floor(0.7 * ground + 0.3 * found[1.0][channel] + 0.5)
-        assert np.array_equal(found[0.3][channel], mixed)
+        assert np.array_equal(drawn_tiles[0.0][channel], background)
+        assert np.abs(drawn_tiles[1.0][channel] - over).max() <= 6  # a level of a map of 254
+        assert (drawn_tiles[1.0][channel] == over).mean() > 0.95
+        mixed = np.floor(0.7 * background + 0.3 * drawn_tiles[1.0][channel] + 0.5)
+        assert np.array_equal(drawn_tiles[0.3][channel], mixed)
 
 
 def test_overlay_mixes_colours_of_all_channels_by_alpha() -> None:
@@ -101,8 +101,8 @@ def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
     """At alpha 0 the tiles of a clip are the frames in the middle of each time step."""
     frames = [photo(16, 16, seed) for seed in range(8)]
     (tmp_path / "clip").mkdir()
-    for place, frame in enumerate(frames):
-        frame.save(tmp_path / "clip" / f"{place}.png")
+    for number, frame in enumerate(frames):
+        frame.save(tmp_path / "clip" / f"{number}.png")
     model = nn.Sequential(nn.Conv3d(3, 2, 1), nn.AvgPool3d((4, 2, 2)))
     fv.run(
         model,
@@ -119,23 +119,23 @@ def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
     for layer, shown in (("0", list(range(8))), ("1", [2, 6])):
         row = captured(tmp_path / "out", "clip", layer)
         picture = Image.open(tmp_path / "out" / "clip" / row["file"])
-        found = tiles(picture, (16, 16))[: 2 * len(shown)]
-        for tile, frame in zip(found, shown * 2, strict=True):
+        drawn_tiles = tiles(picture, (16, 16))[: 2 * len(shown)]
+        for tile, frame in zip(drawn_tiles, shown * 2, strict=True):
             assert np.array_equal(tile, np.asarray(frames[frame]))
 
 
 def test_overlay_leaves_out_what_pads_the_image() -> None:
     """Of a letterboxed picture the window is drawn; the map covers all of it."""
-    ground = np.asarray(photo(24, 20))
+    background = np.asarray(photo(24, 20))
     options = DrawOptions(overlay=0.0, scale=1)
-    drawn = (noise(1, 2, 6, 5), Hints(), [ground])
+    drawn = (noise(1, 2, 6, 5), Hints(), [background])
     picture = drawer.draw(options, SITE, *drawn, (4, 3, 12, 9))[""]
-    assert np.array_equal(picture.tiles[0:2], np.stack([ground[4:16, 3:12]] * 2))
+    assert np.array_equal(picture.tiles[0:2], np.stack([background[4:16, 3:12]] * 2))
     over = replace(options, overlay=1.0)
-    whole, part = (
+    uncropped, cropped = (
         drawer.draw(over, SITE, *drawn, window)[""].tiles[0:2] for window in (None, (4, 3, 12, 9))
     )
-    assert np.array_equal(part, whole[:, 4:16, 3:12])
+    assert np.array_equal(cropped, uncropped[:, 4:16, 3:12])
 
 
 def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
@@ -168,9 +168,9 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     """One tile of all channels, scaled by its own range; the statistics stay the channels'."""
     tensor = noise(1, 7, 9, 11)
     values = oracle(tensor[0].numpy())
-    found = np.asarray(fv.grid(tensor, reduce=name, scale=1)).astype(int)
+    reduced = np.asarray(fv.grid(tensor, reduce=name, scale=1)).astype(int)
     span = values.max() - values.min()
-    assert np.abs(found - 255 * (values - values.min()) / span).max() <= 1
+    assert np.abs(reduced - 255 * (values - values.min()) / span).max() <= 1
     picture = drawer.draw(DrawOptions(reduce=name), SITE, tensor, Hints())[""]
     row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.reduce == name
@@ -203,20 +203,20 @@ def by_svd(values: np.ndarray) -> np.ndarray:
     return (vt * sign[:, None])[:3] * np.sqrt(values.shape[1])
 
 
-@pytest.mark.parametrize(("channels", "side"), [(6, 20), (40, 5), (3, 8), (300, 4)])
-def test_pca_is_numpys_svd(channels: int, side: int) -> None:
+@pytest.mark.parametrize(("channels", "size"), [(6, 20), (40, 5), (3, 8), (300, 4)])
+def test_pca_is_numpys_svd(channels: int, size: int) -> None:
     """Three components as red, green, blue: 2.5 standard deviations to either side of mid-grey,
     whether there are more channels or more pixels."""
     mixing = noise(channels, channels, seed=1) * torch.linspace(3, 0.2, channels)
-    values = (mixing @ noise(channels, side * side, seed=2)).double().numpy() + 5
+    values = (mixing @ noise(channels, size * size, seed=2)).double().numpy() + 5
     scores = by_svd(values)
     exact = drawer.principal_components(torch.from_numpy(values)).numpy()
     assert np.abs(exact - scores).max() < 1e-5
-    tensor = torch.from_numpy(values).float().reshape(1, channels, side, side)
-    found = np.asarray(fv.grid(tensor, reduce="pca", scale=1)).astype(float)
-    wanted = np.clip((scores + 2.5) / 5 * 255, 0, 255).reshape(3, side, side)
-    assert np.abs(found - wanted.transpose(1, 2, 0)).max() <= 1
-    assert (np.abs(found - wanted.transpose(1, 2, 0)) <= 0.51).mean() > 0.98
+    tensor = torch.from_numpy(values).float().reshape(1, channels, size, size)
+    reduced = np.asarray(fv.grid(tensor, reduce="pca", scale=1)).astype(float)
+    expected = np.clip((scores + 2.5) / 5 * 255, 0, 255).reshape(3, size, size)
+    assert np.abs(reduced - expected.transpose(1, 2, 0)).max() <= 1
+    assert (np.abs(reduced - expected.transpose(1, 2, 0)) <= 0.51).mean() > 0.98
 
 
 def test_pca_of_little_variation() -> None:
@@ -235,8 +235,8 @@ def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: 
     site = CaptureSite(SITE.layer, "grad", 0, "")
     tensor = torch.zeros(1, 1, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 0, 3, 3] = 1.0, -1.0
-    ground = [np.zeros((4, 4, 3), np.uint8)]
-    found = np.asarray(to_image(drawer.draw(options, site, tensor, Hints(), ground)[""]))
+    background = [np.zeros((4, 4, 3), np.uint8)]
+    pixels = np.asarray(to_image(drawer.draw(options, site, tensor, Hints(), background)[""]))
     ends = [colormaps["coolwarm"](x, bytes=True)[:3] for x in (1.0, 0.0, 0.5)]
-    for pixel, colour in zip((found[0, 0], found[3, 3], found[1, 2]), ends, strict=True):
+    for pixel, colour in zip((pixels[0, 0], pixels[3, 3], pixels[1, 2]), ends, strict=True):
         assert np.abs(pixel.astype(int) - colour).max() <= 2

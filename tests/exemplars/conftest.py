@@ -54,8 +54,8 @@ def whole_numbers() -> nn.Module:
         x = self.pool(self.relu(self.conv1(x)))
         return self.head(self.relu(self.conv2(x)).amax((2, 3)))
 
-    parts = {"conv1": convs[0], "conv2": convs[1], "relu": nn.ReLU(inplace=True)}
-    return Net(way, **parts, pool=nn.MaxPool2d(2), head=head).eval()
+    modules = {"conv1": convs[0], "conv2": convs[1], "relu": nn.ReLU(inplace=True)}
+    return Net(way, **modules, pool=nn.MaxPool2d(2), head=head).eval()
 
 
 @pytest.fixture

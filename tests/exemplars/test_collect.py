@@ -137,13 +137,13 @@ def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 32) -> Boxe
     weights = torch.arange(1.0, output.shape[1] + 1)[:, None, None]
     summed = (output * weights).sum((0, 1))
     boxes: Boxes = {}
-    for place in np.ndindex(*summed.shape):
-        (gradient,) = torch.autograd.grad(summed[place], image, retain_graph=True)
+    for position in np.ndindex(*summed.shape):
+        (gradient,) = torch.autograd.grad(summed[position], image, retain_graph=True)
         ys, xs = torch.nonzero((gradient != 0).any(0).any(0), as_tuple=True)
-        boxes[place] = None
+        boxes[position] = None
         if len(ys):
             ends = (int(xs.max()) + 1, int(ys.max()) + 1)
-            boxes[place] = (int(xs.min()), int(ys.min()), *ends)
+            boxes[position] = (int(xs.min()), int(ys.min()), *ends)
     return boxes
 
 

@@ -85,26 +85,28 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     assert "2×2" in done.out
     assert "computed" in done.out
     with Image.open(out / "001_0" / "output" / "c00000.png") as picture:
-        left, top, width, height = pictures.tile_grid(1).cell(0)
-        tile = np.asarray(picture.crop((left, top, left + width, top + height)).convert("RGB"))
+        left_edge, top, width, height = pictures.tile_grid(1).cell(0)
+        tile = np.asarray(
+            picture.crop((left_edge, top, left_edge + width, top + height)).convert("RGB")
+        )
     half = TILE // 2
     quarters = [tile[y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
-    assert all((part == colour).all() for part, colour in zip(quarters, colours, strict=True))
+    assert all((quarter == colour).all() for quarter, colour in zip(quarters, colours, strict=True))
 
 
 def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     """Around the middle of the cell of the map, and nowhere where the crop tells the place."""
     picture = Image.new("RGB", (64, 32), "#336699")
     position = MapPosition(row=0, column=3, rows=2, columns=4)
-    whole = cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position)
-    yellow = np.argwhere((np.asarray(whole) == (255, 212, 0)).all(-1))
+    uncropped = cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position)
+    yellow = np.argwhere((np.asarray(uncropped) == (255, 212, 0)).all(-1))
     assert yellow.min(0).tolist() == [32, 96]
     assert yellow.max(0).tolist() == [63, 127]
-    part = np.asarray(cut(picture, PixelBox(0, 0, 16, 32), (32, 32), position))
-    assert not (part == (255, 212, 0)).all(-1).any()
+    cropped = np.asarray(cut(picture, PixelBox(0, 0, 16, 32), (32, 32), position))
+    assert not (cropped == (255, 212, 0)).all(-1).any()
     # one that the border of the image has halved fills half of the tile
-    assert (part == (0x33, 0x66, 0x99)).all(-1).sum() == TILE * TILE // 2
+    assert (cropped == (0x33, 0x66, 0x99)).all(-1).sum() == TILE * TILE // 2
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,8 @@ def test_batches_of_any_size_give_the_same_bytes(
     """Some, and more than there are images; every file is equal."""
     trees = []
     for n in ("5", "50"):
-        words = (f"{net_file}:make", noise, *LAYERS, *PLAIN, "--batch-size", n, "--per-class")
-        done = featviz("exemplars", *words, "--out", tmp_path / n)
+        arguments = (f"{net_file}:make", noise, *LAYERS, *PLAIN, "--batch-size", n, "--per-class")
+        done = featviz("exemplars", *arguments, "--out", tmp_path / n)
         assert done.code == 0, done.err
         trees.append(tree(tmp_path / n))
     assert trees[0] == trees[1]

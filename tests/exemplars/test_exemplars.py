@@ -72,7 +72,8 @@ def best(
             at = [int(n) for n in np.unravel_index(plane.argmax(), plane.shape)]
             rows.append((-float(plane.max()), number, at))
     return [
-        (number, -value, place) for value, number, place in sorted(rows, key=lambda r: r[:2])[:top]
+        (number, -value, position)
+        for value, number, position in sorted(rows, key=lambda r: r[:2])[:top]
     ]
 
 
@@ -107,17 +108,17 @@ def test_boxes_and_names_are_those_of_the_image(
     names = [path.relative_to(noise).as_posix() for path in sorted(noise.rglob("*.png"))]
     checked = 0
     for channel in conv["channels"]:
-        for one in channel["exemplars"]:
-            left, top, right, bottom = one["box"]
-            assert one["map"] == list(SIZE)
-            assert one["image"] == names[one["number"]]
-            if (right - left, bottom - top) == (3, 3):
+        for exemplar in channel["exemplars"]:
+            left_edge, top, right, bottom = exemplar["box"]
+            assert exemplar["map"] == list(SIZE)
+            assert exemplar["image"] == names[exemplar["number"]]
+            if (right - left_edge, bottom - top) == (3, 3):
                 pixels = np.asarray(
-                    Image.open(noise / one["image"]).crop((left, top, right, bottom))
+                    Image.open(noise / exemplar["image"]).crop((left_edge, top, right, bottom))
                 )
                 weight = net.conv1.weight[channel["channel"]].detach()
                 value = (torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255 * weight).sum()
-                assert float(value) == pytest.approx(one["value"])
+                assert float(value) == pytest.approx(exemplar["value"])
                 checked += 1
     assert checked > 3
 
@@ -152,13 +153,17 @@ def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> 
     assert rows[:4] == expected
     for name in ("cat", "dog"):
         alone = found(net, noise / name, tmp_path / name, top=3)
-        mine = [row for row in content["layers"] if row["class_name"] == name]
-        for row, expected in zip(mine, alone["layers"], strict=True):
-            for channel, other in zip(row["channels"], expected["channels"], strict=True):
+        class_rows = [row for row in content["layers"] if row["class_name"] == name]
+        for row, expected in zip(class_rows, alone["layers"], strict=True):
+            for channel, expected_channel in zip(
+                row["channels"], expected["channels"], strict=True
+            ):
                 got = [
                     (e["image"].split("/")[-1], e["value"], e["box"]) for e in channel["exemplars"]
                 ]
-                assert got == [(e["image"], e["value"], e["box"]) for e in other["exemplars"]]
+                assert got == [
+                    (e["image"], e["value"], e["box"]) for e in expected_channel["exemplars"]
+                ]
     sheets = {row["sheet"] for row in content["layers"]}
     assert len(sheets) == 10
     assert all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
@@ -211,22 +216,22 @@ class Choosy(nn.Module):
 def test_an_image_of_a_new_shape_may_be_refused(batch: int, tmp_path: Path) -> None:
     """It is a failed image; the others, of its shape too, give what they give without it."""
     refused = 2
-    sides = [(16, 16), (16, 16), (12, 24), (12, 24), (12, 24), (16, 16)]
-    for number, size in enumerate(sides):
+    sizes = [(16, 16), (16, 16), (12, 24), (12, 24), (12, 24), (16, 16)]
+    for number, size in enumerate(sizes):
         pixels = np.random.default_rng(number).integers(0, 250, (*size, 3))
         pixels[0, 0] = 255 if number == refused else 0
         draw(tmp_path / "photos" / f"{number}.png", pixels)
     torch.manual_seed(0)
     inputs = InputOptions(preset="none")
     options = ExemplarOptions(inputs=inputs, layers="Linear", batch_size=batch)
-    asked = [replace(options, out=tmp_path / name) for name in ("all", "good")]
+    searches = [replace(options, out=tmp_path / name) for name in ("all", "good")]
     model = adopt(Choosy().eval(), inputs)
     photos = tmp_path / "photos"
-    every = find_exemplars(model, [str(photos)], asked[0])
-    assert [one.number for one in every.images.failures] == [refused]
+    every = find_exemplars(model, [str(photos)], searches[0])
+    assert [failure.number for failure in every.images.failures] == [refused]
     assert every.images.seen == 5
     (photos / f"{refused}.png").unlink()
-    good = find_exemplars(model, [str(photos)], asked[1])
+    good = find_exemplars(model, [str(photos)], searches[1])
     shown = [
         [(e.image, round(e.value, 5), e.map, e.place, e.box) for e in channel.exemplars]
         for result in (every, good)
@@ -261,6 +266,6 @@ def test_what_a_refused_image_gave_before_is_forgotten(tmp_path: Path) -> None:
     model = Net(way, conv=nn.Conv2d(3, 1, 1))
     nn.init.ones_(model.conv.weight)  # type: ignore[arg-type, union-attr]
     content = found(model, tmp_path / "photos", tmp_path / "out", layers="conv")
-    assert [one["number"] for one in content["images"]["failures"]] == [1]
+    assert [failure["number"] for failure in content["images"]["failures"]] == [1]
     (channel,) = content["layers"][0]["channels"]
-    assert [one["image"] for one in channel["exemplars"]] == ["2.png", "0.png"]
+    assert [failure["image"] for failure in channel["exemplars"]] == ["2.png", "0.png"]

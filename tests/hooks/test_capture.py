@@ -36,10 +36,10 @@ def expected_outputs(model: nn.Module, tensor: Tensor) -> dict[str, list[Tensor]
     names = {name for name, module in twin.named_modules() if name and not list(module.children())}
     nodes = [n for n in get_graph_node_names(twin)[1] if _owner(n, names)]
     values = create_feature_extractor(twin, return_nodes={n: n for n in nodes})(tensor)
-    found: dict[str, list[Tensor]] = {}
+    tensors: dict[str, list[Tensor]] = {}
     for node in nodes:
-        found.setdefault(str(_owner(node, names)), []).append(values[node])
-    return found
+        tensors.setdefault(str(_owner(node, names)), []).append(values[node])
+    return tensors
 
 
 def _owner(node: str, names: set[str]) -> str | None:
@@ -127,10 +127,10 @@ class Answer:
 
 def test_leaves_walks_tuples_dicts_and_dataclasses() -> None:
     """Each thing inside an output has a path; empty containers and None are leaves."""
-    one = torch.zeros(1)
-    value = {"out": one, "aux": [one, (None, Answer(one))], "none": ()}
-    found = [(key, type(item).__name__) for key, item in leaves(value)]
-    assert found == [
+    tensor = torch.zeros(1)
+    value = {"out": tensor, "aux": [tensor, (None, Answer(tensor))], "none": ()}
+    leaf_types = [(key, type(item).__name__) for key, item in leaves(value)]
+    assert leaf_types == [
         ("out", "Tensor"),
         ("aux.0", "Tensor"),
         ("aux.1.0", "NoneType"),
@@ -158,9 +158,9 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
 def test_lists_of_modules_never_ran_only_where_nothing_ran(runs: bool) -> None:
     """A ModuleList, and a Sequential that is gone through one by one, are named only if no hooked
     layer fires; a Sequential whose parts do not run is."""
-    parts = {"list": nn.ModuleList([nn.ReLU()])}
-    parts |= {"steps": nn.Sequential(nn.Tanh()), "idle": nn.Sequential(nn.Tanh())}
-    model = Net(lambda self, x: self.steps[0](self.list[0](x)), **parts)
+    modules = {"list": nn.ModuleList([nn.ReLU()])}
+    modules |= {"steps": nn.Sequential(nn.Tanh()), "idle": nn.Sequential(nn.Tanh())}
+    model = Net(lambda self, x: self.steps[0](self.list[0](x)), **modules)
     layers = [x for x in list_layers(model) if x.name and (runs or x.name in ("list", "steps"))]
     with hooked(model, layers, lambda site, tensor: None) as recorder:
         forward(model, [torch.zeros(1)], recorder)

@@ -35,10 +35,10 @@ class TestInARun:
         options = {"size": (12, 16), "tensors": "npy", "scale": 1, **AS_IS}
         assert fv.run(net, picture, "fn:add,Unit,Conv2d", out, **options).failures == ()
         folder = out / picture.name
-        found = rows(out / picture.name)
-        row = found["layer1.1/fn:add", 0, ""]
+        captures = rows(out / picture.name)
+        row = captures["layer1.1/fn:add", 0, ""]
         conv, into = (
-            torch.from_numpy(np.load(folder / found[name, 0, ""]["tensor"]))
+            torch.from_numpy(np.load(folder / captures[name, 0, ""]["tensor"]))
             for name in ("layer1.1.conv", "layer1.0")
         )
         assert (row["type"], row["index"], row["layout"]) == ("fn:add", 5, "nchw")
@@ -46,7 +46,7 @@ class TestInARun:
         assert_drawn(folder, row, (conv + into)[0])
         stats = np.load(folder / "stats.npz")["layer1.1/fn:add|output|0|"]
         assert np.allclose(stats[:, 0], (conv + into)[0].amin((1, 2)).numpy())
-        assert float((conv + into).min()) < 0 <= found["layer1.1", 0, ""]["min"]
+        assert float((conv + into).min()) < 0 <= captures["layer1.1", 0, ""]["min"]
         name = Path(row["file"]).parent.name
         assert name.startswith("005_layer1.1_fn_add-")
         assert name == name.strip(". ")
@@ -89,7 +89,7 @@ class TestSelectors:
     """Which functions selectors take."""
 
     @pytest.mark.parametrize(
-        ("layers", "taken"),
+        ("layers", "expected"),
         [
             ("fn:add", SUMS),
             ("fn:add#0", SUMS[:1]),
@@ -105,15 +105,15 @@ class TestSelectors:
             ("!fn:add,!*.relu,!*.conv,!layer?", ["", "layer1.0", "layer1.1", "layer2.0"]),
         ],
     )
-    def test_what_a_run_takes(self, layers: str, taken: list[str], net: nn.Module) -> None:
+    def test_what_a_run_takes(self, layers: str, expected: list[str], net: nn.Module) -> None:
         """Indices count calls in their order, globs and expressions name the module that calls,
         and without fn: no selector takes a function."""
         options = InputOptions(size=(12, 16), **AS_IS)
         loaded = LoadedModel(net, choose_preprocess(net, None, options), torch.device("cpu"), {})
         chosen = [x.name for x in choose_layers(loaded, layers, [torch.zeros(1, 3, 12, 16)])]
-        assert chosen[: len(taken)] == taken
-        assert len(chosen) == len(taken) or layers == "layer1.*"
-        assert any("fn:" in name for name in chosen) == any("fn:" in name for name in taken)
+        assert chosen[: len(expected)] == expected
+        assert len(chosen) == len(expected) or layers == "layer1.*"
+        assert any("fn:" in name for name in chosen) == any("fn:" in name for name in expected)
         if "#-" not in layers:  # capture finds functions as they are called, without a blank pass
             seen = list(grab(net, layers, torch.zeros(1, 3, 12, 16)))
             assert set(seen) == set(chosen)

@@ -69,8 +69,8 @@ class TestWhoCalls:
             nn.MultiheadAttention(4, 2),
         )[:-1]
         with in_eval_mode(model):
-            found = list_functions(model, [torch.zeros(1, 3, 4, 4)])
-        assert {layer.name: calls for layer, calls in found.items()} == {
+            functions = list_functions(model, [torch.zeros(1, 3, 4, 4)])
+        assert {layer.name: calls for layer, calls in functions.items()} == {
             "4/fn:conv2d": 1,
             "4/fn:abs": 1,
         }
@@ -140,11 +140,11 @@ def test_functions_of_an_exported_program(net: nn.Module) -> None:
     stands for torch's own modules keeps its functions to itself."""
     image = torch.randn(1, 3, 6, 8)
     program = torch.export.unflatten(torch.export.export(net, (image,)))
-    found = list_functions(program, [image])
-    names = [layer.name for layer in found]
+    functions = list_functions(program, [image])
+    names = [layer.name for layer in functions]
     assert set(SUMS) | {"fn:sub", "fn:relu", "fn:cat"} <= set(names)
     assert not [name for name in names if ".conv/" in name or ".relu/" in name or ".T" in name]
-    assert {x.name: calls for x, calls in found.items()}["fn:relu"] == 3
+    assert {x.name: calls for x, calls in functions.items()}["fn:relu"] == 3
     want = grab(net, "fn:add", image)
     with torch.inference_mode(), fv.capture(program, "fn:add") as got:
         program(image)

@@ -139,9 +139,9 @@ def test_selectors_without_a_layer_and_the_types_there_are(layers: list[Layer]) 
         "!*.downsample",
         "Conv2d#9",
     ]
-    first, *others = select.types_present(layers).split(", ")
+    first, *rest = select.types_present(layers).split(", ")
     assert first == "Conv2d 2"
-    assert sorted(others) == [
+    assert sorted(rest) == [
         "Linear 1",
         "OwnConv 1",
         "ReLU 1",

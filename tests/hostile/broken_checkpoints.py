@@ -222,13 +222,17 @@ def _beside(architecture: str) -> Callable[[Sandbox], object]:
 
 
 def all_attacks() -> Iterator[Attack]:
-    own = ("given/net.py",)
+    changed_files = ("given/net.py",)
     tables = ("model.pth", CHECKPOINTS), ("model.safetensors", SAFETENSORS), (INDEX, SHARDS)
     for file, table in tables:
-        for name, (make, words) in table.items():
+        for name, (make, message) in table.items():
             line = everywhere(file)[zlib.crc32(name.encode()) % 3]
             attempt = _placed(make, file)
-            yield Attack(f"broken: {name}", attempt, [line], "refused", words, own_code=own)
+            yield Attack(
+                f"broken: {name}", attempt, [line], "refused", message, own_code=changed_files
+            )
     for name in (TITLE, "../../secret/id_secret"):
         lines = everywhere("model.pth")[:2]
-        yield Attack(f"beside: the config.json of {name!a}", _beside(name), lines, own_code=own)
+        yield Attack(
+            f"beside: the config.json of {name!a}", _beside(name), lines, own_code=changed_files
+        )

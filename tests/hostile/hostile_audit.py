@@ -129,9 +129,11 @@ def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> st
     else:
         folder, last = os.path.split(os.path.abspath(name))
         real = os.path.join(os.path.realpath(folder), last)
-    for own in rules.writable:
-        hidden = os.path.join(os.path.dirname(own), f".{os.path.basename(own)}")
-        if real == own or real.startswith((own + os.sep, hidden)):  # what is swapped in when whole
+    for writable in rules.writable:
+        hidden = os.path.join(os.path.dirname(writable), f".{os.path.basename(writable)}")
+        if real == writable or real.startswith(
+            (writable + os.sep, hidden)
+        ):  # what is swapped in when whole
             return None
     return f"outside the destination: {real}"
 

@@ -62,8 +62,8 @@ def all_attacks() -> Iterator[Attack]:
     for name, content in {"100,000 levels": b"[" * 100_000, **FILES}.items():
         line = f"{AUDIT} --baseline {{given}}/old.json"
         yield Attack(f"baseline: {name}", _given("old.json", content), [line], "refused")
-    for name, words in ARGUMENTS.items():
-        line = ["run", "{given}/net.pth", "{given}/photos", "--out", "out{n}", *words]
+    for name, message in ARGUMENTS.items():
+        line = ["run", "{given}/net.pth", "{given}/photos", "--out", "out{n}", *message]
         yield Attack(f"argument: {name}", place, [line])
     yield Attack("argument: 300 letters", place, [f"layers {'n' * 300}.pth"], "refused")
     good = b"[run]\nnrow = 2\nlayers = ['Conv2d', 'ReLU']\n[audit]\neps = 0.5\n"

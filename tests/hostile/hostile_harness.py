@@ -72,10 +72,12 @@ class Sandbox:
             folder.mkdir(parents=True)
         self.secret.write_text(SECRET)
         self.bystander.write_text("mine")
-        words = PngInfo()
-        words.add_text("words", SECRET)
+        text_chunks = PngInfo()
+        text_chunks.add_text("words", SECRET)
         for name in ("id_secret.png", "output.png"):
-            Image.new("RGB", (96, 64), _COLOUR).save(self.secret.with_name(name), pnginfo=words)
+            Image.new("RGB", (96, 64), _COLOUR).save(
+                self.secret.with_name(name), pnginfo=text_chunks
+            )
         np.save(self.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8))
 
     def filled(self, word: str) -> str:
@@ -120,8 +122,10 @@ def worker() -> tuple[subprocess.Popen[str], str]:
     folder = tempfile.TemporaryDirectory(prefix="hostile-")
     home = Path(folder.name).resolve()
     (home / "tmp").mkdir()
-    left = ("COV", "PYTORCH_NVML", "YOLO")  # Lightning sets the second: torch opens a library
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(left)}
+    dropped = ("COV", "PYTORCH_NVML", "YOLO")  # Lightning sets the second: torch opens a library
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(dropped)
+    }
     path = os.pathsep.join([str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     environment |= {
         "PYTHONPATH": path,
@@ -161,15 +165,16 @@ def attempt(attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0
     attack.make(box)
     lines = [line.split() if isinstance(line, str) else list(line) for line in attack.commands]
     lines = [
-        [box.filled(word.replace("{n}", str(n))) for word in line] for n, line in enumerate(lines)
+        [box.filled(argument.replace("{n}", str(n))) for argument in line]
+        for n, line in enumerate(lines)
     ]
     before = snapshot(box.root)
     outcomes = ask(
         commands=lines,
         cwd=str(box.work),
         sandbox=str(box.root),
-        writable=[str(box.root / own) for own in attack.may_change],
-        own_code=[str(box.root / own) for own in attack.own_code],
+        writable=[str(box.root / relative_path) for relative_path in attack.may_change],
+        own_code=[str(box.root / relative_path) for relative_path in attack.own_code],
         seconds=seconds,
         cpu=cpu or CPU_SECONDS["refused" if attack.expect == "refused" else "any"],
         memory=MEMORY,
@@ -199,8 +204,8 @@ def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
     errors = sum(line.startswith("error:") for line in outcome.err.splitlines())
     if "Traceback (most recent call last)" in outcome.err:
         yield f"TRACEBACK {last}"
-    elif found := _NO_MEMORY.search(outcome.err):
-        yield f"MEMORY {found[0]}"
+    elif match := _NO_MEMORY.search(outcome.err):
+        yield f"MEMORY {match[0]}"
     elif outcome.code in (1, 2):  # with one line, or the answer of identify: "12 tensors; ..."
         answered = outcome.code == 1 and " tensors; " in outcome.out
         if not (errors == 1 or (several if errors else answered)):
@@ -209,8 +214,8 @@ def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
         text = re.sub(r"Traceback .*", "", text, flags=re.DOTALL)
         if SECRET in text:
             yield f"LEAK the secret is on {name}"
-        if found := _CONTROLS.search(text):
-            yield f"TERMINAL {found[0]!a} on {name}"
+        if match := _CONTROLS.search(text):
+            yield f"TERMINAL {match[0]!a} on {name}"
     if expect == "good" and outcome.code != 0:
         yield f"honest input refused: {last}"
     elif expect == "refused" and (outcome.code not in (1, 2) or not errors):
@@ -224,7 +229,7 @@ Listing = dict[str, tuple[int, str]]
 
 def snapshot(root: Path) -> Listing:
     """Every file: type and mode, and its content or where it leads."""
-    found = {}
+    contents = {}
     for folder, folders, files in os.walk(root):
         for path in (Path(folder, name) for name in (*folders, *files)):
             mode = path.lstat().st_mode
@@ -234,8 +239,8 @@ def snapshot(root: Path) -> Listing:
             elif stat.S_ISREG(mode):
                 with contextlib.suppress(PermissionError), path.open("rb") as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(root).as_posix()] = (mode, content)
-    return found
+            contents[path.relative_to(root).as_posix()] = (mode, content)
+    return contents
 
 
 def changed(before: Listing, after: Listing, attack: Attack) -> Iterator[str]:

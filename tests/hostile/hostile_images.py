@@ -87,15 +87,15 @@ def tarred(*members: tuple[str, bytes], mode: str = "w", **fields: Any) -> bytes
 def zipped(*members: tuple[str, bytes], packed: bool = True) -> bytes:
     """A zip of these files, of which two may have one name; ISA-L packs bombs in no time."""
     file = io.BytesIO()
-    kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+    compression = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     with (
         warnings.catch_warnings(),
         mock.patch.object(zipfile, "zlib", isal_zlib),
-        zipfile.ZipFile(file, "w", kind) as archive,
+        zipfile.ZipFile(file, "w", compression) as archive,
     ):
         warnings.simplefilter("ignore")
         for name, data in members:
-            archive.writestr(zipfile.ZipInfo(name), data, kind)
+            archive.writestr(zipfile.ZipInfo(name), data, compression)
     return file.getvalue()
 
 
@@ -197,13 +197,13 @@ def all_attacks() -> Iterator[Attack]:
     for name, data in {**contents, "a PNG of 60,000 by 60,000": giant_png()}.items():
         yield Attack(f"image: {name}", _given("photo.png", lambda d=data: d), ON_IMAGE[:1])
     for number, name in enumerate((*ODD_MEMBERS, *WORSE_MEMBERS)):
-        kind, pack = ("zip", zipped) if number % 2 and "\udcff" not in name else ("tar", tarred)
-        make = _given(f"x.{kind}", lambda n=name, pack=pack: pack(("a.png", png()), (n, png())))
-        lines = [f"run {{given}}/net.pth {{given}}/x.{kind} --out out{{n}}", "report out0"]
-        yield Attack(f"archive: a {kind} with {ascii(name)[:50]}", make, lines)
+        suffix, pack = ("zip", zipped) if number % 2 and "\udcff" not in name else ("tar", tarred)
+        make = _given(f"x.{suffix}", lambda n=name, pack=pack: pack(("a.png", png()), (n, png())))
+        lines = [f"run {{given}}/net.pth {{given}}/x.{suffix} --out out{{n}}", "report out0"]
+        yield Attack(f"archive: a {suffix} with {ascii(name)[:50]}", make, lines)
     for name, make in ARCHIVES.items():
-        kind = "tar.gz" if "tar.gz" in name else "zip" if "zip" in name else "tar"
-        file = f"photos.{kind}"
+        suffix = "tar.gz" if "tar.gz" in name else "zip" if "zip" in name else "tar"
+        file = f"photos.{suffix}"
         lines = [
             f"run {{given}}/net.pth {{given}}/{file} --out out{{n}}",
             f"audit {{given}}/net.pth {{given}}/{file}::a.png --out out{{n}}",

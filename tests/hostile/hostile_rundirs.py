@@ -56,7 +56,7 @@ def honest() -> dict[str, bytes]:
 
     with tempfile.TemporaryDirectory() as folder:
         box = Sandbox(Path(folder) / "box")
-        line = [word for word in RESUMING[0] if word != "--resume"]
+        line = [argument for argument in RESUMING[0] if argument != "--resume"]
         assert attempt(Attack("", make, [line], "good", may_change=("given/run",)), box) == []
         files = [path for path in box.given.rglob("*") if path.is_file()]
         return {path.relative_to(box.given).as_posix(): path.read_bytes() for path in files}
@@ -81,10 +81,10 @@ PICTURE = "a.png/001_0/output.png"
 def edit(path: Path, where: str, value: Any) -> None:
     """Set a value at `captures.0.grid.nrow` of a JSON file; KeyError takes it away."""
     content = json.loads(path.read_text())
-    *way, last = [int(part) if part.isdecimal() else part for part in where.split(".")]
+    *parents, last = [int(step) if step.isdecimal() else step for step in where.split(".")]
     holder = content
-    for part in way:
-        holder = holder[part]
+    for step in parents:
+        holder = holder[step]
     if value is KeyError:
         del holder[last]
     else:
@@ -321,43 +321,43 @@ def _some(number: int, codes: tuple[int, ...]) -> tuple[list[str], Any]:
 
 def all_attacks() -> Iterator[Attack]:
     tables: list[tuple[str, tuple[Change, ...], str, tuple[int, ...]]] = []
-    for number, (where, value, words) in enumerate(FIELDS):  # there is one reader of manifests
+    for number, (where, value, message) in enumerate(FIELDS):  # there is one reader of manifests
         name = f"rundir: manifest: {where} is {ascii(value)[:40]}"
         make = at(where, value)
         lines, codes = _some(number, LEFT_OUT)
-        lines, codes = (lines[:1], codes[:1]) if words else (READING[:2] + lines, "any")
-        yield Attack(name, changed(make, _renamed), lines, codes, words)
-    for where, value, words in RECORDS:
+        lines, codes = (lines[:1], codes[:1]) if message else (READING[:2] + lines, "any")
+        yield Attack(name, changed(make, _renamed), lines, codes, message)
+    for where, value, message in RECORDS:
         name = f"run.json: {where} is {ascii(value)[:40]}"
-        tables.append((name, (at(where, value, "run.json"),), words, REFUSED))
-    for name, (data, words) in JSONS.items():
-        tables.append((f"manifest: {name}", (raw(MANIFEST, data),), words, LEFT_OUT))
-        tables.append((f"run.json: {name}", (raw("run.json", data),), words, REFUSED))
-    for name, (change, words) in FILES.items():
+        tables.append((name, (at(where, value, "run.json"),), message, REFUSED))
+    for name, (data, message) in JSONS.items():
+        tables.append((f"manifest: {name}", (raw(MANIFEST, data),), message, LEFT_OUT))
+        tables.append((f"run.json: {name}", (raw("run.json", data),), message, REFUSED))
+    for name, (change, message) in FILES.items():
         codes = REFUSED if name.startswith("run.json") else LEFT_OUT
-        tables.append((name, (change,), words, codes))
-    for number, (name, changes, words, all_codes) in enumerate(tables):
+        tables.append((name, (change,), message, codes))
+    for number, (name, changes, message, all_codes) in enumerate(tables):
         make, (lines, codes) = changed(*changes), _some(number, all_codes)
-        yield Attack(f"rundir: {name}", make, lines, codes if words else "any", words)
+        yield Attack(f"rundir: {name}", make, lines, codes if message else "any", message)
         if " MB" not in name and (number % 3 == 0 or "an image's folder" in name):
             yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
-    words = "a.png/001_0/output.npy cannot be read: "
-    yield Attack("tensor: a pickle", changed(_pickled), READING[4:5], (4,), words)
-    for name, (content, words) in AUDITS.items():
+    message = "a.png/001_0/output.npy cannot be read: "
+    yield Attack("tensor: a pickle", changed(_pickled), READING[4:5], (4,), message)
+    for name, (content, message) in AUDITS.items():
         change = content
         if not callable(content):
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             change = raw("audit.json", data)
-        yield Attack(f"audit.json: {name}", changed(change), AUDITED, "refused", words)
+        yield Attack(f"audit.json: {name}", changed(change), AUDITED, "refused", message)
     shown = {"schema_version": 1, "layers": [ROW], "images": {"seen": 1}}
     forged = changed(raw("audit.json", json.dumps(shown).encode()))
     yield Attack("audit.json: forged texts", forged, AUDITED)
     lines = ["merge {given}/run --out alone"]
     linked = changed(link("a.png", "../other/a.png"))
-    words = "a.png is incomplete (it has no manifest), and left out"
-    yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), words)
-    words = "image.path is b.png, expected 'aaa'"
-    yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", words)
+    message = "a.png is incomplete (it has no manifest), and left out"
+    yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), message)
+    message = "image.path is b.png, expected 'aaa'"
+    yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", message)
     yield Attack("control: an honest run in every command", place, READING, "good")
     resumed = ("given/run",)
     yield Attack("control: an honest run is resumed", place, RESUMING, "good", may_change=resumed)

@@ -39,7 +39,7 @@ def attacked(request: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         serve(there, request, folder)
     there.close()
     here.settimeout(request["seconds"])
-    found: list[dict[str, Any]] = []
+    faults: list[dict[str, Any]] = []
     for number, _ in enumerate(request["commands"]):
         outcome: dict[str, Any] = {"late": False, "signal": None, "code": None}
         try:
@@ -52,14 +52,14 @@ def attacked(request: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
             path = folder / f"{name}.{number}"
             text = path.read_bytes()[:MOST] if path.exists() else b""
             outcome[name] = text.decode(errors="surrogateescape")
-        found.append(outcome)
+        faults.append(outcome)
         if not answer:
             break
     here.close()
     _, status = os.waitpid(pid, 0)
-    if found[-1]["code"] is None and not found[-1]["late"]:
-        found[-1]["signal"] = os.WTERMSIG(status) or -os.WEXITSTATUS(status)
-    return found
+    if faults[-1]["code"] is None and not faults[-1]["late"]:
+        faults[-1]["signal"] = os.WTERMSIG(status) or -os.WEXITSTATUS(status)
+    return faults
 
 
 def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
@@ -75,14 +75,14 @@ def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
     rules = hostile_audit.Rules(
         request["sandbox"], tuple(request["writable"]), tuple(request["own_code"])
     )
-    for number, words in enumerate(request["commands"]):
+    for number, arguments in enumerate(request["commands"]):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         files = [os.open(folder / f"{name}.{number}", flags) for name in STREAMS]
         os.dup2(files[0], 1)
         os.dup2(files[1], 2)
         watch.report_to = files[2]
         watch.rules = rules
-        code = run(words, request["cpu"])
+        code = run(arguments, request["cpu"])
         watch.rules = None
         link.sendall(str(code).encode())
     os._exit(0)

@@ -81,7 +81,7 @@ MAKERS: dict[str, tuple[str, list[str]]] = {
 
 def _foreign_projects() -> Iterator[Attack]:
     for command, (mark, line) in MAKERS.items():
-        for words, text in (
+        for title, text in (
             (f"with a {mark} of another program", FOREIGN),
             (f"with a {mark} that looks like ours", ALMOST),
             ("of others", ""),
@@ -89,7 +89,7 @@ def _foreign_projects() -> Iterator[Attack]:
             files = {"proj/src/main.c": "mine"} | ({f"proj/{mark}": text} if text else {})
             make = _with(*(_file(name, content) for name, content in files.items()))
             keep = (f"{ROOM}/proj/src", *(f"{ROOM}/{name}" for name in files))
-            name = f"writing: {command} into a project {words}"
+            name = f"writing: {command} into a project {title}"
             yield Attack(name, make, [line], "refused", "", (ROOM,), keep)
 
 
@@ -101,7 +101,7 @@ def _inputs() -> Iterator[Attack]:
     draw = f"{' '.join(DRAW)} --overwrite --out"
     photos = ("given/photos", "given/photos/a.png", "given/photos/b.png")
     kept = ("given/net.pth", *photos, "given/run/run.json", "given/run/a.png/manifest.json")
-    for words, line in (
+    for title, line in (
         ("run into the photos", f"{draw} {{given}}/photos"),
         ("run into what holds the photos", f"{draw} {{given}}"),
         ("run into the photos by another name", f"{draw} {{given}}/room/../photos"),
@@ -111,15 +111,15 @@ def _inputs() -> Iterator[Attack]:
         ("diff into a side", "diff {given}/run {given}/other --out {given}/run"),
         ("report into its run", "report {given}/run --out {given}/run"),
     ):
-        yield Attack(f"writing: {words}", _with(almost), [line], "refused", "", ("given",), kept)
+        yield Attack(f"writing: {title}", _with(almost), [line], "refused", "", ("given",), kept)
 
 
 def _own_runs() -> Iterator[Attack]:
     over, resume = ([[*DRAW, *RUN_OUT, option]] for option in ("--overwrite", "--resume"))
-    for words, notes in (("beside the images", "notes.txt"), ("in an image's", "a.png/notes.txt")):
+    for title, notes in (("beside the images", "notes.txt"), ("in an image's", "a.png/notes.txt")):
         make = _with(_ours, _file(f"run/{notes}"))
         keep = (f"{ROOM}/run/{notes}",)
-        name = f"writing: --overwrite of a run with notes {words}"
+        name = f"writing: --overwrite of a run with notes {title}"
         yield Attack(name, make, over, "refused", "", (ROOM,), keep)
     changes: dict[str, tuple[Change, ...]] = {
         "with a folder that links outside": (_ours, _link("run/c.png", "{root}/bystander")),
@@ -137,9 +137,9 @@ def _own_runs() -> Iterator[Attack]:
             lambda box, change=change: change(box.given / "run"),
             _ours,
         )
-    for words, change in changes.items():
+    for title, change in changes.items():
         for option, lines in (("--overwrite", over), ("--resume", resume)):
-            name = f"writing: {option} of a run {words}"
+            name = f"writing: {option} of a run {title}"
             yield Attack(name, _with(*change), lines, "any", "", (ROOM,))
 
 

@@ -68,12 +68,12 @@ def in_json(data: bytes, chance: random.Random) -> bytes:
     document = json.loads(data)
     for _ in range(chance.randint(1, 3)):
         holder, key = chance.choice([*_places(document)] or [([None], 0)])
-        kind = chance.choice(["put", "put", "drop", "wrap"])
+        change = chance.choice(["put", "put", "drop", "wrap"])
         value = chance.choice(VALUES)
-        if kind == "drop":
+        if change == "drop":
             holder.pop(key)
         else:
-            holder[key] = copy.deepcopy(value) if kind == "put" else [holder[key]]
+            holder[key] = copy.deepcopy(value) if change == "put" else [holder[key]]
     return json.dumps(document).encode()
 
 
@@ -93,8 +93,8 @@ def in_zip(data: bytes, chance: random.Random) -> bytes:
         records = [(name, archive.read(name)) for name in archive.namelist()]
     at = chance.randrange(len(records))
     name, content = records.pop(at)
-    others = [(f"../{name.upper()}", content), (name, in_bytes(content, chance))]
-    records[at:at] = chance.choice([[], [(name, content)] * 2, others[:1], others[1:]])
+    members = [(f"../{name.upper()}", content), (name, in_bytes(content, chance))]
+    records[at:at] = chance.choice([[], [(name, content)] * 2, members[:1], members[1:]])
     return zipped(*records, packed=False)
 
 

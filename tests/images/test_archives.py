@@ -62,9 +62,9 @@ def test_an_archive_gives_what_its_folder_gives(
     assert featviz(*base, tmp_path / "unpacked", photos).code == 0
     assert featviz(*base, tmp_path / "packed", archive).code == 0
     unpacked = tree(tmp_path / "unpacked")
-    found = tree(tmp_path / "packed")
-    runs = [json.loads(files.pop("run.json")) for files in (unpacked, found)]
-    assert found == unpacked
+    packed_tree = tree(tmp_path / "packed")
+    runs = [json.loads(files.pop("run.json")) for files in (unpacked, packed_tree)]
+    assert packed_tree == unpacked
     assert len(complete(tmp_path / "packed")) == 5
     assert sorted(runs[0]["images"].pop("complete")) == sorted(runs[1]["images"].pop("complete"))
     assert runs[0] == runs[1]
@@ -120,14 +120,14 @@ def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
     assert len(starts) == listed + 1
 
 
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("archive_type", ["tar", "zip"])
+def test_hidden_files_are_no_images(archive_type: str, photos: Path, tmp_path: Path) -> None:
     """As in folders; nor is what macOS adds; but what is named is taken. An archive without any
     is refused."""
     for name in ("__MACOSX/a/._00.png", ".hidden.png", ".cache/x.png", "notes.txt"):
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
         (photos / name).write_bytes(png())
-    path = packed(photos, f"x.{kind}")
+    path = packed(photos, f"x.{archive_type}")
     assert sorted(names(path)) == ["a/00.png", "a/01.png", "a/02.png", "b/c/00.png", "b/c/01.png"]
     assert names(f"{path}::.hidden.png") == [".hidden.png"]
     assert names(f"{path}::notes.txt") == ["notes.txt"]
@@ -135,7 +135,7 @@ def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> 
     (photos / "texts").mkdir(parents=True)
     (photos / "texts" / "a.txt").write_text("a")
     with pytest.raises(UsageError, match="no images in archive"):
-        names(packed(photos, f"x.{kind}"))
+        names(packed(photos, f"x.{archive_type}"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "spoilt", "no archive"])
@@ -210,12 +210,12 @@ def test_an_archive_is_read_by_one_thread_at_a_time(
         assert len({*pool.map(decode.digest, samples)}) > 1
 
 
-@pytest.mark.parametrize("kind", LOOKS)
+@pytest.mark.parametrize("file_type", LOOKS)
 def test_a_file_that_is_no_picture_says_what_it_looks_like(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is called; no program is started to find out."""
-    content, looks = LOOKS[kind]
+    content, looks = LOOKS[file_type]
 
     def started(*arguments: object, **named: object) -> None:
         pytest.fail(f"a program was started: {arguments}")
@@ -289,12 +289,18 @@ def test_links_and_devices_in_a_tar_are_no_images(
     """Neither followed nor made; hard links, FIFOs and devices as little as symbolic links, of
     which a warning tells the number."""
     path = tmp_path / "x.tar"
-    kinds = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE)
+    member_types = (
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.CHRTYPE,
+        tarfile.DIRTYPE,
+    )
     path.write_bytes(tarred(("good.png", png())))
     with tarfile.open(path, "a") as tar:
-        for number, kind in enumerate(kinds):
+        for number, member_type in enumerate(member_types):
             info = tarfile.TarInfo(f"{number}.png")
-            info.type = kind
+            info.type = member_type
             info.linkname = "/etc/passwd"
             tar.addfile(info)
     assert names(path) == ["good.png"]

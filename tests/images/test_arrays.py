@@ -115,9 +115,9 @@ def test_bytes_of_a_picture_are_that_picture(
     file = io.BytesIO()
     Image.fromarray(array.transpose(1, 2, 0) if shape[0] == 3 else array).save(file, "PNG")
     ours = read(npy(array), channels)
-    theirs = read(file.getvalue(), channels)
-    assert ours.mode == theirs.mode
-    assert ours.tobytes() == theirs.tobytes()
+    decoded = read(file.getvalue(), channels)
+    assert ours.mode == decoded.mode
+    assert ours.tobytes() == decoded.tobytes()
 
 
 @pytest.mark.parametrize("compressed", [True, False])

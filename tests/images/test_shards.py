@@ -50,19 +50,19 @@ def test_shards_are_read_as_webdataset_reads_them(shards: Path, server: WebServe
     wds = pytest.importorskip("webdataset", reason="webdataset is the oracle")
     pattern = str(shards / "s-{000..003}.tar")  # which webdataset takes apart itself
     read = wds.WebDataset(pattern, shardshuffle=False)
-    wanted = [(row["__key__"], hashlib.sha256(row["png"]).hexdigest()) for row in read]
-    assert len(wanted) == 8
-    for place in (f"{shards}/", server.url):
-        samples = find.find_samples([f"{place}s-{n:03d}.tar" for n in range(4)])
-        found = [(sample.name.removesuffix(".png"), decode.digest(sample)) for sample in samples]
-        assert found == wanted
+    expected = [(row["__key__"], hashlib.sha256(row["png"]).hexdigest()) for row in read]
+    assert len(expected) == 8
+    for location in (f"{shards}/", server.url):
+        samples = find.find_samples([f"{location}s-{n:03d}.tar" for n in range(4)])
+        digests = [(sample.name.removesuffix(".png"), decode.digest(sample)) for sample in samples]
+        assert digests == expected
 
 
 def test_each_process_reads_shards_of_its_own(shards: Path) -> None:
     """Whole ones, each exactly one process's; with too few of them, every n-th image."""
     samples = find.find_samples([str(shards / f"s-{n:03d}.tar") for n in range(4)])
-    parts = [Shard(index, 3).of(samples) for index in range(3)]
-    read = [{sample.archive for sample in part} for part in parts]
+    shards_samples = [Shard(index, 3).of(samples) for index in range(3)]
+    read = [{sample.archive for sample in shard_samples} for shard_samples in shards_samples]
     assert [len(archives) for archives in read] == [2, 1, 1]
     numbers = sorted(n for index in range(3) for n in Shard(index, 3).numbers(samples))
     assert numbers == list(range(8))

@@ -116,15 +116,15 @@ def test_an_archive_in_a_store_gives_what_the_archive_gives(
     """The same names and bytes, whole and one member alone, and after a change of process."""
     import shutil
 
-    kind = {"tar": "tar", "tar.gz": "gztar", "zip": "zip"}[suffix]
-    near = Path(shutil.make_archive(str(tmp_path / "a"), kind, photos))
+    archive_type = {"tar": "tar", "tar.gz": "gztar", "zip": "zip"}[suffix]
+    near = Path(shutil.make_archive(str(tmp_path / "a"), archive_type, photos))
     far = f"{store}a.{suffix}"
     there = fsspec.filesystem(store.partition(":")[0])
     there.pipe_file(far, near.read_bytes())
     here = find.find_samples([str(near)])
-    found = pickle.loads(pickle.dumps(find.find_samples([far])))
-    assert [sample.name for sample in found] == [sample.name for sample in here]
-    assert list(map(decode.digest, found)) == list(map(decode.digest, here))
+    samples = pickle.loads(pickle.dumps(find.find_samples([far])))
+    assert [sample.name for sample in samples] == [sample.name for sample in here]
+    assert list(map(decode.digest, samples)) == list(map(decode.digest, here))
     assert names(f"{far}::sub dir/00.png") == ["sub dir/00.png"]
     with pytest.raises(UsageError, match="nothing in the archive is called so"):
         names(f"{far}::sub dir/09.png")

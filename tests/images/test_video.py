@@ -66,9 +66,13 @@ def test_a_video_stands_upright(tmp_path: Path) -> None:
     """The matrix by which telephones turn their videos is heeded."""
     path = film(tmp_path / "a.mp4", 3)
     data = bytearray(path.read_bytes())
-    one = 1 << 16
-    at = data.index(struct.pack(">9i", one, 0, 0, 0, one, 0, 0, 0, 1 << 30), data.index(b"tkhd"))
-    data[at : at + 36] = struct.pack(">9i", 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)  # a quarter right
+    fixed_point = 1 << 16
+    at = data.index(
+        struct.pack(">9i", fixed_point, 0, 0, 0, fixed_point, 0, 0, 0, 1 << 30), data.index(b"tkhd")
+    )
+    data[at : at + 36] = struct.pack(
+        ">9i", 0, fixed_point, 0, -fixed_point, 0, 0, 0, 0, 1 << 30
+    )  # a quarter right
     path.write_bytes(data)
     (image,) = decode.decode(Sample("a", (path,)), quiet=True)[0]
     pixels = np.asarray(image)[..., 0]
@@ -93,15 +97,15 @@ def test_a_model_of_images_takes_the_first_or_stills(
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(3, 2, 3))"
     )
-    given = ("run", tmp_path / "net.py:net", path, "--frames", "4", "--preset", "none", "-o", out)
-    done = featviz(*given)
+    command = ("run", tmp_path / "net.py:net", path, "--frames", "4", "--preset", "none", "-o", out)
+    done = featviz(*command)
     assert done.code == 0, done.err
     assert "the first" not in done.err, done.err
     names = json.loads((out / "run.json").read_text())["images"]["complete"]
     assert names == [f"a.mp4/{at}" for at in range(4)]
     shown = [Image.open(out / name / "input.png") for name in names]
     assert numbers(shown) == [0, 10, 19, 29]
-    assert "4 were complete before" in featviz(*given, "--resume").err
+    assert "4 were complete before" in featviz(*command, "--resume").err
     assert featviz("verify", out).code == featviz("report", out).code == 0
 
 
@@ -127,8 +131,8 @@ def test_what_is_no_whole_video_is_refused(
 ) -> None:
     """In one line that names it; a video that was cut off, one without pictures, and too many
     frames of it."""
-    whole = film(tmp_path / "a.mp4").read_bytes()
-    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    film_bytes = film(tmp_path / "a.mp4").read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(film_bytes[: len(film_bytes) // 2])
     (tmp_path / "noise.mkv").write_bytes(b"\x1aE\xdf\xa3" + bytes(range(256)) * 4)
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(3, 2, 3))"
@@ -138,7 +142,7 @@ def test_what_is_no_whole_video_is_refused(
         refused(done, 1, f"{name} is a video that cannot be read: it is damaged")
     monkeypatch.setattr(arrays, "_MAX_FRAME_BYTES", 2 * 48 * 32 * 3)
     with pytest.raises(ImageError, match="has 3 frames of 48×32 pixels, which are too many"):
-        arrays.read_frames(whole, "mov", lambda count: range(3))
+        arrays.read_frames(film_bytes, "mov", lambda count: range(3))
 
 
 def test_without_pyav_a_line_names_the_extra(

@@ -48,7 +48,7 @@ def failure(url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         (unavailable, "cannot be read: the server answers 503 Service Unavailable"),
         pytest.param(truncated, "cannot be read", marks=pytest.mark.slow),
@@ -57,7 +57,7 @@ def failure(url: str) -> str:
 )
 def test_a_fault_that_stays_is_one_failed_image(
     fault: Callable[[Visit], None],
-    words: str,
+    message: str,
     featviz: Run,
     tiny_file: Path,
     server: WebServer,
@@ -68,11 +68,11 @@ def test_a_fault_that_stays_is_one_failed_image(
     files = [f"{server.url}{name}" for name in ("00.png", "01.png", "sub%20dir/02.png")]
     done = featviz("run", tiny_file, *SMALL, *files, "--out", tmp_path / "out")
     assert done.code == 3
-    assert words in done.err
+    assert message in done.err
     assert complete(tmp_path / "out") == ["01.png", "02.png"]
     (failed,) = run_json(tmp_path / "out")["failures"]
     assert failed["image"] == "00.png"
-    assert words in failed["error"]
+    assert message in failed["error"]
     assert "root:" not in str(tree(tmp_path / "out"))
 
 
@@ -119,7 +119,7 @@ def test_credentials_are_used_and_never_shown(
     bad = featviz("run", tiny_file, f"{urls[0]}::x", f"{urls[1]}/", "--out", tmp_path / "other")
     assert bad.code == 2
     everything = f"{done.out}{done.err}{bad.out}{bad.err}{tree(tmp_path / 'out')}"
-    assert [word for word in ("pa55word", "t0ps3cret") if word in everything] == []
+    assert [secret for secret in ("pa55word", "t0ps3cret") if secret in everything] == []
 
 
 def test_an_archive_of_a_server_is_read_in_parts(
@@ -131,8 +131,8 @@ def test_an_archive_of_a_server_is_read_in_parts(
     far = find.find_samples([f"{server.url}p.tar"])[0]
     assert far.name == "s/00.png"
     assert decode.decode(far)[0][0].size == (18, 16)
-    whole = (server.root / "p.tar").read_bytes()
-    server.plan["/q.tar"] = lambda visit: visit.send(whole)
+    archive_bytes = (server.root / "p.tar").read_bytes()
+    server.plan["/q.tar"] = lambda visit: visit.send(archive_bytes)
     monkeypatch.setattr(urls, "_BLOCK", 512)
     with pytest.raises(UsageError, match=r"q\.tar' cannot be read: .*range requests"):
         find.find_samples([f"{server.url}q.tar"])

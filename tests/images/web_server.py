@@ -74,13 +74,13 @@ def file_of(visit: Visit) -> None:
     if not path.is_file():
         return visit.send(b"", 404)
     body = path.read_bytes()
-    part = re.fullmatch(r"bytes=(\d+)-(\d+)", visit.headers.get("Range", ""))
-    if part is None:
+    byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", visit.headers.get("Range", ""))
+    if byte_range is None:
         return visit.send(body)
-    first = int(part[1])
-    last = min(int(part[2]), len(body) - 1)
-    words = f"bytes {first}-{last}/{len(body)}"
-    return visit.send(body[first : last + 1], 206, Content_Range=words)
+    first = int(byte_range[1])
+    last = min(int(byte_range[2]), len(body) - 1)
+    content_range = f"bytes {first}-{last}/{len(body)}"
+    return visit.send(body[first : last + 1], 206, Content_Range=content_range)
 
 
 def unavailable(visit: Visit) -> None:

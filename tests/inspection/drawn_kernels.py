@@ -84,12 +84,12 @@ class Drawn:
         (height, width), padding = row["grid"]["tile"], row["grid"]["padding"]
         columns = row["grid"]["nrow"]
         count = len(row.get("channels", range(row["maps"]))) * row["slices"]
-        found = []
+        drawn_tiles = []
         for i in range(count):
             top = padding + i // columns * (height + padding)
-            left = padding + i % columns * (width + padding)
-            found.append(image[top : top + height, left : left + width])
-        return np.stack(found)
+            left_edge = padding + i % columns * (width + padding)
+            drawn_tiles.append(image[top : top + height, left_edge : left_edge + width])
+        return np.stack(drawn_tiles)
 
 
 def weights(net: str) -> dict[str, torch.Tensor]:

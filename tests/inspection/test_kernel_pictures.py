@@ -38,34 +38,34 @@ def test_colour_kernels_are_make_grids(mode: str, options: Any, drawn: Any) -> N
     """Three inputs: RGB, equal to make_grid and save_image; a kernel's three colours share its
     limits, and by default all kernels one range with zero in its middle."""
     scale = () if mode == "symmetric" else ("--normalize", mode)
-    found = drawn("colour", "--scale", 1, *options, *scale)
-    row = found.rows["first"]
+    pictures = drawn("colour", "--scale", 1, *options, *scale)
+    row = pictures.rows["first"]
     weight = weights("colour")["first"]
-    most = float(weight.abs().max())
+    largest = float(weight.abs().max())
     grid = row["grid"]
-    image = found.image("first")
-    limits = {"value_range": (-most, most)} if mode == "symmetric" else {}
+    image = pictures.image("first")
+    limits = {"value_range": (-largest, largest)} if mode == "symmetric" else {}
     plan = {"nrow": grid["nrow"], "padding": grid["padding"]}
     pad = 0.6 if options else PAD_GREY
     expected = make_grid(weight, **plan, pad_value=pad, **SCALES[mode], **limits)
     assert image.mode == "RGB"
     assert row["layout"] == "rgb"
     assert close(np.asarray(image), to_bytes(expected))
-    assert mode != "symmetric" or row["range"] == pytest.approx([-most, most])
+    assert mode != "symmetric" or row["range"] == pytest.approx([-largest, largest])
     assert not options or (grid["nrow"], grid["padding"]) == (4, 1)
 
 
 def test_other_kernels_are_the_mean_over_inputs(drawn: Any) -> None:
     """Ten inputs: grey, the mean; equal to make_grid of it."""
-    found = drawn("colour", "--scale", 1)
+    pictures = drawn("colour", "--scale", 1)
     mean = weights("colour")["second"].mean(1, keepdim=True)
-    most = float(mean.abs().max())
-    row = found.rows["second"]
-    told: dict[str, Any] = {"nrow": row["grid"]["nrow"], "pad_value": PAD_GREY}
-    expected = make_grid(mean, **told, normalize=True, value_range=(-most, most))
-    assert found.image("second").mode == "L"
+    largest = float(mean.abs().max())
+    row = pictures.rows["second"]
+    grid_options: dict[str, Any] = {"nrow": row["grid"]["nrow"], "pad_value": PAD_GREY}
+    expected = make_grid(mean, **grid_options, normalize=True, value_range=(-largest, largest))
+    assert pictures.image("second").mode == "L"
     assert row["tiles"] == "mean over 10 inputs"
-    assert close(np.asarray(found.image("second")), to_bytes(expected)[..., 0])
+    assert close(np.asarray(pictures.image("second")), to_bytes(expected)[..., 0])
 
 
 def test_all_slices_have_a_row_for_each_output(drawn: Any) -> None:
@@ -101,25 +101,25 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
 
     A convolution correlates, so its kernel comes out turned round; a transposed one stamps it.
     """
-    found = filters.read_filters(module)
+    read_kernels = filters.read_filters(module)
     spatial = module.weight.ndim - 2
-    assert len(found[0]) == module.out_channels
+    assert len(read_kernels[0]) == module.out_channels
     per_group = module.in_channels // module.groups
     seen = 0
     for index in range(module.in_channels):
         impulse = torch.zeros(1, module.in_channels, *[3] * spatial)
         impulse[(0, index, *[1] * spatial)] = 1
         answer = module(impulse)[0].detach()
-        if not found[3]:
+        if not read_kernels[3]:
             answer = answer.flip(*range(1, spatial + 1))
         size = module.weight.shape[2:]
         answer = answer[(slice(None), *[slice((3 - k) // 2, (3 + k) // 2) for k in size])]
         group = index // per_group
-        each = module.out_channels // module.groups
+        group_size = module.out_channels // module.groups
         for output in range(module.out_channels):
             kernel = torch.zeros(size)
-            if output // each == group:
-                kernel = found[0][output, index % per_group].reshape(size)
+            if output // group_size == group:
+                kernel = read_kernels[0][output, index % per_group].reshape(size)
                 seen = seen + 1
             assert torch.allclose(answer[output], kernel, atol=1e-6)
     assert seen == module.weight.shape[:2].numel()
@@ -144,17 +144,17 @@ def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
 def test_time_steps_stand_side_by_side(drawn: Any) -> None:
     """Four time steps a channel, in order, in one row; 3-D colour kernels the same. With all slices
     an output has a row: its inputs, and in each its time steps."""
-    found = drawn("shapes", "--scale", 1)
+    pictures = drawn("shapes", "--scale", 1)
     kernels_of = weights("shapes")
-    row = found.rows["volume"]
+    row = pictures.rows["volume"]
     assert row["slices"] == 4
     assert row["grid"]["nrow"] % 4 == 0
     assert row["maps"] == 6
-    assert close(found.tiles("volume"), levels(kernels_of["volume"].mean(1).flatten(0, 1)))
-    assert found.image("film").mode == "RGB"
-    assert found.rows["film"]["slices"] == 2
+    assert close(pictures.tiles("volume"), levels(kernels_of["volume"].mean(1).flatten(0, 1)))
+    assert pictures.image("film").mode == "RGB"
+    assert pictures.rows["film"]["slices"] == 2
     film = levels(kernels_of["film"]).transpose(0, 2, 3, 4, 1).reshape(8, 3, 3, 3)
-    assert close(found.tiles("film"), film)
+    assert close(pictures.tiles("film"), film)
     every = drawn("shapes", "--scale", 1, "--all-slices")
     assert every.rows["volume"]["grid"]["nrow"] == 8
     assert close(every.tiles("volume"), levels(kernels_of["volume"].flatten(0, 2)))
@@ -164,9 +164,9 @@ def test_time_steps_stand_side_by_side(drawn: Any) -> None:
 def test_a_tile_is_the_mean_over_the_inputs_of_its_group(layer: str, drawn: Any) -> None:
     """One-dimensional kernels are strips; transposed ones, [4, 3, 3, 3] in two groups, are drawn by
     output: tiles 0-2 from inputs 0 and 1, 3-5 from 2 and 3."""
-    found = drawn("shapes", "--scale", 1)
+    pictures = drawn("shapes", "--scale", 1)
     weight = weights("shapes")[layer]
-    row = found.rows[layer]
+    row = pictures.rows[layer]
     means = weight.mean(1)
     if layer == "line":
         height, width = drawn("shapes").rows["line"]["grid"]["tile"]
@@ -177,7 +177,7 @@ def test_a_tile_is_the_mean_over_the_inputs_of_its_group(layer: str, drawn: Any)
         assert row["maps"] == 6
         assert row["shape"] == [4, 3, 3, 3]
     expected = levels(means)[:, None] if layer == "line" else levels(means)
-    assert close(found.tiles(layer), expected)
+    assert close(pictures.tiles(layer), expected)
     groups = {"line": 1, "groups": 2, "up": 2}
     assert row["groups"] == groups[layer]
 
@@ -214,29 +214,29 @@ def test_kernels_are_the_effective_ones(wrap: Callable[[nn.Module], nn.Module]) 
 
 def test_values_that_are_not_finite_are_magenta(drawn: Any) -> None:
     """One NaN in a colour kernel and one infinity in a grey one; the rest is drawn as ever."""
-    found = drawn("spoilt", "--scale", 1)
+    pictures = drawn("spoilt", "--scale", 1)
     clean = drawn("colour", "--scale", 1).tiles("first")
-    first = found.tiles("first")
+    first = pictures.tiles("first")
     magenta = (255, 0, 255)
     where = (first == magenta).all(-1)
     assert np.argwhere(where).tolist() == [[2, 0, 3]]
     assert close(first[~where], clean[~where])
-    second = np.asarray(found.image("second").convert("RGB"))
+    second = np.asarray(pictures.image("second").convert("RGB"))
     assert (second == magenta).all(-1).sum() == 1
-    assert [found.rows[n]["nonfinite"] for n in ("first", "second")] == [1, 1]
-    assert "first holds 1 NaN or infinite weights" in found.done.err
+    assert [pictures.rows[n]["nonfinite"] for n in ("first", "second")] == [1, 1]
+    assert "first holds 1 NaN or infinite weights" in pictures.done.err
 
 
 def test_statistics_are_the_weights(drawn: Any) -> None:
     """stats.npz, per output channel over all inputs, and the manifest's overall ones."""
-    found = drawn("colour")
-    with np.load(found.out / "stats.npz") as arrays:
+    pictures = drawn("colour")
+    with np.load(pictures.out / "stats.npz") as arrays:
         for layer, weight in weights("colour").items():
             values = weight.flatten(1).numpy().astype(np.float64)
             expected = [values.min(1), values.max(1), values.mean(1), values.std(1)]
             table = arrays[f"{layer}|kernel|0|"]
             assert np.allclose(table[:, :4], np.stack(expected, 1), atol=1e-6)
-            row = found.rows[layer]
+            row = pictures.rows[layer]
             assert [row["min"], row["max"], row["mean"], row["std"]] == pytest.approx(
                 [values.min(), values.max(), values.mean(), values.std()], abs=1e-6
             )

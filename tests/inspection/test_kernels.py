@@ -21,14 +21,14 @@ from featviz.rundir.schema import read_json
 def test_lazy_convolutions_are_named(drawn: Any) -> None:
     """One that saw no input is skipped with the reason; the other is drawn. --json prints the rows
     of the manifest."""
-    found = drawn("lazy", "--json")
-    assert list(found.rows) == ["first"]
-    (skip,) = found.manifest["skipped"]
+    pictures = drawn("lazy", "--json")
+    assert list(pictures.rows) == ["first"]
+    (skip,) = pictures.manifest["skipped"]
     assert (skip["layer"], skip["kind"]) == ("later", "kernel")
     assert skip["reason"] == "its weight has no size yet: the LazyConv2d saw no input"
-    assert "skipped: later (its weight has no size yet" in found.done.err
-    document = json.loads(found.done.out)
-    assert all(document[name] == found.manifest[name] for name in ("captures", "skipped"))
+    assert "skipped: later (its weight has no size yet" in pictures.done.err
+    document = json.loads(pictures.done.out)
+    assert all(document[name] == pictures.manifest[name] for name in ("captures", "skipped"))
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_kernels_that_are_there_stay_without_overwrite(
 
 def test_run_json_says_what_ran(drawn: Any) -> None:
     """Kind, model, layers and the options that decide what is drawn; nothing of the machine."""
-    found = drawn("colour", "--layers", "first", "--all-slices")
-    run = read_json(found.out / "run.json")
+    pictures = drawn("colour", "--layers", "first", "--all-slices")
+    run = read_json(pictures.out / "run.json")
     assert run["kind"] == "kernels"
     assert run["layers"] == ["first"]
-    assert found.rows["first"]["index"] == 1
-    assert found.rows["first"]["file"] == "001_first/kernel.png"
+    assert pictures.rows["first"]["index"] == 1
+    assert pictures.rows["first"]["file"] == "001_first/kernel.png"
     assert run["options"]["all_slices"] is True
     assert run["options"]["normalize"] == "symmetric"
     assert run["model"]["name"] == "kernel_nets.py:colour"
-    assert str(found.out) not in (found.out / "run.json").read_text()
+    assert str(pictures.out) not in (pictures.out / "run.json").read_text()
 
 
 def test_a_shared_convolution_is_drawn_once_under_its_first_name(tmp_path: Path) -> None:

@@ -105,11 +105,11 @@ def test_macs_and_parameters_are_torchvisions(name: str) -> None:
     with device:
         model = models.get_model(name, weights=None).eval()
     loaded = LoadedModel(model, adopt(model, InputOptions()).preprocess, device, {})
-    found = layers.measure(loaded, [torch.zeros(1, 3, crop, crop, device=device)])
-    assert found.usage[0].macs / 1e9 == pytest.approx(entry.meta["_ops"], rel=0.01)
+    table = layers.measure(loaded, [torch.zeros(1, 3, crop, crop, device=device)])
+    assert table.usage[0].macs / 1e9 == pytest.approx(entry.meta["_ops"], rel=0.01)
     assert sum(p.numel() for p in model.parameters()) == entry.meta["num_params"]
-    assert sum(usage.own_macs for usage in found.usage.values()) == found.usage[0].macs
-    assert 2 * found.usage[0].macs == found.flops.get_total_flops()
+    assert sum(usage.own_macs for usage in table.usage.values()) == table.usage[0].macs
+    assert 2 * table.usage[0].macs == table.flops.get_total_flops()
 
 
 def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any) -> None:
@@ -126,17 +126,17 @@ def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any
 def test_a_module_called_twice(featviz: Run, nets: Any) -> None:
     """Parameters once under both names; MACs and memory of both calls, in place or not. What never
     ran has parameters and nothing else."""
-    found = listed(featviz, nets("Twice"), "--size", "8x8")
-    rows = {row["name"]: row for row in found["layers"]}
+    table = listed(featviz, nets("Twice"), "--size", "8x8")
+    rows = {row["name"]: row for row in table["layers"]}
     conv = rows["conv"]
     assert conv["aliases"] == ["alias"]
     assert "alias" not in rows
     assert (conv["calls"], conv["parameters"]) == (2, 81)
-    assert conv["macs"] == 81 * (64 + 16) == found["totals"]["macs"]
+    assert conv["macs"] == 81 * (64 + 16) == table["totals"]["macs"]
     assert conv["activation_bytes"] == rows["act"]["activation_bytes"] == 4 * 3 * (64 + 16)
     assert (conv["input_shape"], conv["output_shape"]) == ([1, 3, 8, 8], [1, 3, 8, 8])
-    assert found["totals"]["activation_bytes"] == 2 * conv["activation_bytes"]
-    assert found["totals"]["parameters"] == 81 + 40
+    assert table["totals"]["activation_bytes"] == 2 * conv["activation_bytes"]
+    assert table["totals"]["parameters"] == 81 + 40
     row = rows["never"]
     assert row["parameters"] == 40
     assert [row[k] for k in ("input_shape", "output_shape", "calls", "macs")] == [None, None, 0, 0]
@@ -183,11 +183,11 @@ def test_the_model_is_as_before() -> None:
     model[0].requires_grad_(False)
     loaded = adopt(model, InputOptions(size=64, mean=(0, 0, 0), std=(1, 1, 1)))
     fitting = torch.rand(1, 3, 5, 5)
-    other = torch.rand(1, 3, 64, 64)
+    image = torch.rand(1, 3, 64, 64)
     before = state_of(model)
     layers.measure(loaded, [fitting])
     with pytest.raises(ForwardError, match=r"3 \(Linear\)"):
-        layers.measure(loaded, [other])
+        layers.measure(loaded, [image])
     assert_same(before, state_of(model))
 
 
@@ -223,14 +223,14 @@ def test_no_cost_is_lost_where_a_module_raises() -> None:
         return self.other(x)
 
     tried = nn.Sequential(Net(fails, inner=nn.Conv2d(3, 4, 3)))
-    parts = {"before": nn.Conv2d(3, 3, 3), "tried": tried, "other": nn.Conv2d(3, 8, 3)}
-    model = Net(goes_on, **parts)
+    modules = {"before": nn.Conv2d(3, 3, 3), "tried": tried, "other": nn.Conv2d(3, 8, 3)}
+    model = Net(goes_on, **modules)
     with torch.no_grad(), FlopCounterMode(display=False) as flops:
         model(torch.zeros(1, 3, 16, 16))
     result = fv.layers(model, size=16)
     rows = {row.name: row for row in result.rows}
     assert result.totals.macs == rows[""].macs == flops.get_total_flops() // 2
-    wanted = {"before": 27 * 3 * 14 * 14, "other": 27 * 8 * 12 * 12, "": 36 * 2 * 10 * 10}
-    wanted |= {"tried.0.inner": 27 * 4 * 12 * 12}
-    assert {name: row.own_macs for name, row in rows.items() if row.own_macs} == wanted
+    expected = {"before": 27 * 3 * 14 * 14, "other": 27 * 8 * 12 * 12, "": 36 * 2 * 10 * 10}
+    expected |= {"tried.0.inner": 27 * 4 * 12 * 12}
+    assert {name: row.own_macs for name, row in rows.items() if row.own_macs} == expected
     assert [rows[name].calls for name in ("", "tried", "tried.0", "other")] == [1, 0, 0, 1]

@@ -78,9 +78,9 @@ def test_tiles_are_those_of_run(
     inputs = InputOptions(size=16, crop=16)
     chosen = {"layers": "Conv2d,ReLU", "inputs": inputs, "out": tmp_path / "page.png"}
     result = look(ModelOptions(str(tiny_file)), [str(picture)], LookOptions(**chosen))
-    words = ("--layers", "Conv2d,ReLU", "--size", 16, "--crop", 16, "--cmap", "viridis")
+    options = ("--layers", "Conv2d,ReLU", "--size", 16, "--crop", 16, "--cmap", "viridis")
     shape = ("--nrow", 1, "--padding", 0, "--scale", 1)
-    assert featviz("run", tiny_file, picture, "--out", tmp_path / "run", *words, *shape).code == 0
+    assert featviz("run", tiny_file, picture, "--out", tmp_path / "run", *options, *shape).code == 0
     assert [row.layer for row in result.layers] == ["0", "1"]
     for row in result.layers:
         (file,) = (tmp_path / "run" / "picture.png").glob(f"*_{row.layer}/output.png")
@@ -120,12 +120,12 @@ def test_maps_that_look_alike_are_shown_once() -> None:
     maps = np.stack([base[0], base[0] * 2 + 9, base[1], base[2], base[1], 0 * base[0] + 7])
     maps = maps.astype(np.uint8)
     order = [1, 0, 5, 4, 2, 3]
-    taken: list[int] = []
+    distinct: list[int] = []
     for channel in order:
         if maps[channel].std():
-            near = [np.corrcoef(maps[channel].ravel(), maps[t].ravel())[0, 1] for t in taken]
-            taken += [channel] if all(value < ALIKE for value in near) else []
-    assert taken == [1, 4, 3] == unlike(maps, order, 3)
+            near = [np.corrcoef(maps[channel].ravel(), maps[t].ravel())[0, 1] for t in distinct]
+            distinct += [channel] if all(value < ALIKE for value in near) else []
+    assert distinct == [1, 4, 3] == unlike(maps, order, 3)
     assert unlike(maps, order, 5) == [1, 4, 3, 0, 5]
 
 
@@ -139,8 +139,8 @@ def test_the_page_is_the_file(see: Callable[..., LookResult], tmp_path: Path) ->
         assert (np.asarray(opened) == result.picture).all()
     values = (image[0] * 255 + 0.5).astype(np.uint8)
     assert (result.shown == values[..., None]).all()
-    side = 300
-    seen = result.picture[100 : 100 + side, 30 : 30 + side]
+    size = 300
+    seen = result.picture[100 : 100 + size, 30 : 30 + size]
     assert (seen == result.shown.repeat(15, 0).repeat(15, 1)).all()
 
 

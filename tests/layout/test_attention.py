@@ -33,9 +33,12 @@ def by_hand(block: nn.Module, tokens: Tensor) -> Tensor:
         3, dim=-1
     )
     heads = attention.num_heads
-    side = attention.head_dim
-    q, k = (part.reshape(-1, heads, side).transpose(0, 1).double() for part in (q[0], k[0]))
-    scores = torch.stack([q[h] @ k[h].T / math.sqrt(side) for h in range(heads)])
+    head_size = attention.head_dim
+    q, k = (
+        projected.reshape(-1, heads, head_size).transpose(0, 1).double()
+        for projected in (q[0], k[0])
+    )
+    scores = torch.stack([q[h] @ k[h].T / math.sqrt(head_size) for h in range(heads)])
     exponents = scores.exp()
     return exponents / exponents.sum(-1, keepdim=True)
 
@@ -48,23 +51,23 @@ def test_attention_weights_are_softmax_of_queries_and_keys(fast: bool, tmp_path:
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(fast)
     try:
-        folder, found = look(
+        folder, captures = look(
             model, save(tmp_path, 32, 32), "MultiheadAttention#0,*_0.ln_1", (32, 32), tensors="npy"
         )
         assert torch.backends.mha.get_fastpath_enabled() is fast
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
     name = "encoder.layers.encoder_layer_0"
-    row = found[f"{name}.self_attention", 0, "1"]
+    row = captures[f"{name}.self_attention", 0, "1"]
     weights = raw(folder, row)
-    tokens = raw(folder, found[f"{name}.ln_1", 0, ""])
+    tokens = raw(folder, captures[f"{name}.ln_1", 0, ""])
     want = by_hand(model.get_submodule(name), tokens)
     assert (row["layout"], row["maps"], row["shape"]) == ("attention", 2, [1, 2, 17, 17])
     assert torch.allclose(weights[0].double(), want, atol=1e-6)
     assert torch.allclose(weights.sum(-1), torch.ones(1, 2, 17), atol=1e-5)
     assert_drawn(folder, row, want)
-    assert found[f"{name}.self_attention", 0, "0"]["layout"] == "tokens"
-    assert (f"{name}.self_attention", 0, "0.class_token") in found
+    assert captures[f"{name}.self_attention", 0, "0"]["layout"] == "tokens"
+    assert (f"{name}.self_attention", 0, "0.class_token") in captures
     assert manifest(folder)["skipped"] == []
 
 

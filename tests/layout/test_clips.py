@@ -50,12 +50,12 @@ class TestGrouping:
         another."""
         folder = folder_of(tmp_path / "both", 2)
         animation(folder / f"anim{suffix}", 5)
-        found = find.clips(find.find_samples([str(folder)]))
-        assert [(clip.name, len(clip.paths)) for clip in found] == [
+        clips = find.clips(find.find_samples([str(folder)]))
+        assert [(clip.name, len(clip.paths)) for clip in clips] == [
             (f"anim{suffix}", 1),
             ("both", 2),
         ]
-        assert numbers(decode.decode(found[0], frames=5)[0]) == [0, 1, 2, 3, 4]
+        assert numbers(decode.decode(clips[0], frames=5)[0]) == [0, 1, 2, 3, 4]
 
     def test_names_of_clips(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """a/frames and b/frames, whose stills have different names, are two clips; a relative and
@@ -67,32 +67,32 @@ class TestGrouping:
             for number in range(2):
                 still(number).save(path / f"{name}{number}.png")
         arguments = [str(tmp_path / name / "frames") for name in ("a", "b")]
-        found = find.clips(find.find_samples(arguments))
-        assert [clip.name for clip in found] == ["a/frames", "b/frames"]
+        clips = find.clips(find.find_samples(arguments))
+        assert [clip.name for clip in clips] == ["a/frames", "b/frames"]
         folder = folder_of(tmp_path / "walk", 3)
         monkeypatch.chdir(tmp_path)
-        found = find.find_samples(["walk/frame0.png", str(folder / "frame2.png")])
-        (clip,) = find.clips(found)
+        samples = find.find_samples(["walk/frame0.png", str(folder / "frame2.png")])
+        (clip,) = find.clips(samples)
         assert (clip.name, [p.name for p in clip.paths]) == ("walk", ["frame0.png", "frame2.png"])
         still(3).save(tmp_path / "one.png")
         (clip,) = find.clips(find.find_samples([str(tmp_path / "one.png")]))
         assert clip.name == "one.png"
         assert numbers(decode.decode(clip, frames=4)[0]) == [3, 3, 3, 3]
 
-    @pytest.mark.parametrize(("held", "asked"), [(12, 5), (3, 8), (7, 1)])
-    @pytest.mark.parametrize("kind", ["folder", ".gif"])
+    @pytest.mark.parametrize(("available", "frames"), [(12, 5), (3, 8), (7, 1)])
+    @pytest.mark.parametrize("clip_type", ["folder", ".gif"])
     def test_frames_are_evenly_spread(
-        self, held: int, asked: int, kind: str, tmp_path: Path
+        self, available: int, frames: int, clip_type: str, tmp_path: Path
     ) -> None:
         """--frames takes numpy.linspace's choice, first and last among them; fewer are repeated."""
         path = (
-            folder_of(tmp_path / "c", held)
-            if kind == "folder"
-            else animation(tmp_path / f"c{kind}", held)
+            folder_of(tmp_path / "c", available)
+            if clip_type == "folder"
+            else animation(tmp_path / f"c{clip_type}", available)
         )
         (clip,) = find.clips(find.find_samples([str(path)]))
-        want = np.linspace(0, held - 1, asked).round().astype(int).tolist()
-        assert numbers(decode.decode(clip, frames=asked)[0]) == want
+        want = np.linspace(0, available - 1, frames).round().astype(int).tolist()
+        assert numbers(decode.decode(clip, frames=frames)[0]) == want
 
 
 class TestClips:
@@ -105,13 +105,13 @@ class TestClips:
         out = tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "tensors": "npy", "scale": 1, **AS_IS}
         fv.run(Clip(), folder, "conv,last", out, max_maps=2, **options)
-        found = rows(out / "walk")
+        captures = rows(out / "walk")
         want = torch.zeros(2, 6, 6, 8)
         want[0] = torch.arange(6.0)[:, None, None] * 10 / 255
         want[1] = torch.arange(8.0) * 20 / 255
-        for name, kind in (("conv", "ncthw"), ("last", "nthwc")):
-            row = found[name, 0, ""]
-            assert (row["layout"], row["maps"], row["channels"]) == (kind, 3, [0, 1])
+        for name, layout_name in (("conv", "ncthw"), ("last", "nthwc")):
+            row = captures[name, 0, ""]
+            assert (row["layout"], row["maps"], row["channels"]) == (layout_name, 3, [0, 1])
             assert row["slices"] == [6, 6]
             assert row["grid"]["nrow"] == 6
             assert_drawn(out / "walk", row, want)
@@ -154,8 +154,8 @@ class TestClips:
         assert steps[-1] > 148
         assert set(np.diff(steps)) <= {9, 10}
         low, high = (0, 154) if reduce is None else steps[[0, -1]]
-        wanted = (steps - low) / (high - low) * 255
-        assert np.abs(picture.tiles[:16][:, 0, 0] - wanted).max() <= 1
+        expected = (steps - low) / (high - low) * 255
+        assert np.abs(picture.tiles[:16][:, 0, 0] - expected).max() <= 1
         batch = drawer.draw(options, SITE, torch.rand(40, 2, 5, 5))[""]
         assert batch.steps == list(range(16))
         assert batch.slices == (16, 40)

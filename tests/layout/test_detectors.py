@@ -34,10 +34,10 @@ class TestDetectors:
         numbers, and the scale is that of all regions."""
         row = rows(seen)["roi_heads.box_roi_pool", 0, ""]
         tensor = raw(seen, row)
-        held = tensor.shape[0]
-        assert held > 16
+        regions = tensor.shape[0]
+        assert regions > 16
         assert tensor.shape[1:] == (256, 7, 7)
-        assert (row["layout"], row["slices"], row["maps"]) == ("batch", [16, held], 256)
+        assert (row["layout"], row["slices"], row["maps"]) == ("batch", [16, regions], 256)
         assert row["grid"]["nrow"] % 16 == 0
         want = levels(tensor.transpose(0, 1)[:16])[:, :16].reshape(-1, 7, 7).astype(int)
         assert np.abs(tiles(seen, row).astype(int) - want).max() <= 1

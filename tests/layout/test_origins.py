@@ -55,7 +55,7 @@ class Decoder(nn.Module):
 def test_queries_are_rows_even_where_a_map_has_as_many_places() -> None:
     """16 tokens of the image are 4 × 4 maps; 16 queries that have looked at them are rows."""
     seen = followed(Decoder(), 16, 16)
-    layouts = {at: one.layout for at, one in seen.items()}
+    layouts = {at: capture.layout for at, capture in seen.items()}
     assert layouts["encoder.q", ""] == layouts["encoder", ""] == layouts["", "memory"] == "tokens"
     assert layouts["decoder.k", ""] == "tokens"
     for name in ("decoder.q", "decoder", "norm", "head"):
@@ -184,9 +184,9 @@ def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
         return self.merge(x.flatten(2).transpose(1, 2))
 
     model = Net(way, patches=nn.Conv2d(3, 5, 4, 4), merge=nn.Linear(20, 6))
-    one = followed(model, 32, 48)["merge", ""]
-    assert one.layout == "tokens"
-    assert torch.equal(one.maps, one.tensor[0].T.reshape(6, 4, 6))
+    merged = followed(model, 32, 48)["merge", ""]
+    assert merged.layout == "tokens"
+    assert torch.equal(merged.maps, merged.tensor[0].T.reshape(6, 4, 6))
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ def test_unfolded_maps_and_heads_of_windows_are_put_back() -> None:
     """Their pictures are that of the whole map, to the bit; weights are a matrix for each head of
     each window."""
     seen = followed(UnfoldedAttention(), 12, 20)
-    whole = seen["whole", ""].tensor[0]
+    unfolded = seen["whole", ""].tensor[0]
     for name in ("folded", "attn_q"):
         assert seen[name, ""].layout == "windows"
-        assert torch.equal(seen[name, ""].maps, whole), name
+        assert torch.equal(seen[name, ""].maps, unfolded), name
     weights = seen["attn_drop", ""]
     assert (weights.layout, weights.maps.shape) == ("attention", (30, 4, 4))
     assert torch.equal(weights.maps.flatten(), weights.tensor.flatten())

@@ -63,11 +63,11 @@ class TestPairs:
         result = fv.run(Siamese(), pair[:2], "body,Siamese", out, **options)
         assert [image.name for image in result.images] == ["a.png+b.png"]
         folder = out / "a.png+b.png"
-        found = rows(folder)
+        captures = rows(folder)
         for call, number in ((0, 3), (1, 5)):
-            tensor = raw(folder, found["body", call, ""])
+            tensor = raw(folder, captures["body", call, ""])
             assert torch.allclose(tensor[0, 0], torch.full((6, 8), number * 10 / 255))
-        assert float(raw(folder, found["", 0, ""])[0, 0].mean()) == pytest.approx(-20 / 255)
+        assert float(raw(folder, captures["", 0, ""])[0, 0].mean()) == pytest.approx(-20 / 255)
         seen = np.asarray(Image.open(folder / "input.png"))
         assert seen.shape == (6, 16, 3)
         assert (seen[0, 0, 0], seen[0, 8, 0]) == (30, 50)

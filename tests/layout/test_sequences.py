@@ -78,32 +78,32 @@ def test_frames_of_transformers_are_grids() -> None:
         (f"{layer}.temporal_layernorm", "", 0, (3, 2, 0, 1)),
         (layer, "0", 1, (3, 2, 0, 1)),
     ):
-        one = seen[name, key]
-        tokens = one.tensor[:, first:]
-        sides = (5, 4, 4) if order[1] == 0 else (4, 4, 5)
-        assert one.layout == "windows", name
-        assert torch.equal(one.maps, tokens.reshape(*sides, 32).permute(order)), name
+        capture = seen[name, key]
+        tokens = capture.tensor[:, first:]
+        sizes = (5, 4, 4) if order[1] == 0 else (4, 4, 5)
+        assert capture.layout == "windows", name
+        assert torch.equal(capture.maps, tokens.reshape(*sizes, 32).permute(order)), name
     assert seen[f"{layer}.attention.attention.attn_drop", ""].layout == "attention"
 
 
 def test_a_class_token_may_stand_in_front_of_each_piece() -> None:
     """The token of each frame is a row; what stands before the model's own has another name."""
-    places = np.array([-1, 0, 1, 2, 3, -1, 4, 5, 6, 7])
-    trace = Trace(grid=(2, 2, 2), axes=(0, 1), positions=places)
+    positions = np.array([-1, 0, 1, 2, 3, -1, 4, 5, 6, 7])
+    trace = Trace(grid=(2, 2, 2), axes=(0, 1), positions=positions)
     frames = torch.randn(2, 5, 3)
     hints = Hints(input_size=(8, 8), prefix_tokens=("class_token",), trace=trace)
-    parts = layout.to_maps(frames, hints)
-    assert {name: maps.layout for name, maps in parts.items()} == {
+    drawn_maps = layout.to_maps(frames, hints)
+    assert {name: maps.layout for name, maps in drawn_maps.items()} == {
         "": "windows",
         "class_token": "vector",
     }
-    assert torch.equal(parts["class_token"].data[:, 0, :, 0], frames[:, 0].T)
-    places = np.array([-1, -1, -1, 0, 1, 2, 3])
-    hints = replace(hints, trace=Trace(grid=(1, 2, 2), axes=(1,), positions=places))
+    assert torch.equal(drawn_maps["class_token"].data[:, 0, :, 0], frames[:, 0].T)
+    positions = np.array([-1, -1, -1, 0, 1, 2, 3])
+    hints = replace(hints, trace=Trace(grid=(1, 2, 2), axes=(1,), positions=positions))
     tokens = torch.randn(1, 7, 3)
-    parts = layout.to_maps(tokens, hints)
-    assert torch.equal(parts["extra_token"].data[:, 0, :, 0], tokens[0, :2].T)
-    assert torch.equal(parts["class_token"].data[:, 0, :, 0], tokens[0, 2:3].T)
+    drawn_maps = layout.to_maps(tokens, hints)
+    assert torch.equal(drawn_maps["extra_token"].data[:, 0, :, 0], tokens[0, :2].T)
+    assert torch.equal(drawn_maps["class_token"].data[:, 0, :, 0], tokens[0, 2:3].T)
 
 
 def of_kind(seen: Mapping[tuple[str, str], Seen], *kinds: str) -> set[str]:
@@ -118,7 +118,9 @@ def test_no_query_of_detr_is_a_place() -> None:
     spatial = of_kind(seen, "tokens", "ncl", "heads", "windows", "nhw", "nhwc")
     decoder = {name for name in spatial if name.startswith("model.decoder")}
     assert decoder == {
-        f"model.decoder.layers.{i}.encoder_attn.{part}_proj" for i in (0, 1) for part in "kv"
+        f"model.decoder.layers.{i}.encoder_attn.{projection}_proj"
+        for i in (0, 1)
+        for projection in "kv"
     }
     encoder = {name for name, _ in seen if name.startswith("model.encoder.layers")}
     assert encoder <= spatial | of_kind(seen, "attention")
@@ -133,9 +135,9 @@ def test_transformers_that_were_read_right_stay_as_they_are(
     torch.manual_seed(0)
     model = _timm(name, **smaller)
     with_origins, without = (followed(model, 224, 224, trace=trace) for trace in (True, False))
-    assert {at: one.layout for at, one in with_origins.items()} == {
-        at: one.layout for at, one in without.items()
+    assert {at: capture.layout for at, capture in with_origins.items()} == {
+        at: capture.layout for at, capture in without.items()
     }
-    assert "tokens" in {one.layout for one in with_origins.values()}
-    for at, one in with_origins.items():
-        assert torch.equal(one.maps, without[at].maps), at
+    assert "tokens" in {capture.layout for capture in with_origins.values()}
+    for at, capture in with_origins.items():
+        assert torch.equal(capture.maps, without[at].maps), at

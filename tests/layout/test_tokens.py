@@ -25,20 +25,20 @@ PREFIXES: dict[str, tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]] = 
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"),
+    ("model_type", "size"),
     [("none", (56, 56)), ("distilled", (59, 83)), ("registers", (59, 83))],
     ids=str,
 )
 def test_tokens_are_drawn_where_their_patches_lay(
-    kind: str, size: tuple[int, int], tmp_path: Path
+    model_type: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
     """Channel 0 is the picture of rows, 1 of columns: no shift, no transposition; sides that are
     no multiples of a patch lose what is left over."""
-    names, counts, _ = PREFIXES[kind]
-    folder, found = look(
+    names, counts, _ = PREFIXES[model_type]
+    folder, captures = look(
         PositionViT(*names, counts=counts), save(tmp_path, *size), "blocks.1", size
     )
-    row = found["blocks.1", 0, ""]
+    row = captures["blocks.1", 0, ""]
     high = size[0] // PATCH
     wide = size[1] // PATCH
     assert (row["layout"], row["maps"], row["grid"]["tile"]) == ("tokens", 3, [high, wide])
@@ -46,26 +46,30 @@ def test_tokens_are_drawn_where_their_patches_lay(
     assert_drawn(folder, row, positions(high, wide))
 
 
-@pytest.mark.parametrize("kind", ["distilled", "registers"])
-def test_tokens_beside_the_grid_are_vectors_of_their_own(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix_type", ["distilled", "registers"])
+def test_tokens_beside_the_grid_are_vectors_of_their_own(prefix_type: str, tmp_path: Path) -> None:
     """Class, distillation and register tokens stand in pictures of their own, with their own
     numbers; registers are rows of one strip."""
-    names, counts, parts = PREFIXES[kind]
+    names, counts, prefix_parts = PREFIXES[prefix_type]
     model = PositionViT(*names, counts=counts)
-    folder, found = look(model, save(tmp_path, 56, 80), "blocks.0", (56, 80), tensors="npy")
-    assert set(found) == {("blocks.0", 0, key) for key in ("", *parts)}
+    folder, captures = look(model, save(tmp_path, 56, 80), "blocks.0", (56, 80), tensors="npy")
+    assert set(captures) == {("blocks.0", 0, key) for key in ("", *prefix_parts)}
     stats = np.load(folder / "stats.npz")
-    for name, part in zip(names, parts, strict=True):
-        row = found["blocks.0", 0, part]
-        own = getattr(model, name).detach()[0]
-        assert row["file"].endswith(f"_blocks.0/output.{part}.png")
+    for name, expected in zip(names, prefix_parts, strict=True):
+        row = captures["blocks.0", 0, expected]
+        parameter = getattr(model, name).detach()[0]
+        assert row["file"].endswith(f"_blocks.0/output.{expected}.png")
         assert (row["layout"], row["maps"]) == ("vector", 3)
-        assert row["range"] == pytest.approx([float(own.min()), float(own.max())])
-        assert (row["min"], row["max"]) == pytest.approx((float(own.min()), float(own.max())))
+        assert row["range"] == pytest.approx([float(parameter.min()), float(parameter.max())])
+        assert (row["min"], row["max"]) == pytest.approx(
+            (float(parameter.min()), float(parameter.max()))
+        )
         strip = np.asarray(Image.open(folder / row["file"]))
-        assert np.abs(strip.astype(int) - levels(own[None])[0].astype(int)).max() <= 1
-        numbers = stats[f"blocks.0|output|0|{part}"]
-        assert np.allclose(numbers[:, :2], torch.stack([own.amin(0), own.amax(0)], 1).numpy())
+        assert np.abs(strip.astype(int) - levels(parameter[None])[0].astype(int)).max() <= 1
+        numbers = stats[f"blocks.0|output|0|{expected}"]
+        assert np.allclose(
+            numbers[:, :2], torch.stack([parameter.amin(0), parameter.amax(0)], 1).numpy()
+        )
     grid = stats["blocks.0|output|0|"]
     assert grid[:, 0].min() >= 0  # the model's own tokens are negative: none is in the grid
 

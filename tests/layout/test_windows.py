@@ -95,11 +95,11 @@ def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
     nn.init.zeros_(model.pos_embed)
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
-        wanted = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
+        expected = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
     seen = followed(model, 64, 96, image=image)
     maps = [seen[f"blocks.{number}", ""].maps for number in range(4)]
     assert [tuple(m.shape[1:]) for m in maps] == [(16, 24), (8, 12), (4, 6), (2, 3)]
-    for have, want in zip(maps, wanted, strict=True):
+    for have, want in zip(maps, expected, strict=True):
         assert torch.equal(have, want[0])
 
 

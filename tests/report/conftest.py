@@ -54,9 +54,9 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     a = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2, stats=dark)]
     b = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2, stats=brighter)]
     again = Drawn("relu", index=2, call=1, stats=dark)
-    own = {"a.png": [*a, again], "deep/b #1%.png": b, HOSTILE: [*b, Drawn(EVIL, index=3)]}
+    images = {"a.png": [*a, again], "deep/b #1%.png": b, HOSTILE: [*b, Drawn(EVIL, index=3)]}
     out = tmp_path_factory.mktemp("gallery") / "out"
-    write_run(out, own, {"bad.jpg": f"it is truncated {EVIL}"})
+    write_run(out, images, {"bad.jpg": f"it is truncated {EVIL}"})
     half = RunDirectory(Folder.open(out)).image("half.png")
     write_image(RunDirectory(Folder.open(out)), "half.png", a)
     (half.path / "manifest.json").unlink()
@@ -82,8 +82,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
     root = write_run(tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn))
-    other = write_run(root.parent / "other", {"a.png": [drawn[0]]})
-    build_report(root, ReportOptions(compare=other))
+    other_run = write_run(root.parent / "other", {"a.png": [drawn[0]]})
+    build_report(root, ReportOptions(compare=other_run))
     build_report(root, ReportOptions(single_file=True))
     return root
 

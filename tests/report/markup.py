@@ -107,9 +107,9 @@ def write_audit(root: Path, **changed: Any) -> Path:
         "rows": [42, 112],
     }
     row = {"type": "ReLU", "channels": 6, "call": 0}
-    found = {"dead": [1, 4], "constant": [5]}
+    findings = {"dead": [1, 4], "constant": [5]}
     layers = [
-        {**row, "layer": "relu", "label": "relu", "findings": found, "apoz": 0.375},
+        {**row, "layer": "relu", "label": "relu", "findings": findings, "apoz": 0.375},
         {**row, "layer": EVIL, "label": EVIL, "findings": {"dead": []}, "apoz": None},
     ]
     content = {
@@ -143,7 +143,7 @@ def write_exemplars(
     Image.new("RGB", (50, 30)).save(root / "001_conv1" / "output.png")
     Image.new("RGB", (70, 40)).save(folder / "c00000.png")
     channels = [CHANNEL, {"channel": 1, "file": None, "exemplars": []}]
-    own = {
+    layer_row = {
         "layer": layer,
         "type": "Conv2d",
         "index": 1,
@@ -168,7 +168,7 @@ def write_exemplars(
         "images": {"total": 4, "seen": 4, "failures": []},
         "skipped": [],
         "never_ran": [],
-        "layers": [own | changed],
+        "layers": [layer_row | changed],
         **(record or {}),
     }
     (root / "exemplars.json").write_text(json.dumps(content))

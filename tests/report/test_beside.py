@@ -93,8 +93,8 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Any, tmp_path: Path
     """Diff's own words, and a link to the first layer that diverges."""
     base, page = compared(featviz, tmp_path)
     words = page.words
-    said = featviz("diff", base, tmp_path / "new").out.splitlines()[-1]
-    assert f"Different {said.removeprefix('different: ')} First layer to diverge: b" in words
+    verdict = featviz("diff", base, tmp_path / "new").out.splitlines()[-1]
+    assert f"Different {verdict.removeprefix('different: ')} First layer to diverge: b" in words
     assert words.index("Different") < words.index("Feature maps of")
     assert [a["class"] for a in page.of("section") if a.get("aria-label") == "Verdict"] == [
         "verdict apart"
@@ -119,15 +119,17 @@ def two(tmp_path: Path) -> Path:
 
 def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> None:
     """The sheet as a picture, the pictures of channels for the script, and what a unit sees."""
-    found = write_exemplars(tmp_path / "found")
-    build_report(two, ReportOptions(exemplars=found))
+    exemplars = write_exemplars(tmp_path / "found")
+    build_report(two, ReportOptions(exemplars=exemplars))
     page = read(two / "report" / "layer-000.html")
     assert "the largest value over 4 images; a unit sees 3×5 pixels" in page.text
-    own = json.loads(next(str(a["data-extra"]) for a in page.of("details") if "data-extra" in a))
-    assert list(own) == ["0"]
-    assert (two / "report" / own["0"]["src"]).resolve() == found / "001_conv1/output/c00000.png"
-    assert (own["0"]["width"], own["0"]["height"]) == (70, 40)
-    assert own["0"]["alt"].endswith(f"{EVIL} 2.5")
+    extra = json.loads(next(str(a["data-extra"]) for a in page.of("details") if "data-extra" in a))
+    assert list(extra) == ["0"]
+    assert (
+        two / "report" / extra["0"]["src"]
+    ).resolve() == exemplars / "001_conv1/output/c00000.png"
+    assert (extra["0"]["width"], extra["0"]["height"]) == (70, 40)
+    assert extra["0"]["alt"].endswith(f"{EVIL} 2.5")
     sheets = [a for a in page.of("img") if "Exemplars of all channels" in str(a["alt"])]
     assert [(a["width"], a["height"]) for a in sheets] == [("50", "30")]
 

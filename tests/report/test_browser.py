@@ -88,9 +88,11 @@ def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
     at = centre + "return f.grid.channelAt(arguments[0], arguments[1])"
     step = 42
     half = 2 + 20
-    places = [(n % 4 * step + half, n // 4 * step + half) for n in range(8)]
-    assert [page.js(at, *place) for place in places] == [0, 0, 1, 1, 2, 2, None, None]
-    assert [page.js(at, *place) for place in ((1, half), (half, 1), (step + 1, half))] == [None] * 3
+    positions = [(n % 4 * step + half, n // 4 * step + half) for n in range(8)]
+    assert [page.js(at, *position) for position in positions] == [0, 0, 1, 1, 2, 2, None, None]
+    assert [page.js(at, *position) for position in ((1, half), (half, 1), (step + 1, half))] == [
+        None
+    ] * 3
     page.js("viewer.open(frames.get(document.querySelectorAll('.frame')[2]), 2)")
     canvas = page.one("dialog.viewer canvas")
     assert page.js("return [arguments[0].width, arguments[0].height]", canvas) == [80, 40]

@@ -65,12 +65,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     names = ["a.png", "b.png", "c.png"]
     run = write_run(top / "run", dict.fromkeys(names, drawn), {"bad.jpg": "it is truncated"})
-    other = write_run(top / "other", {name: [shifted] for name in names})
+    other_run = write_run(top / "other", {name: [shifted] for name in names})
     audit = write_audit(top / "audit")
-    beside = {"audit": audit, "exemplars": write_exemplars(top / "exemplars")}
-    build_report(run, ReportOptions(**beside))
-    build_report(run, ReportOptions(**beside, single_file=True, out=top / "one.html"))
-    build_report(run, ReportOptions(compare=other, out=top / "compared"))
+    studies = {"audit": audit, "exemplars": write_exemplars(top / "exemplars")}
+    build_report(run, ReportOptions(**studies))
+    build_report(run, ReportOptions(**studies, single_file=True, out=top / "one.html"))
+    build_report(run, ReportOptions(compare=other_run, out=top / "compared"))
     build_report(audit, ReportOptions())
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv2d(4, 9, 3))
     fv.kernels(net, out=top / "kernels")
@@ -78,7 +78,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (0, 100):
         write_audit(write_run(top / f"series/step-{step:06d}", {"a.png": drawn}))
     build_report(top / "series", ReportOptions())
-    fv.diff(run, other, html=top / "diff.html")
+    fv.diff(run, other_run, html=top / "diff.html")
     return top
 
 

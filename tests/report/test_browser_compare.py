@@ -31,8 +31,8 @@ def changed(by: float) -> np.ndarray:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of which the second layer differs a little, and the third more; and their page."""
     folder = tmp_path_factory.mktemp("compared")
-    for name, little, much in (("before", 0.0, 0.0), ("after", 0.5, 4.0)):
-        layers = [("conv1", 0.0), ("conv2", little), ("conv3", much)]
+    for name, little, large in (("before", 0.0, 0.0), ("after", 0.5, 4.0)):
+        layers = [("conv1", 0.0), ("conv2", little), ("conv3", large)]
         drawn = [
             Drawn(layer, index=n, type="Conv2d", stats=changed(by), tile=(60, 70), scale=10)
             for n, (layer, by) in enumerate(layers, 1)
@@ -98,8 +98,8 @@ def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) ->
     page.browser.set_window_size(1400, 900)
     page.open("index.html")
     images = page.shown(".both img")
-    ways = [image.get_attribute("src").rsplit("/", 4)[-4] for image in images]
-    assert ways == ["after", "before", "after", "before"]
+    runs = [image.get_attribute("src").rsplit("/", 4)[-4] for image in images]
+    assert runs == ["after", "before", "after", "before"]
     assert all("002_conv2" in image.get_attribute("src") for image in images)
     boxes = [image.rect for image in images]
     assert len({box["y"] for box in boxes}) == 1
@@ -123,9 +123,9 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of runs and an audit whose every string is markup."""
     import json
 
-    more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
+    fields = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [
-        Drawn(EVIL, index=1, type=EVIL, key=EVIL, more={**more, "file": "a b&c<d>.png"}),
+        Drawn(EVIL, index=1, type=EVIL, key=EVIL, more={**fields, "file": "a b&c<d>.png"}),
         Drawn(f"{EVIL}2", index=2, type=EVIL, more={"normalize": EVIL, "file": "x'\"y.png"}),
     ]
     strings = {"model": {"name": EVIL, EVIL: [EVIL, {EVIL: EVIL}]}, "preprocessing": EVIL}
@@ -152,8 +152,8 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if out == "two" and row["index"] == 2:
                     row["mean"] = 3.0
             path.write_text(json.dumps(content))
-        with np.load(next(root.rglob("stats.npz"))) as held:
-            changed = {key: held[key] + shade for key in held.files}
+        with np.load(next(root.rglob("stats.npz"))) as arrays:
+            changed = {key: arrays[key] + shade for key in arrays.files}
         np.savez(next(root.rglob("stats.npz")), **changed)
         for path in root.rglob("manifest.json"):
             summed_anew(path.parent)

@@ -51,8 +51,8 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: Run, both: tuple[Pa
     for row in rows:
         assert shown[row["layer"]] == [f"../../kernels%20%231/{row['file']}"]
     low, high = (f"{value:.4g}".replace("-", "−") for value in rows[0]["range"])
-    words = f"red, green and blue, each from {low} to {high}"
-    assert words in read(run / "report" / "layer-001.html").text
+    caption = f"red, green and blue, each from {low} to {high}"
+    assert caption in read(run / "report" / "layer-001.html").text
     assert rows[0]["layout"] == "rgb"
 
 
@@ -73,9 +73,9 @@ def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None
         weight = model.get_submodule(row["layer"]).weight
         low, high = (f"{x:.4g}".replace("-", "−") for x in (weight.min(), weight.max()))
         shape = "×".join(map(str, weight.shape))
-        words = f"{row['maps']} kernels · {shape} · weights {low} to {high}"
+        caption = f"{row['maps']} kernels · {shape} · weights {low} to {high}"
         assert f"{row['layer']} {row['type']}" in text
-        assert words in text
+        assert caption in text
         where = kernels / "report" / str(picture["src"]).replace("%20", " ").replace("%23", "#")
         with Image.open(where) as drawn:
             assert (picture["width"], picture["height"]) == tuple(map(str, drawn.size))

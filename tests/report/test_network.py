@@ -82,14 +82,14 @@ def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
     """In call order; single numbers belong to the maps between which they stand, or end it all."""
     large = {"tile": (8, 10)}
     small = {"tile": (4, 4)}
-    one = {"tile": (2, 2)}
+    single = {"tile": (2, 2)}
     drawn = [
         Drawn("b", index=9, **large),
         Drawn("a", index=1, **large),
         Drawn("c", index=2, **small),
-        Drawn("squeeze", index=3, **one),
+        Drawn("squeeze", index=3, **single),
         Drawn("d", index=4, **small),
-        Drawn("pool", index=5, **one),
+        Drawn("pool", index=5, **single),
     ]
     root = write_run(tmp_path / "out", {"a.png": drawn})
     assert titles(root) == [
@@ -118,12 +118,13 @@ def test_one_resolution_is_divided_by_module(tmp_path: Path) -> None:
 
 def test_zeros_range_and_findings_are_those_of_all_images(tmp_path: Path) -> None:
     """On the page of the run; on the page of an image they are its own (numpy)."""
-    other = VALUES.copy()
-    other[1] = [0, 5, 1, 1, 0.5, 0]
+    second_stats = VALUES.copy()
+    second_stats[1] = [0, 5, 1, 1, 0.5, 0]
     root = built(
-        tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=other)]}
+        tmp_path / "out",
+        {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=second_stats)]},
     )
-    share = 100 * np.concatenate([VALUES, other])[:, 4].mean()
+    share = 100 * np.concatenate([VALUES, second_stats])[:, 4].mean()
     index, image = (pages(root)[f"{name}.html"].text for name in ("index", "image-000"))
     assert f"{share:.1f}\u00a0%" in index
     assert f"{100 * VALUES[:, 4].mean():.1f}\u00a0%" in image
@@ -137,7 +138,7 @@ def test_zeros_range_and_findings_are_those_of_all_images(tmp_path: Path) -> Non
 def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
     """Behind global pooling all gradients are constant maps, which says nothing."""
 
-    def found(kind: str, tile: tuple[int, int], times: int) -> set[str]:
+    def found(capture_kind: str, tile: tuple[int, int], times: int) -> set[str]:
         grid = {"nrow": 3, "padding": 2, "tile": list(tile), "scale": 1}
         fields = {
             "layer": "x",
@@ -160,7 +161,7 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
         }
         totals = ChannelTotals()
         for _ in range(times):
-            totals.add(Capture(kind=kind, grid=grid, **fields), VALUES)  # type: ignore[arg-type]
+            totals.add(Capture(kind=capture_kind, grid=grid, **fields), VALUES)  # type: ignore[arg-type]
         assert not set(totals.findings.get("constant", ())) & set(
             totals.findings.get("all zero", ())
         )
@@ -174,19 +175,20 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
 
 def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
     """Smallest, largest, mean and zeros over the images (numpy), at the channel's address."""
-    other = VALUES + np.float32([-1.2343, 2, 0.5126, 0, 0, 0])
+    second_stats = VALUES + np.float32([-1.2343, 2, 0.5126, 0, 0, 0])
     root = built(
-        tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=other)]}
+        tmp_path / "out",
+        {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=second_stats)]},
     )
     text = (root / "report" / "layer-000.html").read_text("utf-8")
-    both = np.stack([VALUES, other])
+    all_stats = np.stack([VALUES, second_stats])
     for channel in range(6):
         row = text.split(f'<tr id="c{channel}">')[1].split("</tr>")[0]
         cells = re.findall(r'<td class="n">([^<]*)</td>', row)
-        low = both[:, channel, 0].min()
-        high = both[:, channel, 1].max()
-        mean = both[:, channel, 2].mean()
-        zeros = both[:, channel, 4].mean()
+        low = all_stats[:, channel, 0].min()
+        high = all_stats[:, channel, 1].max()
+        mean = all_stats[:, channel, 2].mean()
+        zeros = all_stats[:, channel, 4].mean()
         numbers = [f"{value:.4g}".replace("-", "−") for value in (low, high, mean)]
         assert cells == [*numbers, f"{100 * zeros:.1f}\u00a0%"]
 
@@ -195,8 +197,8 @@ def with_prediction(root: Path, scores: list[float]) -> str:
     """A report of a vector of ten values, whose second and fourth are the model's prediction."""
     stats = np.zeros((10, 6), np.float32)
     stats[:, 0] = stats[:, 1] = stats[:, 2] = np.arange(10) / 2
-    more = {"layout": "vector", "shape": [1, 10]}
-    strip = Drawn("fc", 10, nrow=10, padding=0, tile=(12, 12), scale=12, stats=stats, more=more)
+    fields = {"layout": "vector", "shape": [1, 10]}
+    strip = Drawn("fc", 10, nrow=10, padding=0, tile=(12, 12), scale=12, stats=stats, more=fields)
     write_run(root, {"a.png": [strip]})
     path = root / "a.png" / "manifest.json"
     content = json.loads(path.read_text())
@@ -220,11 +222,11 @@ def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
     ]
     lengths = [float(text) for text in re.findall(r'width="([\d.]+)" height="8"/>', bars)]
     assert lengths == pytest.approx([100 * n / 9 for n in range(9, -1, -1)], abs=0.01)
-    other = with_prediction(tmp_path / "other", [1.0, 2.0])
-    assert "tabby" not in other.split('class="bars values"')[1].split("</table>")[0]
-    assert "tabby" in other
-    assert "75.0\u00a0%" in other
-    assert "12.5\u00a0%" in other
+    other_page = with_prediction(tmp_path / "other", [1.0, 2.0])
+    assert "tabby" not in other_page.split('class="bars values"')[1].split("</table>")[0]
+    assert "tabby" in other_page
+    assert "75.0\u00a0%" in other_page
+    assert "12.5\u00a0%" in other_page
 
 
 BOTH = ("ReLU", "MaxPool2d")
@@ -241,7 +243,7 @@ CONV = Drawn("c", type="Conv2d", stats=np.tile(np.float32([-2, 3, 0.5, 1, 0, 0])
 
 
 @pytest.mark.parametrize(
-    ("images", "words"),
+    ("images", "channels"),
     [
         ([[Drawn("x", stats=rectified(*dark))] for dark in ((1, 5), (1, 3, 5))], "2 in 1 layer"),
         ([[Drawn("x")]], "none in the one activation drawn"),
@@ -252,19 +254,19 @@ CONV = Drawn("c", type="Conv2d", stats=np.tile(np.float32([-2, 3, 0.5, 1, 0, 0])
     ],
 )
 def test_the_first_page_begins_with_the_dead_channels(
-    tmp_path: Path, images: list[list[Drawn]], words: str
+    tmp_path: Path, images: list[list[Drawn]], channels: str
 ) -> None:
     """Those that are zero in every image, with a link to their names: of activations only, which a
     convolution's output is not and a block's may be, and once for a pooling behind a ReLU."""
     root = built(tmp_path / "out", {f"{n}.png": drawn for n, drawn in enumerate(images)})
     page = pages(root)["index.html"]
     where = "every image" if len(images) > 1 else "the image"
-    assert f"Dead channels (zero in {where}): {words}" in page.words
-    if words.startswith("unknown"):
+    assert f"Dead channels (zero in {where}): {channels}" in page.words
+    if channels.startswith("unknown"):
         assert "No channel is dead" not in page.text
     else:
         text = (root / "report" / "index.html").read_text("utf-8")
-        assert f'<a href="#findings">{words}' in text
+        assert f'<a href="#findings">{channels}' in text
 
 
 def test_the_first_page_says_what_dark_is(tmp_path: Path) -> None:
@@ -278,8 +280,8 @@ def test_the_first_page_says_what_dark_is(tmp_path: Path) -> None:
     }
     drawn = []
     for n, (mode, limits) in enumerate([*keys] * 2):
-        more = {"normalize": mode, "range": limits and list(limits), "min": -2.0, "max": 3.0}
-        drawn.append(Drawn(f"x{n}", stats=stats, index=n, more=more))
+        fields = {"normalize": mode, "range": limits and list(limits), "min": -2.0, "max": 3.0}
+        drawn.append(Drawn(f"x{n}", stats=stats, index=n, more=fields))
     index = pages(built(tmp_path / "out", {"a.png": drawn}))["index.html"]
     assert all(index.words.count(key) == 1 for key in keys.values())
     assert index.words.count("range −2 to 3") == 8
@@ -323,10 +325,10 @@ def test_a_key_says_where_values_lie_beyond_its_ends(tmp_path: Path) -> None:
         for n, (mode, low, high) in enumerate(keys)
     ]
     root = built(tmp_path / "out", {"a.png": rows})
-    for n, words in enumerate(keys.values()):
+    for n, label in enumerate(keys.values()):
         text = read(root / "report" / f"layer-{n:03d}.html").words
-        assert f" {words}" in text
-        assert text.count("≤") == words.count("≤")
+        assert f" {label}" in text
+        assert text.count("≤") == label.count("≤")
 
 
 def test_the_gradient_of_an_image_and_its_saliency_have_their_own_colours(tmp_path: Path) -> None:

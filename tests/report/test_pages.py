@@ -27,19 +27,21 @@ MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 def test_names_and_messages_are_text(gallery: Path) -> None:
     """Whatever a file, a layer or an error is called, it appears as it is; the run's page has the
     model, versions, layers, images, failures and what is incomplete."""
-    found = pages(gallery)
-    assert all(len(page.of("script")) <= 5 for page in found.values())
-    assert HOSTILE in found["index.html"].text
-    assert EVIL in found["index.html"].text
-    assert HOSTILE in found["image-002.html"].text
-    assert EVIL in found["layer-002.html"].text
-    next_ones = [a["href"] for a in found["image-001.html"].of("a") if a.get("rel") == "next"]
+    gallery_pages = pages(gallery)
+    assert all(len(page.of("script")) <= 5 for page in gallery_pages.values())
+    assert HOSTILE in gallery_pages["index.html"].text
+    assert EVIL in gallery_pages["index.html"].text
+    assert HOSTILE in gallery_pages["image-002.html"].text
+    assert EVIL in gallery_pages["layer-002.html"].text
+    next_ones = [
+        a["href"] for a in gallery_pages["image-001.html"].of("a") if a.get("rel") == "next"
+    ]
     assert next_ones == ["image-002.html"]
-    for page in found.values():
+    for page in gallery_pages.values():
         assert not any("onerror" in attributes for _, attributes in page.tags)
-    text = found["index.html"].text
-    for words in ("resnet18", "torch 2.15.0", "conv1", "relu", "bad.jpg", "it is truncated"):
-        assert words in text
+    text = gallery_pages["index.html"].text
+    for expected in ("resnet18", "torch 2.15.0", "conv1", "relu", "bad.jpg", "it is truncated"):
+        assert expected in text
     assert "half.png" in text
     assert "incomplete: it has no manifest.json" in text
     assert "3 complete of 4, 1 failed, 1 incomplete" in text
@@ -89,20 +91,20 @@ def test_dark_in_every_image(gallery: Path) -> None:
 def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None:
     """Bit for bit, on the page of the image and on that of the layer: random, equal, not finite."""
     rng = np.random.default_rng(0)
-    some = rng.random((6, 6), dtype=np.float32)
+    values = rng.random((6, 6), dtype=np.float32)
     nan = np.full((6, 6), [np.nan, 1, -0.0, 0, 0, 4], np.float32)
     nan[2, 1] = np.inf
-    layers = [(f"x{n}", stats) for n, stats in enumerate([some, nan, 0 * some, some[::-1]])]
+    layers = [(f"x{n}", stats) for n, stats in enumerate([values, nan, 0 * values, values[::-1]])]
     names = [f"{n}.png" for n in range(9)]
     drawn = [Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)]
     root = built(tmp_path / "out", dict.fromkeys(names, drawn))
     assert max(len(script(path)) for path in (root / "report").glob("grids-*.js")) == 16
     for image, layer in ((0, 0), (3, 1), (7, 3), (8, 2)):
-        with np.load(root / names[image] / "stats.npz") as held:
-            wanted = held[f"x{layer}|output|0|"]
+        with np.load(root / names[image] / "stats.npz") as arrays:
+            expected = arrays[f"x{layer}|output|0|"]
         for page in (f"image-{image:03d}.html", f"layer-{layer:03d}.html"):
-            found = numbers(loaded(root, page)[f"p{image}-{layer}"])
-            assert found.tobytes() == wanted.tobytes(), page
+            page_numbers = numbers(loaded(root, page)[f"p{image}-{layer}"])
+            assert page_numbers.tobytes() == expected.tobytes(), page
 
 
 def test_the_numbers_of_a_grid_stand_once(gallery: Path) -> None:
@@ -119,11 +121,11 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     """nrow, padding, tile, slices and the channels that were drawn."""
     drawn = Drawn("x", maps=9, channels=[2, 5], slices=(2, 7), nrow=3, padding=1, tile=(6, 4))
     root = built(tmp_path / "out", {"a.png": [drawn]})
-    own = loaded(root, "image-000.html")["p0-0"]
-    assert (own["nrow"], own["padding"], own["tile"]) == (3, 1, [6, 4])
-    assert (own["slices"], own["channels"], own["maps"]) == (2, [2, 5], 9)
+    geometry = loaded(root, "image-000.html")["p0-0"]
+    assert (geometry["nrow"], geometry["padding"], geometry["tile"]) == (3, 1, [6, 4])
+    assert (geometry["slices"], geometry["channels"], geometry["maps"]) == (2, [2, 5], 9)
     with Image.open(next(root.rglob("output.png"))) as picture:
-        assert own["size"] == list(picture.size)
+        assert geometry["size"] == list(picture.size)
     text = pages(root)["image-000.html"].text
     assert "2 of 9" in text
     assert "for each channel 2 of 7: 0–1" in text
@@ -131,8 +133,8 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
 
 def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     """Figures of the same tensor of the same image; both runs are named; the rest is untouched."""
-    other = write_run(tmp_path / "new#2", {"a.png": [Drawn("relu", index=7, shade=99)]})
-    build_report(root, ReportOptions(compare=other))
+    new_run = write_run(tmp_path / "new#2", {"a.png": [Drawn("relu", index=7, shade=99)]})
+    build_report(root, ReportOptions(compare=new_run))
     page = pages(root)["image-000.html"]
     pictures = [i for i in page.of("img") if "output.png" in str(i["src"])]
     sources = [unquote(str(i["src"])) for i in pictures if " of a.png" in str(i["alt"])]
@@ -171,14 +173,14 @@ def test_the_legend_says_what_colours_mean(
     root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
     for name in ("image-000.html", "layer-000.html"):
         text = (root / "report" / name).read_text("utf-8")
-        for words, color in entries.items():
-            assert f'fill="{color}"/></svg>{words}</li>' in text
+        for meaning, color in entries.items():
+            assert f'fill="{color}"/></svg>{meaning}</li>' in text
 
 
 def test_one_tile_of_all_channels_is_called_that(featviz: Run, tmp_path: Path) -> None:
     """No channel's numbers are its; the numbers that are told are those of all channels."""
-    more = {"reduce": "pca", "normalize": "range", "range": [-2.0, 2.0]}
-    drawn = Drawn("x", nrow=1, channels=[0], more=more)
+    fields = {"reduce": "pca", "normalize": "range", "range": [-2.0, 2.0]}
+    drawn = Drawn("x", nrow=1, channels=[0], more=fields)
     root = built(tmp_path / "out", {"a.png": [drawn]})
     page = pages(root)["image-000.html"]
     assert "Maps6, as one tile: their principal components 1 to 3 (--reduce pca)" in page.words

@@ -28,11 +28,13 @@ from .markup import Markup, built, pages, read
 def test_every_link_and_picture_exists(gallery: Path) -> None:
     """Relative, inside the run directory, and nothing is copied."""
     root = gallery
-    found = pages(gallery)
-    assert len(found) == 1 + 3 + 3
+    gallery_pages = pages(gallery)
+    assert len(gallery_pages) == 1 + 3 + 3
     seen = set()
-    ids = {name: {a["id"] for _, a in page.tags if a.get("id")} for name, page in found.items()}
-    for name, page in found.items():
+    ids = {
+        name: {a["id"] for _, a in page.tags if a.get("id")} for name, page in gallery_pages.items()
+    }
+    for name, page in gallery_pages.items():
         targets = [a["href"] for a in page.of("a") + page.of("link")]
         targets += [a["src"] for a in page.of("img") + page.of("script")]
         for target in map(str, targets):
@@ -92,7 +94,7 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
         (lambda p: (p / "stats.npz").write_bytes(b"PK"), "a.png/stats.npz has 2 bytes, too few"),
         (lambda p: (p / "manifest.json").write_text("{"), "a.png/manifest.json: cannot be read"),
@@ -100,7 +102,7 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_image_is_named_and_the_others_are_shown(
-    root: Path, damage: Callable[[Path], object], words: str
+    root: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     """One image does not take the report with it."""
     damage(root / "a.png")
@@ -109,7 +111,7 @@ def test_a_damaged_image_is_named_and_the_others_are_shown(
     assert "2 complete of 4" in text
     reason = read_run(root).left_out["a.png"]
     assert reason in text
-    assert words in reason
+    assert message in reason
 
 
 def test_what_was_not_reached_and_what_failed_are_counted(tmp_path: Path) -> None:
@@ -145,9 +147,9 @@ def test_a_folder_of_something_else_stays(root: Path) -> None:
     assert (root / "report" / "thesis.txt").read_text() == "words"
 
 
-@pytest.mark.parametrize(("room", "left"), [(90_000, 18), (1_000, 4)])
+@pytest.mark.parametrize(("byte_limit", "remaining"), [(90_000, 18), (1_000, 4)])
 def test_one_file_shows_fewer_maps_where_it_must(
-    room: int, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    byte_limit: int, remaining: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that stay are maps of the run, pixel for pixel, and the same channels of both images,
     never less than four; the page says how many."""
@@ -167,20 +169,22 @@ def test_one_file_shows_fewer_maps_where_it_must(
         sources.append([pixels[y : y + 40, x : x + 40].tobytes() for y, x in corners])
     build_report(root, ReportOptions(single_file=True, out=out))
     assert "the most varied ones" not in read(out).text
-    monkeypatch.setattr(fitting, "MOST_BYTES", room)
+    monkeypatch.setattr(fitting, "MOST_BYTES", byte_limit)
     build_report(root, ReportOptions(single_file=True, out=out))
     page = read(out)
-    assert f"at most {left} of its maps, the most varied ones" in page.text
+    assert f"at most {remaining} of its maps, the most varied ones" in page.text
     (chosen,) = set(re.findall(r'"channels":\[([\d,]+)\]', out.read_text("utf-8")))
     channels = sorted(map(int, chosen.split(",")))
-    assert len(channels) == left
+    assert len(channels) == remaining
     shown = [i for i in page.of("img") if "src" in i and "of conv1" in str(i["alt"])]
     for image in shown:
         grid = np.asarray(Image.open(io.BytesIO(base64.b64decode(str(image["src"]).split(",")[1]))))
         sides = [range(2, length - 2, 42) for length in grid.shape]
         found = {grid[y : y + 40, x : x + 40].tobytes() for y in sides[0] for x in sides[1]}
         found = {tile for tile in found if len(set(tile)) > 1}  # no empty place
-        assert found in [{own[channel] for channel in channels} for own in sources]
+        assert found in [
+            {source_tiles[channel] for channel in channels} for source_tiles in sources
+        ]
 
 
 def test_a_zip_file_has_the_pages_and_their_pictures(root: Path, tmp_path: Path) -> None:

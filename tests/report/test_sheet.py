@@ -63,9 +63,9 @@ def root(tmp_path: Path) -> Path:
 def test_columns_are_images_and_rows_are_channels(root: Path, transpose: bool) -> None:
     """Every tile is there once, pixel for pixel, at its place; transposed, the other way round."""
     sheet = sheet_of(root, transpose=transpose)
-    places = np.array([[find(sheet, cut(d, c)) for d in (A, B)] for c in range(6)])
-    rows = places[..., 0]
-    columns = places[..., 1]
+    positions = np.array([[find(sheet, cut(d, c)) for d in (A, B)] for c in range(6)])
+    rows = positions[..., 0]
+    columns = positions[..., 1]
     if transpose:
         rows, columns = columns, rows
     assert (rows[:, 0] == rows[:, 1]).all()
@@ -98,11 +98,11 @@ def test_a_channel_that_one_image_lacks_leaves_its_place_empty(tmp_path: Path) -
     b = Drawn("relu", maps=6, channels=[3, 5], nrow=2, shade=120)
     root = write_run(tmp_path / "out", {"a.png": [a], "b.png": [b]})
     sheet = sheet_of(root)
-    (row_a, _), (row_b, left) = find(sheet, cut(a, 1)), find(sheet, cut(b, 0))  # type: ignore[misc]
+    (row_a, _), (row_b, left_edge) = find(sheet, cut(a, 1)), find(sheet, cut(b, 0))  # type: ignore[misc]
     assert row_a == row_b
     first = find(sheet, cut(a, 0))
     assert first is not None
-    empty = sheet[first[0] : first[0] + 8, left : left + 10]
+    empty = sheet[first[0] : first[0] + 8, left_edge : left_edge + 10]
     assert (empty == empty[0, 0]).all()
     assert empty[0, 0] not in (PAPER, 0)
 
@@ -163,9 +163,9 @@ def test_command_line(featviz: Run, root: Path, monkeypatch: pytest.MonkeyPatch)
     path.write_bytes(path.read_bytes()[:-30])
     monkeypatch.chdir(root.parent)
     done = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
-    told = {"file": "sheet-relu.png", "images": ["b.png"], "channels": [5, 4, 3, 2, 1, 0]}
+    document = {"file": "sheet-relu.png", "images": ["b.png"], "channels": [5, 4, 3, 2, 1, 0]}
     assert done.code == 0
-    assert json.loads(done.out) == told
+    assert json.loads(done.out) == document
     assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err
     assert (root.parent / "sheet-relu.png").is_file()
 

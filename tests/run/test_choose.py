@@ -169,12 +169,12 @@ def test_a_u_net_shows_both_arms() -> None:
         return self.head(self.up1(torch.cat([high, self.grow(x)], 1)))  # type: ignore[no-any-return]
 
     widths = {"down1": 3, "down2": 8, "bottom": 8, "up2": 16, "up1": 16}
-    parts: dict[str, nn.Module] = {
+    modules: dict[str, nn.Module] = {
         name: nn.Sequential(nn.Conv2d(inside, 8, 3, padding=1), nn.BatchNorm2d(8))
         for name, inside in widths.items()
     }
-    parts |= {"pool": nn.MaxPool2d(2), "grow": nn.Upsample(scale_factor=2)}
-    net = Net(way, **parts, head=nn.Conv2d(8, 2, 1))
+    modules |= {"pool": nn.MaxPool2d(2), "grow": nn.Upsample(scale_factor=2)}
+    net = Net(way, **modules, head=nn.Conv2d(8, 2, 1))
     assert looked_at(net, 32, 48) == ["down1", "down1.0", "down2", "bottom", "up2", "up1"]
 
 

@@ -156,8 +156,8 @@ def test_each_is_read_once_beside_the_caller() -> None:
             raise KeyError(key)
         return key * 10
 
-    with closing(read_ahead([3, 2, 1], noted)) as each:
-        for key, load in each:
+    with closing(read_ahead([3, 2, 1], noted)) as reader:
+        for key, load in reader:
             try:
                 seen.append(load())
             except KeyError:

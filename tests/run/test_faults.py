@@ -125,9 +125,9 @@ def test_an_image_that_vanishes_or_changes_while_listed(
     assert done.code == 3
     assert "error: 02.png is no file" in done.err
     assert complete(tmp_path / "out") == ["00.png", "01.png", "03.png"]
-    (found,) = find.find_samples([str(photos / "03.png")])
+    (sample,) = find.find_samples([str(photos / "03.png")])
     manifest = read_json(tmp_path / "out" / "03.png" / "manifest.json")
-    assert manifest["image"]["sha256"] == decode.digest(found)
+    assert manifest["image"]["sha256"] == decode.digest(sample)
     with Image.open(tmp_path / "out" / "03.png" / "input.png") as seen:
         assert seen.getpixel((8, 8)) == (255, 0, 0)
 
@@ -157,9 +157,9 @@ def test_many_images_of_which_some_are_broken(
     failures = {row["image"]: row["error"] for row in run["failures"]}
     assert set(failures) == {path.name for path in broken}
     for number, path in enumerate(broken):
-        said = "is no image that Pillow can read" if number % 2 else "truncated"
+        reason = "is no image that Pillow can read" if number % 2 else "truncated"
         assert failures[path.name].startswith(path.name)
-        assert said in failures[path.name]
+        assert reason in failures[path.name]
     grown = float(np.median(np.diff(resident[40::30]))) / 30  # a single step is no growth
     # allocators keep some; an image that stayed would be its input, maps and tiles, 20 kB and more
     assert grown < 10_000, f"{grown:.0f} bytes for each image"

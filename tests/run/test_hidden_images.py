@@ -34,19 +34,19 @@ def hidden(out: Path) -> list[str]:
 def hide(out: Path, name: str, state: str) -> Path:
     """What a run leaves that was killed while it wrote this image."""
     folder = out / name
-    part = folder.with_name(hidden_name(folder.name))
+    hidden = folder.with_name(hidden_name(folder.name))
     if state == "complete beside":
-        shutil.copytree(folder, part)
-        return part
-    folder.rename(part)
+        shutil.copytree(folder, hidden)
+        return hidden
+    folder.rename(hidden)
     if state == "no manifest":
-        (part / "manifest.json").unlink()
-        (part / "stats.npz").write_bytes(b"PK")
+        (hidden / "manifest.json").unlink()
+        (hidden / "stats.npz").write_bytes(b"PK")
     if state == "empty":
-        shutil.rmtree(part)
-        (part / "000_0").mkdir(parents=True)
+        shutil.rmtree(hidden)
+        (hidden / "000_0").mkdir(parents=True)
     note_missing(out)
-    return part
+    return hidden
 
 
 def note_missing(out: Path) -> None:
@@ -115,12 +115,12 @@ def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> N
     """Two shards with --resume in one folder: each clears its own images; all are cleared without
     --shard."""
     before = snapshot(whole)
-    mine = "00.png"
-    other = "01.png"
-    hide(whole, mine, "no manifest")
-    hide(whole, other, "no manifest")
+    own_image = "00.png"
+    foreign_image = "01.png"
+    hide(whole, own_image, "no manifest")
+    hide(whole, foreign_image, "no manifest")
     assert draw(whole, "--resume", "--shard", "1/2").code == 0
-    assert hides(hidden(whole)[0], other)
+    assert hides(hidden(whole)[0], foreign_image)
     assert draw(whole, "--resume").code == 0
     assert snapshot(whole) == before
 
@@ -179,14 +179,14 @@ def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> N
     """The first is drawn, the second is skipped with a reason: the run goes on, and reads back."""
     twice = Net(lambda self, x: {"a": {"b": x}, "a.b": x + 1, "c": x})
     model = nn.Sequential(twice, Net(lambda self, parts: parts["c"].mean((2, 3))))
-    given = (model, photos / "00.png", "0", tmp_path / "out")
-    done = fv.run(*given, size=16, tensors="npy")
+    arguments = (model, photos / "00.png", "0", tmp_path / "out")
+    done = fv.run(*arguments, size=16, tensors="npy")
     (image,) = done.images
     assert [row.key for row in image.captures] == ["a.b", "c"]
     assert [(row.key, row.reason) for row in image.skipped] == [
         ("a.b", "another part of this output has the same name")
     ]
-    assert fv.run(*given, size=16, tensors="npy", resume=True).images[0].kept
+    assert fv.run(*arguments, size=16, tensors="npy", resume=True).images[0].kept
 
 
 # Kernels

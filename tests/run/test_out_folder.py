@@ -13,11 +13,11 @@ from runs import SMALL, complete, refused, snapshot
 
 
 @pytest.mark.parametrize(
-    ("out", "more"), [("photos/../photos", ()), ("link", ("--overwrite",)), (".", ("--resume",))]
+    ("out", "options"), [("photos/../photos", ()), ("link", ("--overwrite",)), (".", ("--resume",))]
 )
 def test_out_may_not_be_or_hold_the_images(
     out: str,
-    more: tuple[str, ...],
+    options: tuple[str, ...],
     draw: Run,
     featviz: Run,
     tiny_file: Path,
@@ -27,11 +27,11 @@ def test_out_may_not_be_or_hold_the_images(
 ) -> None:
     """However it is spelt, and even if a run.json lies there: exit code 2, and all stays."""
     (tmp_path / "link").symlink_to(photos)
-    for place in (photos, tmp_path):
-        (place / "run.json").write_text(json.dumps(RUN_RECORD))
+    for folder in (photos, tmp_path):
+        (folder / "run.json").write_text(json.dumps(RUN_RECORD))
     before = snapshot(tmp_path)
     monkeypatch.chdir(tmp_path)
-    done = draw(out, *more)
+    done = draw(out, *options)
     refused(done, 2, "holds the input", "00.png", "hint: name another place with --out")
     done = featviz("audit", tiny_file, photos, "--out", out, "--overwrite")
     refused(done, 2, "holds the input")
@@ -94,7 +94,9 @@ def test_out_below_the_images_works_again_and_again(
     before = snapshot(photos)
     monkeypatch.chdir(photos)
     base = ["run", tiny_file, ".", *SMALL]
-    assert [featviz(*base, *more).code for more in ((), ("--resume",), ("--overwrite",))] == [0] * 3
+    assert [featviz(*base, *options).code for options in ((), ("--resume",), ("--overwrite",))] == [
+        0
+    ] * 3
     assert complete(photos / "featviz-out") == ["00.png", "01.png"]
     shutil.rmtree("featviz-out")
     audits = ["audit", tiny_file, ".", "--size", "16", "--overwrite"]

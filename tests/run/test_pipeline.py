@@ -38,10 +38,10 @@ INPUTS: dict[str, Any] = {
 
 def independent(model: nn.Module, image: Path, types: tuple[type, ...]) -> dict[str, list[Tensor]]:
     """Outputs by qualified name from plain hooks that clone."""
-    found: dict[str, list[Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {}
     handles = [
         module.register_forward_hook(
-            lambda m, a, o, name=name: found.setdefault(name, []).append(o.clone())
+            lambda m, a, o, name=name: outputs.setdefault(name, []).append(o.clone())
         )
         for name, module in model.named_modules()
         if isinstance(module, types)
@@ -56,7 +56,7 @@ def independent(model: nn.Module, image: Path, types: tuple[type, ...]) -> dict[
     torch.set_num_threads(threads)
     for handle in handles:
         handle.remove()
-    return found
+    return outputs
 
 
 def without_constants(
@@ -69,8 +69,8 @@ def without_constants(
     picture = picture.copy()
     for index in flat.nonzero().flatten().tolist():
         top = index // min(nrow, len(maps)) * (height + padding) + padding
-        left = index % min(nrow, len(maps)) * (width + padding) + padding
-        picture[top : top + height, left : left + width] = 0
+        left_edge = index % min(nrow, len(maps)) * (width + padding) + padding
+        picture[top : top + height, left_edge : left_edge + width] = 0
     return picture, int((~flat).sum())
 
 
@@ -110,12 +110,12 @@ def test_grids_equal_torchvisions(
         got = np.asarray(Image.open(tmp_path / "out" / "landscape.jpg" / row["file"])).astype(int)
         save_image(tensor.permute(1, 0, 2, 3), tmp_path / "x.png", **options)  # type: ignore[arg-type]
         want = np.asarray(Image.open(tmp_path / "x.png"))[..., 0].astype(int)
-        (ours, maps), (theirs, _) = (
+        (ours, maps), (expected, _) = (
             without_constants(picture, tensor, nrow, padding) for picture in (got, want)
         )
-        assert ours.shape == theirs.shape
-        assert np.abs(ours - theirs).max() <= 1
-        assert (ours == theirs).mean() >= 0.999
+        assert ours.shape == expected.shape
+        assert np.abs(ours - expected).max() <= 1
+        assert (ours == expected).mean() >= 0.999
         compared += maps
     assert compared >= (7 if name == "small" else 400)  # maps, over all layers
 
@@ -179,9 +179,9 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
         return {"out": left, "boxes": torch.zeros(2, 3, 4, 4, 4), "count": 3}
 
     pair = Net(lambda self, x: (x * 2, None))
-    words = Net(lambda self, x: "words")
+    text_output = Net(lambda self, x: "words")
     lists = {"list": nn.ModuleList([nn.ReLU()]), "steps": nn.Sequential(nn.Tanh())}
-    odd = Net(way, pair=pair, unused=nn.Conv2d(3, 1, 1), words=words, **lists)
+    odd = Net(way, pair=pair, unused=nn.Conv2d(3, 1, 1), words=text_output, **lists)
     fv.run(odd, SCENES / "spheres.jpg", "*", tmp_path / "out", **INPUTS)
     manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
     drawn = {(row["layer"], row["key"]) for row in manifest["captures"]}

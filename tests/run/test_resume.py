@@ -170,11 +170,11 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
     before = tree(whole)
     unlink = os.unlink
     for count in (1, 5, 12):
-        left = [count]
+        remaining = [count]
 
-        def killed(*arguments: Any, left: list[int] = left, **named: Any) -> None:
-            left[0] -= 1
-            if left[0] < 0:
+        def killed(*arguments: Any, remaining: list[int] = remaining, **named: Any) -> None:
+            remaining[0] -= 1
+            if remaining[0] < 0:
                 raise SystemExit(9)
             unlink(*arguments, **named)
 

@@ -162,8 +162,8 @@ def test_a_killed_parent_leaves_complete_images_and_no_process(
     """Its workers end with their image; --resume completes the run."""
     images = make_photos(tmp_path / "many", 60)
     command = [sys.executable, "-m", "featviz", "run", tiny_file, images, *SMALL, "--jobs", "2"]
-    words = [*map(str, command), "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(words, start_new_session=True)
+    arguments = [*map(str, command), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(arguments, start_new_session=True)
     wait_for(5, tmp_path / "out")
     process.kill()
     process.wait()
@@ -176,6 +176,6 @@ def test_a_killed_parent_leaves_complete_images_and_no_process(
         time.sleep(0.05)
     else:
         pytest.fail("a worker outlived its parent")
-    subprocess.run([*words, "--resume"], check=True)
+    subprocess.run([*arguments, "--resume"], check=True)
     assert len(complete(tmp_path / "out")) == 60
     assert [path.name for path in (tmp_path / "out").glob(".*.part")] == []

@@ -128,11 +128,11 @@ def test_the_last_of_several_processes_says_that_images_failed(
     """torchrun would end the others where the first says it; srun lets each speak."""
     (photos / "00.png").write_bytes(b"no picture")
     monkeypatch.setenv(names[1], "2")
-    found = []
+    exit_codes = []
     for rank in "01":
         monkeypatch.setenv(names[0], rank)
-        found.append(draw(tmp_path / "out").code)
-    assert found == codes
+        exit_codes.append(draw(tmp_path / "out").code)
+    assert exit_codes == codes
 
 
 # Shards of one folder, and of several
@@ -147,15 +147,15 @@ def test_shards_merged_are_one_run(featviz: Run, tiny_file: Path, tmp_path: Path
     photos[2].write_bytes(b"no picture")
     base = ["run", tiny_file, *photos, *SMALL, "--out"]
     single = tmp_path / "single"
-    whole = tmp_path / "whole"
+    merged = tmp_path / "whole"
     assert featviz(*base, single).code == 3
-    parts = [tmp_path / f"part{index}" for index in (1, 2, 3)]
-    for index, part in enumerate(parts):
-        assert featviz(*base, part, "--shard", f"{index + 1}/3").code in (0, 3)
-    assert featviz("merge", *parts, "--out", whole).code == 3
-    assert tree(whole) == tree(single)
-    assert complete(parts[0])
-    assert run_json(parts[0])["images"]["missing"]
+    shards = [tmp_path / f"part{index}" for index in (1, 2, 3)]
+    for index, shard in enumerate(shards):
+        assert featviz(*base, shard, "--shard", f"{index + 1}/3").code in (0, 3)
+    assert featviz("merge", *shards, "--out", merged).code == 3
+    assert tree(merged) == tree(single)
+    assert complete(shards[0])
+    assert run_json(shards[0])["images"]["missing"]
     for index in (5, 8, 1, 2, 3, 4, 6, 7):
         assert featviz(*base, tmp_path / "one", "--shard", f"{index}/8").code in (0, 1)
     assert tree(tmp_path / "one") == tree(single)
