@@ -199,11 +199,15 @@ def layer_row(
     """Judge a call by what was counted of it, for `layers` of audit.json.
 
     Args:
-        tallies: of the call, and of the activation at which it is judged for `dead`.
+        target: the call, and the activation behind it at which its channels are judged for `dead`
+            (a convolution before BatchNorm and ReLU is dead where the ReLU never leaves zero).
+        tallies: of the call and of that activation; each has `sums` [channels, statistics] and
+            `values` [channels], how many were counted.
     """
     call = target.call
     tally = tallies[call]
     judge = None if target.dead_at is None else tallies.get(target.dead_at.call)
+    # the most that each channel ever reaches at the activation; None where it was not reached
     ceiling = None
     apoz = None
     if judge is not None:

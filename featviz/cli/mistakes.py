@@ -67,8 +67,13 @@ def _added(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
-    """For a word that leads to nothing since a space has cut it off: from the path of a file, or
-    from the list that an option takes."""
+    """A hint with the corrected command where a space has cut a word off, from the path of a file
+    or from the list that an option takes; None where that is not what happened.
+
+    Args:
+        message: the error, which quotes the word that leads to nothing.
+        arguments: the command line, of which the first is the command's name.
+    """
     position = 0
     for index, argument in enumerate(arguments):
         if f" {argument!r}" in message:

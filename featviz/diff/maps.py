@@ -40,9 +40,13 @@ class _SignedMaps(NamedTuple):
 def draw(
     layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Folder
 ) -> tuple[ComparedLayer, ...]:
-    """Draw the worst layers that differ, and the first always, into a folder; the layers, with
-    their maps. The scale is as wide as the largest difference of all; what has a number in one run
-    only is magenta."""
+    """Draw maps of the differences of layers into a folder: of the layers that differ most, and of
+    the first one that differs in model order. All share one scale, as wide as the largest
+    difference; what has a number in one run only is magenta.
+
+    Returns:
+        All layers, in their order, those that were drawn with their map.
+    """
     maps = []
     for layer in _drawn_layers(layers):
         signed_maps = _signed_maps(layer, base, new)

@@ -383,7 +383,11 @@ def _name_lines(name: str) -> list[str]:
 
 
 def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> None:
-    """Draw the titles, the input, and what the model made of it."""
+    """Draw the top of the page of `look`: titles, the input, and what the model made of it.
+
+    Args:
+        colors: the colormap, uint8 [levels, 3], from which the bars of the prediction take one.
+    """
     y = _MARGIN + 0.1
     bold = Letters(15, INK, bold=True)
     title_width = canvas.write(page.title, _MARGIN, y, bold, max_width=layout.width * 0.6)

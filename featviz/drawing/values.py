@@ -290,8 +290,17 @@ def to_levels(
 def quantise_on_device(
     maps: Tensor, low: Floats, factor: Floats, half: float, top: float | None
 ) -> Bytes:
-    """(value - low) · factor + half of maps [N, ...], clipped to 0..top (unless None; NaN to 0) and
-    cut to whole numbers where the maps are, so that only the bytes are sent back."""
+    """Levels of maps on the device where the maps are, so that only bytes are sent back:
+    (value - low) · factor + half, cut to whole numbers.
+
+    Args:
+        maps: [N, ...].
+        low: [N], the value of each map that becomes level 0.
+        factor: [N], levels for each unit of a map's values.
+        half: 0.5 to round to the nearest level, 0 to cut.
+        top: the highest level, to which values are clipped, and NaN becomes 0. None where all
+            values are finite and known to fit 0..255.
+    """
     shape = (-1, *[1] * (maps.ndim - 1))
     levels = maps - maps.new_tensor(low).reshape(shape)
     levels = levels.mul_(maps.new_tensor(factor).reshape(shape)).add_(half)

@@ -193,7 +193,16 @@ def _draw_layer(
     row: ExemplarLayer,
     folder: Folder,
 ) -> ExemplarLayer:
-    """Write the sheet of a tensor and the pictures of its channels; its row with exemplars."""
+    """Write the sheet of a tensor, and a picture of each channel that anything excites.
+
+    Args:
+        source: where the tensor is captured.
+        top: the highest values of each channel and their images, [channels, k].
+        row: the tensor's record so far, without channels.
+
+    Returns:
+        The record, with its channels.
+    """
     channels, top_count = top.values.shape
     tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))
     label = printable(row.label + (f".{row.key}" if row.key else ""))

@@ -305,7 +305,8 @@ def tensors(value: Any, dense: bool = False) -> list[Tensor]:
 
 
 def _why_none(value: Any) -> str:
-    """The reason for a row of `skipped`."""
+    """Why `value` could not be captured, or why no gradient came for it: the predicate of a
+    sentence in `skipped`. The caller knows that one of the two is so."""
     if value is None:
         return "is None, not a tensor"
     if not isinstance(value, Tensor):

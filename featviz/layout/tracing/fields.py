@@ -266,6 +266,13 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
 
         kernel 3, stride 2 on 5 positions    takes     0 1 2          position 0 of the result
                                                            2 3 4      position 1
+
+    Args:
+        call: of tensors [N, C, ...].
+        seen: the receptive fields of the call's tensors, in order; only the first one slides.
+
+    Raises:
+        ValueError: nothing is known of the first tensor; `follow` then knows nothing of the result.
     """
     tables: Sequence[Tensor] = seen[0]
     if not tables:
@@ -274,7 +281,8 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
         tables = [_mix(table, 1) for table in tables]
     for axis in range(2, len(call.shape)):
         size = tables[0].shape[axis]
-        takes = _reached(call, axis, size)[:, 0].T.abs() > 1e-6  # [positions of the result, size]
+        # [positions of the result, size]; bilinear weights next to zero are rounding
+        takes = _reached(call, axis, size)[:, 0].T.abs() > 1e-6
         order = takes.int().argsort(1, descending=True)[:, : int(takes.sum(1).max())]
         index = torch.where(takes.gather(1, order), order, size)
         # a row of values that see nothing behind the last, for positions that take fewer

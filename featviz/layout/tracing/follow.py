@@ -185,7 +185,12 @@ class Follower:
         traces[trace_key] = replace(trace, is_weights=True) if tag.is_weights else trace
 
     def _pass_on(self, layer: Layer, call: FollowedCall) -> None:
-        """Tag the results of a function."""
+        """Tag the results of a function that a layer called. One that is not in FUNCTIONS passes
+        neither positions nor receptive fields on.
+
+        Args:
+            layer: in which the function ran.
+        """
         function = FUNCTIONS.get(call.name, FollowedFunction())
         positions = self._result_positions(function, call)
         fields = self._result_fields(function, call)
@@ -197,7 +202,8 @@ class Follower:
                 is_weights=weights[index],
                 fields=fields[index],
                 step=self._step,
-                made_by=self._made_by(result),  # changed in place, maybe
+                # a tensor that was changed in place was made by whoever made it first
+                made_by=self._made_by(result),
             )
 
     def _result_positions(
