@@ -25,6 +25,7 @@ from featviz.options.commands import AuditOptions, DiffThresholds
 
 SHOWN = [page for page in PAGES if commands(page)]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
+OF_TORCHVISION = {"resnet18", "ssdlite320_mobilenet_v3_large", "lraspp_mobilenet_v3_large"}
 SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "layers"}
 
 
@@ -37,8 +38,9 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def small(words: list[str]) -> list[str]:
-    """A command of resnet18 without a download and on a small image; others as they are."""
-    if "resnet18" not in words:
+    """A command of torchvision's models without a download and on a small image; others as they
+    are."""
+    if OF_TORCHVISION.isdisjoint(words):
         return words
     size = ["--size", "64"] if words[0] in SMALL_INPUT else []
     return [*words, *WITHOUT_DOWNLOAD, *size]
