@@ -1,5 +1,5 @@
-"""Folders that are no runs: audits, exemplars and kernels, read back; what gates found, for CI
-servers; and the series of runs of one model as it is trained, a run directory for each step.
+"""Results that are no runs: reads audits, exemplars and kernels; writes verdicts of gates for CI
+servers; and finds the series of a model's training, which has a run directory for each step.
 
     OUT/step-000000/  OUT/step-000100/  ...
 
@@ -166,17 +166,22 @@ def read_exemplars(root: Path) -> ExemplarRecord:
         content = files.read_json(path, _MOST)
         schema.check_version(content, SCHEMA_VERSION)
         record: ExemplarRecord = schema.convert(content, ExemplarRecord)
-        top = record.options.get("top")
-        known = type(top) is int and 1 <= top <= MOST_TOP
-        if not known or record.options.get("by") not in ("max", "mean"):
-            raise ValueError("options.top or options.by is none that featviz has")
-        for layer in record.layers:
-            for row in layer.channels:
-                count = len(row.exemplars)
-                if count > record.room or bool(row.file) != bool(count):
-                    where = f"channel {row.channel} of {layer.sheet}"
-                    raise ValueError(f"{where} has {count} exemplars")
+        _check_exemplars(record)
     return record
+
+
+def _check_exemplars(record: ExemplarRecord) -> None:
+    """Refuse a record of which one field contradicts another: ValueError."""
+    top = record.options.get("top")
+    is_top = type(top) is int and 1 <= top <= MOST_TOP
+    if not is_top or record.options.get("by") not in ("max", "mean"):
+        raise ValueError("options.top or options.by is none that featviz has")
+    for layer in record.layers:
+        for row in layer.channels:
+            count = len(row.exemplars)
+            has_picture = bool(row.file)
+            if count > record.room or has_picture != (count > 0):
+                raise ValueError(f"channel {row.channel} of {layer.sheet} has {count} exemplars")
 
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
@@ -188,17 +193,17 @@ def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
 
 
 @contextmanager
-def _reading(path: Path, what: str) -> Iterator[None]:
-    """Turn what is said of a file of a study into a StoreError."""
+def _reading(path: Path, result: str) -> Iterator[None]:
+    """Turn the error of a file of a result, such as `exemplars`, into a StoreError."""
     try:
         yield
     except FileNotFoundError as error:
         folder = path if path.is_dir() else path.parent
         missing = quoted(str(folder / str(error.filename)))
-        raise StoreError(f"{missing} is missing", f"draw the {what} again") from None
+        raise StoreError(f"{missing} is missing", f"draw the {result} again") from None
     except (FileError, StoreError, OSError, ValueError) as error:
-        words = str(error).removeprefix("cannot be read: ")
-        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(words)}") from error
+        reason = str(error).removeprefix("cannot be read: ")
+        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(reason)}") from error
 
 
 @dataclass(frozen=True)
@@ -244,7 +249,7 @@ class Audit:
     @property
     def clean(self) -> bool:
         """Whether nothing was found in any channel."""
-        return not any(found for row in self.layers for found in row.findings.values())
+        return not any(channels for row in self.layers for channels in row.findings.values())
 
 
 def is_audit(root: Path) -> bool:
@@ -252,20 +257,33 @@ def is_audit(root: Path) -> bool:
     return (root / AUDIT_FILE).exists() and not (root / RUN_FILE).exists()
 
 
-def read_audit(root: Path, given: Path | None) -> tuple[Audit, ReadImage] | None:
-    """The audit that was asked for, a file or its folder, or the one in `root`; None where there
-    is none. With it the pictures of its suspects, as far as they are there."""
-    path = given or root
-    if given is None or path.is_dir():
+def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | None:
+    """Read an audit, and the pictures of its suspects, as far as they are there.
+
+    Args:
+        root: a folder that may hold one.
+        requested: the audit.json to read instead, or its folder, as the user named it.
+
+    Returns:
+        None where `root` holds no audit, and none was requested.
+
+    Raises:
+        StoreError: it cannot be read, or is no audit.
+    """
+    path = root if requested is None else requested
+    if requested is None or path.is_dir():
         path /= AUDIT_FILE
     try:
-        with ReadFolder(path.parent) as folder:  # the user's own path may be a link
-            content = None if given else folder.read_json(AUDIT_FILE, MOST_RECORD)
-        record: Audit = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
+        if requested is None:
+            with ReadFolder(root) as folder:
+                content = folder.read_json(AUDIT_FILE, MOST_RECORD)
+        else:  # the user's own path may be a link
+            content = files.read_json(path, MOST_RECORD)
+        record: Audit = schema.convert(content, Audit)
         named = [row.file for row in record.drawn]
         return record, pictures_beside(path.parent, "audit", named, may_be_missing=True)
     except FileNotFoundError as error:
-        if given is None:
+        if requested is None:
             return None
         reason = str(error.strerror)
     except (FileError, ValueError) as error:
@@ -278,8 +296,8 @@ def read_audit(root: Path, given: Path | None) -> tuple[Audit, ReadImage] | None
 def is_kernels(root: Path) -> bool:
     """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
     try:
-        there = (root / MANIFEST_FILE).exists()
-        return there and read_json(root / RUN_FILE).get("kind") == "kernels"
+        has_manifest = (root / MANIFEST_FILE).exists()
+        return has_manifest and read_json(root / RUN_FILE).get("kind") == "kernels"
     except StoreError:
         return False
 
@@ -296,9 +314,10 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         with ReadFolder(root) as folder:
             content = folder.read_json(MANIFEST_FILE, MOST_RECORD)
         raw = schema.convert(content, dict[str, Any]).get("captures")
-        found = schema.convert(raw, list[dict[str, Any]])
-        several = [{**row, "slices": [row.get("slices", 1)] * 2} for row in found]
-        rows = schema.convert(several, list[Capture])
+        captures = schema.convert(raw, list[dict[str, Any]])
+        # all slices of a kernel are drawn, so its record has one number for [drawn, held]
+        as_in_runs = [{**row, "slices": [row.get("slices", 1)] * 2} for row in captures]
+        rows = schema.convert(as_in_runs, list[Capture])
         schema.check_rows(rows)
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
     for key in ("model", "options"):
@@ -320,11 +339,12 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
         suite = ElementTree.SubElement(root, "testsuite", {"name": legal(model), **counts})
         for verdict in rows:
             name = {"classname": legal(f"featviz.{command}.{model}"), "name": legal(verdict.gate)}
-            case, words = ElementTree.SubElement(suite, "testcase", name), legal(verdict.message)
+            case = ElementTree.SubElement(suite, "testcase", name)
+            message = legal(verdict.message)
             if verdict.held:
-                ElementTree.SubElement(case, "system-out").text = words
+                ElementTree.SubElement(case, "system-out").text = message
             else:
-                ElementTree.SubElement(case, "failure", message=words).text = words
+                ElementTree.SubElement(case, "failure", message=message).text = message
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
 
@@ -337,8 +357,8 @@ def step_folder(root: Path, step: int) -> Path:
 def read_steps(root: Path) -> dict[int, Path]:
     """The training steps of a series and their run directories, in order; none where the folder is
     no series. Links are no steps."""
-    found = step_folders(root).items()
-    return {step: path for step, path in found if (path / RUN_FILE).is_file()}
+    folders = step_folders(root).items()
+    return {step: path for step, path in folders if (path / RUN_FILE).is_file()}
 
 
 def step_folders(root: Path) -> dict[int, Path]:
@@ -346,9 +366,13 @@ def step_folders(root: Path) -> dict[int, Path]:
     if not root.is_dir():
         return {}
     with reported(root):
-        named = [(_STEP.fullmatch(path.name), path) for path in root.iterdir()]
-    found = {int(match[1]): path for match, path in named if match and not path.is_symlink()}
-    return dict(sorted(found.items()))
+        paths = list(root.iterdir())
+    folders: dict[int, Path] = {}
+    for path in paths:
+        match = _STEP.fullmatch(path.name)
+        if match is not None and not path.is_symlink():
+            folders[int(match[1])] = path
+    return dict(sorted(folders.items()))
 
 
 def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:
@@ -359,18 +383,33 @@ def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) 
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    steps, where = list(read_steps(root)), f"--out {quoted(str(root))}"
+    steps = list(read_steps(root))
+    out = f"--out {quoted(str(root))}"
     if steps and not (overwrite or resume):
         raise StoreError(
-            f"{where} holds a series up to step {steps[-1]}",
+            f"{out} holds a series up to step {steps[-1]}",
             "overwrite=True replaces it, resume=True goes on with it, or name another --out",
         )
-    apart = [] if board is None else [board.resolve(), *board.resolve().parents]
-    free = steps or not root.is_dir() or root.resolve() in apart[:1]
-    for path in () if free else sorted(root.iterdir()):
-        if path.name not in _BESIDE and not is_hidden(path.name) and path.resolve() not in apart:
-            raise StoreError(
-                f"{where} is not empty and holds no series: {quoted(path.name)}",
-                "name another folder with --out",
-            )
+    if not steps and root.is_dir():
+        _check_no_others(root, board, out)
     return steps
+
+
+def _check_no_others(root: Path, board: Path | None, out: str) -> None:
+    """Refuse a folder that holds files of others, who may not want a series among them.
+
+    Args:
+        out: the folder, as a message names it.
+    """
+    events: list[Path] = []  # the events' folder, and those on the way to it
+    if board is not None:
+        events = [board.resolve(), *board.resolve().parents]
+        if root.resolve() == events[0]:
+            return
+    for path in sorted(root.iterdir()):
+        if path.name in _BESIDE or is_hidden(path.name) or path.resolve() in events:
+            continue
+        raise StoreError(
+            f"{out} is not empty and holds no series: {quoted(path.name)}",
+            "name another folder with --out",
+        )
