@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import click
 import numpy as np
@@ -64,28 +64,37 @@ WRONG_TYPES = [
 ]
 
 
-GOOD: list[tuple[Any, str, object, object]] = [
-    (PassOptions, "capture", None, ("output",)),
-    (ModelOptions, "seed", np.int64(7), 7),
-    (ModelOptions, "model_args", ["a=1", "b=x"], {"a": 1, "b": "x"}),
-    (InputOptions, "size", "224,320", (224, 320)),
-    (InputOptions, "mean", ".5,.5,.5", (0.5, 0.5, 0.5)),
-    (DrawOptions, "order", "Similarity", "similarity"),
-    (DrawOptions, "format", "WebP", "webp"),
-    (ModelOptions, "weights", "None", "none"),
-    (ModelOptions, "model_args", ["@hparams"], {}),
-    (PassOptions, "target", 281, "class:281"),
-    (PassOptions, "target", "281", "class:281"),
-    (RunOptions, "layers", ["Conv2d#0", "fn:add"], "Conv2d#0,fn:add"),
+class OptionValue(NamedTuple):
+    """A value of an option, and what it is read as."""
+
+    record: Any
+    name: str
+    written: object
+    value: object
+
+
+GOOD: list[OptionValue] = [
+    OptionValue(PassOptions, "capture", None, ("output",)),
+    OptionValue(ModelOptions, "seed", np.int64(7), 7),
+    OptionValue(ModelOptions, "model_args", ["a=1", "b=x"], {"a": 1, "b": "x"}),
+    OptionValue(InputOptions, "size", "224,320", (224, 320)),
+    OptionValue(InputOptions, "mean", ".5,.5,.5", (0.5, 0.5, 0.5)),
+    OptionValue(DrawOptions, "order", "Similarity", "similarity"),
+    OptionValue(DrawOptions, "format", "WebP", "webp"),
+    OptionValue(ModelOptions, "weights", "None", "none"),
+    OptionValue(ModelOptions, "model_args", ["@hparams"], {}),
+    OptionValue(PassOptions, "target", 281, "class:281"),
+    OptionValue(PassOptions, "target", "281", "class:281"),
+    OptionValue(RunOptions, "layers", ["Conv2d#0", "fn:add"], "Conv2d#0,fn:add"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "given", "value"), GOOD)
-def test_values_as_one_gives_them(kind: Any, name: str, given: object, value: object) -> None:
+@pytest.mark.parametrize(("record", "name", "written", "value"), GOOD)
+def test_values_as_one_gives_them(record: Any, name: str, written: object, value: object) -> None:
     """None is the default of a list; numbers of numpy, lists of texts, any case, and what other
     tools write are read."""
-    further = {"spec": "net"} if kind is ModelOptions else {}
-    assert getattr(read(kind, {name: given, **further}), name) == value
+    further = {"spec": "net"} if record is ModelOptions else {}
+    assert getattr(read(record, {name: written, **further}), name) == value
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD)

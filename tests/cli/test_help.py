@@ -49,22 +49,33 @@ DEFAULTS = re.compile(r"\(default|default\)|by default|\[default|without it", re
 """Defaults belong in click's `[default: …]`, not in the sentence."""
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_an_option_is_a_sentence(command: str) -> None:
+EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+
+
+@EVERY_OPTION
+def test_an_option_is_a_sentence(option: click.Option) -> None:
     """It begins with a capital, ends with a full stop, and needs no other option's text; so does
-    what is for --help-all alone. Metavars are upper case, also those that come from a type;
-    defaults stand in brackets."""
-    for option in (declared for name, declared in OPTIONS.items() if name.split()[0] == command):
-        for text in (option.help or "").split("\f "):
-            assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
-            assert not text.startswith("Of ")
-            assert not [fragment for fragment in FRAGMENTS if fragment in text], text
-        metavar = option.metavar or option.type.name.upper()
-        assert metavar == metavar.upper() or metavar.startswith("[")
-        assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, "it has no name of its own"
-        assert not DEFAULTS.search(option.help or "")
-        has_default = isinstance(option.default, (str, int, float, Path)) and not option.is_flag
-        assert option.show_default or not has_default, "its default is not shown"
+    what is for --help-all alone."""
+    for text in (option.help or "").split("\f "):
+        assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
+        assert not text.startswith("Of ")
+        assert not [fragment for fragment in FRAGMENTS if fragment in text], text
+
+
+@EVERY_OPTION
+def test_metavars_are_upper_case(option: click.Option) -> None:
+    """Also those that come from a type, which has a name of its own."""
+    metavar = option.metavar or option.type.name.upper()
+    assert metavar == metavar.upper() or metavar.startswith("[")
+    assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, "it has no name of its own"
+
+
+@EVERY_OPTION
+def test_defaults_stand_in_brackets(option: click.Option) -> None:
+    """Click writes them, not the text."""
+    assert not DEFAULTS.search(option.help or "")
+    has_default = isinstance(option.default, (str, int, float, Path)) and not option.is_flag
+    assert option.show_default or not has_default, "its default is not shown"
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import DIGITS, DIGITS_MODEL, SCENES, Outcome, Run
@@ -49,6 +50,23 @@ def test_predictions_are_told_of_one_image_or_with_v(
         assert sum("prediction" in line for line in lines) == (3 if done.code else 1)
 
 
+def captures_of(out: Path) -> list[dict[str, Any]]:
+    """The captures that the manifests of a run list."""
+    captures = []
+    for path in sorted(out.glob("*/manifest.json")):
+        captures += json.loads(path.read_text())["captures"]
+    return captures
+
+
+def pixels_of(out: Path) -> int:
+    """Of all pictures of outputs in a run."""
+    pixels = 0
+    for path in out.rglob("output*.png"):
+        with Image.open(path) as image:
+            pixels += image.width * image.height
+    return pixels
+
+
 def test_a_dry_run_foretells_the_run(
     featviz: Run, tiny_file: Path, folder: Path, out: Path
 ) -> None:
@@ -59,12 +77,7 @@ def test_a_dry_run_foretells_the_run(
     estimate = json.loads(featviz(*base, "--dry-run", "--json").out)
     assert not out.exists()
     assert featviz(*base).code == 0
-    manifests = [json.loads(path.read_text()) for path in sorted(out.glob("*/manifest.json"))]
-    captures = [capture for manifest in manifests for capture in manifest["captures"]]
-    pixels = 0
-    for path in out.rglob("output*.png"):
-        with Image.open(path) as image:
-            pixels += image.width * image.height
+    captures = captures_of(out)
     maps = sum(len(capture.get("channels") or range(capture["maps"])) for capture in captures)
     assert estimate["images"] == 2
     assert estimate["layers"] == 3
@@ -72,7 +85,7 @@ def test_a_dry_run_foretells_the_run(
     assert estimate["all_files"] == len(written)
     assert estimate["files"] == len(captures) == len(list(out.rglob("output*.png")))
     assert estimate["maps"] == maps
-    assert estimate["megapixels"] == pytest.approx(pixels / 1e6, abs=6e-4)
+    assert estimate["megapixels"] == pytest.approx(pixels_of(out) / 1e6, abs=6e-4)
     assert [f["layer"] for f in estimate["per_image"]] == ["0", "1", "4"]
 
 

@@ -6,7 +6,7 @@ import io
 import math
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -140,17 +140,28 @@ def test_statistics() -> None:
     assert np.isnan(change.cosine).all()
 
 
-def captured(
-    tensor: Tensor, hints: Hints, **options: Any
-) -> dict[str, tuple[Capture, Image.Image, np.ndarray]]:
-    """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
+class WrittenCapture(NamedTuple):
+    """What `run` writes of one capture."""
+
+    row: Capture
+    """Of the manifest."""
+    picture: Image.Image
+    """As it is read back."""
+    stats: np.ndarray
+    """[channels, 6]."""
+
+
+def captured(tensor: Tensor, hints: Hints, **options: Any) -> dict[str, WrittenCapture]:
+    """What `run` writes of a tensor, by the key of the capture."""
     site = CaptureSite(Layer(1, "layer", "Layer"), "output", 0, "")
     captures = {}
     for key, picture in drawer.draw(DrawOptions(**options), site, tensor, hints).items():
         row = describe(picture, site.inside(key), tensor.shape, "output.png")
         file = io.BytesIO()
         encode(picture, file, "png", {})
-        captures[key] = Capture(**asdict(row)), Image.open(file), picture.stats
+        captures[key] = WrittenCapture(
+            row=Capture(**asdict(row)), picture=Image.open(file), stats=picture.stats
+        )
     return captures
 
 

@@ -23,6 +23,19 @@ HOSTILE = "<img src=x onerror=alert(1)> & 'b'.png"
 LOST = "<u onclick=alert(2)>.png"
 
 
+def check_nothing_is_inline(page: Markup) -> None:
+    """No style, script or handler, nor a frame of another page."""
+    assert not {tag for tag, _ in page.tags} & {"style", "iframe"}
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not {name for name in names if name.startswith(("on", "style"))}
+    assert page.inline.strip() == ""
+
+
+def links_of(page: Markup) -> list[str]:
+    """What its pictures, scripts and references lead to."""
+    return [str(a[name]) for _, a in page.tags for name in ("src", "href") if name in a]
+
+
 def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     """Nothing inline, escaped names, links that lead to files, and a pair with its difference."""
     (photos / "b.png").rename(photos / HOSTILE)
@@ -33,11 +46,8 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     done = featviz("diff", base, new, "--html", html)
     assert done.code == 4
     page = Markup(html.read_text("utf-8"))
-    assert not {tag for tag, _ in page.tags} & {"style", "iframe"}
-    names = {name for _, attributes in page.tags for name in attributes}
-    assert not {name for name in names if name.startswith(("on", "style"))}
-    assert page.inline.strip() == ""
-    links = [str(a[name]) for _, a in page.tags for name in ("src", "href") if name in a]
+    check_nothing_is_inline(page)
+    links = links_of(page)
     assert not any(" " in link for link in links)
     pictures = [link for link in links if link.endswith(".png")]
     assert len(pictures) == 3 * 5  # base, new, the difference, and the input of both

@@ -97,26 +97,52 @@ def test_two_texts_never_cover_each_other() -> None:
     assert set(np.unique(labelled[:, -13:])) == {0, 255}
 
 
-@pytest.mark.parametrize("size", [(28, 28), (7, 7), (56, 40)])
-@pytest.mark.parametrize("cmap", ["grey", "viridis"])
-def test_zero_constant_dark_and_nonfinite_maps_differ(size: tuple[int, int], cmap: str) -> None:
-    """Crossed out: nothing but zeros. A stroke: one other value. Neither: one bright pixel."""
+EVERY_SIZE = pytest.mark.parametrize("size", [(28, 28), (7, 7), (56, 40)])
+EVERY_CMAP = pytest.mark.parametrize("cmap", ["grey", "viridis"])
+
+
+def marked_tiles(size: tuple[int, int], cmap: str) -> np.ndarray:
+    """RGB tiles of maps of 0, of 7, of -3, of one bright pixel, of values that are not finite."""
     maps = noise(6, *size).abs()
-    maps[0], maps[1], maps[2], maps[3], maps[4] = 0, 7.0, -3.0, 0, INFINITE
+    maps[0] = 0
+    maps[1] = 7.0
+    maps[2] = -3.0
+    maps[3] = 0
+    maps[4] = INFINITE
     maps[3, 2, 1] = 1.0
-    drawn_tiles = tiles(maps[None], replace(PLAIN, cmap=cmap))
-    zero, seven, minus, dark, magenta = (tile.astype(int) for tile in drawn_tiles[:5])
-    assert (magenta == (255, 0, 255)).all()
-    levels = colormaps[cmap](np.linspace(0, 1, 254), bytes=True)[:, :3] if cmap != "grey" else None
-    lowest = levels[0] if levels is not None else np.zeros(3)
+    return tiles(maps[None], replace(PLAIN, cmap=cmap)).astype(int)
+
+
+def lowest_color(cmap: str) -> np.ndarray:
+    """RGB of the lowest level, by matplotlib."""
+    if cmap == "grey":
+        return np.zeros(3)
+    return colormaps[cmap](np.linspace(0, 1, 254), bytes=True)[0, :3]
+
+
+@EVERY_SIZE
+@EVERY_CMAP
+def test_a_map_of_zeros_is_crossed_out(size: tuple[int, int], cmap: str) -> None:
+    """A cross from corner to corner, well visible, and not too much of the tile."""
+    zero = marked_tiles(size, cmap)[0]
+    lowest = lowest_color(cmap)
     cross = (zero != lowest).any(-1)
     assert np.array_equal(cross, cross[::-1])
     assert np.array_equal(cross, cross[:, ::-1])
     assert cross[0, 0]
     assert cross[-1, 0]
     assert 0 < cross.mean() < 0.5
+    assert np.abs(zero[cross][0] - lowest).max() > 60
+
+
+@EVERY_SIZE
+@EVERY_CMAP
+def test_a_constant_map_has_one_stroke(size: tuple[int, int], cmap: str) -> None:
+    """From the lower left to the upper right, whatever the value is."""
+    drawn_tiles = marked_tiles(size, cmap)
+    seven = drawn_tiles[1]
     stroke = (seven != seven[0, 0]).any(-1)
-    assert np.array_equal(seven, minus)
+    assert np.array_equal(seven, drawn_tiles[2])
     assert stroke[-1, 0]
     assert stroke[0, -1]
     assert not stroke[0, 0]
@@ -124,8 +150,16 @@ def test_zero_constant_dark_and_nonfinite_maps_differ(size: tuple[int, int], cma
     assert 0 < stroke.mean() < 0.3
     if size[0] == size[1] and cmap == "grey":
         assert np.array_equal(stroke[::-1], np.eye(size[0], dtype=bool))
-    assert ((dark != lowest).any(-1)).sum() == 1
-    assert np.abs(zero[cross][0] - lowest).max() > 60
+
+
+@EVERY_SIZE
+@EVERY_CMAP
+def test_dark_and_nonfinite_maps_have_no_marks(size: tuple[int, int], cmap: str) -> None:
+    """One bright pixel alone; magenta everywhere."""
+    drawn_tiles = marked_tiles(size, cmap)
+    bright = (drawn_tiles[3] != lowest_color(cmap)).any(-1)
+    assert bright.sum() == 1
+    assert (drawn_tiles[4] == (255, 0, 255)).all()
 
 
 def test_what_is_constant_by_nature_has_no_marks() -> None:

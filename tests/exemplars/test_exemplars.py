@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -59,10 +59,18 @@ def stored(net: nn.Module, images: Path) -> dict[tuple[str, int], list[Tensor]]:
     return kept
 
 
-def best(
-    maps: list[Tensor], channel: int, top: int, by: str
-) -> list[tuple[int, float, list[int] | None]]:
-    """Number, value and place of the images that a search over all tensors finds."""
+class FoundExemplar(NamedTuple):
+    """An image that excites a channel."""
+
+    number: int
+    """Of the image."""
+    value: float
+    position: list[int] | None
+    """Of the largest value in its map [H, W]; None for a mean or a single number."""
+
+
+def best(maps: list[Tensor], channel: int, top: int, by: str) -> list[FoundExemplar]:
+    """The images that a search over all tensors finds."""
     rows = []
     for number, tensor in enumerate(maps):
         plane = tensor[channel].numpy()
@@ -72,7 +80,7 @@ def best(
             at = [int(n) for n in np.unravel_index(plane.argmax(), plane.shape)]
             rows.append((-float(plane.max()), number, at))
     return [
-        (number, -value, position)
+        FoundExemplar(number=number, value=-value, position=position)
         for value, number, position in sorted(rows, key=lambda r: r[:2])[:top]
     ]
 
@@ -93,9 +101,14 @@ def test_a_search_over_all_tensors_finds_the_same(
             maps = stored(net, noise)["conv1", 0]
         for channel in row["channels"]:
             expected = best(maps, channel["channel"], 5, by)
-            got = [(e["number"], e["value"], e["place"]) for e in channel["exemplars"]]
-            assert [one[::2] for one in got] == [one[::2] for one in expected]
-            np.testing.assert_allclose([e[1] for e in got], [e[1] for e in expected], rtol=1e-6)
+            recorded = [
+                FoundExemplar(number=e["number"], value=e["value"], position=e["place"])
+                for e in channel["exemplars"]
+            ]
+            assert [e.number for e in recorded] == [e.number for e in expected]
+            assert [e.position for e in recorded] == [e.position for e in expected]
+            values = [e.value for e in recorded]
+            np.testing.assert_allclose(values, [e.value for e in expected], rtol=1e-6)
 
 
 def test_boxes_and_names_are_those_of_the_image(

@@ -210,18 +210,23 @@ def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
         answered = outcome.code == 1 and " tensors; " in outcome.out
         if not (errors == 1 or (several if errors else answered)):
             yield f"{errors} error lines: {outcome.err[:200]!r}"
-    for name, text in (("stdout", outcome.out), ("stderr", outcome.err)):
-        text = re.sub(r"Traceback .*", "", text, flags=re.DOTALL)
-        if SECRET in text:
-            yield f"LEAK the secret is on {name}"
-        if match := _CONTROLS.search(text):
-            yield f"TERMINAL {match[0]!a} on {name}"
+    yield from _stream_faults("stdout", outcome.out)
+    yield from _stream_faults("stderr", outcome.err)
     if expect == "good" and outcome.code != 0:
         yield f"honest input refused: {last}"
     elif expect == "refused" and (outcome.code not in (1, 2) or not errors):
         yield f"TAKEN: exit code {outcome.code}"
     elif outcome.code not in ([expect] if isinstance(expect, int) else (0, 1, 2, 3, 4)):
         yield f"exit code {outcome.code}"
+
+
+def _stream_faults(name: str, text: str) -> Iterator[str]:
+    """What a stream must not show: the secret, and what a terminal would obey."""
+    without_traceback = re.sub(r"Traceback .*", "", text, flags=re.DOTALL)
+    if SECRET in without_traceback:
+        yield f"LEAK the secret is on {name}"
+    if match := _CONTROLS.search(without_traceback):
+        yield f"TERMINAL {match[0]!a} on {name}"
 
 
 Listing = dict[str, tuple[int, str]]

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -319,8 +319,19 @@ def _some(number: int, codes: tuple[int, ...]) -> tuple[list[str], Any]:
     return [READING[n] for n in chosen], [codes[n] for n in chosen]
 
 
+class Tampering(NamedTuple):
+    """A run directory that was changed."""
+
+    name: str
+    changes: tuple[Change, ...]
+    message: str
+    """What the error says; empty where any end will do."""
+    codes: tuple[int, ...]
+    """The exit code of each command of READING, and of merge."""
+
+
 def all_attacks() -> Iterator[Attack]:
-    tables: list[tuple[str, tuple[Change, ...], str, tuple[int, ...]]] = []
+    tables: list[Tampering] = []
     for number, (where, value, message) in enumerate(FIELDS):  # there is one reader of manifests
         name = f"rundir: manifest: {where} is {ascii(value)[:40]}"
         make = at(where, value)
@@ -329,13 +340,13 @@ def all_attacks() -> Iterator[Attack]:
         yield Attack(name, changed(make, _renamed), lines, codes, message)
     for where, value, message in RECORDS:
         name = f"run.json: {where} is {ascii(value)[:40]}"
-        tables.append((name, (at(where, value, "run.json"),), message, REFUSED))
+        tables.append(Tampering(name, (at(where, value, "run.json"),), message, REFUSED))
     for name, (data, message) in JSONS.items():
-        tables.append((f"manifest: {name}", (raw(MANIFEST, data),), message, LEFT_OUT))
-        tables.append((f"run.json: {name}", (raw("run.json", data),), message, REFUSED))
+        tables.append(Tampering(f"manifest: {name}", (raw(MANIFEST, data),), message, LEFT_OUT))
+        tables.append(Tampering(f"run.json: {name}", (raw("run.json", data),), message, REFUSED))
     for name, (change, message) in FILES.items():
         codes = REFUSED if name.startswith("run.json") else LEFT_OUT
-        tables.append((name, (change,), message, codes))
+        tables.append(Tampering(name, (change,), message, codes))
     for number, (name, changes, message, all_codes) in enumerate(tables):
         make, (lines, codes) = changed(*changes), _some(number, all_codes)
         yield Attack(f"rundir: {name}", make, lines, codes if message else "any", message)

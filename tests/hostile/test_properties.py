@@ -10,7 +10,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hostile_pickles
 import hostile_rundirs
@@ -105,12 +105,27 @@ TWO = (("a.png", png()), ("b/c.png", b"x"))
 MODEL = ["layers {file}", "identify {file}", "layers {given}/net.py:make --weights {file}"]
 PHOTO = ["run {given}/net.pth {file} --size 16x16 --layers Conv2d --out out"]
 CONFIGURED = ["run --config {file} {given}/net.pth {given}/photos --out out --dry-run"]
-KINDS: dict[str, tuple[Callable[[], bytes], Callable[..., bytes], list[str]]] = {
-    "whole.pth": (lambda: saved_bytes(NET), in_zip, MODEL[:1]),
-    "weights.pth": (lambda: saved_bytes(NET.state_dict()), in_zip, MODEL),
-    "x.safetensors": (lambda: save(WEIGHTS), in_bytes, MODEL),
+
+
+class ChangedFile(NamedTuple):
+    """A kind of file that is changed at random."""
+
+    make: Callable[[], bytes]
+    """An honest one."""
+    change: Callable[..., bytes]
+    """Of the honest bytes and a random generator."""
+    commands: list[str]
+    """What reads it."""
+
+
+KINDS: dict[str, ChangedFile] = {
+    "whole.pth": ChangedFile(lambda: saved_bytes(NET), in_zip, MODEL[:1]),
+    "weights.pth": ChangedFile(lambda: saved_bytes(NET.state_dict()), in_zip, MODEL),
+    "x.safetensors": ChangedFile(lambda: save(WEIGHTS), in_bytes, MODEL),
     **{
-        f"run/{name}": (lambda name=name: hostile_rundirs.honest()[f"run/{name}"], change, READING)
+        f"run/{name}": ChangedFile(
+            lambda name=name: hostile_rundirs.honest()[f"run/{name}"], change, READING
+        )
         for name, change in {
             "a.png/manifest.json": in_json,
             "run.json": in_json,
@@ -118,10 +133,10 @@ KINDS: dict[str, tuple[Callable[[], bytes], Callable[..., bytes], list[str]]] = 
             "a.png/001_0/output.png": in_bytes,
         }.items()
     },
-    "x.zip": (lambda: zipped(*TWO), in_zip, PHOTO),
-    "x.tar": (lambda: tarred(*TWO), in_bytes, PHOTO),
-    "x.jpg": (lambda: encoded("JPEG"), in_bytes, PHOTO),
-    "x.toml": (lambda: TOML, in_bytes, CONFIGURED),
+    "x.zip": ChangedFile(lambda: zipped(*TWO), in_zip, PHOTO),
+    "x.tar": ChangedFile(lambda: tarred(*TWO), in_bytes, PHOTO),
+    "x.jpg": ChangedFile(lambda: encoded("JPEG"), in_bytes, PHOTO),
+    "x.toml": ChangedFile(lambda: TOML, in_bytes, CONFIGURED),
 }
 """Files below `given/`: what an honest one holds, how it is changed, and what reads it."""
 
@@ -130,7 +145,8 @@ KINDS: dict[str, tuple[Callable[[], bytes], Callable[..., bytes], list[str]]] = 
 @pytest.mark.parametrize("file", KINDS)
 def test_any_change_ends_well_or_in_one_line(file: str, tmp_path: Path) -> None:
     """Changed files of each kind; one that fails is kept."""
-    (make, change, commands), box = KINDS[file], Sandbox(tmp_path / "box")
+    make, change, commands = KINDS[file]
+    box = Sandbox(tmp_path / "box")
     hostile_pickles.surroundings(box, "weights.pth")
     path = box.given / file
     honest = make()
