@@ -122,11 +122,11 @@ def test_a_tensor_is_the_same_for_every_image(
     """A model that changes its argument in place does not change it for the next image."""
     again = tmp_path / "again.png"
     again.write_bytes(picture.read_bytes())
-    done = featviz(
-        *("run", f"{code}:Conditional", picture, again, "--preset", "none", "--tensors", "npy"),
-        *("--layers", "Conditional", "--forward-arg", "t=1", "--forward-arg", "mask=ones:1,1,1,1"),
-        *("--out", tmp_path / "out"),
-    )
+    model = f"{code}:Conditional"
+    options = "--layers Conditional --preset none --tensors npy"
+    arguments = "--forward-arg t=1 --forward-arg mask=ones:1,1,1,1"
+    out = ("--out", tmp_path / "out")
+    done = featviz("run", model, picture, again, *options.split(), *arguments.split(), *out)
     assert done.code == 0, done.err
     first, second = (kept(tmp_path / "out", p.name, "Conditional") for p in (picture, again))
     np.testing.assert_array_equal(first, second)

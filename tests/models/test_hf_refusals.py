@@ -169,7 +169,7 @@ def test_a_folder_that_names_timm_is_timms(tmp_path: Path) -> None:
         **{"use_timm_backbone": True, "backbone": "resnet18"},
         **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 4},
         **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
-    )  # fmt: skip
+    )
     transformers.DetrForObjectDetection(detr).save_pretrained(tmp_path / "detr")
     module, expected = load(tmp_path / "detr"), theirs(tmp_path / "detr").state_dict()
     assert all(torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items())

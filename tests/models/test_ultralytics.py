@@ -117,8 +117,10 @@ def test_what_official_files_keep_beside_the_weights(small: nn.Module, tmp_path:
     found = load(save(model, tmp_path / "last.pt", train_metrics=metrics))
     assert vars(found.args) == {"imgsz": 320, "project": "a/b"}
     assert [type(step).__name__ for step in found.transforms.transforms] == [
-        "Resize", "ToTensor", "Normalize",
-    ]  # fmt: skip
+        "Resize",
+        "ToTensor",
+        "Normalize",
+    ]
     assert found.model[-1].detect is heads.Detect.forward
     content = weights.read(tmp_path / "last.pt")
     assert content["train_metrics"] == {"mAP": 0.5, "count": 3, "old": 0.25}

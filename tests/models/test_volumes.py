@@ -47,15 +47,16 @@ def volume(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).random(shape).astype("f4") * 5 - 2
 
 
-def drawn(featviz: Run, code: Path, array: np.ndarray, *words: str) -> tuple[Path, dict[str, Any]]:
+def drawn(
+    featviz: Run, code: Path, array: np.ndarray, *options: str
+) -> tuple[Path, dict[str, Any]]:
     """The folder of the image, and its captures by layer."""
     np.save(code.parent / "scan.npy", array)
     net = "Net" if array.ndim == 3 else "four"
     out = code.parent / "out"
-    done = featviz(
-        *("run", f"{code}:{net}", code.parent / "scan.npy", "--out", out, "--tensors", "npy"),
-        *("--layers", "conv,norm,down,up", *words),
-    )
+    scan = code.parent / "scan.npy"
+    layers = "--layers conv,norm,down,up --tensors npy"
+    done = featviz("run", f"{code}:{net}", scan, "--out", out, *layers.split(), *options)
     assert done.code == 0, done.err
     folder = out / "scan.npy"
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -160,8 +160,12 @@ def check_nothing_is_lost(module: nn.Module, image: dict[str, Any], count: Count
 
 
 RUN = (
-    *("fasterrcnn_mobilenet_v3_large_320_fpn", "r3d_18", "raft_small", "shufflenet_v2_x0_5"),
-    *("swin_t", "vit_b_16"),
+    "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "r3d_18",
+    "raft_small",
+    "shufflenet_v2_x0_5",
+    "swin_t",
+    "vit_b_16",
 )
 """One of each kind of forward. (That all 121 are found from their state dicts is test_weights.py's
 to show.)"""

@@ -42,9 +42,18 @@ def save(model: nn.Module, path: Path, place: str = "model", **more: Any) -> Pat
     """What the trainer writes at the end of a training, with `last.pt`'s keys."""
     half = deepcopy(model).half()
     content = {
-        "epoch": -1, "best_fitness": None, "model": None, "ema": None, "updates": None,
-        "optimizer": None, "train_args": {**vars(get_cfg()), "imgsz": 640}, "train_metrics": {},
-        "train_results": {"epoch": [1]}, "date": "2026-01-01", "version": "8.4.0", "git": {},
-    }  # fmt: skip
+        "epoch": -1,
+        "best_fitness": None,
+        "model": None,
+        "ema": None,
+        "updates": None,
+        "optimizer": None,
+        "train_args": {**vars(get_cfg()), "imgsz": 640},
+        "train_metrics": {},
+        "train_results": {"epoch": [1]},
+        "date": "2026-01-01",
+        "version": "8.4.0",
+        "git": {},
+    }
     torch.save({**content, place: half, **more}, path)
     return path

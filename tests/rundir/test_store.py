@@ -47,9 +47,20 @@ GIVEN = {
 CAPTURE = Capture(**GIVEN)  # type: ignore[arg-type]
 
 ODD = [
-    *("..", "con.txt", "Com1", "trailing.", "<img src=x onerror=alert(1)>.png", "a:b.png"),
-    *("a*b.png", "a\nb.png", "a\x7fb.png", "\udcff\udc80.png", "層" * 90 + ".png"),
-    *("x" * 300 + ".jpeg", "x" * 301 + ".jpeg", "x" * 50 + "." + "y" * 200),
+    "..",
+    "con.txt",
+    "Com1",
+    "trailing.",
+    "<img src=x onerror=alert(1)>.png",
+    "a:b.png",
+    "a*b.png",
+    "a\nb.png",
+    "a\x7fb.png",
+    "\udcff\udc80.png",
+    "層" * 90 + ".png",
+    "x" * 300 + ".jpeg",
+    "x" * 301 + ".jpeg",
+    "x" * 50 + "." + "y" * 200,
 ]
 
 
