@@ -147,7 +147,7 @@ def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
     signature = inspect.signature(featviz.ray.run)
     calls = []
     monkeypatch.setattr(featviz.ray, "run", lambda *a, **k: calls.append(signature.bind(*a, **k)))
-    for code in blocks("pipelines", "python"):
+    for code in blocks("operations", "python"):
         exec(code)
     assert calls
 
