@@ -17,25 +17,25 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 242000,
-    "nodes a code line": 9.9,
-    "functions over 300 nodes": 115,
-    "functions of complexity over 15": 36,
-    "complexity, 90th percentile": 10,
-    "functions nested over 3 deep": 31,
-    "pair assignments in 1,000 lines": 6,
-    "ternaries in 1,000 lines": 31,
-    "comprehensions in 1,000 lines": 40,
-    "splats of literals": 3,
-    "fixed tuples of three types": 5,
+    "nodes": 245000,
+    "nodes a code line": 9.7,
+    "functions over 300 nodes": 104,
+    "functions of complexity over 15": 21,
+    "complexity, 90th percentile": 9,
+    "functions nested over 3 deep": 29,
+    "pair assignments in 1,000 lines": 1.4,
+    "ternaries in 1,000 lines": 28,
+    "comprehensions in 1,000 lines": 37,
+    "splats of literals": 0,
+    "fixed tuples of three types": 1,
     "formatting switched off": 0,
-    "vague names in 100": 3.3,
+    "vague names in 100": 1.2,
 }
 PACKAGE_AT_LEAST: dict[str, float] = {
-    "comment lines in 1,000 lines": 26,
+    "comment lines in 1,000 lines": 28,
     "docstring lines a code line": 0.22,
 }
-PAGE_LINES = 2300
+PAGE_LINES = 2160
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 121,

@@ -313,7 +313,7 @@ class Regions:
     @property
     def winners(self) -> Tensor:
         """The class of each pixel, [h, w]; -1 for none, where there is one class alone."""
-        scores = self.scores.detach()
+        scores = self.scores.detach().float()  # torch compares no float8
         if len(scores) == 1:
             return (scores[0] > 0).long() - 1
         return scores.argmax(dim=0)
@@ -324,11 +324,11 @@ class Regions:
 
     def value(self, target: Target, names: Sequence[str]) -> TargetValue | None:
         """The number of `class:NAME`, of the largest region, or of `pixel:X,Y`; None for others."""
+        if target.kind not in ("class", "top1", "pixel"):
+            return None
         regions = self.region_map(names)
         if target.kind == "pixel":
             return self._pixel(target, regions)
-        if target.kind not in ("class", "top1"):
-            return None
         index = self._class(target, regions)
         inside = self.winners == index
         if not inside.any():
