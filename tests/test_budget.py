@@ -38,9 +38,9 @@ PACKAGE_AT_LEAST: dict[str, float] = {
 PAGE_LINES = 2160
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
-    "functions that an image passes": 121,
-    "files that an image passes": 26,
-    "functions that a command passes": 650,
+    "functions that an image passes": 122,
+    "files that an image passes": 27,
+    "functions that a command passes": 662,
     "files that a command passes": 75,
 }
 

@@ -339,7 +339,8 @@ class Modules(Data):
         if made.arguments or made.items or made.pairs or len(made.states) > 1:
             raise RefusedError(f"makes a {module_class.__name__} in a way that torch.save does not")
         built: Any = object.__new__(module_class)
-        attributes = self.build(made.states[0] if made.states else None)
+        # an object without attributes (torchvision's ToTensor) has no state in the file
+        attributes = self.build(made.states[0]) if made.states else {}
         if not isinstance(attributes, dict):
             raise _broken(module_class)
         attributes = {**attributes}
@@ -456,7 +457,6 @@ def _module_class(name: str) -> Any:
     return module_class if is_plain and (home == package or has_moved) else None
 
 
-@functools.cache
 def _imported(name: str) -> Any:
     """What a name of the lists stands for."""
     if name.startswith("torchvision."):

@@ -41,7 +41,7 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
     images = run_json(tmp_path / "out")["images"]
     assert images["complete"] == complete(tmp_path / "out")
     assert images["missing"]
-    assert len(images["complete"]) >= 2, "the image under way is completed"
+    assert "00.png" in images["complete"], "the image whose line nobody read is complete"
     assert featviz(*base, tmp_path / "out", "--resume").code == 0
     assert featviz(*base, tmp_path / "whole").code == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")

@@ -262,7 +262,9 @@ def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
 
 def test_bars_are_as_long_as_the_shares() -> None:
     """Half of the length of a share of one, for a share of a half."""
-    whole, half = (look(quarters(), bars=[("cat", share)], cmap="Reds") for share in (1.0, 0.5))
+    whole, half = (
+        look(quarters(), bars=[page.PageBar("cat", share)], cmap="Reds") for share in (1.0, 0.5)
+    )
     accent = tuple(int(part) for part in colormap.ramp("Reds")[256 * 2 // 5])
     assert abs(box(whole[:330], accent)[3] - 2 * box(half[:330], accent)[3]) <= 1
 

@@ -166,7 +166,8 @@ def test_scores_of_a_segmentation_are_shown_as_classes(
     """The likeliest class of each place, one colour each, where the output is named so or has the
     input's size; maps of features are no picture."""
     classes = torch.randint(0, 3, (1, 10, 10), generator=torch.Generator().manual_seed(0))
-    scores = nn.functional.one_hot(classes, 5).movedim(3, 1).float()
+    count = 5 if key else 40  # of so many channels a smaller output is features, not classes
+    scores = nn.functional.one_hot(classes, count).movedim(3, 1).float()
     net = Fixed({key: scores} if key else scores)
     result = see(nn.Sequential(net), np.zeros((1, 20, 20)), layers="Fixed")
     corner = result.picture[100:400, 350:630].reshape(-1, 3)
