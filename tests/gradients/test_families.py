@@ -200,9 +200,9 @@ def yolo(name: str = "yolo11n.yaml", confident: bool = True) -> Any:
 def test_boxes_of_yolo_have_the_logit_of_their_anchor() -> None:
     """Grad-CAM and LayerCAM of two boxes at all levels that enter the head, by hand; the loader's
     frozen parameters do not matter."""
+    model = yolo()  # skips without Ultralytics
     from ultralytics.utils.nms import non_max_suppression
 
-    model = yolo()
     x = pixels()
     levels = [kept_output(model.model[index]) for index in (16, 19, 22)]
     y, extra = model(x[None].clone().requires_grad_())
@@ -279,12 +279,11 @@ def detr(**changes: Any) -> Any:
 def test_boxes_of_detr_are_those_of_its_processor() -> None:
     """Boxes, classes and scores; the number is the logit of the query, without "no object"; the
     names are those of the config."""
-    from transformers import DetrImageProcessor
-
+    transformers = pytest.importorskip("transformers")
     model = detr(id2label={0: "cat", 1: "dog", 2: "bird", 3: "fish"})
     x = pixels()
     output = model(x[None])
-    (theirs,) = DetrImageProcessor().post_process_object_detection(
+    (theirs,) = transformers.DetrImageProcessor().post_process_object_detection(
         output, threshold=0.5, target_sizes=[(SIDE, SIDE)]
     )
     order = theirs["scores"].argsort(descending=True)
