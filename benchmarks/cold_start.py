@@ -2,9 +2,8 @@
 
     python benchmarks/cold_start.py [--rounds 3]
 
-Processor time (user and system, all threads) of commands over the digits of the demonstration; the
-least of the rounds, since other work on the machine only adds.
-"""
+Processor time (user and system, all threads) of commands over the digits of the
+demonstration; the least of the rounds, since other work on the machine only adds."""
 
 from __future__ import annotations
 
@@ -23,7 +22,13 @@ IMAGES["exemplars"] = DIGITS
 
 def cost(command: str, cache: Path, out: Path) -> float:
     """Seconds of one process."""
-    words = [command, HERE / "configs" / "digits_cnn.pth", IMAGES[command], "--out", out]
+    words = [
+        command,
+        HERE / "configs" / "digits_cnn.pth",
+        IMAGES[command],
+        "--out",
+        out,
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "featviz", *map(str, words), "-q"],
         env={**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(HERE)},
@@ -51,7 +56,9 @@ def main() -> None:
                 outs = (folder / f"{turn}.png" for turn in range(2))
                 costs.append([cost(command, folder / "cache", out) for out in outs])
         first, second = (min(seconds) for seconds in zip(*costs, strict=True))
-        print(f"{command:10s}{first:8.2f}{second:9.2f}{first - second:13.2f}", flush=True)
+        print(
+            f"{command:10s}{first:8.2f}{second:9.2f}{first - second:13.2f}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python benchmarks/encode.py [--models resnet18,resnet50,vgg16]
 
-The grids are those of `benchmarks/run.py`; PNG's filters none, sub, up, average and paeth, the
-deflate of featviz, ISA-L's levels 0, 1 and 3, and zlib's level 6 for comparison. One thread; the
-filters are timed apart, in numpy, since that is what featviz would run.
-"""
+The grids are those of `benchmarks/run.py`; PNG's filters none, sub, up, average and
+paeth, the deflate of featviz, ISA-L's levels 0, 1 and 3, and zlib's level 6 for
+comparison. One thread; the filters are timed apart, in numpy, since that is what
+featviz would run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def paeth(left: Bytes, up: Bytes, corner: Bytes) -> Bytes:
     a, b, c = (values.astype(np.int16) for values in (left, up, corner))
     near = [abs(b - c), abs(a - c), abs(a + b - 2 * c)]
     picked: Bytes = np.where(
-        (near[0] <= near[1]) & (near[0] <= near[2]), left, np.where(near[1] <= near[2], up, corner)
+        (near[0] <= near[1]) & (near[0] <= near[2]),
+        left,
+        np.where(near[1] <= near[2], up, corner),
     )
     return picked
 
@@ -69,12 +71,16 @@ def grids(name: str, file: Path) -> list[Bytes]:
     """Every grid of a model with random weights, at scale 1."""
     torch.manual_seed(0)
     module = models.get_model(name, weights=None).eval()
-    tensor = adopt(module, INPUTS).preprocess.tensor(decode(Sample(file.name, (file,)))[0][0])
+    tensor = adopt(module, INPUTS).preprocess.tensor(
+        decode(Sample(file.name, (file,)))[0][0]
+    )
     found: list[Bytes] = []
 
     def sink(site: CaptureSite, maps: torch.Tensor) -> None:
         if maps.dim() == 4:
-            found.append(np.asarray(to_image(draw(DrawOptions(scale=1), site, maps)[""])))
+            found.append(
+                np.asarray(to_image(draw(DrawOptions(scale=1), site, maps)[""]))
+            )
 
     layers = selectors.select(list_layers(module), selectors.parse("Conv2d,ReLU"))
     with torch.inference_mode(), hooked(module, layers, sink):
@@ -85,15 +91,22 @@ def grids(name: str, file: Path) -> list[Bytes]:
 def deflated(rows: Bytes) -> bytes:
     """As `png` does, in its pieces."""
     size = max(1, grid.PIECE_BYTES // rows.shape[1])
-    pieces = (rows[start : start + size].flatten() for start in range(0, len(rows), size))
+    pieces = (
+        rows[start : start + size].flatten() for start in range(0, len(rows), size)
+    )
     return b"".join(deflate.deflated(pieces, rows.size))
 
 
-def report(label: str, pictures: Sequence[Bytes], deflate: Callable[[Any], bytes]) -> None:
+def report(
+    label: str, pictures: Sequence[Bytes], deflate: Callable[[Any], bytes]
+) -> None:
     """Print the time to deflate all pictures, and the bytes."""
     start = time.perf_counter()
     size = sum(len(deflate(rows)) for rows in pictures)
-    print(f"  {label:22s}{(time.perf_counter() - start) * 1e3:7.0f} ms{size / 1e6:8.2f} MB")
+    print(
+        f"  {label:22s}{(time.perf_counter() - start) * 1e3:7.0f}"
+        f" ms{size / 1e6:8.2f} MB"
+    )
 
 
 def main() -> None:
@@ -104,8 +117,13 @@ def main() -> None:
     parser.add_argument("--models", default="resnet18,resnet50,vgg16")
     logging.getLogger("featviz").setLevel(logging.ERROR)
     for name in parser.parse_args().models.split(","):
-        pictures = [g for file in sorted(PHOTO.parent.iterdir())[:2] for g in grids(name, file)]
-        print(f"{name}: {sum(p.size for p in pictures) / 1e6:.1f} MB of pixels in two images")
+        pictures = [
+            g for file in sorted(PHOTO.parent.iterdir())[:2] for g in grids(name, file)
+        ]
+        print(
+            f"{name}: {sum(p.size for p in pictures) / 1e6:.1f} MB of pixels in two"
+            " images"
+        )
         for kind in FILTERS:
             start = time.perf_counter()
             rows = [filtered(picture, kind) for picture in pictures]

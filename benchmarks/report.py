@@ -1,11 +1,13 @@
-"""How long does `featviz report` take for a large run, how much memory, and how much room?
+"""How long does `featviz report` take for a large run, how much memory, and how much
+room?
 
-    python benchmarks/report.py [--images 200] [--layers 100] [--channels 64] [--rounds 3]
+    python benchmarks/report.py [--images 200] [--layers 100] [--channels 64] [--rounds
+    3]
 
-Writes a run directory of small grids (no model is involved), builds its report a few times, each in
-a process of its own, and prints the median seconds, on the clock and of one core, the most memory
-that a process took, and the number and bytes of the pages and scripts, beside the statistics.
-"""
+Writes a run directory of small grids (no model is involved), builds its report a few
+times, each in a process of its own, and prints the median seconds, on the clock and of
+one core, the most memory that a process took, and the number and bytes of the pages and
+scripts, beside the statistics."""
 
 from __future__ import annotations
 
@@ -30,25 +32,34 @@ SEEN = (28, 28)
 
 
 def make_run(root: Path, images: int, layers: int, channels: int) -> None:
-    """Write a run directory; all its grids are one picture of `channels` maps of 14 × 14."""
+    """Write a run directory; all its grids are one picture of `channels` maps of 14 ×
+    14."""
     rng = np.random.default_rng(0)
     columns = max(1, int(channels**0.5))
     rows = -(-channels // columns)
     pixels = rng.integers(0, 256, (rows * 30 + 2, columns * 30 + 2), dtype=np.uint8)
     picture = root.with_suffix(".png")
     Image.fromarray(pixels).save(picture)
-    grid, seen = picture.read_bytes(), Path(__file__).parent / "../sample_images/digits/00-5.png"
+    grid, seen = (
+        picture.read_bytes(),
+        Path(__file__).parent / "../sample_images/digits/00-5.png",
+    )
     store = RunDirectory(Folder.open(root))
     names = [f"image_{n:04d}.jpg" for n in range(images)]
     for name in names:
         folder = store.new_image(name)
         rows_ = [_row(n, channels, columns) for n in range(layers)]
-        files = {str(row["file"]): grid for row in rows_} | {"input.png": seen.read_bytes()}
+        files = {str(row["file"]): grid for row in rows_} | {
+            "input.png": seen.read_bytes()
+        }
         for file, content in files.items():
             with folder.writing(file) as opened:
                 opened.write(content)
         numbers = _numbers(rng, layers, channels)
-        stats = {f"{row['layer']}|output|0|": own for row, own in zip(rows_, numbers, strict=True)}
+        stats = {
+            f"{row['layer']}|output|0|": own
+            for row, own in zip(rows_, numbers, strict=True)
+        }
         manifest = {
             "image": {"path": name, "sha256": ""},
             "input": {"shape": [1, 3, *SEEN[::-1]], "preprocessing": ""},
@@ -61,8 +72,8 @@ def make_run(root: Path, images: int, layers: int, channels: int) -> None:
 
 
 def _numbers(rng: np.random.Generator, layers: int, channels: int) -> np.ndarray:
-    """Statistics float32 [layers, channels, 6]: convolutions without zeros, and ReLUs, whose
-    smallest value is 0, in turn."""
+    """Statistics float32 [layers, channels, 6]: convolutions without zeros, and ReLUs,
+    whose smallest value is 0, in turn."""
     numbers = rng.normal(size=(layers, channels, 6)).astype(np.float32)
     numbers[0::2, :, 4] = 0
     numbers[1::2, :, 0] = 0
@@ -129,8 +140,9 @@ def main() -> None:
         for suffix in (".html", ".js"):
             own = [size for name, size in sizes[0].items() if name.endswith(suffix)]
             print(
-                f"{len(own)} {suffix}: {sum(own) / 1e6:.1f} MB, {sum(own) / numbers:.2f} of the "
-                f"statistics, largest {max(own) / 1e6:.2f} MB"
+                f"{len(own)} {suffix}: {sum(own) / 1e6:.1f} MB,"
+                f" {sum(own) / numbers:.2f} of the statistics, largest"
+                f" {max(own) / 1e6:.2f} MB"
             )
 
 

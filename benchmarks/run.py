@@ -1,22 +1,26 @@
-"""How fast is `featviz run`? Against the plain way, the bare forward pass and a strict floor.
+"""How fast is `featviz run`? Against the plain way, the bare forward pass and a strict
+floor.
 
-    python benchmarks/run.py [--models resnet18,resnet50,vgg16] [--rounds 5] [--images 10]
+    python benchmarks/run.py [--models resnet18,resnet50,vgg16] [--rounds 5] [--images
+    10]
 
-For each model, with random weights, at 224 × 224, every output of Conv2d and ReLU, the sides
-interleaved in rounds:
+For each model, with random weights, at 224 × 224, every output of Conv2d and ReLU, the
+sides interleaved in rounds:
 
   plain    a hook with output.clone().permute(1, 0, 2, 3), then torchvision's
            save_image(normalize=True, scale_each=True)
   bare     the forward pass alone, with as many threads as torch takes
   floor    (the forward pass on one thread + one pass that scales the values + ISA-L's level 1 over
-           the very bytes that featviz's pictures hold), each part alone, divided by the cores
+           the very bytes that featviz's pictures hold), each part alone, divided by the
+           cores
   busy     the same work of one image on each core at the same time, divided by the cores: what
            the cores can do that share their memory and its caches
   featviz  what an image more costs the command: the time of `featviz run model.pth folder` with
-           images + 2 copies of a photograph less its time with 2, divided by their difference
+           images + 2 copies of a photograph less its time with 2, divided by their
+           difference
 
-Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the pictures.
-"""
+Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the
+pictures."""
 
 from __future__ import annotations
 
@@ -48,7 +52,11 @@ from featviz.records import Sample
 
 PHOTO = Path(__file__).parent.parent / "sample_images" / "scenes" / "landscape.jpg"
 INPUTS = InputOptions(
-    size=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), input_channels=3
+    size=256,
+    crop=224,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    input_channels=3,
 )
 FEW = 2
 """Images of the shorter of two runs."""
@@ -89,7 +97,9 @@ class Bench:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         start = time.perf_counter()
-        self._hooked(lambda p, args, output: kept.append(output.clone().permute(1, 0, 2, 3)))
+        self._hooked(
+            lambda p, args, output: kept.append(output.clone().permute(1, 0, 2, 3))
+        )
         for index, maps in enumerate(kept):
             save_image(maps, out / f"{index}.png", normalize=True, scale_each=True)
         return time.perf_counter() - start
@@ -111,7 +121,9 @@ class Bench:
         threads, count = torch.get_num_threads(), BUSY * cores()
         torch.set_num_threads(1)
         with ThreadPoolExecutor(cores()) as pool:
-            seconds = _timed(lambda: list(pool.map(lambda _: self._work(), range(count))))
+            seconds = _timed(
+                lambda: list(pool.map(lambda _: self._work(), range(count)))
+            )
         torch.set_num_threads(threads)
         return seconds / count
 
@@ -135,7 +147,11 @@ class Bench:
             isal_zlib.compress(rows, 1)
 
     def _hooked(self, hook: Callable[..., object]) -> None:
-        parts = [part for part in self.module.modules() if isinstance(part, (nn.Conv2d, nn.ReLU))]
+        parts = [
+            part
+            for part in self.module.modules()
+            if isinstance(part, (nn.Conv2d, nn.ReLU))
+        ]
 
         def guarded(part: nn.Module, args: object, output: Tensor) -> None:
             if output.dim() == 4:
@@ -152,11 +168,17 @@ class Bench:
             values.to_levels(maps, limits, 256, None)
 
     def _command(self, count: int) -> float:
-        """Seconds of `featviz run` over so many images, into a folder of its own; the one before is
-        removed first, or the disk would write gigabytes of pictures meanwhile."""
+        """Seconds of `featviz run` over so many images, into a folder of its own; the
+        one before is removed first, or the disk would write gigabytes of pictures
+        meanwhile."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.runs += 1
-        words = [str(self.weights), str(self.folder / str(count)), "--layers", "Conv2d,ReLU"]
+        words = [
+            str(self.weights),
+            str(self.folder / str(count)),
+            "--layers",
+            "Conv2d,ReLU",
+        ]
         words += ["--out", str(self.out), "-q"]
         command = [sys.executable, "-m", "featviz", "run", *words]
         return _timed(lambda: subprocess.run(command, cwd=self.folder, check=True))
@@ -233,7 +255,9 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models.split(","):
-            print(measure(name, args.rounds, args.images, Path(folder) / name), flush=True)
+            print(
+                measure(name, args.rounds, args.images, Path(folder) / name), flush=True
+            )
 
 
 if __name__ == "__main__":

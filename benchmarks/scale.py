@@ -1,18 +1,19 @@
 """Do time and memory grow in a straight line with the images of a run?
 
-    python benchmarks/scale.py [--images 1000,10000] [--steps run,resume,report,diff,verify]
+    python benchmarks/scale.py [--images 1000,10000] [--steps
+    run,resume,report,diff,verify]
                                [--keep FOLDER]
 
-Makes images of 64 × 64 pixels of random values, and a network of two convolutions and two ReLUs of
-which the two ReLUs are drawn (16 and 32 maps). Then it times what a user types: `run` twice, once
-for each side of `diff`; `run --resume` with nothing left to do; `report`, `diff` and `verify` with
-`--json` into a file. Each command is a process of its own.
+Makes images of 64 × 64 pixels of random values, and a network of two convolutions and
+two ReLUs of which the two ReLUs are drawn (16 and 32 maps). Then it times what a user
+types: `run` twice, once for each side of `diff`; `run --resume` with nothing left to
+do; `report`, `diff` and `verify` with `--json` into a file. Each command is a process
+of its own.
 
-It prints for each command the seconds on the clock, the CPU seconds of all threads, the most
-resident memory in MB. The CPU seconds are the figure to
-compare on a machine that others use, too. `--keep` leaves images and runs in a folder, and uses
-those that are there.
-"""
+It prints for each command the seconds on the clock, the CPU seconds of all threads, the
+most resident memory in MB. The CPU seconds are the figure to compare on a machine that
+others use, too. `--keep` leaves images and runs in a folder, and uses those that are
+there."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def build():
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
     )
 """
-"""A file that MODEL names; torch is seeded so that the weights are those of every run."""
+"""A file that MODEL names; torch is seeded so that the weights are those of every run.
+"""
 STEPS = ("run", "resume", "report", "diff", "verify")
 
 
@@ -49,14 +51,24 @@ def make_images(folder: Path, count: int) -> None:
     for n in range(count):
         path = folder / f"{n:06d}.png"
         if not path.exists():
-            pixels = np.random.default_rng(n).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+            pixels = np.random.default_rng(n).integers(
+                0, 256, (SIDE, SIDE, 3), np.uint8
+            )
             Image.fromarray(pixels).save(path, compress_level=1)
 
 
 def run_command(root: Path, out: str, *more: str) -> list[str]:
     """`featviz run` over all images of a folder."""
     sizes = ["--size", str(SIDE), "--crop", str(SIDE), "--layers", "ReLU"]
-    return ["run", f"{root / 'net.py'}:build", str(root / "images"), *sizes, "--out", out, *more]
+    return [
+        "run",
+        f"{root / 'net.py'}:build",
+        str(root / "images"),
+        *sizes,
+        "--out",
+        out,
+        *more,
+    ]
 
 
 def commands(root: Path) -> dict[str, list[list[str]]]:
@@ -72,7 +84,8 @@ def commands(root: Path) -> dict[str, list[list[str]]]:
 
 
 def timed(command: list[str], log: Path) -> tuple[float, float, float]:
-    """Seconds on the clock, CPU seconds of all threads, and the most resident memory in MB."""
+    """Seconds on the clock, CPU seconds of all threads, and the most resident memory in
+    MB."""
     with log.open("ab") as file:
         began = time.perf_counter()
         process = subprocess.Popen(

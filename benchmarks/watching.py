@@ -2,8 +2,8 @@
 
     python benchmarks/watching.py
 
-On a CPU alone; CPU time is compared, not the clock, so that other programs do not matter much.
-"""
+On a CPU alone; CPU time is compared, not the clock, so that other programs do not
+matter much."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ sys.path.insert(0, str(HERE / "configs"))
 
 from train_digits_cnn import build_model  # noqa: E402
 
-IMAGES = [str(path) for path in sorted((HERE / "sample_images" / "digits").glob("*.png"))[:4]]
+IMAGES = [
+    str(path) for path in sorted((HERE / "sample_images" / "digits").glob("*.png"))[:4]
+]
 EVERY = 100
 
 
@@ -37,7 +39,8 @@ def digits() -> tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]:
 
 
 def resnet() -> tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]:
-    """resnet18 on pictures of the size of CIFAR's, with the layers that are taken by default."""
+    """resnet18 on pictures of the size of CIFAR's, with the layers that are taken by
+    default."""
     return resnet18(num_classes=10), (64, 3, 32, 32), "", {"size": 32}
 
 
@@ -52,7 +55,9 @@ def seconds(task: Callable[[], object], repeats: int) -> float:
     return median(times)
 
 
-def measure(make: Callable[[], tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]]) -> None:
+def measure(
+    make: Callable[[], tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]],
+) -> None:
     """Print the time of a training step, of a drawing, and their ratio at every=100."""
     model, shape, layers, options = make()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -72,8 +77,9 @@ def measure(make: Callable[[], tuple[nn.Module, tuple[int, ...], str, dict[str, 
         count = sum(1 for _ in (out / "step-000001").rglob("*.png")) - len(IMAGES)
     share = drawing / (EVERY * training)
     print(
-        f"{make.__name__}: {1000 * training:.0f} ms a training step, {1000 * drawing:.0f} ms a "
-        f"drawing of {count} grids of {len(IMAGES)} images, {share:.2%} at every={EVERY}"
+        f"{make.__name__}: {1000 * training:.0f} ms a training step,"
+        f" {1000 * drawing:.0f} ms a drawing of {count} grids of {len(IMAGES)} images,"
+        f" {share:.2%} at every={EVERY}"
     )
 
 

@@ -1,18 +1,18 @@
-"""Train the small network that restores colour, which ships as ``configs/colour_cnn.pth``.
+"""Train the small network that restores colour, which ships as
+``configs/colour_cnn.pth``.
 
-It sees a photograph in grey and gives it back in red, green and blue. To know that the water is
-blue and the ball is wood, it has to learn what it sees, so its feature maps mean something: that is
-what a demonstration of feature maps needs. It learns from the three coloured scenes in
-``sample_images/scenes`` and knows no others.
+It sees a photograph in grey and gives it back in red, green and blue. To know that the
+water is blue and the ball is wood, it has to learn what it sees, so its feature maps
+mean something: that is what a demonstration of feature maps needs. It learns from the
+three coloured scenes in ``sample_images/scenes`` and knows no others.
 
-The network is a single ``nn.Sequential`` of ``torch.nn`` modules and is saved whole, in half
-precision, so it can be loaded without this file.
+The network is a single ``nn.Sequential`` of ``torch.nn`` modules and is saved whole, in
+half precision, so it can be loaded without this file.
 
     python configs/train_colour_cnn.py
 
-It takes about four minutes on one core. The same command gives the same file, byte for byte, on the
-same machine and versions of the libraries.
-"""
+It takes about four minutes on one core. The same command gives the same file, byte for
+byte, on the same machine and versions of the libraries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ CHROMA = 4.0  # how much a wrong colour weighs against a wrong brightness
 
 
 def build_model() -> nn.Sequential:
-    """Return the untrained network: grey [N, 1, H, W] in 0..1 to colours [N, 3, H, W] in 0..1.
+    """Return the untrained network: grey [N, 1, H, W] in 0..1 to colours [N, 3, H, W]
+    in 0..1.
 
     H and W are multiples of 8.
     """
@@ -83,26 +84,35 @@ def crop(scene: Tensor, random: np.random.Generator) -> Tensor:
     top = int(random.integers(scene.shape[1] - side + 1))
     left = int(random.integers(scene.shape[2] - side + 1))
     square = scene[None, :, top : top + side, left : left + side]
-    square = nn.functional.interpolate(square, (CROP, CROP), mode="bilinear", antialias=True)[0]
+    square = nn.functional.interpolate(
+        square, (CROP, CROP), mode="bilinear", antialias=True
+    )[0]
     return square.flip(-1) if random.random() < 0.5 else square
 
 
 def loss(given: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean distance in brightness, and CHROMA times that of the colours around it."""
+    """Return the mean distance in brightness, and CHROMA times that of the colours
+    around it."""
     brightness, expected = grey(given), grey(wanted)
     colours = (given - brightness) - (wanted - expected)
     return (brightness - expected).abs().mean() + CHROMA * colours.abs().mean()
 
 
-def train(model: nn.Module, scenes: list[Tensor], steps: int, batch_size: int, seed: int) -> float:
+def train(
+    model: nn.Module, scenes: list[Tensor], steps: int, batch_size: int, seed: int
+) -> float:
     """Train the model in place; return its mean loss over the last hundred steps."""
     random = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=4e-3, total_steps=steps
+    )
     losses: list[float] = []
     model.train()
     for step in range(1, steps + 1):
-        wanted = torch.stack([crop(scenes[i % len(scenes)], random) for i in range(batch_size)])
+        wanted = torch.stack(
+            [crop(scenes[i % len(scenes)], random) for i in range(batch_size)]
+        )
         value = loss(model(grey(wanted)), wanted)
         optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call, unused-ignore]
@@ -110,12 +120,16 @@ def train(model: nn.Module, scenes: list[Tensor], steps: int, batch_size: int, s
         schedule.step()
         losses.append(value.item())
         if step % 100 == 0:
-            print(f"step {step}/{steps}: loss {sum(losses[-100:]) / 100:.4f}", file=sys.stderr)
+            print(
+                f"step {step}/{steps}: loss {sum(losses[-100:]) / 100:.4f}",
+                file=sys.stderr,
+            )
     return sum(losses[-100:]) / min(100, len(losses))
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Save the whole model in half precision at ``path``; an older file is replaced in one step."""
+    """Save the whole model in half precision at ``path``; an older file is replaced in
+    one step."""
     buffer = io.BytesIO()  # keeps the name of the file out of it
     torch.save(model.half().eval(), buffer)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -128,12 +142,34 @@ def save(model: nn.Module, path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Train a small network that restores colour.")
+    parser = argparse.ArgumentParser(
+        description="Train a small network that restores colour."
+    )
     add = parser.add_argument
-    add("--out", type=Path, default=ROOT / "configs/colour_cnn.pth", help="where to save it")
-    add("--steps", type=int, default=2400, help="steps of training (default: %(default)s)")
-    add("--batch-size", type=int, default=9, help="squares a step (default: %(default)s)")
-    add("--seed", type=int, default=0, help="seed of all that is random (default: %(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=ROOT / "configs/colour_cnn.pth",
+        help="where to save it",
+    )
+    add(
+        "--steps",
+        type=int,
+        default=2400,
+        help="steps of training (default: %(default)s)",
+    )
+    add(
+        "--batch-size",
+        type=int,
+        default=9,
+        help="squares a step (default: %(default)s)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of all that is random (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     model = build_model()
@@ -144,6 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    # Sums depend on how the work is divided, so one thread makes the result the same everywhere.
+    # Sums depend on how the work is divided, so one thread makes the result the same
+    # everywhere.
     torch.set_num_threads(1)
     main()

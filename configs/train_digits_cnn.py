@@ -1,17 +1,18 @@
 """Train the three-convolution digit network that ships as ``configs/digits_cnn.pth``.
 
-The network is the classic first MNIST demonstration: three times convolution, ReLU and pooling,
-then one linear layer. It is a single ``nn.Sequential`` of ``torch.nn`` modules and is saved whole,
-so it can be loaded without this file.
+The network is the classic first MNIST demonstration: three times convolution, ReLU and
+pooling, then one linear layer. It is a single ``nn.Sequential`` of ``torch.nn`` modules
+and is saved whole, so it can be loaded without this file.
 
-By default it learns from digits drawn with the fonts that matplotlib brings along, so nothing has
-to be downloaded. With ``--mnist DIR`` it learns from the real MNIST files found in ``DIR``.
+By default it learns from digits drawn with the fonts that matplotlib brings along, so
+nothing has to be downloaded. With ``--mnist DIR`` it learns from the real MNIST files
+found in ``DIR``.
 
     python configs/train_digits_cnn.py
     python configs/train_digits_cnn.py --mnist data --out mnist_cnn.pth
 
-The same command gives the same file, byte for byte, on the same versions of the libraries.
-"""
+The same command gives the same file, byte for byte, on the same versions of the
+libraries."""
 
 from __future__ import annotations
 
@@ -43,8 +44,9 @@ OVERSAMPLE = 4  # digits are drawn this many times larger, then averaged down
 CANVAS = SIDE * OVERSAMPLE
 GLYPH_HEIGHT = 20 * OVERSAMPLE  # MNIST digits fill a box of 20 x 20 pixels
 
-# The bundled fonts whose digits look like digits. The others hold no digits (cmex10, STIXSiz*),
-# put other symbols in their places (cmsy10, LastResort) or repeat these shapes.
+# The bundled fonts whose digits look like digits. The others hold no digits (cmex10,
+# STIXSiz*), put other symbols in their places (cmsy10, LastResort) or repeat these
+# shapes.
 FONT_NAMES = (
     "DejaVuSans",
     "DejaVuSans-Bold",
@@ -84,9 +86,8 @@ class DataError(Exception):
 def build_model(width: int = 32) -> nn.Sequential:
     """Return the untrained network: [N, 1, 28, 28] in 0..1 to class scores [N, 10].
 
-    ``width`` is the number of channels of the first convolution; the next two have twice and
-    four times as many.
-    """
+    ``width`` is the number of channels of the first convolution; the next two have
+    twice and four times as many."""
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
         nn.ReLU(),
@@ -105,7 +106,8 @@ def build_model(width: int = 32) -> nn.Sequential:
 
 def _wake(layer: nn.Module) -> None:
     """Start a convolution so that each of its channels passes its ReLU for some inputs."""
-    # With torch's own start, about one channel in ten of the last layer never fires at all.
+    # With torch's own start, about one channel in ten of the last layer never fires at
+    # all.
     if isinstance(layer, nn.Conv2d) and layer.bias is not None:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         nn.init.constant_(layer.bias, 0.05)
@@ -141,9 +143,11 @@ def font_paths() -> tuple[Path, ...]:
 
 @functools.cache
 def glyph(font: Path, digit: int) -> Image.Image:
-    """Draw one digit in the middle of a square of ``CANVAS`` pixels, 80 of them high (mode L)."""
+    """Draw one digit in the middle of a square of ``CANVAS`` pixels, 80 of them high
+    (mode L)."""
     text = str(digit)
-    # The basic layout is there in every build of Pillow, so the result does not depend on it.
+    # The basic layout is there in every build of Pillow, so the result does not depend
+    # on it.
     layout = ImageFont.Layout.BASIC
     probe = ImageFont.truetype(font, 100, layout_engine=layout).getbbox(text)
     size = round(100 * GLYPH_HEIGHT / (probe[3] - probe[1]))
@@ -160,7 +164,9 @@ def _affine(rng: np.random.Generator) -> tuple[float, ...]:
     angle = math.radians(rng.uniform(-14, 14))
     slant = rng.uniform(-0.2, 0.2)
     wide, high = rng.uniform(0.78, 1.12, 2)
-    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    turn = np.array(
+        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    )
     matrix = np.linalg.inv(turn @ np.array([[wide, slant], [0.0, high]]))
     centre = np.full(2, (CANVAS - 1) / 2)
     offset = centre - matrix @ (centre + rng.uniform(-2.5, 2.5, 2) * OVERSAMPLE)
@@ -169,23 +175,32 @@ def _affine(rng: np.random.Generator) -> tuple[float, ...]:
 
 
 def _restroke(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Make the strokes thicker or thinner, and their edges harder or softer, by a little."""
+    """Make the strokes thicker or thinner, and their edges harder or softer, by a
+    little."""
     blurred = image.filter(ImageFilter.GaussianBlur(rng.uniform(1.5, 3.5)))
-    level = rng.uniform(0.25, 0.48) * 255  # a low level of the blurred edge lies further out
+    # a low level of the blurred edge lies further out
+    level = rng.uniform(0.25, 0.48) * 255
     gain = rng.uniform(1.6, 4.0)
-    return blurred.point([round(min(255, max(0, 127 + gain * (v - level)))) for v in range(256)])
+    return blurred.point(
+        [round(min(255, max(0, 127 + gain * (v - level)))) for v in range(256)]
+    )
 
 
 def render_digit(digit: int, rng: np.random.Generator) -> Floats:
-    """Draw one random variant of ``digit``: [28, 28], 0 (black ground) to 1 (white digit)."""
+    """Draw one random variant of ``digit``: [28, 28], 0 (black ground) to 1 (white
+    digit)."""
     fonts = font_paths()
     drawn = glyph(fonts[int(rng.integers(len(fonts)))], digit)
     moved = drawn.transform(
         drawn.size, Image.Transform.AFFINE, _affine(rng), Image.Resampling.BILINEAR
     )
     small = _restroke(moved, rng).resize((SIDE, SIDE), Image.Resampling.BOX)
-    pixels = np.asarray(small, dtype=np.float32) / 255 * np.float32(rng.uniform(0.8, 1.0))
-    noise = rng.standard_normal((SIDE, SIDE), dtype=np.float32) * np.float32(rng.uniform(0, 0.05))
+    pixels = (
+        np.asarray(small, dtype=np.float32) / 255 * np.float32(rng.uniform(0.8, 1.0))
+    )
+    noise = rng.standard_normal((SIDE, SIDE), dtype=np.float32) * np.float32(
+        rng.uniform(0, 0.05)
+    )
     return np.clip(pixels + noise, 0, 1)
 
 
@@ -199,7 +214,8 @@ def render_digits(count: int, rng: np.random.Generator) -> tuple[Floats, Labels]
 
 
 def rendered_split(count: int, seed: int, stream: int) -> Split:
-    """Draw ``count`` digits; another ``stream`` of the same seed gives independent ones."""
+    """Draw ``count`` digits; another ``stream`` of the same seed gives independent
+    ones."""
     images, labels = render_digits(count, np.random.default_rng([seed, stream]))
     return torch.from_numpy(images), torch.from_numpy(labels)
 
@@ -231,22 +247,28 @@ def read_idx(path: Path, dims: int) -> Bytes:
     """Read an idx file of unsigned bytes with ``dims`` dimensions, such as [N, 28, 28]."""
     data = _contents(path)
     start = 4 + 4 * dims
-    # Two zero bytes, 8 for "unsigned byte", the number of dimensions, then each as big-endian.
+    # Two zero bytes, 8 for "unsigned byte", the number of dimensions, then each as
+    # big-endian.
     if len(data) < start or data[:4] != bytes([0, 0, 8, dims]):
         raise DataError(f"{path} is not an idx file of bytes with {dims} dimension(s)")
     shape = tuple(int(n) for n in np.frombuffer(data[4:start], dtype=">u4"))
     if len(data) - start != math.prod(shape):
         held = len(data) - start
-        raise DataError(f"{path} should hold {math.prod(shape)} values for {shape}, has {held}")
+        raise DataError(
+            f"{path} should hold {math.prod(shape)} values for {shape}, has {held}"
+        )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 
 def load_mnist(folder: Path, part: str, limit: int | None = None) -> Split:
-    """Load the ``train`` or ``test`` part of MNIST, only its first ``limit`` images if given."""
+    """Load the ``train`` or ``test`` part of MNIST, only its first ``limit`` images if
+    given."""
     image_file, label_file = (find_idx(folder, name) for name in MNIST_FILES[part])
     pixels, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if len(pixels) != len(labels) or not len(labels):
-        raise DataError(f"{len(pixels)} images in {image_file}, {len(labels)} in {label_file}")
+        raise DataError(
+            f"{len(pixels)} images in {image_file}, {len(labels)} in {label_file}"
+        )
     if pixels.shape[1:] != (SIDE, SIDE) or labels.max() > 9:
         raise DataError(f"{image_file} and {label_file} do not hold 28 x 28 digits")
     images = pixels[:limit, None].astype(np.float32) / 255
@@ -295,19 +317,32 @@ def train_epoch(
 
 
 def train(
-    model: nn.Module, learn: Split, held_out: Split, epochs: int, batch_size: int, seed: int
+    model: nn.Module,
+    learn: Split,
+    held_out: Split,
+    epochs: int,
+    batch_size: int,
+    seed: int,
 ) -> float:
     """Train the model in place; return its accuracy (0..1) on ``held_out``."""
     steps = epochs * math.ceil(len(learn[1]) / batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
-    # Warming up keeps the first steps small: large ones can switch ReLU channels off for good.
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
+    # Warming up keeps the first steps small: large ones can switch ReLU channels off
+    # for good.
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=3e-3, total_steps=steps
+    )
     generator = torch.Generator().manual_seed(seed)
     score = 0.0
     for epoch in range(1, epochs + 1):
-        loss = train_epoch(model, _batches(learn, batch_size, generator), optimizer, schedule)
+        loss = train_epoch(
+            model, _batches(learn, batch_size, generator), optimizer, schedule
+        )
         score = accuracy(model, held_out)
-        print(f"epoch {epoch}/{epochs}: loss {loss:.4f}, accuracy {score:.4f}", file=sys.stderr)
+        print(
+            f"epoch {epoch}/{epochs}: loss {loss:.4f}, accuracy {score:.4f}",
+            file=sys.stderr,
+        )
     return score
 
 
@@ -333,17 +368,54 @@ def not_negative(text: str) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(description="Train a small digit network and save it whole.")
+    parser = argparse.ArgumentParser(
+        description="Train a small digit network and save it whole."
+    )
     add = parser.add_argument
     here = Path(__file__).resolve().parent
-    add("--out", type=Path, default=here / "digits_cnn.pth", help="where to save the model")
-    add("--mnist", type=Path, metavar="DIR", help="learn from the MNIST idx files in DIR")
+    add(
+        "--out",
+        type=Path,
+        default=here / "digits_cnn.pth",
+        help="where to save the model",
+    )
+    add(
+        "--mnist",
+        type=Path,
+        metavar="DIR",
+        help="learn from the MNIST idx files in DIR",
+    )
     size_help = "digits to {} (default: {} drawn ones, or all of MNIST's)"
-    add("--train-size", type=positive, metavar="N", help=size_help.format("learn from", 24000))
-    add("--test-size", type=positive, metavar="N", help=size_help.format("test with", 2000))
-    add("--epochs", type=positive, default=7, help="passes over the data (default: %(default)s)")
-    add("--batch-size", type=positive, default=64, help="images a step (default: %(default)s)")
-    add("--width", type=positive, default=32, help="channels, first layer (default: %(default)s)")
+    add(
+        "--train-size",
+        type=positive,
+        metavar="N",
+        help=size_help.format("learn from", 24000),
+    )
+    add(
+        "--test-size",
+        type=positive,
+        metavar="N",
+        help=size_help.format("test with", 2000),
+    )
+    add(
+        "--epochs",
+        type=positive,
+        default=7,
+        help="passes over the data (default: %(default)s)",
+    )
+    add(
+        "--batch-size",
+        type=positive,
+        default=64,
+        help="images a step (default: %(default)s)",
+    )
+    add(
+        "--width",
+        type=positive,
+        default=32,
+        help="channels, first layer (default: %(default)s)",
+    )
     add(
         "--seed",
         type=not_negative,
@@ -373,12 +445,15 @@ def main(arguments: list[str] | None = None) -> None:
         parser.exit(2, f"error: {error}\n")
     torch.manual_seed(options.seed)
     model = build_model(options.width)
-    score = train(model, learn, held_out, options.epochs, options.batch_size, options.seed)
+    score = train(
+        model, learn, held_out, options.epochs, options.batch_size, options.seed
+    )
     save(model, options.out)
     print(f"accuracy {score:.4f} on {len(held_out[1])} held-out digits")
 
 
 if __name__ == "__main__":
-    # Sums depend on how the work is divided, so one thread makes the result the same everywhere.
+    # Sums depend on how the work is divided, so one thread makes the result the same
+    # everywhere.
     torch.set_num_threads(1)
     main()

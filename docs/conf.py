@@ -2,7 +2,12 @@
 
 project = "featviz"
 copyright = "the authors of featviz"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+]
 html_theme = "furo"
 html_title = "featviz"
 exclude_patterns = ["ci"]

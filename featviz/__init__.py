@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from featviz.version import __version__
 
-__all__ = ["Watcher", "__version__", "audit", "cam", "capture", "diff", "exemplars", "grid"]
+__all__ = [
+    "Watcher",
+    "__version__",
+    "audit",
+    "cam",
+    "capture",
+    "diff",
+    "exemplars",
+    "grid",
+]
 __all__ += ["kernels", "layers", "look", "report", "run"]
 
 if TYPE_CHECKING:
@@ -35,8 +44,8 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """The package: importing its subpackage `featviz.audit` does not take the place of the function
-    of that name."""
+    """The package: importing its subpackage `featviz.audit` does not take the place of
+    the function of that name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in __all__):

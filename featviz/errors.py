@@ -1,21 +1,26 @@
-"""The errors that end a command with one clear line; this module knows nothing of the rest."""
+"""The errors that end a command with one clear line; this module knows nothing of the
+rest."""
 
 from __future__ import annotations
 
-NOTHING_DRAWN = "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls"
+NOTHING_DRAWN = (
+    "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls"
+)
 """The hint where no layer gave a picture."""
 
 CHECK_FAILED = 4
-"""Exit code where a check that was asked for did not hold: no error, the command did its work."""
+"""Exit code where a check that was asked for did not hold: no error, the command did
+its work."""
 
 
 class FeatvizError(Exception):
-    """Something the user can mend: a message with the value, and a hint with the remedy.
+    """Something the user can mend: a message with the value, and a hint with the
+    remedy.
 
-    `exit_code` is what the command line ends with when the error reaches it. Where a change of the
-    command would go on, `add` are the arguments that it lacks and `replace` is one that it has,
-    with what should stand there; the command line shows the whole command.
-    """
+    `exit_code` is what the command line ends with when the error reaches it. Where a
+    change of the command would go on, `add` are the arguments that it lacks and
+    `replace` is one that it has, with what should stand there; the command line shows
+    the whole command."""
 
     exit_code = 1
 

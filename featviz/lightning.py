@@ -1,4 +1,5 @@
-"""Watching a training of Lightning: `Trainer(callbacks=[LightningWatcher(images, ...)])`."""
+"""Watching a training of Lightning: `Trainer(callbacks=[LightningWatcher(images,
+...)])`."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ except ImportError as error:
 
 
 class LightningWatcher(FitWatch, Callback):
-    """A `featviz.Watcher` for the time of each `fit`; the steps are Lightning's `global_step`. A
-    training that goes on from a checkpoint goes on with the series.
+    """A `featviz.Watcher` for the time of each `fit`; the steps are Lightning's
+    `global_step`. A training that goes on from a checkpoint goes on with the series.
 
     Args:
-        images, layers, every, out, tensorboard, overwrite, options: as for `featviz.Watcher`, which
-            refuses them at the start of `fit`.
-        part: name of the submodule that is watched, for a LightningModule whose forward does not
-            take images; empty for the LightningModule itself.
+        images, layers, every, out, tensorboard, overwrite, options: as for
+            `featviz.Watcher`, which refuses them at the start of `fit`.
+        part: name of the submodule that is watched, for a LightningModule whose forward
+            does not take images; empty for the LightningModule itself.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

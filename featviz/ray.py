@@ -42,24 +42,29 @@ def run(
     resume: bool = False,
     **options: Any,
 ) -> RunResult:
-    """Draw the feature maps of images like `featviz.run`, by workers of Ray (extra `featviz[ray]`).
+    """Draw the feature maps of images like `featviz.run`, by workers of Ray (extra
+    `featviz[ray]`).
 
-    Each worker loads the model and draws one shard of the images. Where one dies, Ray begins its
-    shard again, which goes on with what is complete. The run directory is that of one process, byte
-    for byte, if the versions and the number of threads are the same. The cluster is the one that
-    this process is connected to, else that of RAY_ADDRESS, else a new one.
+    Each worker loads the model and draws one shard of the images. Where one dies, Ray
+    begins its shard again, which goes on with what is complete. The run directory is
+    that of one process, byte for byte, if the versions and the number of threads are
+    the same. The cluster is the one that this process is connected to, else that of
+    RAY_ADDRESS, else a new one.
 
     Args:
-        model, images, layers, resume, options: as for `featviz.run`, but for `shard` and
-            `tensorboard`; paths are those of all machines, and a module is sent to each worker.
+        model, images, layers, resume, options: as for `featviz.run`, but for `shard`
+            and `tensorboard`; paths are those of all machines, and a module is sent to
+            each worker.
         out: the run directory, on a disk that all machines write to.
-        cpus, gpus: of each worker, which has as many threads (Ray's `num_cpus` and `num_gpus`).
+        cpus, gpus: of each worker, which has as many threads (Ray's `num_cpus` and
+            `num_gpus`).
 
     Returns:
         The images, in their order. A signal ends all workers after their current image.
 
     Raises:
-        FeatvizError: as from `featviz.run`; or Ray is missing, or a worker has died three times.
+        FeatvizError: as from `featviz.run`; or Ray is missing, or a worker has died
+            three times.
     """
     _check_number("workers", workers, 1)
     _check_number("cpus", cpus, 0)
@@ -78,10 +83,14 @@ def run(
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)
         # a shard that Ray begins again goes on with what is complete
-        resuming = replace(request, options=structs.replace(request.options, resume=True))
+        resuming = replace(
+            request, options=structs.replace(request.options, resume=True)
+        )
         request_of_all = ray.put(resuming)
         shards = [Shard(index, workers) for index in range(workers)]
-        tasks = [draw.remote(shard, request_of_all, files, Path.cwd()) for shard in shards]
+        tasks = [
+            draw.remote(shard, request_of_all, files, Path.cwd()) for shard in shards
+        ]
         interrupted = _wait(tasks)
     results = [result for result in map(_result, tasks) if result is not None]
     return _joined(request.options.folder, results, interrupted)
@@ -93,8 +102,8 @@ def _check_number(name: str, value: float, minimum: int) -> None:
 
 
 def _wait(tasks: list[Any]) -> bool:
-    """Wait for all workers; returns whether a signal ended them. The error of the first that fails
-    is raised when the others have ended."""
+    """Wait for all workers; returns whether a signal ended them. The error of the first
+    that fails is raised when the others have ended."""
     import ray
 
     with stop_requests() as stop:
@@ -119,7 +128,8 @@ def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResul
         images += [image for image in row if image is not None]
     missing: list[str] = []
     if results:
-        # of the record, which has also those of a shard that was stopped before it began
+        # of the record, which has also those of a shard that was stopped before it
+        # began
         missing = read_json(root / RUN_FILE)["images"]["missing"]
     return RunResult(
         root,
@@ -130,7 +140,9 @@ def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResul
     )
 
 
-def _draw(shard: Shard, request: Request[RunOptions], files: list[str], cwd: Path) -> RunResult:
+def _draw(
+    shard: Shard, request: Request[RunOptions], files: list[str], cwd: Path
+) -> RunResult:
     """Draw one shard, in a worker; relative paths begin in `cwd`."""
     os.chdir(cwd)
     images: list[ImageResult] = []
@@ -163,5 +175,6 @@ def _result(task: Any) -> Any:
     except ray.exceptions.RayError as error:
         raise FeatvizError(
             f"a worker of Ray has died 3 times: {quoted(str(error).splitlines()[0])}",
-            "what is complete stays complete, and resume=True goes on; is there enough memory?",
+            "what is complete stays complete, and resume=True goes on; is there enough"
+            " memory?",
         ) from error

@@ -1,5 +1,5 @@
-"""Words of messages: lists, ranges and sizes in one form; and text that somebody else wrote, made
-fit for a message, a terminal, or the name of a file."""
+"""Words of messages: lists, ranges and sizes in one form; and text that somebody else
+wrote, made fit for a message, a terminal, or the name of a file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 
 def printable(words: str) -> str:
-    r"""The same text with every control character, line break and lone surrogate escaped: a name
-    from outside could else set a terminal's title, colour the screen or forge lines of output."""
+    r"""The same text with every control character, line break and lone surrogate
+    escaped: a name from outside could else set a terminal's title, colour the screen or
+    forge lines of output."""
     if words.isprintable():
         return words
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
@@ -25,11 +26,14 @@ def printable_json(content: Any, indent: int | None = None) -> str:
     text = json.dumps(content, indent=indent, ensure_ascii=False)
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    return "".join(
+        c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text
+    )
 
 
 def percent(share: float, space: str = " ") -> str:
-    """A share 0..1 with one decimal; `< 0.1 %` and `> 99.9 %` unless 0 and 100 are exact."""
+    """A share 0..1 with one decimal; `< 0.1 %` and `> 99.9 %` unless 0 and 100 are
+    exact."""
     if 0 < share < 0.0005:
         return f"<{space}0.1{space}%"
     if 0.9995 <= share < 1:
@@ -38,18 +42,22 @@ def percent(share: float, space: str = " ") -> str:
 
 
 def is_number(words: str) -> bool:
-    """Whether Python makes a number of these words: of `²` and of 5,000 digits it makes none."""
+    """Whether Python makes a number of these words: of `²` and of 5,000 digits it makes
+    none."""
     return words.isdecimal() and len(words) < 1000
 
 
 def quoted(words: str, longest: int = 160) -> str:
-    """Words from a file as a message may show them: printable, on one line, not too long."""
+    """Words from a file as a message may show them: printable, on one line, not too
+    long."""
     return printable(words[:longest]) + ("…" if len(words) > longest else "")
 
 
-def listed(words: Sequence[str], most: int, separator: str = ", ", left: int | None = None) -> str:
-    """The first words, and how many more there are, which `left` says if a word stands for several:
-    `conv1, conv2 and 1 more`."""
+def listed(
+    words: Sequence[str], most: int, separator: str = ", ", left: int | None = None
+) -> str:
+    """The first words, and how many more there are, which `left` says if a word stands
+    for several: `conv1, conv2 and 1 more`."""
     left = max(0, len(words) - most) if left is None else left
     return separator.join(words[:most]) + (f" and {left} more" if left else "")
 
@@ -58,7 +66,9 @@ def cut(words: str, letters: int, mark: str = "…") -> str:
     """The first and the last of so many letters, with a mark between them: `laye…onv1`."""
     if len(words) <= letters:
         return words
-    return f"{words[: letters // 2]}{mark}{words[len(words) - (letters - letters // 2) :]}"
+    return (
+        f"{words[: letters // 2]}{mark}{words[len(words) - (letters - letters // 2) :]}"
+    )
 
 
 def by(sizes: Iterable[object]) -> str:
@@ -67,8 +77,8 @@ def by(sizes: Iterable[object]) -> str:
 
 
 def read_ranges(text: str) -> list[int]:
-    """Numbers and ranges (`0-2,5`), in their order and each once; ValueError with a part that is
-    neither, runs backwards, or is longer than a million."""
+    """Numbers and ranges (`0-2,5`), in their order and each once; ValueError with a
+    part that is neither, runs backwards, or is longer than a million."""
     numbers: dict[int, None] = {}
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
@@ -80,10 +90,15 @@ def read_ranges(text: str) -> list[int]:
 
 
 def ranges(
-    numbers: Iterable[int], most: int | None = None, *, comma: str = ",", dash: str = "-"
+    numbers: Iterable[int],
+    most: int | None = None,
+    *,
+    comma: str = ",",
+    dash: str = "-",
 ) -> str:
-    """Numbers with those that follow one another as ranges (`0-2,5`), which `read_ranges` reads
-    back; behind `most` ranges it says how many numbers there are more."""
+    """Numbers with those that follow one another as ranges (`0-2,5`), which
+    `read_ranges` reads back; behind `most` ranges it says how many numbers there are
+    more."""
     runs: list[range] = []
     if isinstance(numbers, range) and numbers.step == 1 and numbers:
         runs, numbers = [numbers], ()
@@ -92,7 +107,9 @@ def ranges(
             runs[-1] = range(runs[-1].start, number + 1)
         else:
             runs.append(range(number, number + 1))
-    words = [f"{run[0]}{dash}{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    words = [
+        f"{run[0]}{dash}{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs
+    ]
     most = len(words) if most is None else most
     return listed(words, most, comma, sum(map(len, runs[most:])))
 
@@ -110,15 +127,17 @@ class TextTable(NamedTuple):
     """Lines below the table."""
 
     def __str__(self) -> str:
-        """The table in columns two spaces apart, then the footer; without rows, the footer alone.
-        Control characters are escaped."""
+        """The table in columns two spaces apart, then the footer; without rows, the
+        footer alone. Control characters are escaped."""
         footer = [printable(line) for line in self.footer]
         if not self.rows:
             return "\n".join(footer)
         rows = [self.headings, *self.rows, *self.totals]
         cells = [[printable(str(cell)) for cell in row] for row in rows]
         columns = []
-        for heading, column in zip(self.headings, zip(*cells, strict=True), strict=True):
+        for heading, column in zip(
+            self.headings, zip(*cells, strict=True), strict=True
+        ):
             width = max(map(len, column))
             adjust = str.rjust if heading in self.numbers else str.ljust
             columns.append([adjust(cell, width) for cell in column])
@@ -126,7 +145,8 @@ class TextTable(NamedTuple):
         return "\n".join(lines + footer)
 
 
-_LONGEST_NAME = 100  # characters of one name; the rest is cut and a hash put in its place
+# characters of one name; the rest is cut and a hash put in its place
+_LONGEST_NAME = 100
 _LONGEST_WAY, _DEEPEST = 1000, 32  # bytes and folders of an image's path within a run
 _UNPORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]|[. ]$')
 _RESERVED = re.compile(
@@ -139,12 +159,14 @@ _RESERVED = re.compile(
 
 @lru_cache(4096)
 def safe_name(name: str) -> str:
-    """A file name that every system takes, that is none of our own, and not hidden; what had to be
-    changed gets 8 hex digits of a hash."""
+    """A file name that every system takes, that is none of our own, and not hidden;
+    what had to be changed gets 8 hex digits of a hash."""
     clean = _UNPORTABLE.sub("_", name)
     if _RESERVED.fullmatch(clean):
         clean = f"_{clean}"
-    short_enough = len(clean) <= _LONGEST_NAME and len(os.fsencode(clean)) <= 2 * _LONGEST_NAME
+    short_enough = (
+        len(clean) <= _LONGEST_NAME and len(os.fsencode(clean)) <= 2 * _LONGEST_NAME
+    )
     if clean == name and short_enough:
         return clean
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -156,8 +178,8 @@ def safe_name(name: str) -> str:
 
 
 def safe_way(name: str) -> str:
-    """The folder of an image with this relative name: each part by `safe_name`, with forward
-    slashes; one name where the path would be too long for the system."""
+    """The folder of an image with this relative name: each part by `safe_name`, with
+    forward slashes; one name where the path would be too long for the system."""
     way = "/".join(safe_name(part) for part in name.split("/"))
     if way.count("/") < _DEEPEST and len(way.encode()) <= _LONGEST_WAY:
         return way

@@ -1,15 +1,16 @@
-"""Make the sample images: twenty digits and five computed pictures that look like photographs.
+"""Make the sample images: twenty digits and five computed pictures that look like
+photographs.
 
     python sample_images/make_samples.py
 
-Every pixel is computed here (ray tracing, height fields, noise), so nobody else holds rights in
-the pictures, and together they cover what image files come as: colour and grey, JPEG and PNG,
-square and not, 8 and 16 bits, with and without transparency. The digits are drawn as those that
-the shipped digit network was trained on, but from another seed.
+Every pixel is computed here (ray tracing, height fields, noise), so nobody else holds
+rights in the pictures, and together they cover what image files come as: colour and
+grey, JPEG and PNG, square and not, 8 and 16 bits, with and without transparency. The
+digits are drawn as those that the shipped digit network was trained on, but from
+another seed.
 
-In this file an image is an array [H, W] or [H, W, 3] of linear light, about 0..1, until it is
-saved; lists of points, directions and colours are arrays [..., 3].
-"""
+In this file an image is an array [H, W] or [H, W, 3] of linear light, about 0..1, until
+it is saved; lists of points, directions and colours are arrays [..., 3]."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def dot(a: Array, b: Array) -> Array:
 
 
 def step(low: float, high: float, values: Array) -> Array:
-    """Rise smoothly from 0 at ``low`` to 1 at ``high`` (or fall, if ``low`` is the larger)."""
+    """Rise smoothly from 0 at ``low`` to 1 at ``high`` (or fall, if ``low`` is the
+    larger)."""
     t = np.clip((values - low) / (high - low), 0, 1)
     return np.asarray(t * t * (3 - 2 * t), dtype=np.float32)
 
@@ -80,10 +82,11 @@ def encode(light: Array) -> NDArray[np.uint8]:
 
 
 class Noise:
-    """Smooth random numbers in space: one value (0..1) for every point with ``dims`` numbers.
+    """Smooth random numbers in space: one value (0..1) for every point with ``dims``
+    numbers.
 
-    Corners of a lattice with a random value each, smoothly interpolated; repeats every 64 units.
-    """
+    Corners of a lattice with a random value each, smoothly interpolated; repeats every
+    64 units."""
 
     def __init__(self, seed: int, dims: int = 3) -> None:
         shape = (64,) * dims
@@ -101,7 +104,9 @@ class Noise:
             weight = np.ones_like(total)
             for axis, side in enumerate(corner):
                 weight *= part[..., axis] if side else 1 - part[..., axis]
-            index = tuple((cell[..., axis] + side) & 63 for axis, side in enumerate(corner))
+            index = tuple(
+                (cell[..., axis] + side) & 63 for axis, side in enumerate(corner)
+            )
             total += weight * self.table[index]
         return total
 
@@ -109,7 +114,10 @@ class Noise:
         """Yield weight and values [...] at ever finer scales, without end."""
         for level in itertools.count():
             # Odd factors and shifts keep the lattices of the levels from lining up.
-            yield 0.5 ** (level + 1), self(points * np.float32(2.03**level) + np.float32(level * 9))
+            yield (
+                0.5 ** (level + 1),
+                self(points * np.float32(2.03**level) + np.float32(level * 9)),
+            )
 
     def fractal(self, points: Array, levels: int) -> Array:
         """Return values [...] in 0..1 with detail at ``levels`` scales."""
@@ -132,7 +140,8 @@ def sum_up(layers: Iterator[tuple[float, Array]]) -> Array:
 
 @dataclass(frozen=True)
 class Camera:
-    """A camera at ``eye`` that looks at ``target``; ``zoom`` is focal length / half height."""
+    """A camera at ``eye`` that looks at ``target``; ``zoom`` is focal length / half
+    height."""
 
     eye: Array
     target: Array
@@ -141,7 +150,8 @@ class Camera:
     high: int  # pixels
 
     def rays(self, dx: float, dy: float) -> Array:
-        """Return directions [wide * high, 3] through the points (dx, dy) in 0..1 of the pixels."""
+        """Return directions [wide * high, 3] through the points (dx, dy) in 0..1 of the
+        pixels."""
         ahead = unit(self.target - self.eye)
         right = unit(np.cross(ahead, vec(0, 1, 0)).astype(np.float32))
         up = np.cross(right, ahead).astype(np.float32)
@@ -151,18 +161,23 @@ class Camera:
         way = x[..., None] * right + y[..., None] * up + np.float32(self.zoom) * ahead
         return unit(way.reshape(-1, 3))
 
-    def average(self, trace: Callable[[Array, float, float], Array], side: int) -> Array:
+    def average(
+        self, trace: Callable[[Array, float, float], Array], side: int
+    ) -> Array:
         """Average ``side`` x ``side`` rays a pixel to an image [high, wide, C].
 
-        ``trace`` gets the rays and two numbers in 0..1 that differ from pass to pass (they choose
-        a point on a lamp, which gives soft shadows), and returns light [N, C].
-        """
+        ``trace`` gets the rays and two numbers in 0..1 that differ from pass to pass
+        (they choose a point on a lamp, which gives soft shadows), and returns light [N,
+        C]."""
         total: Array = np.zeros((), dtype=np.float32)
         for number, (i, j) in enumerate(itertools.product(range(side), repeat=2)):
-            turn = (number * 7 + 3) % side**2  # an order unlike that of the pixel positions
+            # an order unlike that of the pixel positions
+            turn = (number * 7 + 3) % side**2
             lamp = ((turn % side + 0.5) / side, (turn // side + 0.5) / side)
             total = total + trace(self.rays((i + 0.5) / side, (j + 0.5) / side), *lamp)
-        return np.asarray(total / side**2, dtype=np.float32).reshape(self.high, self.wide, -1)
+        return np.asarray(total / side**2, dtype=np.float32).reshape(
+            self.high, self.wide, -1
+        )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -183,9 +198,11 @@ class Thing:
 
     def hit(self, start: Array, way: Array) -> Array:
         """Return how far [N] along the rays this is, ``FAR`` where they miss it."""
-        return {"ball": self._hit_ball, "pillar": self._hit_pillar, "floor": self._hit_floor}[
-            self.kind
-        ](start, way)
+        return {
+            "ball": self._hit_ball,
+            "pillar": self._hit_pillar,
+            "floor": self._hit_floor,
+        }[self.kind](start, way)
 
     def _hit_ball(self, start: Array, way: Array) -> Array:
         away = start - self.centre
@@ -207,7 +224,9 @@ class Thing:
         root = half**2 - (dot(away, away) - self.radius**2) / a
         side = -half - np.sqrt(np.maximum(root, 0))
         y = start[:, 1] + side * way[:, 1]
-        side = np.where((root > 0) & (side > 1e-3) & (y > 0) & (y < self.height), side, FAR)
+        side = np.where(
+            (root > 0) & (side > 1e-3) & (y > 0) & (y < self.height), side, FAR
+        )
         return np.minimum(side, self._hit_top(start, way))
 
     def _hit_top(self, start: Array, way: Array) -> Array:
@@ -217,7 +236,8 @@ class Thing:
         return np.where((top > 1e-3) & (dot(off, off) < self.radius**2), top, FAR)
 
     def normals(self, points: Array) -> Array:
-        """Return the directions [N, 3] straight out of the surface at points [N, 3] on it."""
+        """Return the directions [N, 3] straight out of the surface at points [N, 3] on
+        it."""
         up = np.broadcast_to(vec(0, 1, 0), points.shape)
         if self.kind == "floor":
             return up
@@ -237,7 +257,11 @@ def marble(dark: Array, light: Array, scale: float) -> Texture:
     noise = Noise(11)
 
     def texture(points: Array) -> Array:
-        wave = points[:, 0] + points[:, 1] + 5 * noise.fractal(points * np.float32(scale), 5)
+        wave = (
+            points[:, 0]
+            + points[:, 1]
+            + 5 * noise.fractal(points * np.float32(scale), 5)
+        )
         vein = np.abs(np.sin(wave * np.float32(scale * 1.7))) ** 0.45
         return mix(dark, light, np.asarray(vein, dtype=np.float32))
 
@@ -245,9 +269,12 @@ def marble(dark: Array, light: Array, scale: float) -> Texture:
 
 
 def wood(points: Array) -> Array:
-    """Colour points [N, 3] as wood: rings around an axis, bent a little, and fine fibres."""
+    """Colour points [N, 3] as wood: rings around an axis, bent a little, and fine
+    fibres."""
     noise = Noise(12)
-    bent = points + (noise.fractal(points * np.float32(1.6), 2) - 0.5)[:, None] * np.float32(0.35)
+    bent = points + (noise.fractal(points * np.float32(1.6), 2) - 0.5)[
+        :, None
+    ] * np.float32(0.35)
     rings = np.hypot(bent[:, 0] * 1.1 + 0.3, bent[:, 2] + 0.45 * bent[:, 1]) * 9
     ring = (rings % 1) ** 2
     fibre = noise.fractal(points * vec(60, 4, 60), 2)
@@ -260,17 +287,26 @@ def bricks(points: Array) -> Array:
     """Colour points [N, 3] of a pillar around x = z = 0 as a brick wall."""
     noise = Noise(13)
     row = np.floor(points[:, 1] / 0.2)
-    turn = np.arctan2(points[:, 2], points[:, 0]) / np.float32(2 * np.pi) * 9 + 0.5 * (row % 2)
-    from_edge = np.minimum(0.5 - np.abs(turn % 1 - 0.5), (0.5 - abs(points[:, 1] / 0.2 % 1 - 0.5)))
+    turn = np.arctan2(points[:, 2], points[:, 0]) / np.float32(2 * np.pi) * 9 + 0.5 * (
+        row % 2
+    )
+    from_edge = np.minimum(
+        0.5 - np.abs(turn % 1 - 0.5), (0.5 - abs(points[:, 1] / 0.2 % 1 - 0.5))
+    )
     grain = noise.fractal(points * np.float32(14), 4)
-    tone = noise(np.stack([np.floor(turn) % 9 * 5.3, row * 3.7, row], -1).astype(np.float32))
-    clay = mix(vec(0.30, 0.085, 0.045), vec(0.52, 0.22, 0.12), tone) * (0.5 + grain[:, None])
+    tone = noise(
+        np.stack([np.floor(turn) % 9 * 5.3, row * 3.7, row], -1).astype(np.float32)
+    )
+    clay = mix(vec(0.30, 0.085, 0.045), vec(0.52, 0.22, 0.12), tone) * (
+        0.5 + grain[:, None]
+    )
     mortar = vec(0.5, 0.47, 0.42) * (0.6 + 0.6 * grain[:, None])
     return mix(mortar, clay, step(0.06, 0.11, from_edge + 0.05 * (grain - 0.5)))
 
 
 def tiles(points: Array) -> Array:
-    """Colour points [N, 3] of the floor as polished stone tiles, light and dark by turns."""
+    """Colour points [N, 3] of the floor as polished stone tiles, light and dark by
+    turns."""
     which = (np.floor(points[:, 0]) + np.floor(points[:, 2])) % 2
     light = marble(vec(0.42, 0.38, 0.33), vec(0.72, 0.69, 0.63), 1.1)(points)
     dark = marble(vec(0.16, 0.13, 0.11), vec(0.045, 0.055, 0.06), 1.4)(points + 7)
@@ -279,12 +315,17 @@ def tiles(points: Array) -> Array:
 
 
 def sky(way: Array) -> Array:
-    """Return the light [N, 3] of an afternoon sky in the directions ``way``, with some clouds."""
+    """Return the light [N, 3] of an afternoon sky in the directions ``way``, with some
+    clouds."""
     rise = np.maximum(way[:, 1], 0)
     clear = mix(vec(0.80, 0.80, 0.80), vec(0.10, 0.25, 0.60), np.sqrt(rise))
     above = way[:, ::2] / (rise + 0.12)[:, None]
     cover = Noise(14, 2).fractal(np.ascontiguousarray(above * np.float32(1.3) + 20), 6)
-    return mix(clear, vec(0.95, 0.93, 0.9), step(0.46, 0.72, cover) * step(0.0, 0.2, rise) * 0.9)
+    return mix(
+        clear,
+        vec(0.95, 0.93, 0.9),
+        step(0.46, 0.72, cover) * step(0.0, 0.2, rise) * 0.9,
+    )
 
 
 def still_life() -> list[Thing]:
@@ -297,7 +338,15 @@ def still_life() -> list[Thing]:
     post = vec(1.45, 0, 1.5)
     return [
         Thing("floor", tiles, mirror=0.06, shine=0.2),
-        Thing("pillar", lambda p: bricks(p - post), post, 0.62, 1.5, mirror=0.0, shine=0.02),
+        Thing(
+            "pillar",
+            lambda p: bricks(p - post),
+            post,
+            0.62,
+            1.5,
+            mirror=0.0,
+            shine=0.02,
+        ),
         Thing("ball", pale, vec(1.45, 2.02, 1.5), 0.52, mirror=0.05),
         ball(-1.25, 0.9, 1.0, wood, shine=0.35),
         ball(0.28, -0.1, 0.66, plain(0.9, 0.9, 0.92), mirror=0.85, shine=1.0),
@@ -307,7 +356,9 @@ def still_life() -> list[Thing]:
     ]
 
 
-def nearest(things: list[Thing], start: Array, way: Array) -> tuple[Array, NDArray[np.intp]]:
+def nearest(
+    things: list[Thing], start: Array, way: Array
+) -> tuple[Array, NDArray[np.intp]]:
     """Return how far [N] the rays get, and the number [N] of the thing they meet there."""
     distances = np.stack([thing.hit(start, way) for thing in things])
     return distances.min(0), distances.argmin(0)
@@ -325,20 +376,28 @@ def openness(things: list[Thing], points: Array, normals: Array) -> Array:
     return share
 
 
-def shade(things: list[Thing], thing: Thing, at: Array, way: Array, lamp: Array) -> Array:
-    """Return the light [N, 3] that points ``at`` on a thing send back, without reflections."""
+def shade(
+    things: list[Thing], thing: Thing, at: Array, way: Array, lamp: Array
+) -> Array:
+    """Return the light [N, 3] that points ``at`` on a thing send back, without
+    reflections."""
     out = thing.normals(at)
     to_lamp = unit(lamp - at)
     blocked = nearest(things, at + out * np.float32(2e-3), to_lamp)[0] < 30
     direct = np.maximum(dot(out, to_lamp), 0) * ~blocked
     around = (0.26 + 0.14 * out[:, 1]) * openness(things, at, out)
-    light = direct[:, None] * vec(1.15, 1.05, 0.9) + around[:, None] * vec(0.85, 0.95, 1.15)
+    light = direct[:, None] * vec(1.15, 1.05, 0.9) + around[:, None] * vec(
+        0.85, 0.95, 1.15
+    )
     glint = np.maximum(dot(out, unit(to_lamp - way)), 0) ** 90 * ~blocked * thing.shine
     return thing.texture(at) * light + glint[:, None].astype(np.float32)
 
 
-def trace(things: list[Thing], start: Array, way: Array, lamp: Array, bounces: int) -> Array:
-    """Return the light [N, 3] that arrives along the rays, over up to ``bounces`` reflections."""
+def trace(
+    things: list[Thing], start: Array, way: Array, lamp: Array, bounces: int
+) -> Array:
+    """Return the light [N, 3] that arrives along the rays, over up to ``bounces``
+    reflections."""
     distance, which = nearest(things, start, way)
     result = sky(way)
     for number, thing in enumerate(things):
@@ -353,9 +412,14 @@ def trace(things: list[Thing], start: Array, way: Array, lamp: Array, bounces: i
 
 
 def reflect(
-    things: list[Thing], thing: Thing, seen: tuple[Array, Array, Array], lamp: Array, bounces: int
+    things: list[Thing],
+    thing: Thing,
+    seen: tuple[Array, Array, Array],
+    lamp: Array,
+    bounces: int,
 ) -> Array:
-    """Add what a thing mirrors to its colour; ``seen`` is points, rays and colours [N, 3]."""
+    """Add what a thing mirrors to its colour; ``seen`` is points, rays and colours [N,
+    3]."""
     at, ray, colour = seen
     if not bounces or not thing.mirror:
         return colour
@@ -363,11 +427,16 @@ def reflect(
     cosine = np.clip(-dot(out, ray), 0, 1)
     share = thing.mirror + (1 - thing.mirror) * (1 - cosine) ** 5 * 0.7
     onward = unit(ray + 2 * cosine[:, None] * out)
-    return mix(colour, trace(things, at + out * np.float32(2e-3), onward, lamp, bounces - 1), share)
+    return mix(
+        colour,
+        trace(things, at + out * np.float32(2e-3), onward, lamp, bounces - 1),
+        share,
+    )
 
 
 def spheres() -> Image.Image:
-    """Ray-trace balls of stone, wood, metal and lacquer on a tiled floor (320 x 320, RGB)."""
+    """Ray-trace balls of stone, wood, metal and lacquer on a tiled floor (320 x 320,
+    RGB)."""
     things = still_life()
     camera = Camera(vec(-0.5, 1.75, -5.6), vec(0.08, 0.92, 0), 2.5, 320, 320)
 
@@ -388,18 +457,22 @@ SUN = unit(vec(-0.75, 0.5, -0.25))
 
 
 def ground(at: Array, levels: int = 9) -> Array:
-    """Return the height [...] of the land at places (x, z) [..., 2]; the lake lies at 0."""
+    """Return the height [...] of the land at places (x, z) [..., 2]; the lake lies at
+    0."""
     x, z = at[..., 0], at[..., 1]
     peaks = LAND.ridges(at * np.float32(0.03) + vec(31.3, 12.1), levels)
     hills = LAND.fractal(at * np.float32(0.11) + vec(3.7, 8.2), levels) - 0.42
     shore = 0.10 * np.maximum(np.abs(x + 1.0 - 0.06 * z) - 5.5, -3.0)
     back = step(24, 62, z)
     near = 1.1 * step(9.5, 4.5, z + 0.25 * x)
-    return shore + near + hills * (2.2 + 3 * back) + back * (18 * peaks**1.5 - 1.4) - 0.25
+    return (
+        shore + near + hills * (2.2 + 3 * back) + back * (18 * peaks**1.5 - 1.4) - 0.25
+    )
 
 
 def firs(at: Array, land: Array) -> Array:
-    """Return the height [...] of trees above the ground: one cone or none in each small cell."""
+    """Return the height [...] of trees above the ground: one cone or none in each small
+    cell."""
     size = np.float32(0.62)
     cell = np.floor(at / size)
     chance = LAND(cell * np.float32(7.31) + np.float32(0.5))
@@ -407,7 +480,9 @@ def firs(at: Array, land: Array) -> Array:
     away = np.linalg.norm(at / size - cell - spot[..., None], axis=-1)
     woods = step(0.42, 0.6, LAND.fractal(at * np.float32(0.16) + np.float32(40), 3))
     grows = (chance < woods) & (land > 0.25) & (land < 4.2) & (at[..., 1] > 11)
-    return np.where(grows, np.maximum(0.55 + 0.9 * chance - 4.2 * away, 0), 0).astype(np.float32)
+    return np.where(grows, np.maximum(0.55 + 0.9 * chance - 4.2 * away, 0), 0).astype(
+        np.float32
+    )
 
 
 def surface(at: Array, levels: int = 9) -> Array:
@@ -437,13 +512,14 @@ class View:
         return (self.horizon * self.high - rows) / np.float32(self.focus * self.wide)
 
     def depths(self, count: int) -> Array:
-        """Return for every pixel [high, wide] the z of the land seen there, ``FAR`` for sky."""
+        """Return for every pixel [high, wide] the z of the land seen there, ``FAR`` for
+        sky."""
         z = np.geomspace(2.5, 130, count, dtype=np.float32)
         x = z[:, None] * self.sideways()
         places = np.stack([x, np.broadcast_to(z[:, None], x.shape)], -1)
         slopes = (surface(places, 7) - np.float32(self.eye)) / z[:, None]
-        # The land hides all lower land behind it, so the highest slope so far only grows, and
-        # the first place that reaches a pixel's slope is the one seen there.
+        # The land hides all lower land behind it, so the highest slope so far only
+        # grows, and the first place that reaches a pixel's slope is the one seen there.
         crest = np.maximum.accumulate(slopes, axis=0)
         rows = self.rise()
         seen = [np.interp(rows, crest[:, i], z, right=FAR) for i in range(self.wide)]
@@ -460,19 +536,27 @@ def sunlit(at: Array, height: Array) -> Array:
 
 
 def paint_land(at: Array) -> Array:
-    """Return the colours [N, 3] of land at places [N, 2], in sun and shade, without haze."""
+    """Return the colours [N, 3] of land at places [N, 2], in sun and shade, without
+    haze."""
     land, eps = ground(at), np.float32(0.03)
     trees = firs(at, land)
     height = land + trees
     dx, dz = (
-        (surface(at + eps * vec(*way)) - np.maximum(height, 0)) / eps for way in ((1, 0), (0, 1))
+        (surface(at + eps * vec(*way)) - np.maximum(height, 0)) / eps
+        for way in ((1, 0), (0, 1))
     )
     normal = unit(np.stack([-dx, np.ones_like(dx), -dz], -1))
     grain = LAND.fractal(at * np.float32(3), 5)
     grass = mix(vec(0.08, 0.16, 0.03), vec(0.30, 0.29, 0.07), grain)
     rock = mix(vec(0.085, 0.095, 0.08), vec(0.25, 0.27, 0.225), grain)
-    colour = mix(grass, rock, step(0.86, 0.7, normal[:, 1]) + step(3.5, 6, height + 2 * grain))
-    colour = mix(colour, vec(0.85, 0.88, 0.93), step(6.8, 7.6, height + 2.6 * normal[:, 1] + grain))
+    colour = mix(
+        grass, rock, step(0.86, 0.7, normal[:, 1]) + step(3.5, 6, height + 2 * grain)
+    )
+    colour = mix(
+        colour,
+        vec(0.85, 0.88, 0.93),
+        step(6.8, 7.6, height + 2.6 * normal[:, 1] + grain),
+    )
     colour = mix(colour, vec(0.30, 0.26, 0.19), step(0.28, 0.12, land))  # the beach
     colour = mix(colour, vec(0.025, 0.055, 0.02), step(0.0, 0.08, trees))
     sun = np.maximum(dot(normal, SUN), 0) * sunlit(at, height + 0.02)
@@ -481,7 +565,8 @@ def paint_land(at: Array) -> Array:
 
 
 def paint_water(scene: Array, depth: Array, view: View) -> Array:
-    """Return the scene [H, W, 3] with its lake showing the upside-down world, in ripples."""
+    """Return the scene [H, W, 3] with its lake showing the upside-down world, in
+    ripples."""
     rows, columns = np.nonzero(depth < FAR)
     z = depth[rows, columns]
     at = np.stack([z * view.sideways()[columns], z], -1)
@@ -489,7 +574,9 @@ def paint_water(scene: Array, depth: Array, view: View) -> Array:
     rows, columns, z, at = rows[wet], columns[wet], z[wet], at[wet]
     waves = LAND.fractal(at * vec(1.2, 5), 4) - 0.5
     sway = waves * view.high * (0.05 + 0.5 / z)
-    mirrored = np.clip(2 * view.horizon * view.high - rows + sway, 0, view.high - 1).astype(int)
+    mirrored = np.clip(
+        2 * view.horizon * view.high - rows + sway, 0, view.high - 1
+    ).astype(int)
     share = np.clip(0.25 + z / 22, 0, 0.8)
     result = scene.copy()
     result[rows, columns] = mix(vec(0.015, 0.05, 0.06), scene[mirrored, columns], share)
@@ -508,7 +595,9 @@ def landscape() -> Image.Image:
     haze = 1 - np.exp(-((z / 125) ** 1.6))
     colour = paint_land(np.stack([z * across[land], z], -1))
     scene[land] = mix(colour, vec(0.46, 0.58, 0.70), haze)
-    return Image.fromarray(encode(shrink(paint_water(scene, depth, view), 2) ** 1.2 * 1.05))
+    return Image.fromarray(
+        encode(shrink(paint_water(scene, depth, view), 2) ** 1.2 * 1.05)
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -524,7 +613,8 @@ def egg(at: Array, centre: Array, radii: Array) -> Array:
 
 
 def join(a: Array, b: Array, soft: float) -> Array:
-    """Return the distances of two bodies grown together, with a fillet of size ``soft``."""
+    """Return the distances of two bodies grown together, with a fillet of size
+    ``soft``."""
     h = np.maximum(soft - np.abs(a - b), 0) / soft
     return np.asarray(np.minimum(a, b) - h * h * (soft / 4), dtype=np.float32)
 
@@ -563,7 +653,9 @@ def bust(points: Array) -> Array:
     for centre, radii, soft in DETAILS:
         body = join(body, egg(at, vec(*centre), vec(*radii)), soft)
     hair = egg(at, vec(0, 1.55, -0.06), vec(0.56, 0.60, 0.66))
-    curl = np.abs(CURLS(points * vec(6, 6, 6)) - 0.5) + 0.4 * np.abs(CURLS(points * 13) - 0.5)
+    curl = np.abs(CURLS(points * vec(6, 6, 6)) - 0.5) + 0.4 * np.abs(
+        CURLS(points * 13) - 0.5
+    )
     hairline = np.maximum(at[:, 2] * 0.9 - 0.55 * (at[:, 1] - 1.28) - 0.17, -0.2)
     body = join(body, np.maximum(hair - 0.10 * curl, hairline), 0.03)
     body = np.maximum(body, -0.42 - at[:, 1])  # cut off level below the shoulders
@@ -574,7 +666,8 @@ def bust(points: Array) -> Array:
 
 
 def march(start: Array, way: Array, begin: float, end: float) -> tuple[Array, Mask]:
-    """Walk along rays to the bust; return how far [N] they got and whether they met it [N]."""
+    """Walk along rays to the bust; return how far [N] they got and whether they met it
+    [N]."""
     far = np.full(len(way), begin, dtype=np.float32)
     going, met = np.arange(len(way)), np.zeros(len(way), dtype=bool)
     for _ in range(110):
@@ -595,13 +688,16 @@ def bust_normals(at: Array) -> Array:
 
 
 def shade_bust(at: Array, way: Array, lamp: Array) -> Array:
-    """Return the light [N] from points on the bust: a lamp, a weak second one, and the room."""
+    """Return the light [N] from points on the bust: a lamp, a weak second one, and the
+    room."""
     out = bust_normals(at)
     to_lamp = unit(lamp - at)
     _, blocked = march(at + out * np.float32(0.012), to_lamp, 0.0, 2.5)
     direct = np.maximum(dot(out, to_lamp), 0) * ~blocked
     second = np.maximum(dot(out, unit(vec(0.9, 0.25, -0.35))), 0) ** 1.5
-    hollow = sum(np.maximum(d - bust(at + np.float32(d) * out), 0) / d for d in (0.06, 0.15, 0.3))
+    hollow = sum(
+        np.maximum(d - bust(at + np.float32(d) * out), 0) / d for d in (0.06, 0.15, 0.3)
+    )
     room = (0.16 + 0.04 * out[:, 1]) * np.clip(1 - 0.33 * hollow, 0, 1)
     stone = marble(vec(0.5, 0.5, 0.5), vec(0.72, 0.72, 0.72), 1.6)(at)[:, 0]
     glint = np.maximum(dot(out, unit(to_lamp - way)), 0) ** 30 * ~blocked
@@ -644,14 +740,18 @@ def leaf_frame(side: int) -> tuple[Array, Array]:
 def leaf_veins(along: Array, across: Array) -> tuple[Array, Array]:
     """Return how much [H, W] of a vein a place is, and how far the blade bulges there."""
     out = np.abs(across)
-    # Side veins leave the middle at a slant and curve forward; the two sides take turns.
+    # Side veins leave the middle at a slant and curve forward; the two sides take
+    # turns.
     rank = (along - 0.62 * out - 0.9 * out**2) * 11 + 0.5 * (across > 0)
     off = np.abs(rank % 1 - 0.5) * 2  # 1 on a side vein, 0 half-way between two
     side = step(0.9, 0.98, off - 0.25 * out)
     middle = step(0.012, 0.006, out + 0.006 * along)
     net = Noise(41, 2).ridges(np.stack([along, across], -1) * np.float32(34), 2)
     bulge = 0.012 * (1 - off**4) + 0.004 * net - 0.02 * np.exp(-((out / 0.02) ** 2))
-    return np.maximum(middle, np.maximum(0.75 * side, 0.35 * step(0.6, 0.95, net))), bulge
+    return (
+        np.maximum(middle, np.maximum(0.75 * side, 0.35 * step(0.6, 0.95, net))),
+        bulge,
+    )
 
 
 def leaf_shape(along: Array, across: Array) -> Array:
@@ -672,11 +772,16 @@ def leaf_colour(along: Array, across: Array) -> Array:
     patches = Noise(42, 2).fractal(where * np.float32(5), 6)
     turned = step(0.38, 0.66, patches + 0.5 * np.abs(across) + 0.16 * along - 0.06)
     blade = mix(vec(0.07, 0.20, 0.02), vec(0.62, 0.33, 0.03), turned)
-    blade = mix(blade, vec(0.45, 0.07, 0.02), step(0.72, 1.0, turned * (0.55 + patches)))
+    blade = mix(
+        blade, vec(0.45, 0.07, 0.02), step(0.72, 1.0, turned * (0.55 + patches))
+    )
     colour = mix(blade, vec(0.60, 0.56, 0.22), vein * 0.65)
     down, right = np.gradient(bulge * len(bulge))
     roll = 0.9 * across  # the blade is bent along the middle
-    normal = unit(np.stack([-right, down, np.ones_like(roll)], -1) + roll[..., None] * vec(1, 1, 0))
+    normal = unit(
+        np.stack([-right, down, np.ones_like(roll)], -1)
+        + roll[..., None] * vec(1, 1, 0)
+    )
     light = np.maximum(dot(normal, unit(vec(-0.5, 0.6, 0.75))), 0)
     glint = np.maximum(dot(normal, unit(vec(-0.27, 0.33, 0.95))), 0) ** 24
     lit = colour * (0.25 + 1.05 * light[..., None]) + 0.10 * glint[..., None]
@@ -684,20 +789,28 @@ def leaf_colour(along: Array, across: Array) -> Array:
 
 
 def leaf() -> Image.Image:
-    """Draw an autumn leaf with a soft shadow on nothing (280 x 280, RGB with transparency)."""
+    """Draw an autumn leaf with a soft shadow on nothing (280 x 280, RGB with
+    transparency)."""
     side, fine = 280, 4
     along, across = leaf_frame(side * fine)
     cover = leaf_shape(along, across)[..., None]
     small = shrink(cover, fine)
-    # Colours must be averaged by their cover, or the empty surroundings would darken the edge.
+    # Colours must be averaged by their cover, or the empty surroundings would darken
+    # the edge.
     colour = shrink(leaf_colour(along, across) * cover, fine) / np.maximum(small, 1e-6)
     shape = Image.fromarray(np.round(small[..., 0] * 255).astype(np.uint8))
     soft = shape.transform(shape.size, Image.Transform.AFFINE, (1, 0, -7, 0, 1, -9))
-    shadow = np.asarray(soft.filter(ImageFilter.GaussianBlur(6)), dtype=np.float32) / 255 * 0.5
+    shadow = (
+        np.asarray(soft.filter(ImageFilter.GaussianBlur(6)), dtype=np.float32)
+        / 255
+        * 0.5
+    )
     opaque = small[..., 0]
     alpha = opaque + shadow * (1 - opaque)
     shown = colour * (opaque / np.maximum(alpha, 1e-6))[..., None]
-    pixels = np.concatenate([encode(shown), np.round(alpha * 255)[..., None].astype(np.uint8)], -1)
+    pixels = np.concatenate(
+        [encode(shown), np.round(alpha * 255)[..., None].astype(np.uint8)], -1
+    )
     return Image.fromarray(pixels * (pixels[..., 3:] > 0).astype(np.uint8))
 
 
@@ -706,10 +819,13 @@ def leaf() -> Image.Image:
 
 
 def crater(distance: Array) -> Array:
-    """Return the height [...] of a crater of radius 1 and rim height about 0.25: bowl and rim."""
+    """Return the height [...] of a crater of radius 1 and rim height about 0.25: bowl
+    and rim."""
     bowl = np.maximum(1.15 * distance**2.4 - 0.9, -0.75)
     wall = 0.25 * np.exp(-np.maximum(distance - 1, 0) * 3.2)
-    return np.asarray(np.where(distance < 1, np.minimum(bowl, 0.25), wall), dtype=np.float32)
+    return np.asarray(
+        np.where(distance < 1, np.minimum(bowl, 0.25), wall), dtype=np.float32
+    )
 
 
 def moon_heights(side: int) -> Array:
@@ -719,7 +835,9 @@ def moon_heights(side: int) -> Array:
     place = np.stack([x, y], -1)
     noise = Noise(52, 2)
     rough = (noise.fractal(place * 18, 3) - 0.5) * np.float32(0.25)
-    height = 0.05 * noise.fractal(place * 3 + 5, 4) + 0.020 * noise.fractal(place * 16 + 9, 6)
+    height = 0.05 * noise.fractal(place * 3 + 5, 4) + 0.020 * noise.fractal(
+        place * 16 + 9, 6
+    )
     sizes = np.sort(np.minimum(0.007 * rng.random(230) ** -0.6, 0.08))[::-1]
     spots = [(0.42, 0.45, 0.235, 0.28)]
     spots += [(*rng.random(2), size, rng.uniform(0.2, 0.34)) for size in sizes]
@@ -731,7 +849,8 @@ def moon_heights(side: int) -> Array:
 
 
 def moon_light(height: Array, slope: float) -> Array:
-    """Return the light [H, W] of a sun to the left that climbs ``slope`` per unit of length."""
+    """Return the light [H, W] of a sun to the left that climbs ``slope`` per unit of
+    length."""
     side = len(height)
     down, right = np.gradient(height * side)
     lit = (slope + right) / np.sqrt((1 + right**2 + down**2) * (1 + slope**2))
@@ -745,8 +864,12 @@ def craters() -> Image.Image:
     """Render cratered ground under a low sun (256 x 256, 16-bit grey, from 0 to 65535)."""
     side, fine = 256, 2
     height = moon_heights(side * fine)
-    light = np.mean([moon_light(height, slope) for slope in np.linspace(0.42, 0.5, 5)], axis=0)
-    dust = 0.75 + 0.5 * Noise(53, 2).fractal(np.moveaxis(np.indices((side, side)), 0, -1) / 40, 6)
+    light = np.mean(
+        [moon_light(height, slope) for slope in np.linspace(0.42, 0.5, 5)], axis=0
+    )
+    dust = 0.75 + 0.5 * Noise(53, 2).fractal(
+        np.moveaxis(np.indices((side, side)), 0, -1) / 40, 6
+    )
     seen = (shrink(light[..., None], fine)[..., 0] + 0.015) * dust
     low, high = np.quantile(seen, (0.002, 0.998))
     values = np.clip((seen - low) / (high - low), 0, 1) ** (1 / 1.6)
@@ -806,7 +929,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--out", type=Path, default=HERE, help="folder to write digits/ and scenes/ to"
     )
     parser.add_argument(
-        "--seed", type=int, default=2024, help="seed of the digits, 0 or more (default: 2024)"
+        "--seed",
+        type=int,
+        default=2024,
+        help="seed of the digits, 0 or more (default: 2024)",
     )
     options = parser.parse_args(arguments)
     write_digits(options.out / "digits", options.seed)

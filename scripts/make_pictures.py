@@ -2,10 +2,10 @@
 
     python scripts/make_pictures.py [--only NAME,NAME] [--out docs/pictures]
 
-Every picture is what its command writes, cut and made smaller. The first one of the README lays
-three layers of the network that restores colour (configs/colour_cnn.pth) beside its input and its
-output. The picture of the report needs Chromium, and is left as it is where there is none.
-"""
+Every picture is what its command writes, cut and made smaller. The first one of the
+README lays three layers of the network that restores colour (configs/colour_cnn.pth)
+beside its input and its output. The picture of the report needs Chromium, and is left
+as it is where there is none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Picture:
     """What makes a picture, and what is shown of it."""
 
     commands: tuple[str, ...]
-    """Command lines, as the document has them, run in a folder with configs/ and sample_images/."""
+    """Command lines, as the document has them, run in a folder with configs/ and
+    sample_images/."""
     draw: Callable[[Path], Image.Image]
     """From that folder to the picture, mode RGB."""
 
@@ -44,16 +45,23 @@ class Picture:
 def part_of(
     file: str, width: int, crop: tuple[int, int, int, int] | None = None
 ) -> Callable[[Path], Image.Image]:
-    """A file that the command wrote, cut to (left, top, right, bottom), at most `width` wide."""
+    """A file that the command wrote, cut to (left, top, right, bottom), at most `width`
+    wide."""
 
     def draw(folder: Path) -> Image.Image:
         with Image.open(folder / file) as opened:
             picture = opened.convert("RGB")
         if crop is not None:
-            picture = picture.crop((*crop[:2], *np.minimum(crop[2:], picture.size).tolist()))
+            picture = picture.crop(
+                (*crop[:2], *np.minimum(crop[2:], picture.size).tolist())
+            )
         height = round(picture.height * width / picture.width)
         shrunk = picture.width > width
-        return picture.resize((width, height), Image.Resampling.LANCZOS) if shrunk else picture
+        return (
+            picture.resize((width, height), Image.Resampling.LANCZOS)
+            if shrunk
+            else picture
+        )
 
     return draw
 
@@ -73,11 +81,18 @@ def one_above_the_other(*files: str, width: int) -> Callable[[Path], Image.Image
 
 
 def draw_first(folder: Path) -> Image.Image:
-    """Input and output of the network that restores colour, and nine maps of three layers."""
+    """Input and output of the network that restores colour, and nine maps of three
+    layers."""
     shown = {
         "002_relu1": ("relu1: edges and light", (2, 5, 10, 1, 7, 13, 14, 8, 6)),
-        "006_relu3": ("relu3: textures and outlines", (4, 8, 20, 17, 3, 30, 14, 25, 24)),
-        "016_relu_up2": ("relu_up2: red, blue, wood, sky", (22, 6, 12, 2, 23, 1, 13, 9, 20)),
+        "006_relu3": (
+            "relu3: textures and outlines",
+            (4, 8, 20, 17, 3, 30, 14, 25, 24),
+        ),
+        "016_relu_up2": (
+            "relu_up2: red, blue, wood, sky",
+            (22, 6, 12, 2, 23, 1, 13, 9, 20),
+        ),
     }
     run = folder / "first" / "spheres.jpg"
     canvas = Image.new("RGB", (1486, 452), "white")
@@ -86,9 +101,14 @@ def draw_first(folder: Path) -> Image.Image:
     with Image.open(run / "input.png") as opened:
         given = opened.convert("RGB")
     result = Image.fromarray((coloured.clip(0, 1) * 255).round().astype(np.uint8))
-    for top, title, picture in ((0, "input: grey", given), (227, "output: colour", result)):
+    for top, title, picture in (
+        (0, "input: grey", given),
+        (227, "output: colour", result),
+    ):
         pen.text((0, top), title, "black", font(18))
-        canvas.paste(picture.resize((196, 196), Image.Resampling.LANCZOS), (0, top + 28))
+        canvas.paste(
+            picture.resize((196, 196), Image.Resampling.LANCZOS), (0, top + 28)
+        )
     for column, (layer, (title, channels)) in enumerate(shown.items()):
         left = 226 + 422 * column
         pen.text((left, 0), title, "black", font(18))
@@ -106,14 +126,22 @@ def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def one_map(values: np.ndarray, side: int = 136) -> Image.Image:
-    """One map [H, W] as `featviz run` draws it, bright ends cut off, without its border."""
+    """One map [H, W] as `featviz run` draws it, bright ends cut off, without its
+    border."""
     inner = values[4:-4, 4:-4] if values.shape[0] > 100 else values[1:-1, 1:-1]
-    options = {"cmap": "magma", "normalize": "percentile:0,99.7", "padding": 0, "scale": 1}
+    options = {
+        "cmap": "magma",
+        "normalize": "percentile:0,99.7",
+        "padding": 0,
+        "scale": 1,
+    }
     drawn = featviz.grid(np.ascontiguousarray(inner)[None, None], **options)
     return drawn.convert("RGB").resize((side, side), Image.Resampling.LANCZOS)
 
 
-def screenshot(page: str, size: tuple[int, int], width: int) -> Callable[[Path], Image.Image]:
+def screenshot(
+    page: str, size: tuple[int, int], width: int
+) -> Callable[[Path], Image.Image]:
     """A page that a command wrote, as Chromium shows it."""
 
     def draw(folder: Path) -> Image.Image:
@@ -121,7 +149,12 @@ def screenshot(page: str, size: tuple[int, int], width: int) -> Callable[[Path],
         if browser is None:
             raise FileNotFoundError("no Chromium here")
         to, window = folder / "page.png", f"--window-size={size[0]},{size[1]}"
-        given = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=9000"]
+        given = [
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--virtual-time-budget=9000",
+        ]
         given += [window, f"--screenshot={to}", (folder / page).as_uri()]
         subprocess.run([browser, *given], check=True, timeout=60, capture_output=True)
         return part_of("page.png", width)(folder)
@@ -133,7 +166,8 @@ MAPS = f"featviz run {COLOUR} --layers ReLU --cmap magma --labels --out maps"
 UP2 = "spheres.jpg/016_relu_up2"
 TABLE: dict[str, Picture] = {
     "first": Picture(
-        (f"featviz run {COLOUR} --tensors npy --layers ReLU,Sigmoid --out first",), draw_first
+        (f"featviz run {COLOUR} --tensors npy --layers ReLU,Sigmoid --out first",),
+        draw_first,
     ),
     "look": Picture(
         (f"featviz look {COLOUR} --layers relu1,relu3,relu_up2",),
@@ -141,12 +175,15 @@ TABLE: dict[str, Picture] = {
     ),
     "grid": Picture((MAPS,), part_of(f"maps/{UP2}/output.png", 560)),
     "report": Picture(
-        (MAPS, "featviz report maps"), screenshot("maps/report/index.html", (1100, 900), 900)
+        (MAPS, "featviz report maps"),
+        screenshot("maps/report/index.html", (1100, 900), 900),
     ),
     "exemplars": Picture(
         (
-            "featviz exemplars configs/digits_cnn.pth sample_images/digits"
-            " --layers 'Conv2d#1' --top 9",
+            (
+                "featviz exemplars configs/digits_cnn.pth sample_images/digits"
+                " --layers 'Conv2d#1' --top 9"
+            ),
         ),
         part_of("featviz-exemplars/004_3/output.png", 730, (0, 0, 730, 590)),
     ),
@@ -155,7 +192,12 @@ TABLE: dict[str, Picture] = {
         part_of("audit/apoz.png", 620),
     ),
     "overlay": Picture(
-        (f"featviz run {COLOUR} --layers relu_up2 --overlay 0.6 --cmap viridis --out overlaid",),
+        (
+            (
+                f"featviz run {COLOUR} --layers relu_up2 --overlay 0.6 --cmap viridis"
+                " --out overlaid"
+            ),
+        ),
         part_of(f"overlaid/{UP2}/output.png", 640, (0, 0, 970, 648)),
     ),
     "pca": Picture(
@@ -171,7 +213,12 @@ TABLE: dict[str, Picture] = {
         part_of("kernels/001_0/kernel.png", 490),
     ),
     "gradient": Picture(
-        (f"featviz run {DIGIT} --layers 4 --capture output,grad --target top1 --out gradients",),
+        (
+            (
+                f"featviz run {DIGIT} --layers 4 --capture output,grad --target top1"
+                " --out gradients"
+            ),
+        ),
         part_of("gradients/00-5.png/005_4/grad.png", 354),
     ),
     "cam": Picture(
@@ -184,7 +231,10 @@ TABLE: dict[str, Picture] = {
     "difference": Picture(
         (
             f"featviz run {COLOUR} --layers relu_up2 --out before",
-            f"featviz run {COLOUR} --layers relu_up2 --ablate 'relu_up1:3,17' --out after",
+            (
+                f"featviz run {COLOUR} --layers relu_up2 --ablate 'relu_up1:3,17' --out"
+                " after"
+            ),
             "featviz diff before after --html difference.html --out difference",
         ),
         part_of("difference/00_relu_up2.output.png", 560, (0, 0, 650, 326)),
@@ -215,7 +265,9 @@ def make(name: str, folder: Path) -> Image.Image:
 def main() -> None:
     """Write the pictures, or those of --only, as WebP."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(TABLE), help="names, separated by commas")
+    parser.add_argument(
+        "--only", default=",".join(TABLE), help="names, separated by commas"
+    )
     parser.add_argument("--out", type=Path, default=PICTURES)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -228,7 +280,10 @@ def main() -> None:
                 continue
         file = given.out / f"{name}.webp"
         picture.save(file, quality=82, method=6)
-        print(f"{file}: {picture.width}×{picture.height}, {file.stat().st_size / 1000:.0f} kB")
+        print(
+            f"{file}: {picture.width}×{picture.height},"
+            f" {file.stat().st_size / 1000:.0f} kB"
+        )
 
 
 if __name__ == "__main__":

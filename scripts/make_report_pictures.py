@@ -1,11 +1,12 @@
-"""Make the pictures of docs/report.md and docs/training.md: a screenshot of each kind of page.
+"""Make the pictures of docs/report.md and docs/training.md: a screenshot of each kind
+of page.
 
     python scripts/make_report_pictures.py
 
-It runs the demonstrations (configs/digits.toml and configs/colour.toml) in a temporary folder, by
-names that pages may show, trains a network that reads digits for a moment, builds their reports,
-and needs Chromium with chromedriver, and selenium (`pip install -e '.[test]'`).
-"""
+It runs the demonstrations (configs/digits.toml and configs/colour.toml) in a temporary
+folder, by names that pages may show, trains a network that reads digits for a moment,
+builds their reports, and needs Chromium with chromedriver, and selenium (`pip install
+-e '.[test]'`)."""
 
 from __future__ import annotations
 
@@ -58,7 +59,10 @@ def featviz(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,)) -> Non
     """Run a command of featviz in a folder that has the demonstrations."""
     command = [sys.executable, "-m", "featviz", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if subprocess.run(command, cwd=folder, env=environment, check=False).returncode not in codes:
+    if (
+        subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+        not in codes
+    ):
         raise SystemExit(f"failed: {' '.join(command)}")
 
 
@@ -68,7 +72,16 @@ def make_reports(folder: Path) -> None:
         (folder / name).symlink_to(ROOT / name)
     digits = ("run", "--config", "configs/digits.toml", "-q", "--out")
     featviz(folder, *digits, "digits")
-    featviz(folder, "run", "--config", "configs/colour.toml", "--out", "colour", "-q", "--report")
+    featviz(
+        folder,
+        "run",
+        "--config",
+        "configs/colour.toml",
+        "--out",
+        "colour",
+        "-q",
+        "--report",
+    )
     featviz(folder, "kernels", DIGITS[0], "--out", "kernels", "-q")
     layers = ("--layers", "Conv2d,ReLU")
     featviz(folder, "exemplars", *DIGITS, *layers, "--out", "exemplars", "-q")
@@ -81,7 +94,8 @@ def make_reports(folder: Path) -> None:
 
 
 def make_series(folder: Path) -> None:
-    """Train a small network on drawn digits, at a learning rate that kills some channels."""
+    """Train a small network on drawn digits, at a learning rate that kills some
+    channels."""
     import torch
     from torch import nn
 
@@ -97,7 +111,9 @@ def make_series(folder: Path) -> None:
         if isinstance(layer, nn.Conv2d):
             layer.reset_parameters()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images = [str(ROOT / "sample_images/digits" / name) for name in ("00-5.png", "06-4.png")]
+    images = [
+        str(ROOT / "sample_images/digits" / name) for name in ("00-5.png", "06-4.png")
+    ]
     with Watcher(model, images, "ReLU", 50, folder / "series", cmap="magma") as watcher:
         for _ in range(500):
             chosen = torch.randint(0, len(labels), (32,))
@@ -116,10 +132,19 @@ def browser() -> Iterator[Any]:
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or shutil.which("chromium-browser") or ""
-    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
+    options.binary_location = (
+        shutil.which("chromium") or shutil.which("chromium-browser") or ""
+    )
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-dev-shm-usage",
+        "hide-scrollbars",
+    ):
         options.add_argument(f"--{flag}")
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver = webdriver.Chrome(
+        options=options, service=Service(shutil.which("chromedriver"))
+    )
     try:
         yield driver
     finally:
@@ -129,17 +154,23 @@ def browser() -> Iterator[Any]:
 def take(driver: Any, shot: Shot, folder: Path) -> Image.Image:
     """The picture of a page."""
     width, height = shot.size
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    metrics = {
+        "width": width,
+        "height": height,
+        "deviceScaleFactor": 1,
+        "mobile": False,
+    }
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if shot.dark else "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     driver.get("about:blank")
     driver.get(f"{folder.as_uri()}/{shot.page}")
     driver.execute_async_script(
-        "const done = arguments[0];"
-        "const near = [...document.images].filter(i => i.checkVisibility() && i.currentSrc"
-        " && i.getBoundingClientRect().top < innerHeight && i.getBoundingClientRect().bottom > 0);"
-        "Promise.allSettled(near.map(i => i.decode())).then(() => setTimeout(done, 400));"
+        "const done = arguments[0];const near = [...document.images].filter(i =>"
+        " i.checkVisibility() && i.currentSrc && i.getBoundingClientRect().top <"
+        " innerHeight && i.getBoundingClientRect().bottom >"
+        " 0);Promise.allSettled(near.map(i => i.decode())).then(() => setTimeout(done,"
+        " 400));"
     )
     return Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
 
@@ -161,7 +192,9 @@ def main() -> None:
             if size > MOST:
                 raise SystemExit(f"{path} has {size} bytes, more than {MOST}")
     if together > MOST_TOGETHER:
-        raise SystemExit(f"the pictures have {together} bytes, more than {MOST_TOGETHER}")
+        raise SystemExit(
+            f"the pictures have {together} bytes, more than {MOST_TOGETHER}"
+        )
 
 
 if __name__ == "__main__":

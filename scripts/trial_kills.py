@@ -1,12 +1,12 @@
-"""Kill featviz at random moments, let it go on, and compare with what nobody has disturbed.
+"""Kill featviz at random moments, let it go on, and compare with what nobody has
+disturbed.
 
     python scripts/trial_kills.py                                # 100 kills, 30 double starts
     python scripts/trial_kills.py --kills 12 --double-starts 3 --seed 18
 
-Commands run in processes that are forked from this one, which has imported torch: a trial takes a
-second. The seed is printed. Exit code 1 where anything differs; then the folder of the trial stays.
-Needs the package tensorboard, and a system that forks.
-"""
+Commands run in processes that are forked from this one, which has imported torch: a
+trial takes a second. The seed is printed. Exit code 1 where anything differs; then the
+folder of the trial stays. Needs the package tensorboard, and a system that forks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def start(arguments: list[object], log: Path, **variables: object) -> int:
     if pid:
         return pid
     code = 70
-    atexit._clear()  # what is called at this process's end, not at that of the first one
+    # what is called at this process's end, not at that of the first one
+    atexit._clear()
     try:
         os.environ.update({name: str(value) for name, value in variables.items()})
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -151,7 +152,9 @@ class Room:
         wanted = self.expected[name]
         differing = [n for n in sorted(found | wanted) if found.get(n) != wanted.get(n)]
         assert not differing, f"{len(differing)} files differ: {differing[:3]}"
-        hidden = [path.name for path in self.folder.iterdir() if path.name.startswith(".")]
+        hidden = [
+            path.name for path in self.folder.iterdir() if path.name.startswith(".")
+        ]
         assert not hidden, f"left behind: {hidden}"
 
 
@@ -174,10 +177,13 @@ def resumed(room: Room) -> None:
 
 
 def replaced(room: Room) -> None:
-    """--overwrite: until the new run is there, whole or stopped by a signal, the earlier one is."""
+    """--overwrite: until the new run is there, whole or stopped by a signal, the
+    earlier one is."""
     room.do(*room.base, "--cmap", "viridis", "--out", room.out)
     room.kill("run", *room.base, "--out", room.out, "--overwrite")
-    found = {name: data for name, data in tree(room.out).items() if name != ".featviz.lock"}
+    found = {
+        name: data for name, data in tree(room.out).items() if name != ".featviz.lock"
+    }
     moved = not room.out.exists() and any(room.folder.glob(".out.*.old"))
     if not moved and found != room.expected["other"]:
         room.check_complete_images(room.out)
@@ -196,15 +202,17 @@ def reported(room: Room) -> None:
 
 
 def posted(room: Room) -> None:
-    """--tensorboard, then --resume: no picture is there twice, and those of two images at most are
-    missing, which were complete and not yet posted."""
+    """--tensorboard, then --resume: no picture is there twice, and those of two images
+    at most are missing, which were complete and not yet posted."""
     board = ["--tensorboard", room.folder / "board"]
     room.kill("tensorboard", *room.base, "--out", room.out, *board)
     room.do(*room.base, "--out", room.out, "--resume", *board)
     room.check(tree(room.out))
     found, posts = shown(room.folder / "board" / "out"), set(room.posts)
     images = {step for step, tag in posts - set(found) if not tag.startswith("kernel")}
-    assert len(set(found)) == len(found) and posts >= set(found), "pictures are there twice"
+    assert len(set(found)) == len(found) and posts >= set(found), (
+        "pictures are there twice"
+    )
     assert len(images) <= 2, f"the images {sorted(images)} are not posted"
 
 
@@ -230,12 +238,16 @@ def one_of_three(room: Room) -> None:
     """One of three shards: the others end by themselves, then --resume in one."""
     arguments = [*room.base, "--out", room.out]
     three = {"WORLD_SIZE": 3}
-    pids = [start(arguments, room.folder / "log", **three, RANK=rank) for rank in range(3)]
+    pids = [
+        start(arguments, room.folder / "log", **three, RANK=rank) for rank in range(3)
+    ]
     time.sleep(room.dice.random() * room.durations["three"])
     send(room.dice.choice(pids), room.number)
     codes = [ended(pid) for pid in pids]
     room.codes += codes
-    assert set(codes) <= {0, 130, -room.number} and codes.count(0) >= 2, f"exit codes {codes}"
+    assert set(codes) <= {0, 130, -room.number} and codes.count(0) >= 2, (
+        f"exit codes {codes}"
+    )
     room.check_complete_images(room.out)
     room.do(*room.base, "--out", room.out, "--resume")
     room.check(tree(room.out))
@@ -272,13 +284,24 @@ def started_twice(room: Room) -> None:
 def undisturbed(folder: Path) -> Room:
     """The trees to compare with, and how long each kind takes."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()
+    )
     torch.save(net.eval(), folder / "net.pth")
     (folder / "photos").mkdir()
     for index in range(IMAGES):
         pixels = np.random.default_rng(index).integers(0, 256, (48, 48, 3), np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{index:02d}.png")
-    options = ["--layers", "Conv2d,ReLU", "--size", "48", "--preset", "none", "--jobs", "1"]
+    options = [
+        "--layers",
+        "Conv2d,ReLU",
+        "--size",
+        "48",
+        "--preset",
+        "none",
+        "--jobs",
+        "1",
+    ]
     base = ["run", folder / "net.pth", folder / "photos", *options]
     room = Room(base, folder, random.Random(0), {})
     board = ["--tensorboard", folder / "board"]
@@ -299,24 +322,33 @@ def undisturbed(folder: Path) -> Room:
     return room
 
 
-def attempt(plan: Room, trial: Callable[[Room], None], name: str, seed: str) -> str | None:
+def attempt(
+    plan: Room, trial: Callable[[Room], None], name: str, seed: str
+) -> str | None:
     """One trial in a folder of its own, which goes if all is well; else what differs."""
     dice = random.Random(seed)
-    room = Room(plan.base, plan.folder / name, dice, plan.durations, plan.expected, plan.posts)
+    room = Room(
+        plan.base, plan.folder / name, dice, plan.durations, plan.expected, plan.posts
+    )
     room.number = dice.choice(SIGNALS)
     room.folder.mkdir()
     try:
         trial(room)
     except (AssertionError, OSError, StoreError) as error:
         what = signal.Signals(room.number).name
-        return f"{name} ({trial.__name__}, {what}, seed {seed}): {error}; see {room.folder}"
+        return (
+            f"{name} ({trial.__name__}, {what}, seed {seed}): {error}; see"
+            f" {room.folder}"
+        )
     finally:
         plan.codes += room.codes
     shutil.rmtree(room.folder)
     return None
 
 
-def tried(plan: Room, trials: list[Callable[[Room], None]], what: str, seed: int) -> int:
+def tried(
+    plan: Room, trials: list[Callable[[Room], None]], what: str, seed: int
+) -> int:
     """Do trials one after the other, say how they went, and return how many differ."""
     began, plan.codes = time.monotonic(), []
     wrong = []
@@ -325,8 +357,12 @@ def tried(plan: Room, trials: list[Callable[[Room], None]], what: str, seed: int
         if found is not None:
             wrong.append(found)
             print(found, flush=True)
-    codes = ", ".join(f"{count} × {code}" for code, count in sorted(Counter(plan.codes).items()))
-    kinds = ", ".join(f"{n} {name}" for name, n in Counter(t.__name__ for t in trials).items())
+    codes = ", ".join(
+        f"{count} × {code}" for code, count in sorted(Counter(plan.codes).items())
+    )
+    kinds = ", ".join(
+        f"{n} {name}" for name, n in Counter(t.__name__ for t in trials).items()
+    )
     seconds = time.monotonic() - began
     print(f"{len(trials)} {what} ({kinds}): {len(wrong)} differences, {seconds:.0f} s")
     print(f"  exit codes: {codes}", flush=True)
@@ -342,7 +378,8 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     tensorboard.require()
-    import_module("featviz.drawing.deflate")  # and the loops, which take a while to import
+    # and the loops, which take a while to import
+    import_module("featviz.drawing.deflate")
     gc.freeze()
     atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
     folder = Path(tempfile.mkdtemp(prefix="featviz-trial-"))
@@ -350,7 +387,9 @@ def main() -> int:
     plan = undisturbed(folder)
     kills = [KILLED[number % len(KILLED)] for number in range(given.kills)]
     wrong = tried(plan, kills, "kills", given.seed)
-    wrong += tried(plan, [started_twice] * given.double_starts, "double starts", given.seed)
+    wrong += tried(
+        plan, [started_twice] * given.double_starts, "double starts", given.seed
+    )
     if not wrong:
         shutil.rmtree(folder)
     return int(wrong > 0)

@@ -15,7 +15,9 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "requires_grad": [p.requires_grad for p in model.parameters()],
         "grad": [p.grad for p in model.parameters()],
         "buffers": {name: (id(b), b.clone()) for name, b in model.named_buffers()},
-        "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules),
+        "hooks": sum(
+            len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules
+        ),
         "rng": torch.get_rng_state(),
         "threads": torch.get_num_threads(),
         "fast path": torch.backends.mha.get_fastpath_enabled(),

@@ -22,7 +22,8 @@ from torch import nn
 
 from featviz import cli
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
+# as in the background of a script
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
@@ -31,14 +32,17 @@ DIGITS = ROOT / "sample_images" / "digits"
 DIGITS_MODEL = ROOT / "configs" / "digits_cnn.pth"
 
 os.environ.setdefault("NUMBA_CACHE_DIR", user_cache_dir("featviz", appauthor=False))
-"""Commands that get a home folder of their own need not compile the loops over values anew."""
+"""Commands that get a home folder of their own need not compile the loops over values
+anew."""
 
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
-"""Of two workers on two cores each would wait for the other's threads; here and in commands."""
+"""Of two workers on two cores each would wait for the other's threads; here and in
+commands."""
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Bytes give no names: archives hold the time, and all processes must call a test the same."""
+    """Bytes give no names: archives hold the time, and all processes must call a test
+    the same."""
     return argname if isinstance(val, bytes) else None
 
 
@@ -50,7 +54,8 @@ def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_handlers_left() -> Iterator[None]:
-    """A command line run in this process sends messages to the stderr of its own test only."""
+    """A command line run in this process sends messages to the stderr of its own test
+    only."""
     yield
     logger = logging.getLogger("featviz")
     logger.handlers = []
@@ -73,7 +78,8 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def featviz(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process, through the error boundary; captures the streams."""
+    """Run a command line in this process, through the error boundary; captures the
+    streams."""
 
     def invoke(*arguments: object) -> Outcome:
         capfd.readouterr()
@@ -88,7 +94,9 @@ def featviz(capfd: pytest.CaptureFixture[str]) -> Run:
 def shell() -> Run:
     """Run `python -m featviz.cli`-like commands in a process of their own."""
 
-    def invoke(*arguments: object, stdin: bytes = b"", cwd: Path | None = None) -> Outcome:
+    def invoke(
+        *arguments: object, stdin: bytes = b"", cwd: Path | None = None
+    ) -> Outcome:
         code = "from featviz.cli import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, arguments)],
@@ -143,13 +151,19 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def draw(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path) -> Run:
     """`featviz run` of the tiny model on the photos into a folder, with more options."""
-    return lambda out, *more: featviz("run", tiny_file, photos, *SMALL, "--out", out, *more)
+    return lambda out, *more: featviz(
+        "run", tiny_file, photos, *SMALL, "--out", out, *more
+    )
 
 
 @pytest.fixture
-def ran(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_path: Path) -> Path:
+def ran(
+    featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_path: Path
+) -> Path:
     """The directory of a run of the tiny model on two pictures."""
-    assert featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL).code == 0
+    assert (
+        featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL).code == 0
+    )
     return tmp_path / "out"
 
 
@@ -172,7 +186,8 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def at_image(
     one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, Callable[[], object]], None]:
-    """Have something happen once, before an image goes through the model, in this process."""
+    """Have something happen once, before an image goes through the model, in this
+    process."""
     from featviz.run.draw import Drawing, DrawnJob, ImageWriter
 
     events: dict[str, Callable[[], object]] = {}
@@ -198,13 +213,13 @@ def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    """Ray on this machine; tests in this process draw with one thread, as its actors do. All tests
-    take this one: a process that has known a Ray with tokens gives a Ray without them no answers.
+    """Ray on this machine; tests in this process draw with one thread, as its actors
+    do. All tests take this one: a process that has known a Ray with tokens gives a Ray
+    without them no answers.
 
-    It asks for nothing beyond this machine: no home to keep a token in, no other address, little
-    shared memory. Where it does not start all the same (no loopback, say), the tests skip with what
-    it said.
-    """
+    It asks for nothing beyond this machine: no home to keep a token in, no other
+    address, little shared memory. Where it does not start all the same (no loopback,
+    say), the tests skip with what it said."""
     ray = pytest.importorskip("ray", reason="featviz.ray needs Ray")
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
@@ -223,7 +238,10 @@ def ray_cluster() -> Iterator[None]:
                 )
             except Exception as error:
                 ray.shutdown()
-                pytest.skip(f"Ray does not start on this machine: {type(error).__name__}: {error}")
+                pytest.skip(
+                    f"Ray does not start on this machine: {type(error).__name__}:"
+                    f" {error}"
+                )
             torch.set_num_threads(1)
             yield
             ray.shutdown()

@@ -1,5 +1,5 @@
-"""Commands in processes of their own that begin at once: they are forked from a process that has
-imported torch, and has begun no threads."""
+"""Commands in processes of their own that begin at once: they are forked from a process
+that has imported torch, and has begun no threads."""
 
 from __future__ import annotations
 
@@ -41,20 +41,30 @@ class Forked:
         """Wait for it; a signal that has ended it is a negative code."""
         self.process.join(LONGEST)
         assert self.process.exitcode is not None, f"{self.streams.name} hangs"
-        out, err = (self.streams.with_suffix(f".{n}").read_text() for n in ("out", "err"))
+        out, err = (
+            self.streams.with_suffix(f".{n}").read_text() for n in ("out", "err")
+        )
         return Outcome(self.process.exitcode, out, err)
 
 
 def fork(
-    streams: Path, function: Callable[..., object], *arguments: object, **variables: object
+    streams: Path,
+    function: Callable[..., object],
+    *arguments: object,
+    **variables: object,
 ) -> Forked:
-    """Begin a function of a module in a process of its own, with one thread for torch and these
-    variables in its environment; `streams` is where `.out` and `.err` are written."""
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    """Begin a function of a module in a process of its own, with one thread for torch
+    and these variables in its environment; `streams` is where `.out` and `.err` are
+    written."""
+    environment = {
+        **os.environ,
+        **{name: str(value) for name, value in variables.items()},
+    }
     process = _CONTEXT.Process(
         target=_inside, args=(streams, environment, function, arguments), daemon=True
     )
-    with pytest.MonkeyPatch.context() as patch:  # for the process that all others are forked from
+    # for the process that all others are forked from
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         patch.setenv("OMP_NUM_THREADS", "1")
         forkserver.ensure_running()
@@ -70,7 +80,10 @@ def command(streams: Path, *arguments: object, **variables: object) -> Forked:
 def team(streams: Path, *arguments: object, count: int) -> list[Forked]:
     """Begin `featviz ARGUMENTS` in several processes, as srun or mpirun start them."""
     streams.mkdir()
-    return [command(streams / str(n), *arguments, WORLD_SIZE=count, RANK=n) for n in range(count)]
+    return [
+        command(streams / str(n), *arguments, WORLD_SIZE=count, RANK=n)
+        for n in range(count)
+    ]
 
 
 def meeting(count: int) -> dict[str, object]:
@@ -103,7 +116,9 @@ def _inside(
     os.environ.clear()
     os.environ.update(environment)
     for number, name in ((1, "out"), (2, "err")):
-        opened = os.open(streams.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        opened = os.open(
+            streams.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        )
         os.dup2(opened, number)
         os.close(opened)
     function(*arguments)

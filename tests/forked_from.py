@@ -12,7 +12,17 @@ from featviz.exemplars import collect
 from featviz.run import dry_run
 from featviz.run import run as pipeline
 
-IMPORTED = (forked, distributed, pipeline, collect, inspect, run, deflate, loops, dry_run)
+IMPORTED = (
+    forked,
+    distributed,
+    pipeline,
+    collect,
+    inspect,
+    run,
+    deflate,
+    loops,
+    dry_run,
+)
 
 gc.freeze()  # forked processes share the pages that the collector leaves alone
 atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end

@@ -1,4 +1,5 @@
-"""What torch.autograd.grad says of an out-of-place copy of a model, for the tests of gradients."""
+"""What torch.autograd.grad says of an out-of-place copy of a model, for the tests of
+gradients."""
 
 from __future__ import annotations
 
@@ -58,19 +59,22 @@ def saved(folder: Path) -> Tensors:
     rows = read_json(folder / "manifest.json")["captures"]
     names = {(row["layer"], row["tensor"]) for row in rows}
     return {
-        (layer, Path(name).name.removesuffix(".npy")): torch.from_numpy(np.load(folder / name))
+        (layer, Path(name).name.removesuffix(".npy")): torch.from_numpy(
+            np.load(folder / name)
+        )
         for layer, name in names
     }
 
 
 def autograd(
-    model: nn.Module, image: Tensor, target: Callable[[Any], Tensor] = lambda out: out.sum()
+    model: nn.Module,
+    image: Tensor,
+    target: Callable[[Any], Tensor] = lambda out: out.sum(),
 ) -> Tensors:
     """Values and gradients of every call of every module, without any hook on a tensor.
 
-    Each module hands on a copy of its output, so that no later operation in place reaches what is
-    kept of it.
-    """
+    Each module hands on a copy of its output, so that no later operation in place
+    reaches what is kept of it."""
     twin = copy.deepcopy(model).eval()
     for module in twin.modules():
         if hasattr(module, "inplace"):
@@ -87,7 +91,8 @@ def autograd(
 
     def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         items = dict(_tensors({**dict(enumerate(args)), **kwargs}))
-        if len({key.partition(".")[0] for key in items}) == 1:  # one argument needs no name
+        # one argument needs no name
+        if len({key.partition(".")[0] for key in items}) == 1:
             items = {key.partition(".")[2]: tensor for key, tensor in items.items()}
         keep(name, "input", items)
 
@@ -101,7 +106,9 @@ def autograd(
     with torch.enable_grad():
         value = target(twin(image.clone().requires_grad_().clone()))
     differentiable = [(name, stem, t) for name, stem, t, _ in seen if t.requires_grad]
-    gradients = torch.autograd.grad(value, [t for *_, t in differentiable], allow_unused=True)
+    gradients = torch.autograd.grad(
+        value, [t for *_, t in differentiable], allow_unused=True
+    )
     copies = {(name, stem): copied for name, stem, _, copied in seen}
     for (name, stem, _), gradient in zip(differentiable, gradients, strict=True):
         kind, rest = stem.partition("put")[::2]

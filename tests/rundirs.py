@@ -60,7 +60,9 @@ class Drawn:
         count *= self.slices[0] if self.slices else 1
         scale = (self.scale, self.scale) if isinstance(self.scale, int) else self.scale
         size = (self.tile[0] // scale[0], self.tile[1] // scale[1])
-        return GridPlan(count, self.nrow, -(-count // self.nrow), size, scale, self.padding)
+        return GridPlan(
+            count, self.nrow, -(-count // self.nrow), size, scale, self.padding
+        )
 
     @property
     def numbers(self) -> np.ndarray:
@@ -101,11 +103,16 @@ class Drawn:
                 "nrow": self.nrow,
                 "padding": self.padding,
                 "tile": list(self.tile),
-                "scale": self.scale if isinstance(self.scale, int) else list(self.scale),
+                "scale": self.scale
+                if isinstance(self.scale, int)
+                else list(self.scale),
             },
             "normalize": "map",
             "range": None,
-            **{name: float(numbers[:, n].mean()) for n, name in enumerate(("min", "max", "mean"))},
+            **{
+                name: float(numbers[:, n].mean())
+                for n, name in enumerate(("min", "max", "mean"))
+            },
             "std": 1.0,
             "zero_fraction": float(numbers[:, 4].mean()),
             "nonfinite": int(numbers[:, 5].sum()),
@@ -116,15 +123,24 @@ class Drawn:
 
 
 def summed_anew(folder: Path) -> None:
-    """Let an image's manifest list its files as they are now, so that changed ones are looked into;
-    a manifest that is none stays."""
+    """Let an image's manifest list its files as they are now, so that changed ones are
+    looked into; a manifest that is none stays."""
     path = folder / "manifest.json"
     with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         content = json.loads(path.read_text() if path.is_file() else "")
         columns = ("file", "tensor", "figure")
-        named = [row[name] for row in content["captures"] for name in columns if row.get(name)]
+        named = [
+            row[name]
+            for row in content["captures"]
+            for name in columns
+            if row.get(name)
+        ]
         content["files"] = [
-            {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            {
+                "file": name,
+                "bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
             for name in dict.fromkeys(["input.png", "stats.npz", *named])
             for data in [_bytes(folder / name)]
         ]
@@ -148,7 +164,9 @@ def write_image(
     folder = store.image(name)
     folder.path.mkdir(parents=True)
     rows = [own.write(folder) for own in drawn]
-    seen = np.random.default_rng(len(name)).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+    seen = np.random.default_rng(len(name)).integers(
+        0, 255, (20, 24, 3), dtype=np.uint8
+    )
     with folder.writing("input.png") as opened:
         Image.fromarray(seen).save(opened, "PNG")
     image = {"path": name, "sha256": "0" * 64, "size": {"width": 24, "height": 20}}
@@ -160,7 +178,9 @@ def write_image(
         "never_ran": list(never_ran),
     }
     keys = [f"{d.layer}|{d.kind}|{d.call}|{d.key}" for d in drawn]
-    folder.finish(manifest, {key: d.numbers for key, d in zip(keys, drawn, strict=True)})
+    folder.finish(
+        manifest, {key: d.numbers for key, d in zip(keys, drawn, strict=True)}
+    )
     return folder.path
 
 
@@ -180,12 +200,19 @@ def write_run(
         "featviz": "0.1.0",
         "torch": "2.15.0",
         "device": "cpu",
-        "model": {"kind": "torchvision", "name": "resnet18", "weights": "none", "seed": 0},
+        "model": {
+            "kind": "torchvision",
+            "name": "resnet18",
+            "weights": "none",
+            "seed": 0,
+        },
         "preprocessing": "RGB, as it is",
         "layers": ["conv1", "relu"],
         "options": {"layers": None, "normalize": "map", "cmap": "grey", "nrow": None},
         "images": {"total": len(drawn) + len(failures), "complete": list(drawn)},
-        "failures": [{"image": name, "error": error} for name, error in failures.items()],
+        "failures": [
+            {"image": name, "error": error} for name, error in failures.items()
+        ],
     }
     store.write_run({**content, **record})
     return root

@@ -27,14 +27,16 @@ def make_photos(folder: Path, count: int, size: tuple[int, int] = (18, 16)) -> P
     """`00.png`, `01.png`, ... in a folder, no two alike."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
-        pixels = np.random.default_rng(index).integers(0, 256, (*size[::-1], 3), np.uint8)
+        pixels = np.random.default_rng(index).integers(
+            0, 256, (*size[::-1], 3), np.uint8
+        )
         Image.fromarray(pixels).save(folder / f"{index:02d}.png")
     return folder
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, full: Callable[[Path], bool]) -> None:
-    """Leave no space for the files of which `full` says so, by the paths that they are to have:
-    each fails when it would be made."""
+    """Leave no space for the files of which `full` says so, by the paths that they are
+    to have: each fails when it would be made."""
     real = os.open
 
     def opened(path: Any, flags: int, *mode: int, dir_fd: int | None = None) -> int:
@@ -69,7 +71,9 @@ def run_json(out: Path) -> dict[str, Any]:
 def complete(out: Path) -> list[str]:
     """Names of the images that have a manifest, in a folder that is not hidden itself."""
     folders = [path.parent for path in out.rglob("manifest.json")]
-    return sorted(p.relative_to(out).as_posix() for p in folders if not p.name.startswith("."))
+    return sorted(
+        p.relative_to(out).as_posix() for p in folders if not p.name.startswith(".")
+    )
 
 
 def wait_for(count: int, out: Path) -> None:
@@ -79,7 +83,8 @@ def wait_for(count: int, out: Path) -> None:
     while found < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-        with suppress(FileNotFoundError):  # a folder got its final name while it was listed
+        # a folder got its final name while it was listed
+        with suppress(FileNotFoundError):
             found = len(complete(out))
 
 
@@ -99,12 +104,17 @@ def check_whole(out: Path) -> None:
     for path in (out / name / "manifest.json" for name in complete(out)):
         manifest = json.loads(path.read_text())
         files = [row["file"] for row in manifest["captures"]]
-        missing = [f for f in [*files, "input.png", "stats.npz"] if not (path.parent / f).is_file()]
+        missing = [
+            f
+            for f in [*files, "input.png", "stats.npz"]
+            if not (path.parent / f).is_file()
+        ]
         assert files and not missing, (path, missing)
 
 
 def snapshot(folder: Path) -> dict[str, object]:
-    """Every file below a folder with its bytes, every link with its target, every empty folder."""
+    """Every file below a folder with its bytes, every link with its target, every empty
+    folder."""
     contents: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 Fault = Callable[[str, str], int | float | None]
-"""Given method and path of a request: a status to answer with, seconds to be silent for, or None to
-let the request through."""
+"""Given method and path of a request: a status to answer with, seconds to be silent
+for, or None to let the request through."""
 
 
 @dataclass
@@ -29,8 +29,9 @@ class Server:
     _one: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Any:
-        """WSGI; one request at a time, so that what moto looks at and then does is one step. As in
-        S3, an object that has not come in whole, since its sender was killed, is not there."""
+        """WSGI; one request at a time, so that what moto looks at and then does is one
+        step. As in S3, an object that has not come in whole, since its sender was
+        killed, is not there."""
         method = environ["REQUEST_METHOD"]
         path = environ["PATH_INFO"]
         size = int(environ.get("CONTENT_LENGTH") or 0)
@@ -49,7 +50,9 @@ class Server:
             if method == "HEAD":  # whose answers have no body
                 return []
             code = "AccessDenied" if answer == 403 else "ServiceUnavailable"
-            return [f"<Error><Code>{code}</Code><Message>put in</Message></Error>".encode()]
+            return [
+                f"<Error><Code>{code}</Code><Message>put in</Message></Error>".encode()
+            ]
         if answer is not None:
             time.sleep(answer)
         with self._one:

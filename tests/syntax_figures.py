@@ -1,9 +1,9 @@
-"""How much Python code says, and how tightly: counted from its syntax, not from its lines.
+"""How much Python code says, and how tightly: counted from its syntax, not from its
+lines.
 
-Lines can be packed; a syntax tree cannot. A function costs the same number of nodes however it is
-laid out, so a budget of nodes rewards saying less, and nodes per line show where too much is said
-at once. Docstrings cost nothing.
-"""
+Lines can be packed; a syntax tree cannot. A function costs the same number of nodes
+however it is laid out, so a budget of nodes rewards saying less, and nodes per line
+show where too much is said at once. Docstrings cost nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pathlib import Path
 HEAVY_NODES = 300
 """Nodes above which a function is too much for one reading."""
 MOST_BRANCHES = 15
-"""Cyclomatic complexity above which a function should be a table, or several functions."""
+"""Cyclomatic complexity above which a function should be a table, or several functions.
+"""
 DEEPEST = 3
 """Blocks inside blocks that a reader can keep in mind."""
 IN_SIGHT = 10
@@ -67,7 +68,8 @@ class SyntaxFigures:
     literal_splats: int = 0
     """`f(*(a, b))`."""
     wide_tuples: int = 0
-    """Annotations such as `tuple[int, str, float]`: fixed tuples of more than two types."""
+    """Annotations such as `tuple[int, str, float]`: fixed tuples of more than two
+    types."""
     formatting_off: int = 0
     heavy_functions: int = 0
     branching_functions: int = 0
@@ -101,7 +103,9 @@ class SyntaxFigures:
                 1000 * self.per_line(self.pair_assignments), 1
             ),
             "ternaries in 1,000 lines": round(1000 * self.per_line(self.ternaries), 1),
-            "comprehensions in 1,000 lines": round(1000 * self.per_line(self.comprehensions), 1),
+            "comprehensions in 1,000 lines": round(
+                1000 * self.per_line(self.comprehensions), 1
+            ),
             "splats of literals": self.literal_splats,
             "fixed tuples of three types": self.wide_tuples,
             "formatting switched off": self.formatting_off,
@@ -111,8 +115,12 @@ class SyntaxFigures:
     def wanted(self) -> dict[str, float]:
         """The figures that should be high."""
         return {
-            "comment lines in 1,000 lines": round(1000 * self.per_line(self.comment_lines), 1),
-            "docstring lines a code line": round(self.per_line(self.docstring_lines), 2),
+            "comment lines in 1,000 lines": round(
+                1000 * self.per_line(self.comment_lines), 1
+            ),
+            "docstring lines a code line": round(
+                self.per_line(self.docstring_lines), 2
+            ),
         }
 
 
@@ -135,7 +143,9 @@ def _count_lines(figures: SyntaxFigures, text: str, tree: ast.Module) -> None:
     docstrings = set[int]()
     for node in ast.walk(tree):
         figures.nodes += 1
-        is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_constant = isinstance(node, ast.Expr) and isinstance(
+            node.value, ast.Constant
+        )
         if is_constant and isinstance(node.value.value, str):
             figures.nodes -= 2  # the expression and its constant
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -159,7 +169,9 @@ def _count_node(figures: SyntaxFigures, node: ast.AST) -> None:
         figures.ternaries += 1
     elif isinstance(node, _COMPREHENSIONS):
         figures.comprehensions += 1
-    elif isinstance(node, ast.Starred) and isinstance(node.value, (ast.Tuple, ast.List)):
+    elif isinstance(node, ast.Starred) and isinstance(
+        node.value, (ast.Tuple, ast.List)
+    ):
         figures.literal_splats += 1
     elif isinstance(node, ast.Assign):
         if isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
@@ -219,12 +231,20 @@ def _depth(node: ast.AST) -> int:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
             continue
-        is_elif = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
-        deepest = max(deepest, _depth(child) + (isinstance(child, _BLOCKS) and not is_elif))
+        is_elif = (
+            isinstance(node, ast.If)
+            and node.orelse == [child]
+            and isinstance(child, ast.If)
+        )
+        deepest = max(
+            deepest, _depth(child) + (isinstance(child, _BLOCKS) and not is_elif)
+        )
     return deepest
 
 
-def within(limits: dict[str, float], figures: dict[str, float], fits: Callable[..., bool]) -> None:
+def within(
+    limits: dict[str, float], figures: dict[str, float], fits: Callable[..., bool]
+) -> None:
     """Fail with all figures that do not fit their limits, as {name: (figure, limit)}."""
     beyond = {
         name: (figures[name], limit)

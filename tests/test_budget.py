@@ -1,7 +1,8 @@
-"""What the code says only gets less, and plainer: a commit that makes room lowers a limit below.
+"""What the code says only gets less, and plainer: a commit that makes room lowers a
+limit below.
 
-Code is measured by its syntax (`syntax_figures.py`); how many lines it takes does not matter.
-"""
+Code is measured by its syntax (`syntax_figures.py`); how many lines it takes does not
+matter."""
 
 from __future__ import annotations
 
@@ -77,17 +78,26 @@ def lines(paths: list[Path]) -> int:
 
 
 def calls(images: int, folder: Path) -> Counter[str]:
-    """How often each function is called, and each class made, by a run of the digits network."""
+    """How often each function is called, and each class made, by a run of the digits
+    network."""
     target = folder / f"calls-{images}.json"
     command = ["run", DIGITS_MODEL, *sorted(DIGITS.glob("*.png"))[:images], "-q"]
-    options = ["--jobs", "1", "--layers", "Conv2d,ReLU", "--out", folder / f"run-{images}"]
+    options = [
+        "--jobs",
+        "1",
+        "--layers",
+        "Conv2d,ReLU",
+        "--out",
+        folder / f"run-{images}",
+    ]
     words = [str(word) for word in (target, *command, *options)]
     subprocess.run([sys.executable, "-c", COUNT_CALLS, *words], check=True)
     return Counter(json.loads(target.read_text()))
 
 
 def test_the_package_says_no_more_than_before() -> None:
-    """Neither more syntax, nor more of it in a line or a function, nor with fewer reasons."""
+    """Neither more syntax, nor more of it in a line or a function, nor with fewer
+    reasons."""
     figures = measure(sorted((ROOT / "featviz").rglob("*.py")))
     within(PACKAGE_AT_MOST, figures.limited(), operator.le)
     within(PACKAGE_AT_LEAST, figures.wanted(), operator.ge)
@@ -101,9 +111,12 @@ def test_the_pages_do_not_grow() -> None:
 
 @pytest.mark.slow
 def test_the_way_of_an_image_does_not_grow(tmp_path: Path) -> None:
-    """Functions called more often for six images than for three are the way of an image."""
+    """Functions called more often for six images than for three are the way of an
+    image."""
     three_images, six_images = (calls(n, tmp_path) for n in (3, 6))
-    per_image = {name for name, count in six_images.items() if count > three_images[name]}
+    per_image = {
+        name for name, count in six_images.items() if count > three_images[name]
+    }
     figures = {
         "functions that an image passes": len(per_image),
         "files that an image passes": len({name.split(":")[0] for name in per_image}),

@@ -1,4 +1,5 @@
-"""Files and words from outside: what is opened, what is refused, what a terminal gets to see."""
+"""Files and words from outside: what is opened, what is refused, what a terminal gets
+to see."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_a_fifo_does_not_block(tmp_path: Path) -> None:
 
 
 def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
-    """Neither a linked file nor a linked folder on the way; a link above the folder is followed."""
+    """Neither a linked file nor a linked folder on the way; a link above the folder is
+    followed."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key").write_text("x")
     run = tmp_path / "run"
@@ -51,7 +53,10 @@ def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
     (run / "folder").symlink_to(tmp_path / "secret")
     (run / "own").write_text("mine")
     for name in ("file", "folder/key"):
-        with files.ReadFolder(run) as folder, pytest.raises(FileError, match="symbolic link"):
+        with (
+            files.ReadFolder(run) as folder,
+            pytest.raises(FileError, match="symbolic link"),
+        ):
             folder.read(name, 100)
     (tmp_path / "linked").symlink_to(run)
     with files.ReadFolder(tmp_path / "linked") as folder:
@@ -61,7 +66,8 @@ def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
 def test_a_link_that_comes_after_the_look_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is swapped between the look at it and its opening is refused all the same."""
+    """A file that is swapped between the look at it and its opening is refused all the
+    same."""
     (tmp_path / "secret").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a").write_text("yours")
@@ -115,7 +121,9 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
         (b"", "no JSON"),
     ],
 )
-def test_what_is_no_plain_json_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_what_is_no_plain_json_is_named(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
     """One clear error for each: never RecursionError, never a hang."""
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(FileError, match=words):
@@ -123,21 +131,27 @@ def test_what_is_no_plain_json_is_named(tmp_path: Path, content: bytes, words: s
 
 
 def test_brackets_in_strings_are_no_depth() -> None:
-    """A string of brackets, escaped quotes among them, is one value; 100 levels are read."""
+    """A string of brackets, escaped quotes among them, is one value; 100 levels are
+    read."""
     value = ['[{"' * 200, "\\" * 3]
     assert files.parse_json(json.dumps(value)) == value
     assert files.parse_json("[" * 100 + "]" * 100) is not None
 
 
 def test_control_characters_are_escaped() -> None:
-    """A title sequence, a line break, a bidi override and a lone surrogate become visible."""
-    assert text.printable("a\x1b]0;x\x07\n\u202e\udcff") == "a\\x1b]0;x\\x07\\n\\u202e\\udcff"
+    """A title sequence, a line break, a bidi override and a lone surrogate become
+    visible."""
+    assert (
+        text.printable("a\x1b]0;x\x07\n\u202e\udcff")
+        == "a\\x1b]0;x\\x07\\n\\u202e\\udcff"
+    )
     assert text.printable("Größe 7×7") == "Größe 7×7"
     assert text.quoted("ab\n" * 100, 6) == "ab\\nab\\n…"
 
 
 def test_arrays_together_have_a_bound() -> None:
-    """What an npz file unpacks to counts as a whole, however small each of its arrays is."""
+    """What an npz file unpacks to counts as a whole, however small each of its arrays
+    is."""
     one = np.zeros(2000, np.uint8)
     packed = [io.BytesIO(), io.BytesIO()]
     np.savez_compressed(packed[0], one)

@@ -14,9 +14,9 @@ import featviz
 
 PACKAGE = Path(featviz.__file__).parent
 FILES = {
-    ".".join(("featviz", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
-        ".__init__"
-    ): path
+    ".".join(
+        ("featviz", *path.relative_to(PACKAGE).with_suffix("").parts)
+    ).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
@@ -33,8 +33,8 @@ FLOORS = (
     "options",
     "records errors files text version",
 )
-"""From the roof down: a file imports from its own wing and from floors below. On the ground, which
-is the last line, each may know the others."""
+"""From the roof down: a file imports from its own wing and from floors below. On the
+ground, which is the last line, each may know the others."""
 
 FLOOR = {wing: floor for floor, wings in enumerate(FLOORS) for wing in wings.split()}
 GROUND = len(FLOORS) - 1
@@ -63,7 +63,9 @@ COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report")]
 def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
     """All nodes, without those of `if TYPE_CHECKING:` unless asked for."""
     for node in ast.iter_child_nodes(tree):
-        guard = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        guard = isinstance(node, ast.If) and ast.unparse(node.test).endswith(
+            "TYPE_CHECKING"
+        )
         if guard and not typing:
             continue
         yield node
@@ -81,14 +83,19 @@ def imported(name: str, typing: bool = True) -> set[str]:
             assert node.level == 0 and node.module, f"{name}: relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                is_module = full in FILES or (node.module, alias.name) == ("matplotlib", "pyplot")
+                is_module = full in FILES or (node.module, alias.name) == (
+                    "matplotlib",
+                    "pyplot",
+                )
                 modules.add(full if is_module else node.module)
     return modules
 
 
 def of_featviz(name: str, typing: bool = True) -> set[str]:
     """The modules of featviz among them."""
-    return {module for module in imported(name, typing) if module.split(".")[0] == "featviz"}
+    return {
+        module for module in imported(name, typing) if module.split(".")[0] == "featviz"
+    }
 
 
 def roots(name: str) -> set[str]:
@@ -118,8 +125,9 @@ def test_imports_go_down() -> None:
 
 
 def _with_packages(name: str) -> set[str]:
-    """The modules that a module imports, and the packages whose own names it imports. A file of a
-    package that imports another of its files imports no name of the package."""
+    """The modules that a module imports, and the packages whose own names it imports. A
+    file of a package that imports another of its files imports no name of the
+    package."""
     packages = {
         node.module
         for node in _nodes(TREES[name], typing=False)
@@ -150,7 +158,8 @@ def test_no_import_cycles() -> None:
 
 
 def test_the_roof_is_low() -> None:
-    """At most seven files stand beside the wings, and a door for each library that holds us."""
+    """At most seven files stand beside the wings, and a door for each library that
+    holds us."""
     doors = {"lightning.py", "ray.py", "transformers.py"}
     assert len({path.name for path in PACKAGE.iterdir() if path.is_file()} - doors) <= 7
 
@@ -203,7 +212,11 @@ def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 def test_everything_public_says_what_it_is() -> None:
     """Each module and every public function, class and method have a docstring."""
-    things = [pair for n, tree in TREES.items() for pair in ((n, tree), *_public(tree.body, n))]
+    things = [
+        pair
+        for n, tree in TREES.items()
+        for pair in ((n, tree), *_public(tree.body, n))
+    ]
     assert [where for where, node in things if not ast.get_docstring(node)] == []  # type: ignore[arg-type]
 
 
@@ -229,7 +242,9 @@ WRITERS = {
     "featviz.files": "opens for reading",
     "featviz.cli": "opens the null device",
     "featviz.cli.output": "opens the null device",
-    "featviz.rundir.locks": "makes the folder for a lock, by filelock, which takes a path",
+    "featviz.rundir.locks": (
+        "makes the folder for a lock, by filelock, which takes a path"
+    ),
     "featviz.rundir.mirror": "copies a run from a store into a temporary folder",
     "featviz.rundir.write": "opens members of a zip that is open",
     "featviz.run.workers": "resets a counter of the system's, in /proc",
@@ -254,8 +269,8 @@ def _writes(node: ast.AST) -> bool:
 
 
 def test_results_are_written_by_folder_alone() -> None:
-    """Opening for writing, renaming and removing occur in `rundir/folder.py`, and where no result
-    is written; each of these has its reason."""
+    """Opening for writing, renaming and removing occur in `rundir/folder.py`, and where
+    no result is written; each of these has its reason."""
     found = {name for name, tree in TREES.items() if any(map(_writes, ast.walk(tree)))}
     assert found - set(WRITERS) == set()
     assert set(WRITERS) - found == set()

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-BUILD = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
-IMPORT = "import site, sys; site.addsitedir(sys.argv[1]); import featviz; print(featviz.run)"
+BUILD = (
+    "import sys; from setuptools import build_meta;"
+    " build_meta.build_editable(sys.argv[1])"
+)
+IMPORT = (
+    "import site, sys; site.addsitedir(sys.argv[1]); import featviz; print(featviz.run)"
+)
 
 
 @pytest.mark.slow
@@ -31,6 +36,8 @@ def test_beside_the_clone_the_installed_package_is_imported(tmp_path: Path) -> N
 
     # -E and -S leave out what is installed for this interpreter, a featviz among it
     command = [sys.executable, "-E", "-S", "-c", IMPORT, site]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
 
     assert done.stdout == "the function\n", done.stderr

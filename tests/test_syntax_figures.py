@@ -1,4 +1,5 @@
-"""The measure of the package's own code, on small pieces whose figures are counted by hand."""
+"""The measure of the package's own code, on small pieces whose figures are counted by
+hand."""
 
 from __future__ import annotations
 
@@ -38,8 +39,16 @@ def test_each_figure_is_counted(tmp_path: Path) -> None:
     assert figures.nodes == sum(1 for _ in ast.walk(ast.parse(PACKED))) - 2 * 2
     assert figures.code_lines == 9
     assert (figures.comment_lines, figures.docstring_lines) == (2, 2)
-    assert (figures.pair_assignments, figures.ternaries, figures.comprehensions) == (1, 1, 1)
-    assert (figures.literal_splats, figures.wide_tuples, figures.formatting_off) == (1, 1, 1)
+    assert (figures.pair_assignments, figures.ternaries, figures.comprehensions) == (
+        1,
+        1,
+        1,
+    )
+    assert (figures.literal_splats, figures.wide_tuples, figures.formatting_off) == (
+        1,
+        1,
+        1,
+    )
     assert figures.complexities == [1 + 1 + 1 + 2, 1 + 1 + 1 + 1]
     assert figures.deep_functions == 1
 

@@ -16,7 +16,9 @@ def test_ranges_are_read_back(numbers: list[int]) -> None:
     assert text.read_ranges(text.ranges(numbers)) == numbers
 
 
-@pytest.mark.parametrize("wrong", ["", "a", "3-1", "1,,2", "-1", "1-", "0-1000000", "٣", "1 2"])
+@pytest.mark.parametrize(
+    "wrong", ["", "a", "3-1", "1,,2", "-1", "1-", "0-1000000", "٣", "1 2"]
+)
 def test_what_is_no_range_is_named(wrong: str) -> None:
     """The error is the part that cannot be read, also where it stands among others."""
     with pytest.raises(ValueError):
@@ -26,7 +28,8 @@ def test_what_is_no_range_is_named(wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["RUN.JSON", "stats.npz", "con.txt", ".hidden", "a:b.png", "x" * 150, "é" * 150]
+    "name",
+    ["RUN.JSON", "stats.npz", "con.txt", ".hidden", "a:b.png", "x" * 150, "é" * 150],
 )
 def test_names_that_a_system_or_we_refuse_are_changed(name: str) -> None:
     """Into one that stays, and that no other name becomes."""
@@ -38,6 +41,7 @@ def test_names_that_a_system_or_we_refuse_are_changed(name: str) -> None:
 
 
 def test_a_way_is_as_long_as_its_bytes() -> None:
-    """Which the system counts, and not letters: one name stands for a way that is too long."""
+    """Which the system counts, and not letters: one name stands for a way that is too
+    long."""
     assert text.safe_way("/".join(["e" * 90] * 8)).count("/") == 7
     assert "/" not in text.safe_way("/".join(["é" * 90] * 8))

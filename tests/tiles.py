@@ -1,4 +1,5 @@
-"""Reading pictures back, tile by tile, and what torchvision's scaling would make of the maps."""
+"""Reading pictures back, tile by tile, and what torchvision's scaling would make of the
+maps."""
 
 from __future__ import annotations
 
@@ -27,12 +28,15 @@ def rows(folder: Path) -> dict[tuple[str, int, str], dict[str, Any]]:
 
 
 def tiles(folder: Path, row: dict[str, Any]) -> np.ndarray:
-    """The tiles of a picture in their order, uint8 [n, h, w], as large as the maps were."""
+    """The tiles of a picture in their order, uint8 [n, h, w], as large as the maps
+    were."""
     pixels = np.asarray(Image.open(folder / row["file"]))
     assert pixels.ndim == 2
     grid = row["grid"]
     (height, width), padding = grid["tile"], grid["padding"]
-    down, across = grid["scale"] if isinstance(grid["scale"], list) else [grid["scale"]] * 2
+    down, across = (
+        grid["scale"] if isinstance(grid["scale"], list) else [grid["scale"]] * 2
+    )
     drawn_tiles = [
         pixels[y : y + height : down, x : x + width : across]
         for y in range(padding, pixels.shape[0] - height + 1, height + padding)
@@ -56,7 +60,8 @@ def levels(maps: Tensor) -> np.ndarray:
 
 
 def assert_drawn(folder: Path, row: dict[str, Any], maps: Tensor) -> None:
-    """The picture shows these maps [C, H, W] (or [C, S, H, W]), tile by tile in this order."""
+    """The picture shows these maps [C, H, W] (or [C, S, H, W]), tile by tile in this
+    order."""
     got = tiles(folder, row).astype(int)
     want = levels(maps).astype(int)
     want = want.reshape(-1, *want.shape[-2:])

@@ -1,5 +1,6 @@
-"""The keywords of the public functions, which are the options of the command line, and what a
-caller has in memory: a model is borrowed and given back as it was, images become files."""
+"""The keywords of the public functions, which are the options of the command line, and
+what a caller has in memory: a model is borrowed and given back as it was, images become
+files."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ from featviz.options import (
 from featviz.run.results import TemporaryFolder
 
 Model: TypeAlias = str | Path | nn.Module
-"""A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is given back as
-it was."""
+"""A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is
+given back as it was."""
 Layers: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 Pictures: TypeAlias = Picture | Sequence[Picture] | Mapping[str, Tensor]
@@ -51,12 +52,14 @@ NOT_OF_KERNELS = ("overlay", "reduce", "figure", "flat", "tensors")
 NOT_OF_TENSORS = ("figure", "flat", "format", "tensors")
 """Drawing options that a function lacks."""
 NOT_IN_PYTHON = ("nul_separated", "input")
-"""Options that only a command line can have a use for: a mapping of tensors is an input."""
+"""Options that only a command line can have a use for: a mapping of tensors is an
+input."""
 
 
 def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F], F]:
-    """Give a function, in place of `**options`, the keywords that options of records and of the
-    records in them are: in its signature with types and defaults, and in its documentation.
+    """Give a function, in place of `**options`, the keywords that options of records
+    and of the records in them are: in its signature with types and defaults, and in its
+    documentation.
 
     Args:
         but: names of options that the function lacks.
@@ -73,7 +76,9 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
         lines: list[str] = []
         for name, option in every_option(*records).items():
             if name not in (*but, *NOT_IN_PYTHON):
-                lines.append(f"        {name}: {in_full(option.help)}\n".replace("\f", ""))
+                lines.append(
+                    f"        {name}: {in_full(option.help)}\n".replace("\f", "")
+                )
                 keyword = inspect.Parameter(
                     name,
                     inspect.Parameter.KEYWORD_ONLY,
@@ -118,23 +123,29 @@ class Feeding(NamedTuple):
 
 
 def read_feeding(keywords: dict[str, Any]) -> Feeding:
-    """Take `transform` and `forward_args` from the keywords; the name of a transform stays, as an
-    option of a MODEL string."""
+    """Take `transform` and `forward_args` from the keywords; the name of a transform
+    stays, as an option of a MODEL string."""
     forward_args = keywords.pop("forward_args", None) or {}
     if not isinstance(forward_args, Mapping):
-        raise UsageError(f"forward_args is {type(forward_args).__name__!r}", "{'t': 10}")
+        raise UsageError(
+            f"forward_args is {type(forward_args).__name__!r}", "{'t': 10}"
+        )
     transform = keywords.get("transform")
     if transform is None or callable(transform):
         keywords.pop("transform", None)
-    return Feeding(UserTransform.of(transform) if callable(transform) else None, forward_args)
+    return Feeding(
+        UserTransform.of(transform) if callable(transform) else None, forward_args
+    )
 
 
 @contextmanager
 def borrowed(
-    model: ModelOptions | LoadedModel | nn.Module, inputs: InputOptions, feeding: Feeding
+    model: ModelOptions | LoadedModel | nn.Module,
+    inputs: InputOptions,
+    feeding: Feeding,
 ) -> Iterator[Any]:
-    """A model as the commands take it, fed in this way for a while; a module is for this thread
-    alone, and given back as it was."""
+    """A model as the commands take it, fed in this way for a while; a module is for
+    this thread alone, and given back as it was."""
     with alone_with(model.module if isinstance(model, LoadedModel) else model):
         source = adopt(model, inputs) if isinstance(model, nn.Module) else model
         transform = feeding.transform
@@ -143,7 +154,9 @@ def borrowed(
         if transform is None and not feeding.forward_args:
             yield source
             return
-        with fed(load_model(source, inputs), inputs, transform, feeding.forward_args) as fed_model:
+        with fed(
+            load_model(source, inputs), inputs, transform, feeding.forward_args
+        ) as fed_model:
             yield fed_model
 
 
@@ -168,7 +181,9 @@ class Request(Generic[T]):
             with self.borrowed(options.inputs) as source:
                 return command(source, files, options)
 
-    def borrowed(self, inputs: InputOptions | None = None) -> AbstractContextManager[Any]:
+    def borrowed(
+        self, inputs: InputOptions | None = None
+    ) -> AbstractContextManager[Any]:
         """The model as the commands take it."""
         inputs = inputs or self.options.inputs  # type: ignore[attr-defined]
         return borrowed(self.model, inputs, self.feeding)
@@ -190,11 +205,12 @@ def read_request(
         record: the options of its command.
         options, others: keywords by name; `others` are those that its signature lists.
         but: options of the record that the function lacks.
-        name: of the result in a temporary folder, if `out` is None; empty where it has no `out`.
+        name: of the result in a temporary folder, if `out` is None; empty where it has
+            no `out`.
 
     Raises:
-        UsageError: a value that an option does not take, an option that there is not, or a model
-            that is none.
+        UsageError: a value that an option does not take, an option that there is not,
+            or a model that is none.
     """
     keywords = {**options, **others, "layers": selectors(layers)}
     temporary = None
@@ -209,12 +225,15 @@ def read_request(
         raise no_option(keywords, names_of(record, ModelOptions, but=but))
     if isinstance(model, nn.Module):
         if for_model:
-            raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and this is a module")
+            raise UsageError(
+                f"{', '.join(for_model)} is for a MODEL string, and this is a module"
+            )
         check_module(model)
         return Request(asked_for, model, feeding, temporary)
     if not isinstance(model, (str, Path)):
         raise UsageError(
-            f"the model is {type(model).__name__!r}, and neither a MODEL string nor a module",
+            f"the model is {type(model).__name__!r}, and neither a MODEL string nor a"
+            " module",
             "of an exported program, torch.export.unflatten makes a module",
         )
     if isinstance(for_model.get("device"), torch.device):
@@ -228,17 +247,22 @@ def check_module(model: Any) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
             "the model is TorchScript, which takes no hooks on its layers",
-            "give the module that it was made from, or export that with torch.export (.pt2)",
+            "give the module that it was made from, or export that with torch.export"
+            " (.pt2)",
         )
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is {type(model).__name__!r}, not a module", "an nn.Module")
+        raise UsageError(
+            f"the model is {type(model).__name__!r}, not a module", "an nn.Module"
+        )
 
 
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
-    """Paths as they are, and images in memory as files for a while; of a mapping of tensors the
-    values of `--input`."""
-    is_one = isinstance(images, (str, bytes)) or not isinstance(images, (Sequence, Mapping))
+    """Paths as they are, and images in memory as files for a while; of a mapping of
+    tensors the values of `--input`."""
+    is_one = isinstance(images, (str, bytes)) or not isinstance(
+        images, (Sequence, Mapping)
+    )
     pictures = [images] if is_one else images
     if not pictures:
         raise UsageError("there are no images", "give paths or images")
@@ -266,7 +290,8 @@ def selectors(layers: Any) -> str | None:
             texts.append(layer.__name__)
         else:
             raise UsageError(
-                f"layers has a {type(layer).__name__!r}, neither text nor a class of modules",
+                f"layers has a {type(layer).__name__!r}, neither text nor a class of"
+                " modules",
                 "for example 'Conv2d,layer1.*', torch.nn.Conv2d, or a list of these",
             )
     return ",".join(texts)

@@ -1,4 +1,5 @@
-"""How results look in a notebook: pictures, a table and lines of text, in one piece of HTML."""
+"""How results look in a notebook: pictures, a table and lines of text, in one piece of
+HTML."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from featviz.report.engine import NotebookFigure, NotebookPage, render_notebook
 from featviz.run.results import FeatureMaps, ImageResult, RunResult
 from featviz.text import TextTable, quoted
 
-# The longest side in pixels of a picture in a gallery, of one that stands alone, and of a page with
-# letters on it.
+# The longest side in pixels of a picture in a gallery, of one that stands alone, and of
+# a page with letters on it.
 SMALL = 240
 LARGE = 960
 PAGE = 1800
@@ -30,7 +31,8 @@ PAGE = 1800
 MOST_PICTURES = 24
 MOST_ROWS = 60
 MOST_BYTES = 3 * 2**20
-"""What all pictures of one result may take as text: a notebook keeps them in its file."""
+"""What all pictures of one result may take as text: a notebook keeps them in its file.
+"""
 
 
 class Shot(NamedTuple):
@@ -55,10 +57,9 @@ class View:
 def html_of(result: Any) -> str:
     """A result of the public functions as HTML, its pictures as data URIs.
 
-    A large picture is made smaller, a small one is shown larger by a whole factor, and one that
-    cannot be read says so. It ends with a line where there are more than MOST_PICTURES, or more
-    than MOST_BYTES of them.
-    """
+    A large picture is made smaller, a small one is shown larger by a whole factor, and
+    one that cannot be read says so. It ends with a line where there are more than
+    MOST_PICTURES, or more than MOST_BYTES of them."""
     view = VIEWS[type(result)](result)
     lines = [quoted(line) for line in view.lines]
     figures: list[NotebookFigure] = []
@@ -82,7 +83,9 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
     try:
         picture = shot.load()
     except StoreError as error:
-        return NotebookFigure("", quoted(f"{shot.caption}: {error.message}"), (side, side))
+        return NotebookFigure(
+            "", quoted(f"{shot.caption}: {error.message}"), (side, side)
+        )
     if picture.mode not in ("L", "RGB"):
         picture = picture.convert("RGB")
     picture.thumbnail((side, side), Image.Resampling.BOX)
@@ -115,7 +118,11 @@ def _image_shots(image: ImageResult) -> Iterator[Shot]:
 
 
 def _failure_lines(images: Sequence[ImageResult]) -> list[str]:
-    return [f"{image.name} failed: {image.error}" for image in images if image.error is not None]
+    return [
+        f"{image.name} failed: {image.error}"
+        for image in images
+        if image.error is not None
+    ]
 
 
 def _run_view(run: RunResult) -> View:
@@ -151,7 +158,9 @@ def _kernel_view(kernels: KernelPicture) -> View:
 
 
 def _study_view(study: StudyResult) -> View:
-    shots = [Shot(partial(study.picture, file), title) for file, title in study.files.items()]
+    shots = [
+        Shot(partial(study.picture, file), title) for file, title in study.files.items()
+    ]
     return View(shots, [study.title, *study.lines], study.table)
 
 
@@ -169,6 +178,6 @@ VIEWS: Mapping[type, Callable[[Any], View]] = {
 """By the class of a result."""
 
 for record in VIEWS:
-    # A notebook asks an object for this method. The records stand on floors below this one, and
-    # know nothing of pages.
+    # A notebook asks an object for this method. The records stand on floors below this
+    # one, and know nothing of pages.
     record._repr_html_ = html_of  # type: ignore[attr-defined]

@@ -11,7 +11,14 @@ from typing import Any
 from msgspec import structs
 from torch import nn
 
-from featviz.api.keywords import Layers, Model, Pictures, Request, keywords_of, read_request
+from featviz.api.keywords import (
+    Layers,
+    Model,
+    Pictures,
+    Request,
+    keywords_of,
+    read_request,
+)
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
 from featviz.diff.comparison import Comparison
@@ -45,24 +52,27 @@ def run(
     """Draw the feature maps of images, like the command `featviz run`.
 
     Args:
-        model: a MODEL string (`"resnet18"`, a file), or a module, which is given back as it was.
-        images: files, folders or globs; PIL images; arrays [H, W] or [H, W, C]; tensors [H, W],
-            [C, H, W] or [N, C, H, W]; or a list of these. What is in memory is an image before any
-            preprocessing: uint8, or floats in 0..1, which are rounded to 8 bits (as by
-            `torchvision.transforms.functional.to_pil_image`), and is called `image-0.png`,
-            `image-1.png`, ... in the run. Tensors [F] and [1, F] are vectors of numbers as they
-            are; a mapping of tensors by the names of forward's arguments takes the place of images.
-        layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these. None takes
-            one layer for each stage.
-        out: the run directory; of a URL (`"s3://bucket/maps"`) the folder `maps`, which is copied
-            there. None leaves nothing behind: the pictures are in a temporary folder for as long as
-            the result, or one of its captures, is in use.
-        options: those below. `transform` may be a function from a PIL image to a tensor [C, H, W]
-            or to a dict of tensors, and `forward_args` a mapping, both by forward's arguments.
+        model: a MODEL string (`"resnet18"`, a file), or a module, which is given back
+            as it was.
+        images: files, folders or globs; PIL images; arrays [H, W] or [H, W, C]; tensors
+            [H, W], [C, H, W] or [N, C, H, W]; or a list of these. What is in memory is
+            an image before any preprocessing: uint8, or floats in 0..1, which are
+            rounded to 8 bits (as by `torchvision.transforms.functional.to_pil_image`),
+            and is called `image-0.png`, `image-1.png`, ... in the run. Tensors [F] and
+            [1, F] are vectors of numbers as they are; a mapping of tensors by the names
+            of forward's arguments takes the place of images.
+        layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these.
+            None takes one layer for each stage.
+        out: the run directory; of a URL (`"s3://bucket/maps"`) the folder `maps`, which
+            is copied there. None leaves nothing behind: the pictures are in a temporary
+            folder for as long as the result, or one of its captures, is in use.
+        options: those below. `transform` may be a function from a PIL image to a tensor
+            [C, H, W] or to a dict of tensors, and `forward_args` a mapping, both by
+            forward's arguments.
 
     Returns:
-        The images, and what was drawn of each, which is read when it is asked for. What goes wrong
-        with one image is in its `error`.
+        The images, and what was drawn of each, which is read when it is asked for. What
+        goes wrong with one image is in its `error`.
 
     Example:
         >>> import featviz, torch
@@ -78,12 +88,15 @@ def run(
     """
     for name in ("overwrite", "resume"):
         if options.get(name) is True and out is None:
-            raise UsageError(f"{name} is for a run directory, and there is no out", "out='maps'")
+            raise UsageError(
+                f"{name} is for a run directory, and there is no out", "out='maps'"
+            )
     request = read_run_request(model, options, layers, out)
     done: list[ImageResult] = []
 
     def keep(image: ImageResult, total: int) -> None:
-        # a folder of 10,000 images would fill the memory with rows, which are in the manifests
+        # a folder of 10,000 images would fill the memory with rows, which are in the
+        # manifests
         done.append(replace(image, rows=(), temporary=request.temporary))
 
     result = request.call(partial(pipeline.run, progress=keep), images)
@@ -93,7 +106,8 @@ def run(
 def read_run_request(
     model: Any, options: Mapping[str, Any], layers: Any, out: Any
 ) -> Request[RunOptions]:
-    """Read the keywords of `run`; `seed` is also that of noise, which a module may have, too."""
+    """Read the keywords of `run`; `seed` is also that of noise, which a module may
+    have, too."""
     keywords = dict(options)
     seed = declared(ModelOptions)["seed"].value(keywords.get("seed", 0))
     if isinstance(model, nn.Module) and "noise" in str(keywords.get("edit")):
@@ -102,23 +116,27 @@ def read_run_request(
     run_options = request.options
     is_callers_own = isinstance(model, nn.Module) or callable(options.get("transform"))
     if run_options.jobs is None and is_callers_own:
-        # what an object of the caller's keeps (counters, lists) would be lost with a process
+        # what an object of the caller's keeps (counters, lists) would be lost with a
+        # process
         run_options = structs.replace(run_options, jobs=1)
     passes = for_drawing(run_options.passes, run_options.draw, seed)
     return replace(request, options=structs.replace(run_options, passes=passes))
 
 
 @keywords_of(DiffThresholds, DiffFiles)
-def diff(base: str | Path | RunResult, new: str | Path | RunResult, **options: Any) -> Comparison:
+def diff(
+    base: str | Path | RunResult, new: str | Path | RunResult, **options: Any
+) -> Comparison:
     """Compare two runs, layer by layer.
 
     Args:
-        base, new: run directories or their URLs (`"s3://bucket/maps"`), or what `featviz.run` gave.
+        base, new: run directories or their URLs (`"s3://bucket/maps"`), or what
+            `featviz.run` gave.
         options: those below.
 
     Returns:
-        A record with `document` (what `--json` prints), `equal`, `ratio`, `first` (the first layer
-        that differs) and `layers`.
+        A record with `document` (what `--json` prints), `equal`, `ratio`, `first` (the
+        first layer that differs) and `layers`.
 
     Example:
         >>> import featviz, torch
@@ -140,14 +158,14 @@ def diff(base: str | Path | RunResult, new: str | Path | RunResult, **options: A
 def report(
     run: str | Path | RunResult, out: str | Path | None = None, **options: Any
 ) -> ReportResult:
-    """Write an HTML report of a run: the network as a picture, its images, layers and channels; or
-    one page of an audit or of kernels.
+    """Write an HTML report of a run: the network as a picture, its images, layers and
+    channels; or one page of an audit or of kernels.
 
     Args:
-        run: a run directory or its URL, which needs `out` and `single_file` or `zip`; or what
-            `featviz.run` gave; or the folder of an audit or of kernels.
-        out: the folder of the report, or its file with `single_file` or `zip`. None is `report`,
-            `report.html` or `report.zip` in the run directory.
+        run: a run directory or its URL, which needs `out` and `single_file` or `zip`;
+            or what `featviz.run` gave; or the folder of an audit or of kernels.
+        out: the folder of the report, or its file with `single_file` or `zip`. None is
+            `report`, `report.html` or `report.zip` in the run directory.
         options: those below; `compare` may be what `featviz.run` gave.
 
     Returns:
@@ -166,8 +184,8 @@ def report(
     for result in (run, base):
         if isinstance(result, RunResult) and result.out is None and not holds_pictures:
             raise UsageError(
-                "the pictures of a run without out are gone with it, and the report would show "
-                "none",
+                "the pictures of a run without out are gone with it, and the report"
+                " would show none",
                 "give the run an out, or the report out='maps.html', single_file=True",
             )
     keywords = {**options, "out": out, "compare": None if base is None else _root(base)}
@@ -182,4 +200,6 @@ def _root(run: Any) -> Path | Url:
         return Url.of_run(run)
     if isinstance(run, (str, Path)):
         return Path(run)
-    raise UsageError(f"{type(run).__name__!r} is no run", "a run directory, or featviz.run(...)")
+    raise UsageError(
+        f"{type(run).__name__!r} is no run", "a run directory, or featviz.run(...)"
+    )

@@ -1,5 +1,5 @@
-"""`featviz.layers` and `kernels`, a model without an image; `look` and `cam`, what it makes of one;
-`audit` and `exemplars`, what its channels do for many."""
+"""`featviz.layers` and `kernels`, a model without an image; `look` and `cam`, what it
+makes of one; `audit` and `exemplars`, what its channels do for many."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class KernelPicture:
 
     of: StudyResult
     row: Mapping[str, Any]
-    """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
+    """All that the manifest says of them: layer, type, shape, range, min, max, mean,
+    std, ..."""
     layer: str
 
     @property
@@ -61,12 +62,16 @@ class KernelPicture:
         return self.of.picture(str(self.row["file"]))
 
     def __repr__(self) -> str:
-        return f"<KernelPicture {self.layer} ({self.row['type']}), {by(self.row['shape'])}>"
+        return (
+            f"<KernelPicture {self.layer} ({self.row['type']}),"
+            f" {by(self.row['shape'])}>"
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StudyResult:
-    """What `kernels`, `audit` or `exemplars` found: a document, and pictures in a folder."""
+    """What `kernels`, `audit` or `exemplars` found: a document, and pictures in a
+    folder."""
 
     title: str
     """The result in a line."""
@@ -76,7 +81,8 @@ class StudyResult:
     temporary: TemporaryFolder | None
     """What holds the folder, where the caller named none."""
     files: Mapping[str, str]
-    """The pictures that a notebook shows, by their names in the folder, and their captions."""
+    """The pictures that a notebook shows, by their names in the folder, and their
+    captions."""
     table: TextTable | None = None
     lines: tuple[str, ...] = ()
     """What stands below the table: the gates that did not hold."""
@@ -105,7 +111,9 @@ class StudyResult:
                 picture.load()
                 return picture
         except (FileError, *BROKEN) as error:
-            raise StoreError(f"{quoted(file)} cannot be read: {quoted(str(error))}") from error
+            raise StoreError(
+                f"{quoted(file)} cannot be read: {quoted(str(error))}"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<{self.title}>"
@@ -116,15 +124,17 @@ class StudyResult:
 
 @keywords_of(ListOptions, ModelOptions)
 def layers(model: Model, layers: Layers | None = None, **options: Any) -> Listing:
-    """List the modules of a model: types, parameters, and from one forward pass on zeros shapes,
-    multiply-accumulates (MACs), calls and activation memory.
+    """List the modules of a model: types, parameters, and from one forward pass on
+    zeros shapes, multiply-accumulates (MACs), calls and activation memory.
 
     Args:
-        model, layers: as for `featviz.run`; the rows that `layers` takes are `selected`.
+        model, layers: as for `featviz.run`; the rows that `layers` takes are
+            `selected`.
 
     Returns:
-        A record with `document` (what `--json` prints); `rows`, each with index, name, type,
-        parameters, output_shape, macs, activation_bytes, calls and selected; and `totals`.
+        A record with `document` (what `--json` prints); `rows`, each with index, name,
+        type, parameters, output_shape, macs, activation_bytes, calls and selected; and
+        `totals`.
 
     Example:
         >>> import featviz, torch
@@ -135,15 +145,20 @@ def layers(model: Model, layers: Layers | None = None, **options: Any) -> Listin
     request = read_request(ListOptions, model, options, layers)
     asked = request.options
     with request.borrowed() as source:
-        return list_model(source, asked.inputs, asked.layers, asked.functions, asked.tree)
+        return list_model(
+            source, asked.inputs, asked.layers, asked.functions, asked.tree
+        )
 
 
 @keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)
 def kernels(
-    model: Model, layers: Layers | None = None, out: str | Path | None = None, **options: Any
+    model: Model,
+    layers: Layers | None = None,
+    out: str | Path | None = None,
+    **options: Any,
 ) -> StudyResult:
-    """Draw the kernels of a model's convolutions, a picture for each layer and a tile for each
-    output channel; zero is mid-grey.
+    """Draw the kernels of a model's convolutions, a picture for each layer and a tile
+    for each output channel; zero is mid-grey.
 
     Args:
         model, layers: as for `featviz.run`; without layers all convolutions.
@@ -159,7 +174,13 @@ def kernels(
         (<KernelPicture 0 (Conv2d), 4×3×3×3>,)
     """
     request = read_request(
-        KernelOptions, model, options, layers, but=NOT_OF_KERNELS, name="kernels", out=out
+        KernelOptions,
+        model,
+        options,
+        layers,
+        but=NOT_OF_KERNELS,
+        name="kernels",
+        out=out,
     )
     with request.borrowed(NO_IMAGE) as source:
         document, _ = draw_kernels(source, request.options)
@@ -169,7 +190,10 @@ def kernels(
         document=document,
         folder=request.options.out,
         temporary=request.temporary,
-        files={row["file"]: f"{row['layer']} ({row['type']}), {by(row['shape'])}" for row in rows},
+        files={
+            row["file"]: f"{row['layer']} ({row['type']}), {by(row['shape'])}"
+            for row in rows
+        },
     )
 
 
@@ -181,13 +205,15 @@ def look(
     out: str | Path | None = None,
     **options: Any,
 ) -> LookResult:
-    """Draw one quick picture of what a model makes of an image, like the command `featviz look`:
-    the input, the prediction, and of each layer the maps that tell most.
+    """Draw one quick picture of what a model makes of an image, like the command
+    `featviz look`: the input, the prediction, and of each layer the maps that tell
+    most.
 
     Args:
-        model, image, layers: as for `featviz.run`; the first of several images is shown, with at
-            most 10 layers.
-        out: a PNG file for the picture, in place of an earlier picture of look. None writes none.
+        model, image, layers: as for `featviz.run`; the first of several images is
+            shown, with at most 10 layers.
+        out: a PNG file for the picture, in place of an earlier picture of look. None
+            writes none.
 
     Returns:
         A record with `image` (the picture), `input`, `prediction` and `layers`.
@@ -198,15 +224,17 @@ def look(
         >>> featviz.look(model, torch.rand(3, 16, 16), "Conv2d", size=16, maps=2)
         <LookResult of image-0.png: 1 layer>
     """
-    request = read_request(LookOptions, model, options, layers, name="look.png", out=out)
+    request = read_request(
+        LookOptions, model, options, layers, name="look.png", out=out
+    )
     result = request.call(look_at, image)
     return result if out is None else replace(result, out=result.path)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
-    """The class activation maps of images; `image` and `tensor` are those of the first map, or of
-    the maximum of a detector's levels."""
+    """The class activation maps of images; `image` and `tensor` are those of the first
+    map, or of the maximum of a detector's levels."""
 
     images: tuple[ImageCam, ...]
 
@@ -240,7 +268,10 @@ class ClassMaps:
         failed = f", {len(self.failures)} failed" if self.failures else ""
         method = REDUCTIONS[self.images[0].method].title
         images = counted(len(self.images), "image")
-        return f"<ClassMaps, {method} of {images}{failed}: {counted(len(self.maps), 'map')}>"
+        return (
+            f"<ClassMaps, {method} of {images}{failed}:"
+            f" {counted(len(self.maps), 'map')}>"
+        )
 
 
 @keywords_of(CamOptions, ModelOptions)
@@ -252,24 +283,27 @@ def cam(
     layers: Layers | None = None,
     **options: Any,
 ) -> ClassMaps:
-    """Show where in images the evidence for a class, a box or a region lies, like the command
-    `featviz cam`.
+    """Show where in images the evidence for a class, a box or a region lies, like the
+    command `featviz cam`.
 
     Args:
         model, images: as for `featviz.run`.
-        target: `"class:281"`, `"class:tabby"`, `"box:1"`, `"pixel:120,80"`, ... None is the
-            predicted class, the most confident box or the largest region of each image.
-        method: `"gradcam"`, `"gradcam++"`, `"layercam"` and `"hirescam"` show what speaks for the
-            target, `"xgradcam"` and `"gradxact"` also what speaks against it.
-        layers: as for `featviz.run`. None takes what enters a detector's head, the last map before
-            the logits of a segmentation, else the last layer whose output has places of the image
-            that the target depends on.
+        target: `"class:281"`, `"class:tabby"`, `"box:1"`, `"pixel:120,80"`, ... None is
+            the predicted class, the most confident box or the largest region of each
+            image.
+        method: `"gradcam"`, `"gradcam++"`, `"layercam"` and `"hirescam"` show what
+            speaks for the target, `"xgradcam"` and `"gradxact"` also what speaks
+            against it.
+        layers: as for `featviz.run`. None takes what enters a detector's head, the last
+            map before the logits of a segmentation, else the last layer whose output
+            has places of the image that the target depends on.
         options: those below; without `out` nothing is written.
 
     Returns:
-        A record with `maps`, each with `layer`, `image`, `tensor` and `limits`, the values drawn
-        darkest and brightest; `images`, each with its `maps`, `prediction`, `target` and `path`;
-        `image` and `tensor` of the first map; and in `failures` why some images failed.
+        A record with `maps`, each with `layer`, `image`, `tensor` and `limits`, the
+        values drawn darkest and brightest; `images`, each with its `maps`,
+        `prediction`, `target` and `path`; `image` and `tensor` of the first map; and in
+        `failures` why some images failed.
 
     Example:
         >>> import featviz, torch
@@ -281,7 +315,9 @@ def cam(
         >>> maps.maps[0].layer, maps.image.size, maps.tensor.shape
         ('1', (16, 16), torch.Size([14, 14]))
     """
-    request = read_request(CamOptions, model, options, layers, target=target, method=method)
+    request = read_request(
+        CamOptions, model, options, layers, target=target, method=method
+    )
     results = request.call(lambda *given: tuple(explain(*given)), images)
     if not any(result.maps for result in results) and results[0].error is not None:
         raise results[0].error
@@ -300,13 +336,14 @@ def audit(
 
     Args:
         model, images: as for `featviz.run`.
-        layers: selectors, a class of modules, or a list of these. None takes all activations.
+        layers: selectors, a class of modules, or a list of these. None takes all
+            activations.
         out: the folder of audit.json and the pictures. None leaves nothing behind.
         options: those below; with `fail_on`, `exit_code` is 4 where a gate is broken.
 
     Returns:
-        A record with `document`, the content of audit.json, `verdicts`, and `picture(file)` for
-        the pictures of suspects, which `files` names.
+        A record with `document`, the content of audit.json, `verdicts`, and
+        `picture(file)` for the pictures of suspects, which `files` names.
 
     Example:
         >>> import featviz, torch
@@ -335,7 +372,9 @@ def audit(
         temporary=request.temporary,
         files={path.relative_to(folder).as_posix(): path.stem for path in suspects},
         table=audit_table(document),
-        lines=tuple(f"gate {verdict.gate} failed: {verdict.message}" for verdict in broken),
+        lines=tuple(
+            f"gate {verdict.gate} failed: {verdict.message}" for verdict in broken
+        ),
         verdicts=verdicts,
         exit_code=code,
     )
@@ -356,8 +395,8 @@ def exemplars(
         out: the folder of the pictures and exemplars.json. None leaves nothing behind.
 
     Returns:
-        A record with `document`, the content of exemplars.json, and `picture(file)`, which opens
-        the `sheet` of one of its layers, or the `file` of a channel.
+        A record with `document`, the content of exemplars.json, and `picture(file)`,
+        which opens the `sheet` of one of its layers, or the `file` of a channel.
 
     Example:
         >>> import featviz, torch
@@ -369,7 +408,9 @@ def exemplars(
         >>> [len(row["exemplars"]) for row in found.document["layers"][0]["channels"]]
         [1, 1, 1, 1]
     """
-    request = read_request(ExemplarOptions, model, options, layers, name="exemplars", out=out)
+    request = read_request(
+        ExemplarOptions, model, options, layers, name="exemplars", out=out
+    )
     record = request.call(find_exemplars, images)
     sheets = {row.sheet: row.label for row in record.layers}
     seen = counted(record.images.seen, "image")

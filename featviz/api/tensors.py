@@ -1,4 +1,5 @@
-"""`featviz.capture` and `featviz.grid`: tensors of a forward pass, and one tensor as a picture."""
+"""`featviz.capture` and `featviz.grid`: tensors of a forward pass, and one tensor as a
+picture."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import as_written, uncompiled
 from featviz.hooks.layers import list_layers, modules_by_name
-from featviz.hooks.selectors import Selector, of_functions, parse, remedy, select, types_present
+from featviz.hooks.selectors import (
+    Selector,
+    of_functions,
+    parse,
+    remedy,
+    select,
+    types_present,
+)
 from featviz.images import arrays
 from featviz.layout import recognise
 from featviz.options import DrawOptions, no_option, read_from
@@ -39,19 +47,22 @@ _NO_BACKWARD = -1
 
 
 @contextmanager
-def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[str, list[Tensor]]]:
+def capture(
+    model: nn.Module, layers: Layers | None = None
+) -> Iterator[Mapping[str, list[Tensor]]]:
     """Keep what layers give while the block runs.
 
     Args:
-        model: any module; the caller runs it. Inside the block compiled models run as they are
-            written, in all threads, since compiled code runs past hooks.
-        layers: as for `featviz.run`. Functions are found as they are called, so an index into them
-            counts from the first. None takes all modules that have no modules inside.
+        model: any module; the caller runs it. Inside the block compiled models run as
+            they are written, in all threads, since compiled code runs past hooks.
+        layers: as for `featviz.run`. Functions are found as they are called, so an
+            index into them counts from the first. None takes all modules that have no
+            modules inside.
 
     Yields:
-        A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
-        stands in a tuple, list or dict) to one detached copy for each call. Calls that a backward
-        pass repeats (torch.utils.checkpoint) are not taken again.
+        A mapping that fills as the model runs: qualified name (with `:KEY` behind it
+        for what stands in a tuple, list or dict) to one detached copy for each call.
+        Calls that a backward pass repeats (torch.utils.checkpoint) are not taken again.
 
     Example:
         >>> import torch, featviz
@@ -68,13 +79,18 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     by_functions = bool(of_functions(parsed))
     if layers is None:
         modules = modules_by_name(model)
-        chosen = [layer for layer in every_layer if not any(modules[layer.name].children())]
+        chosen = [
+            layer for layer in every_layer if not any(modules[layer.name].children())
+        ]
     else:
         chosen = select(every_layer, parsed)
     if not chosen and not by_functions and layers is not None:
-        raise UsageError(f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed))
+        raise UsageError(
+            f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed)
+        )
     captured: dict[str, list[Tensor]] = {}
-    called: dict[Layer, bool] = {}  # functions in the order of their first calls; if taken
+    # functions in the order of their first calls; if taken
+    called: dict[Layer, bool] = {}
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:
         if torch._C._current_graph_task_id() != _NO_BACKWARD:
@@ -87,7 +103,9 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
             called[layer] = layer in select([*called, layer], parsed)
         return called[layer]
 
-    hooks = hooked(model, chosen, keep, takes_function=is_taken if by_functions else None)
+    hooks = hooked(
+        model, chosen, keep, takes_function=is_taken if by_functions else None
+    )
     with alone_with(model), as_written(), hooks:
         yield captured
     if by_functions and not captured:
@@ -97,7 +115,9 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         raise UsageError(f"no layer matches {selectors(layers)!r}", hint)
 
 
-def _read_selectors(layers: Layers | None, every_layer: Sequence[Layer]) -> list[Selector]:
+def _read_selectors(
+    layers: Layers | None, every_layer: Sequence[Layer]
+) -> list[Selector]:
     """Selectors for layers that are met as the model runs; none for None."""
     text = selectors(layers)
     if text is None:
@@ -106,8 +126,8 @@ def _read_selectors(layers: Layers | None, every_layer: Sequence[Layer]) -> list
     for selector in of_functions(parsed):
         if selector.from_the_end:
             raise UsageError(
-                f"selector {selector.text!r} counts from the end, and functions are found as they "
-                "are called",
+                f"selector {selector.text!r} counts from the end, and functions are"
+                " found as they are called",
                 "count from the first, for example fn:relu#0",
             )
     return parsed
@@ -120,17 +140,17 @@ def grid(
     """Draw one tensor as `featviz.run` would.
 
     Args:
-        tensor: maps [C, H, W] or [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or a clip
-            [1, C, T, H, W], as tensor or array; other shapes with
-            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... [1, X, Y] may be one map or tokens: a
-            map is `tensor[None]`, and tokens take `tensor_layout`.
-        image: what the model saw, for `overlay`; the tiles get its size. A PIL image, or an array
-            or tensor as for `featviz.run`.
+        tensor: maps [C, H, W] or [1, C, H, W], a vector [1, F], a batch [N, C, H, W] or
+            a clip [1, C, T, H, W], as tensor or array; other shapes with
+            `tensor_layout="tokens:14x14+1"`, `"nhwc"`, ... [1, X, Y] may be one map or
+            tokens: a map is `tensor[None]`, and tokens take `tensor_layout`.
+        image: what the model saw, for `overlay`; the tiles get its size. A PIL image,
+            or an array or tensor as for `featviz.run`.
         options: those below.
 
     Returns:
-        An image of mode L, or P for a colormap or where values are NaN or infinite, or RGB for
-        `reduce="pca"` and overlays.
+        An image of mode L, or P for a colormap or where values are NaN or infinite, or
+        RGB for `reduce="pca"` and overlays.
 
     Example:
         >>> import torch, featviz
@@ -140,14 +160,18 @@ def grid(
     keywords = dict(options)
     draw = read_from(DrawOptions, keywords, NOT_OF_TENSORS)
     if keywords:
-        raise no_option(keywords, names_of(DrawOptions, but=(*NOT_OF_TENSORS, "forward_args")))
+        raise no_option(
+            keywords, names_of(DrawOptions, but=(*NOT_OF_TENSORS, "forward_args"))
+        )
     _check_options_of_grid(draw, has_image=image is not None)
     layout = draw.tensor_layout[0] if draw.tensor_layout else None
     hints = Hints(override=layout)
     maps = _with_batch(_as_tensor(tensor), hints)
     pictures = [] if image is None else arrays.to_images(image)
     if len(pictures) > 1:
-        raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
+        raise UsageError(
+            f"an overlay takes one image, not {len(pictures)}", "give one of them"
+        )
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]
     site = CaptureSite(Layer(0, "tensor", "Tensor"), "output", 0, "")
     drawn = drawer.draw(draw, site, maps, hints, background)
@@ -158,17 +182,20 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
     """Refuse what one tensor alone cannot have."""
     check_drawing(draw)
     if (draw.overlay is not None) != has_image:
-        raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
+        raise UsageError(
+            "an overlay and its image go together", "overlay=0.5, image=picture"
+        )
     if draw.weighs:
         raise UsageError(
-            f"reduce={draw.reduce} needs a layer's output and its gradient, and grid draws one "
-            "tensor",
+            f"reduce={draw.reduce} needs a layer's output and its gradient, and grid"
+            " draws one tensor",
             "featviz.cam(model, image), or featviz.run with the same reduce",
         )
     if len(draw.tensor_layout) > 1 or any("=" in text for text in draw.tensor_layout):
         text = ", ".join(map(repr, draw.tensor_layout))
         raise UsageError(
-            f"tensor_layout={text}: grid draws one tensor, which has one layout and no layer",
+            f"tensor_layout={text}: grid draws one tensor, which has one layout and no"
+            " layer",
             f"for example tensor_layout={draw.tensor_layout[0].rpartition('=')[2]!r}",
         )
 
@@ -188,8 +215,8 @@ def _as_tensor(tensor: Tensor | np.ndarray) -> Tensor:
 
 
 def _with_batch(maps: Tensor, hints: Hints) -> Tensor:
-    """Maps [C, H, W] as [1, C, H, W], which a layer's output would be. LayoutError for [1, X, Y],
-    unless its numbers tell that it is tokens."""
+    """Maps [C, H, W] as [1, C, H, W], which a layer's output would be. LayoutError for
+    [1, X, Y], unless its numbers tell that it is tokens."""
     if maps.is_nested or maps.ndim != 3 or hints.override is not None:
         return maps
     if len(maps) != 1:
@@ -197,5 +224,7 @@ def _with_batch(maps: Tensor, hints: Hints) -> Tensor:
     try:
         recognise(list(maps.shape), hints)
     except LayoutError as error:
-        raise LayoutError(error.message, "one map is [1, 1, H, W]: tensor[None]") from None
+        raise LayoutError(
+            error.message, "one map is [1, 1, H, W]: tensor[None]"
+        ) from None
     return maps

@@ -1,4 +1,5 @@
-"""`featviz.Watcher`: feature maps and channel health of a model in training; callbacks share it."""
+"""`featviz.Watcher`: feature maps and channel health of a model in training; callbacks
+share it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,14 @@ from featviz.audit.audit import health_check
 from featviz.drawing import tensorboard as boards
 from featviz.errors import FeatvizError, ForwardError, UsageError
 from featviz.models.load import LoadedModel, adopt
-from featviz.options import DrawOptions, InputOptions, RunOptions, declared, no_option, read_from
+from featviz.options import (
+    DrawOptions,
+    InputOptions,
+    RunOptions,
+    declared,
+    no_option,
+    read_from,
+)
 from featviz.options.commands import KernelOptions
 from featviz.run import run as pipeline
 from featviz.run.prepare import Prepared, find_images, prepare
@@ -49,27 +57,30 @@ _NOT_WATCHED = {"figure", "flat"}
 """Drawing options that a watcher lacks."""
 
 HealthCheck = Callable[[LoadedModel, Folder], Mapping[str, Any]]
-"""Audits the channels of a model, writes audit.json into a folder, and returns its content."""
+"""Audits the channels of a model, writes audit.json into a folder, and returns its
+content."""
 
 
 class Watcher:
-    """Draw the feature maps of fixed images, and audit their channels, while a model is trained.
+    """Draw the feature maps of fixed images, and audit their channels, while a model is
+    trained.
 
-    Call `step` behind each step of the optimizer. Every `every` steps it writes a run directory
-    with an audit.json, `OUT/step-000100`; within `with` also `OUT/step-000000`, the model before
-    its first step, and the last step when the block ends without an error. `featviz report OUT`
-    shows the steps behind a slider. The training goes on as if it were not watched.
+    Call `step` behind each step of the optimizer. Every `every` steps it writes a run
+    directory with an audit.json, `OUT/step-000100`; within `with` also
+    `OUT/step-000000`, the model before its first step, and the last step when the block
+    ends without an error. `featviz report OUT` shows the steps behind a slider. The
+    training goes on as if it were not watched.
 
     Args:
-        model: the module that is trained, in whatever wrapper; the first of several processes
-            writes.
+        model: the module that is trained, in whatever wrapper; the first of several
+            processes writes.
         images, layers: as for `featviz.run`.
         every: optimizer steps from one drawing to the next.
         out: the folder of the series.
         tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
         overwrite: replace the series that is there.
-        resume: go on with the series that is there, from a checkpoint; its later steps are removed
-            when the first new one is written.
+        resume: go on with the series that is there, from a checkpoint; its later steps
+            are removed when the first new one is written.
         start: optimizer steps that the model has taken already.
         options: how maps are drawn and what the model gets, as for `featviz.run`.
 
@@ -101,7 +112,9 @@ class Watcher:
         check_module(model)
         _check_parameters(model)
         if overwrite and resume:
-            raise UsageError("resume and overwrite exclude each other", "give one of them")
+            raise UsageError(
+                "resume and overwrite exclude each other", "give one of them"
+            )
         known = names_of(InputOptions, DrawOptions) | _KEYWORDS
         unknown = options.keys() - (known - _NOT_WATCHED)
         if unknown:
@@ -140,12 +153,16 @@ class Watcher:
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
             with self._borrowed() as source:
-                self._prepared = prepare(source, find_images(files, run_options), run_options)
+                self._prepared = prepare(
+                    source, find_images(files, run_options), run_options
+                )
                 self._health = self._health_check(source, self._prepared)
             self._board = stack.enter_context(boards.opened(board))
             self._open = stack.pop_all()
 
-    def _health_check(self, source: LoadedModel, prepared: Prepared) -> HealthCheck | None:
+    def _health_check(
+        self, source: LoadedModel, prepared: Prepared
+    ) -> HealthCheck | None:
         """None where no layer can be audited, which a warning says."""
         try:
             return health_check(
@@ -159,8 +176,9 @@ class Watcher:
         """Note a step of the optimizer, and draw if one is due.
 
         Args:
-            number: how many steps the model has taken by now; None counts one more. Where numbers
-                are skipped, the first one at or behind each multiple of `every` is drawn.
+            number: how many steps the model has taken by now; None counts one more.
+                Where numbers are skipped, the first one at or behind each multiple of
+                `every` is drawn.
 
         Returns:
             The run directory of this step if it was written, else None.
@@ -169,7 +187,8 @@ class Watcher:
         if number is None and not self._is_numbered:
             raise UsageError(
                 f"{self.out} goes on, and nobody says from which step",
-                "Watcher(..., start=STEPS) or step(STEPS), the steps that the checkpoint has taken",
+                "Watcher(..., start=STEPS) or step(STEPS), the steps that the"
+                " checkpoint has taken",
             )
         now = self.number + 1 if number is None else _whole("step", number, least=0)
         before = self.number if self._is_numbered else now - 1
@@ -189,7 +208,8 @@ class Watcher:
             draw_last: draw the last step, where it was none of those that were due.
 
         Raises:
-            FeatvizError: the last step is the first that is drawn, and cannot be written.
+            FeatvizError: the last step is the first that is drawn, and cannot be
+                written.
         """
         try:
             if draw_last and self._pending:
@@ -200,7 +220,11 @@ class Watcher:
             self._pending = False
 
     def __enter__(self) -> Watcher:
-        if self._prepared and self.number == 0 and (self._overwrite or not read_steps(self.out)):
+        if (
+            self._prepared
+            and self.number == 0
+            and (self._overwrite or not read_steps(self.out))
+        ):
             try:
                 self._write()
             except BaseException:
@@ -220,8 +244,8 @@ class Watcher:
         return f"<Watcher of {self.out}: step {self.number}, {len(self.steps)} written>"
 
     def _write(self) -> Path | None:
-        """Draw the model as it is now; None in processes that are not the first, and where it
-        failed behind the first step."""
+        """Draw the model as it is now; None in processes that are not the first, and
+        where it failed behind the first step."""
         self._pending = False
         if self._prepared is None:
             return None
@@ -264,26 +288,39 @@ class Watcher:
         results = pipeline.draw_into(folder, prepared, board)
         failed = [result for result in results if result.error is not None]
         for result in failed:
-            log.warning("step %d, %s: %s", self.number, quoted(result.name), result.error)
+            log.warning(
+                "step %d, %s: %s", self.number, quoted(result.name), result.error
+            )
         if len(failed) == len(results):
-            raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
+            raise ForwardError(
+                f"no image went through: {failed[0].error}", failed[0].hint
+            )
         if self._health is not None:
             document = self._health(prepared.model, folder)
             if board is not None:
                 board.post(
-                    {"tag": f"{finding}_channels/{row['label']}", "simple_value": len(channels)}
+                    {
+                        "tag": f"{finding}_channels/{row['label']}",
+                        "simple_value": len(channels),
+                    }
                     for row in document["layers"]
                     for finding, channels in row["findings"].items()
                 )
 
     @contextmanager
     def _borrowed(self) -> Iterator[LoadedModel]:
-        """The model where it is by now. An autocast that it switches on itself (accelerate's) keeps
-        no copies of weights, which made in inference mode would be of no use to the training."""
+        """The model where it is by now. An autocast that it switches on itself
+        (accelerate's) keeps no copies of weights, which made in inference mode would be
+        of no use to the training."""
         module = self._model.module
-        device = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0)).device
+        device = next(
+            iter([*module.parameters(), *module.buffers()]), torch.empty(0)
+        ).device
         source = {"kind": "module", "type": type(module).__name__, "step": self.number}
-        with alone_with(module), torch.autocast(device.type, enabled=False, cache_enabled=False):
+        with (
+            alone_with(module),
+            torch.autocast(device.type, enabled=False, cache_enabled=False),
+        ):
             model = replace(self._model, device=device, source=source)
             with borrowed(model, self._inputs, self._feeding) as source:
                 yield source
@@ -296,8 +333,8 @@ def _check_parameters(model: nn.Module) -> None:
         names = {cls.__name__ for cls in classes}
         if names & {"FullyShardedDataParallel", "DTensor"}:
             raise UsageError(
-                f"the parameters of {type(module).__name__} are divided among processes "
-                "(FSDP), and no single one can run it",
+                f"the parameters of {type(module).__name__} are divided among processes"
+                " (FSDP), and no single one can run it",
                 "watch a model that each process has whole (DistributedDataParallel)",
             )
 
@@ -317,8 +354,8 @@ def _whole(name: str, value: Any, *, least: int) -> int:
 
 
 class FitWatch:
-    """A part of a callback: begins a `Watcher` when a trainer begins, and ends it with the
-    training."""
+    """A part of a callback: begins a `Watcher` when a trainer begins, and ends it with
+    the training."""
 
     def __init__(
         self,
@@ -346,15 +383,17 @@ class FitWatch:
         self._watcher: Watcher | None = None
 
     def _begin(self, model: Any, number: int) -> None:
-        """Watch a model that has taken `number` steps: from 0 a new series begins, or else the
-        earlier one goes on."""
+        """Watch a model that has taken `number` steps: from 0 a new series begins, or
+        else the earlier one goes on."""
         self._end(draw_last=False)
         try:
             watched = model.get_submodule(self._part)
         except AttributeError:
             message = f"part {self._part!r} is no module of {type(model).__name__}"
             names = [name for name, _ in model.named_children()]
-            raise UsageError(message, f"one of {quoted(listed(names, 8), 200)}") from None
+            raise UsageError(
+                message, f"one of {quoted(listed(names, 8), 200)}"
+            ) from None
         watcher = Watcher(
             watched,
             overwrite=self._overwrite and number == 0,

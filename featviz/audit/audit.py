@@ -12,7 +12,16 @@ import numpy as np
 from msgspec import structs
 
 from featviz.audit import findings, output, pruning, suspects
-from featviz.audit.counting import AT_BOUND, COUNT, HIGH, LOW, NONFINITE, ZEROS, Census, Tally
+from featviz.audit.counting import (
+    AT_BOUND,
+    COUNT,
+    HIGH,
+    LOW,
+    NONFINITE,
+    ZEROS,
+    Census,
+    Tally,
+)
 from featviz.audit.gates import Evidence, parse_gate
 from featviz.audit.parts import Call
 from featviz.audit.plan import AuditPlan, CountedCall, choose
@@ -54,10 +63,12 @@ def audit(
 
     Args:
         arguments: files, folders, archives, URLs or globs, as on the command line.
-        progress: called with each image's name, its error if it failed, and the number of images.
+        progress: called with each image's name, its error if it failed, and the number
+            of images.
 
     Raises:
-        UsageError: no layer can be counted, a gate is about none, or the baseline is no audit.
+        UsageError: no layer can be counted, a gate is about none, or the baseline is no
+            audit.
     """
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else _read_baseline(options.baseline)
@@ -67,23 +78,33 @@ def audit(
     if options.prune_out is not None:
         files.append(StudyFile("--prune-out", options.prune_out, PRUNING))
     with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
-        plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs)[0])
+        plan = choose(
+            loaded, options.layers, blank_input(loaded, samples, options.inputs)[0]
+        )
         # refuse gates that could never fail before any image is seen
         expected = _rows_without_channels(plan, options.thresholds)
         for gate in gates:
             findings.judged_rows(gate, expected)
-        census, document = _counted(Study(loaded, samples, options, progress), plan, options)
+        census, document = _counted(
+            Study(loaded, samples, options, progress), plan, options
+        )
         rows = document["layers"]
         _warn(plan, census, document)
-        sheets = suspects.choose_suspects(plan, rows, census.tallies, options.max_suspects)
-        drawn = suspects.draw_suspects(folder, sheets, loaded, plan, samples, options.inputs)
+        sheets = suspects.choose_suspects(
+            plan, rows, census.tallies, options.max_suspects
+        )
+        drawn = suspects.draw_suspects(
+            folder, sheets, loaded, plan, samples, options.inputs
+        )
         _note_left_out(drawn, document, options)
         output.write_files(folder, document, census.tallies, drawn)
         verdicts = [findings.check_gate(gate, rows) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.check_baseline(rows, baseline))
     if options.prune_out is not None:
-        with writing(options.prune_out, PRUNING, "--prune-out", options.overwrite) as file:
+        with writing(
+            options.prune_out, PRUNING, "--prune-out", options.overwrite
+        ) as file:
             file.write(write.as_json(document["prune"]))
     if options.junit is not None:
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
@@ -104,9 +125,14 @@ def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:
     return {row.label: row.findings for row in audit_and_pictures[0].layers}
 
 
-def _rows_without_channels(plan: AuditPlan, thresholds: Thresholds) -> list[findings.AuditedRow]:
-    """The rows of an audit that has seen nothing: they say for which findings a layer is judged."""
-    nothing = Tally.empty(0, saturates=True, correlates=thresholds.redundant_at is not None)
+def _rows_without_channels(
+    plan: AuditPlan, thresholds: Thresholds
+) -> list[findings.AuditedRow]:
+    """The rows of an audit that has seen nothing: they say for which findings a layer
+    is judged."""
+    nothing = Tally.empty(
+        0, saturates=True, correlates=thresholds.redundant_at is not None
+    )
     tallies = dict.fromkeys(plan.counted_calls, nothing)
     return [layer_row(target, tallies, thresholds) for target in plan.targets]
 
@@ -128,7 +154,9 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
         "skipped": [f"{row['layer']} ({row['reason']})" for row in document["skipped"]],
         "never ran": plan.never_ran,
         "not judged for dead": not_judged,
-        "calls that a blank image does not cause, not counted": sorted(census.unforeseen),
+        "calls that a blank image does not cause, not counted": sorted(
+            census.unforeseen
+        ),
     }
     for title, names in warnings.items():
         if names:
@@ -136,16 +164,23 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
 
 
 def _note_left_out(
-    drawn: Sequence[Mapping[str, Any]], document: Mapping[str, Any], options: AuditOptions
+    drawn: Sequence[Mapping[str, Any]],
+    document: Mapping[str, Any],
+    options: AuditOptions,
 ) -> None:
     count = sum(len(row["channels"]) for row in drawn)
     total = sum(document["total"]["findings"].values())
     if count < total:
-        limits = f"{suspects.PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
+        limits = (
+            f"{suspects.PER_LAYER} of a layer, and --max-suspects"
+            f" {options.max_suspects}"
+        )
         log.info("%d of %d suspects are drawn: at most %s in all", count, total, limits)
 
 
-def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:
+def _counted(
+    study: Study, plan: AuditPlan, options: AuditOptions
+) -> tuple[Census, dict[str, Any]]:
     """Stream all images through the model, and judge; audit.json without its pictures."""
     model = study.model
     thresholds = options.thresholds
@@ -154,7 +189,10 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
         correlates = [target.call for target in plan.targets]
     counted_calls = plan.counted_calls
     census = Census(counted_calls, correlates, foreseen=plan.graph.output_types)
-    with in_eval_mode(model.module), plan.watching(model.module, census.take, counted_calls):
+    with (
+        in_eval_mode(model.module),
+        plan.watching(model.module, census.take, counted_calls),
+    ):
         study.show(census)
     rows = []
     for target in plan.targets:
@@ -168,7 +206,9 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
             proof = pruning.prove(model, plan, prunable.zeroed, batches)
         proof = {"channels": sum(map(len, prunable.layers.values())), **proof}
     skipped = [{"layer": layer, "reason": reason} for layer, reason in plan.skipped]
-    skipped += [{"layer": call.label, "reason": text} for call, text in census.refused.items()]
+    skipped += [
+        {"layer": call.label, "reason": text} for call, text in census.refused.items()
+    ]
     document = {
         "schema_version": output.SCHEMA_VERSION,
         **study.about,
@@ -180,7 +220,9 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
         "images": {
             "total": len(study.samples),
             "seen": len(study.seen),
-            "failures": [{"image": row.image, "error": row.error} for row in study.failures],
+            "failures": [
+                {"image": row.image, "error": row.error} for row in study.failures
+            ],
         },
         "layers": rows,
         "total": findings.total_row(rows),
@@ -199,22 +241,24 @@ def layer_row(
     """Judge a call by what was counted of it, for `layers` of audit.json.
 
     Args:
-        target: the call, and the activation behind it at which its channels are judged for `dead`
-            (a convolution before BatchNorm and ReLU is dead where the ReLU never leaves zero).
-        tallies: of the call and of that activation; each has `sums` [channels, statistics] and
-            `values` [channels], how many were counted.
+        target: the call, and the activation behind it at which its channels are judged
+            for `dead` (a convolution before BatchNorm and ReLU is dead where the ReLU
+            never leaves zero).
+        tallies: of the call and of that activation; each has `sums` [channels,
+            statistics] and `values` [channels], how many were counted.
     """
     call = target.call
     tally = tallies[call]
     judge = None if target.dead_at is None else tallies.get(target.dead_at.call)
-    # the most that each channel ever reaches at the activation; None where it was not reached
+    # the most that each channel ever reaches at the activation; None where it was not
+    # reached
     ceiling = None
     apoz = None
     if judge is not None:
         # NaN and infinity are not known to stay at zero
         ceiling = np.where(judge.sums[:, NONFINITE] > 0, np.inf, judge.sums[:, HIGH])
-        # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
-        # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
+        # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang,
+        # "Network Trimming", arXiv 1607.03250, equation 1, averaged over the channels
         zero_shares = judge.sums[:, ZEROS] / judge.values
         apoz = float(zero_shares.mean()) if len(zero_shares) else 0.0
     saturated = None
@@ -256,12 +300,12 @@ def health_check(
     """Prepare an audit that is repeated while a model is trained.
 
     Args:
-        blank: arguments of the model, whose values do not matter: the pass on them decides now
-            where each layer is judged.
+        blank: arguments of the model, whose values do not matter: the pass on them
+            decides now where each layer is judged.
 
     Returns:
-        A function that audits the model as it is, writes audit.json into a folder, and returns
-        its content.
+        A function that audits the model as it is, writes audit.json into a folder, and
+        returns its content.
 
     Raises:
         UsageError: all layers are functions.

@@ -57,9 +57,14 @@ def apoz_chart(layers: Sequence[ZeroShares], title: str) -> Bytes:
         y = top + _ROW * row
         canvas.write(label, left - 0.08, y + _ROW / 2, Letters(9), "left")
         canvas.fill(Cell(left, y + 0.03, _FULL_BAR * layer.apoz, _ROW - 0.06), _BAR)
-        canvas.fill(Cell(left, y + 0.08, _FULL_BAR * layer.dead, _ROW - 0.16), _DEAD_BAR)
+        canvas.fill(
+            Cell(left, y + 0.08, _FULL_BAR * layer.dead, _ROW - 0.16), _DEAD_BAR
+        )
     canvas.frame(Cell(left, top, _FULL_BAR, height))
-    for x, color, text in ((left, _BAR, "APoZ"), (left + 0.9, _DEAD_BAR, "dead channels")):
+    for x, color, text in (
+        (left, _BAR, "APoZ"),
+        (left + 0.9, _DEAD_BAR, "dead channels"),
+    ):
         canvas.fill(Cell(x, bottom + 0.5, 0.2, 0.1), color)
         canvas.write(text, x + 0.28, bottom + 0.55, Letters(8))
     return canvas.pixels

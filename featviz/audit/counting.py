@@ -1,12 +1,12 @@
 """Counting: the outputs of a model's calls as running statistics of their channels.
 
-    output [B, ...] ── to_rows ──> [B, C, P] ── measure ──> Measurement ── Tally.add ──> sums [C, 8]
+    output [B, ...] ── to_rows ──> [B, C, P] ── measure ──> Measurement ── Tally.add ──>
+    sums [C, 8]
 
-A `Measurement` is taken inside the hook, before an in-place operation can change the output; it is
-added when the model is through with the batch. Memory goes with the channels, not with the images.
-Mean and variance follow T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae ... for
-Computing Sample Variances", Stanford CS-79-773.
-"""
+A `Measurement` is taken inside the hook, before an in-place operation can change the
+output; it is added when the model is through with the batch. Memory goes with the
+channels, not with the images. Mean and variance follow T. F. Chan, G. H. Golub, R. J.
+LeVeque, "Updating Formulae ... for Computing Sample Variances", Stanford CS-79-773."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ COUNT, LOW, HIGH, MEAN, SQUARES, ZEROS, NONFINITE, AT_BOUND = range(8)
 
 
 class Moments(NamedTuple):
-    """Of C channels what their correlation needs. Values that are not finite count as zero, since
-    verdicts leave out such channels."""
+    """Of C channels what their correlation needs. Values that are not finite count as
+    zero, since verdicts leave out such channels."""
 
     values: int
     """How many values of each channel were seen."""
@@ -54,7 +54,8 @@ class Measurement(NamedTuple):
     positions: int
     """How many values each channel has in an image."""
     at_bound: Integers | None
-    """[B, C]: how many values are at a bound of the activation; None where it has none."""
+    """[B, C]: how many values are at a bound of the activation; None where it has none.
+    """
     moments: Moments | None
 
 
@@ -63,13 +64,16 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
 
     Args:
         axis: that counts channels.
-        images: how many the first axis counts; it may count several windows or regions of each.
+        images: how many the first axis counts; it may count several windows or regions
+            of each.
 
     Raises:
         LayoutError: the first axis cannot be divided among the images.
     """
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
-        raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
+        raise LayoutError(
+            f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1"
+        )
     if axis != 1:
         tensor = tensor.movedim(axis, 1)
     rows = tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
@@ -78,7 +82,9 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     return rows
 
 
-def measure(rows: Tensor, activation: Activation, correlates: bool = False) -> Measurement:
+def measure(
+    rows: Tensor, activation: Activation, correlates: bool = False
+) -> Measurement:
     """Measure the outputs of a batch.
 
     Args:
@@ -89,8 +95,8 @@ def measure(rows: Tensor, activation: Activation, correlates: bool = False) -> M
     count, channels, positions = rows.shape
     on_cpu = rows.device.type == "cpu"
     if on_cpu and not rows.is_contiguous():
-        # channels lie last; torch transposes image by image up to five times as fast as the batch
-        # at once, and as numpy
+        # channels lie last; torch transposes image by image up to five times as fast as
+        # the batch at once, and as numpy
         copy = rows.new_empty(rows.shape)
         for image, image_copy in zip(rows, copy, strict=True):
             image_copy.copy_(image)
@@ -127,16 +133,20 @@ class Tally:
     """Running numbers of a call's C channels, and the images that excite each most."""
 
     sums: Doubles
-    """[C, 8]: of finite values count, min (inf without any), max (-inf), mean, sum of squared
-    deviations; how many are zero, not finite, and at a bound (NaN where the layer has none)."""
+    """[C, 8]: of finite values count, min (inf without any), max (-inf), mean, sum of
+    squared deviations; how many are zero, not finite, and at a bound (NaN where the
+    layer has none)."""
     best: Doubles
-    """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
+    """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no
+    image."""
     images: Integers
     """[C, TOP]: numbers of their images, best first; -1 for no image."""
     moments: Moments | None = None
 
     @classmethod
-    def empty(cls, channels: int, saturates: bool = False, correlates: bool = False) -> Tally:
+    def empty(
+        cls, channels: int, saturates: bool = False, correlates: bool = False
+    ) -> Tally:
         """Before the first batch."""
         sums = np.zeros((channels, 8))
         sums[:, LOW] = np.inf
@@ -156,7 +166,9 @@ class Tally:
         """Add a batch whose images have these numbers [B]."""
         from featviz.drawing import loops  # numba takes a while to import
 
-        at_bound = np.empty((0, 0), np.int64) if batch.at_bound is None else batch.at_bound
+        at_bound = (
+            np.empty((0, 0), np.int64) if batch.at_bound is None else batch.at_bound
+        )
         loops.add_maps(batch.statistics, at_bound, batch.positions, self.sums)
         loops.add_images(batch.statistics, images, self.best, self.images)
         if self.moments is not None and batch.moments is not None:
@@ -175,8 +187,9 @@ class Tally:
         return _ratio(self.moments.products, np.outer(scale, scale))
 
     def table(self) -> Doubles:
-        """[C, 8]: count, min, max, mean and variance of finite values; zero_fraction, nonfinite,
-        saturated_fraction, NaN where the layer cannot saturate or nothing was seen."""
+        """[C, 8]: count, min, max, mean and variance of finite values; zero_fraction,
+        nonfinite, saturated_fraction, NaN where the layer cannot saturate or nothing
+        was seen."""
         table = self.sums.copy()
         table[:, SQUARES] = _ratio(self.sums[:, SQUARES], self.sums[:, COUNT])
         table[self.sums[:, COUNT] == 0, LOW:ZEROS] = np.nan
@@ -200,12 +213,15 @@ def _joined(seen: Moments, batch: Moments) -> Moments:
 
 def _ratio(above: Doubles, below: Doubles) -> Doubles:
     """Quotients; 0 where the divisor is 0."""
-    return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below != 0))
+    return np.asarray(
+        np.divide(above, below, out=np.zeros_like(above), where=below != 0)
+    )
 
 
 class Census:
-    """The tallies of all counted calls. `Study.show` calls `begin` before a batch and `commit`
-    after it; in between, hooks hand outputs to `take`. Of an image that failed, nothing stays."""
+    """The tallies of all counted calls. `Study.show` calls `begin` before a batch and
+    `commit` after it; in between, hooks hand outputs to `take`. Of an image that
+    failed, nothing stays."""
 
     def __init__(
         self,
@@ -217,7 +233,8 @@ class Census:
 
         Args:
             correlates: the calls whose moments are taken, too.
-            foreseen: calls that may happen without being counted; the rest becomes `unforeseen`.
+            foreseen: calls that may happen without being counted; the rest becomes
+                `unforeseen`.
         """
         self.tallies: dict[Call, Tally] = {}
         self.refused: dict[Call, str] = {}
@@ -255,7 +272,8 @@ class Census:
         self._measured = []
 
     def take(self, call: Call, output: Any) -> None:
-        """The sink of the hooks: measure an output now, count it when the batch is through."""
+        """The sink of the hooks: measure an output now, count it when the batch is
+        through."""
         counted = self._calls.get(call)
         if counted is None:
             if call not in self._foreseen:
@@ -267,7 +285,9 @@ class Census:
             floats = layout.to_floats(output.detach())
             rows = to_rows(floats, counted.channel_axis, len(self._images))
             activation = counted.activation or Activation()
-            self._measured.append((call, measure(rows, activation, call in self._correlates)))
+            self._measured.append(
+                (call, measure(rows, activation, call in self._correlates))
+            )
         except LayoutError as error:
             self.refused.setdefault(call, error.message)
         except Exception as error:

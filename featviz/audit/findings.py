@@ -22,7 +22,8 @@ AuditedRow: TypeAlias = Mapping[str, Any]
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
-    """The channels of each finding; a finding for which the layer cannot be judged is left out."""
+    """The channels of each finding; a finding for which the layer cannot be judged is
+    left out."""
     seen = evidence.count + evidence.nonfinite > 0
     flags: dict[str, Flags] = {}
     for name, finding in FINDINGS.items():
@@ -36,8 +37,8 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
 
 
 def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
-    """Redundant channels in connected components: those that correlate, directly or by way of
-    others."""
+    """Redundant channels in connected components: those that correlate, directly or by
+    way of others."""
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
@@ -55,7 +56,8 @@ def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[in
 
 
 def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
-    """`total` of audit.json: channels, how many have each finding and are judged for it, APoZ."""
+    """`total` of audit.json: channels, how many have each finding and are judged for
+    it, APoZ."""
     counts = {}
     judged_channels = {}
     for name in FINDINGS:
@@ -90,10 +92,14 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
             matching.append(row)
     if not matching:
         message = f"--fail-on {gate.text!r}: no audited layer is called {gate.layers!r}"
-        raise UsageError(message, f"there is {', '.join(str(row['label']) for row in rows[:8])}")
+        raise UsageError(
+            message, f"there is {', '.join(str(row['label']) for row in rows[:8])}"
+        )
     judged = [row for row in matching if gate.finding in row["findings"]]
     if not judged:
-        message = f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
+        message = (
+            f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
+        )
         raise UsageError(message, FINDINGS[gate.finding].remedy)
     return judged
 
@@ -107,7 +113,9 @@ def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
     figure = percent if gate.is_share else float(count)
     holds = figure < gate.limit if gate.fails_at_limit else figure <= gate.limit
     return Verdict(
-        gate.text, holds, f"{count} of {channels} channels {gate.finding} ({percent:.2f} %)"
+        gate.text,
+        holds,
+        f"{count} of {channels} channels {gate.finding} ({percent:.2f} %)",
     )
 
 
@@ -130,7 +138,7 @@ def check_baseline(
                 continue
             new = [str(channel) for channel in sorted({*channels} - {*before[name]})]
             worsened.append(
-                f"{row['label']}: {len(channels)} {name}, {len(before[name])} in the baseline "
-                f"(new: {listed(new, 8)})"
+                f"{row['label']}: {len(channels)} {name}, {len(before[name])} in the"
+                f" baseline (new: {listed(new, 8)})"
             )
     return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")

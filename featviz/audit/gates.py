@@ -1,7 +1,7 @@
 """What can be wrong with a channel, and limits on it that the user sets: `dead>5%`.
 
-Gates are read together with the command line, before numpy is imported; functions import it.
-"""
+Gates are read together with the command line, before numpy is imported; functions
+import it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Evidence:
     saturated: Doubles | None = None
     """Share of values at a bound; None where the layer has none."""
     ceiling: Doubles | None = None
-    """Largest value at the activation by which `dead` is judged; None where there is none."""
+    """Largest value at the activation by which `dead` is judged; None where there is
+    none."""
     correlation: Doubles | None = field(default=None, repr=False)
     """[C, C], Pearson's r; None where it was not measured."""
 
@@ -51,7 +52,8 @@ class ChannelFinding:
 
     name: str
     rule: Callable[[Evidence, Thresholds], Flags | None]
-    """Says of each channel whether it holds; None where the layer cannot be judged for it."""
+    """Says of each channel whether it holds; None where the layer cannot be judged for
+    it."""
     severity: int
     """Suspects are drawn in this order: 0 is the worst."""
     remedy: str = "ask for another finding"
@@ -71,7 +73,9 @@ def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
     size = np.maximum(abs(evidence.low), abs(evidence.high))
     with np.errstate(invalid="ignore"):
-        flat = evidence.high - evidence.low <= np.maximum(thresholds.eps, _ROUNDING * size)
+        flat = evidence.high - evidence.low <= np.maximum(
+            thresholds.eps, _ROUNDING * size
+        )
     return np.asarray(flat & (evidence.count > 1))
 
 
@@ -91,8 +95,8 @@ def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
 
 def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Which pairs of channels [C, C] correlate above the threshold, of channels with enough values
-    and finite ones only; None where correlations were not asked for."""
+    """Which pairs of channels [C, C] correlate above the threshold, of channels with
+    enough values and finite ones only; None where correlations were not asked for."""
     import numpy as np
 
     if evidence.correlation is None or thresholds.redundant_at is None:
@@ -110,7 +114,9 @@ FINDINGS: dict[str, ChannelFinding] = {
             name="dead",
             rule=_dead,
             severity=1,
-            remedy="dead is judged at a ReLU or ReLU6; constant suits other activations",
+            remedy=(
+                "dead is judged at a ReLU or ReLU6; constant suits other activations"
+            ),
         ),
         ChannelFinding(
             name="constant",
@@ -138,8 +144,8 @@ FINDINGS: dict[str, ChannelFinding] = {
         ),
     )
 }
-"""By name, in the order of audit.json, of the table and of help texts. Each makes a picture of its
-channels, and gates take each."""
+"""By name, in the order of audit.json, of the table and of help texts. Each makes a
+picture of its channels, and gates take each."""
 
 
 _GATE = re.compile(
@@ -184,7 +190,9 @@ def parse_gate(text: str) -> Gate:
             replace=(text, text.replace(finding, close[0], 1)) if close else None,
         )
     if match["percent"] and limit > 100:
-        raise UsageError(f"--fail-on {text!r} can never fail", "a share is at most 100%")
+        raise UsageError(
+            f"--fail-on {text!r} can never fail", "a share is at most 100%"
+        )
     return Gate(
         text=text.strip(),
         finding=finding,

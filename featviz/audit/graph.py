@@ -1,5 +1,6 @@
-"""The calls of one forward pass as a graph: a node for each call whose part is known, an edge where
-one takes the very tensor that another returned, or was the last to change in place.
+"""The calls of one forward pass as a graph: a node for each call whose part is known,
+an edge where one takes the very tensor that another returned, or was the last to change
+in place.
 
     x ── conv1 ── bn1 ── relu ── conv2 ── bn2 ── add ── relu.call1
            └───────────── shortcut ──────────────┘
@@ -42,11 +43,13 @@ class CallGraph:
     def __init__(self, model: nn.Module) -> None:
         self.nodes: list[CallNode] = []
         self.node_of: dict[Call, int] = {}
-        """The node whose tensor a call returned; for a container, of the last call inside it."""
+        """The node whose tensor a call returned; for a container, of the last call
+        inside it."""
         self.shapes: dict[Call, tuple[int, ...]] = {}
         """Shapes of the outputs of calls that returned one tensor."""
         self.output_types: dict[Call, str] = {}
-        """Class names of the outputs of all calls, in the order in which they finished."""
+        """Class names of the outputs of all calls, in the order in which they finished.
+        """
         self.module_parts = module_parts(model)
         """Modules by name; the functions that they call are not looked at."""
         self.layers = list_layers(model)
@@ -74,21 +77,30 @@ class CallGraph:
             return None
         call = Call(layer.name, layer.type, number)
         is_nested = isinstance(output, Tensor) and output.is_nested
-        self.output_types[call] = "nested tensor" if is_nested else type(output).__name__
+        self.output_types[call] = (
+            "nested tensor" if is_nested else type(output).__name__
+        )
         part = function_part(call, args, kwargs) or self.module_parts.get(call.name)
         node = None
         if part is not None:
-            node = self._add_node(call, part, map(made_by, tensors([args, kwargs])), output)
+            node = self._add_node(
+                call, part, map(made_by, tensors([args, kwargs])), output
+            )
             if layer.is_function and part.activation is not None and call.index == 0:
-                self.layers.append(Layer(len(self.layers), call.name, call.type, (call.type,)))
+                self.layers.append(
+                    Layer(len(self.layers), call.name, call.type, (call.type,))
+                )
         if isinstance(output, Tensor) and not is_nested:
             self.shapes[call] = tuple(output.shape)
             maker = made_by(output) if node is None else node
             if maker is not None:
                 self.node_of[call] = maker
-        if not call.name:  # the model itself, whose output is a node, so that its makers have users
+        # the model itself, whose output is a node, so that its makers have users
+        if not call.name:
             makers = map(made_by, tensors(output)) if node is None else [node]
-            self._add_node(Call("the model's output", ""), Part("other"), makers, output)
+            self._add_node(
+                Call("the model's output", ""), Part("other"), makers, output
+            )
         return node
 
     def _add_node(
@@ -98,7 +110,9 @@ class CallGraph:
         if not tensors(output):
             return None
         number = len(self.nodes)
-        known_sources = tuple(dict.fromkeys(node for node in sources if node is not None))
+        known_sources = tuple(
+            dict.fromkeys(node for node in sources if node is not None)
+        )
         axis = part.axis
         keeps_axis = part.role in ("activation", *_KEEPS_CHANNELS_APART)
         if axis is None and keeps_axis and len(known_sources) == 1:
@@ -109,8 +123,9 @@ class CallGraph:
         return number
 
     def activation_behind(self, start: int) -> int | str:
-        """The activation that a node's tensor reaches first, maybe itself; or why there is none.
-        Only what keeps channels apart (normalisation, pooling) may stand between."""
+        """The activation that a node's tensor reaches first, maybe itself; or why there
+        is none. Only what keeps channels apart (normalisation, pooling) may stand
+        between."""
         number = start
         while self.nodes[number].part.role != "activation":
             node = self.nodes[number]
@@ -122,13 +137,17 @@ class CallGraph:
         return number
 
     def maker_of(self, activation: int) -> Call | str:
-        """The convolution or linear module whose channels, and no others, feed an activation, and
-        can be cut out because nothing else takes them; or why there is none."""
+        """The convolution or linear module whose channels, and no others, feed an
+        activation, and can be cut out because nothing else takes them; or why there is
+        none."""
         user = activation
         while True:
             sources = self.nodes[user].sources
             if len(sources) != 1:
-                return f"{self.nodes[user].call.label} takes {len(sources)} tensors of other layers"
+                return (
+                    f"{self.nodes[user].call.label} takes {len(sources)} tensors of"
+                    " other layers"
+                )
             node = self.nodes[sources[0]]
             if node.users != [user]:
                 return f"the output of {node.call.label} is used elsewhere, too"

@@ -31,7 +31,9 @@ def write_files(
         drawn: rows of the pictures of suspects, which are in the folder.
     """
     with folder.write("channels.npz") as file:
-        write.write_arrays(file, {call.label: tally.table() for call, tally in tallies.items()})
+        write.write_arrays(
+            file, {call.label: tally.table() for call, tally in tallies.items()}
+        )
     bars = _bars(document["layers"])
     if bars:
         title = f"Average percentage of zeros, {document['images']['seen']} images"
@@ -42,8 +44,8 @@ def write_files(
 
 
 def _bars(rows: Sequence[AuditedRow]) -> list[ZeroShares]:
-    """A bar for each activation that gives zeros, however many layers are judged by it; it has the
-    name of the first of them."""
+    """A bar for each activation that gives zeros, however many layers are judged by it;
+    it has the name of the first of them."""
     bars: dict[str, ZeroShares] = {}
     for row in rows:
         if row["apoz"] is not None and row["dead_at"] not in bars:
@@ -77,7 +79,9 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
     rows = []
     for row in document["layers"]:
         counts = {name: len(channels) for name, channels in row["findings"].items()}
-        rows.append(_cells(row["label"], row["type"], row, [counts.get(n) for n in findings]))
+        rows.append(
+            _cells(row["label"], row["type"], row, [counts.get(n) for n in findings])
+        )
     total_counts = [total["findings"][name] for name in findings]
     figures = ("channels", "APoZ", *findings)
     return TextTable(

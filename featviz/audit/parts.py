@@ -1,4 +1,5 @@
-"""What modules and functions do to channels: which are activations, and what these can be asked.
+"""What modules and functions do to channels: which are activations, and what these can
+be asked.
 
 A wrong guess here is a wrong verdict, hence a table by hand.
 """
@@ -45,8 +46,8 @@ class Part:
     """What a module or function is to the channels that pass through it."""
 
     role: Literal["maker", "activation", "channelwise", "mixing", "other"]
-    """maker: a convolution or linear module. channelwise: channel i depends on channel i alone.
-    mixing: other channels have a say in it (GroupNorm)."""
+    """maker: a convolution or linear module. channelwise: channel i depends on channel
+    i alone. mixing: other channels have a say in it (GroupNorm)."""
     axis: int | None = None
     """Where the channels are in its output; None where its input decides."""
     activation: Activation | None = None
@@ -79,23 +80,32 @@ _NAMES_OF_PARTS: Sequence[tuple[Part, str]] = (
     (_SIGMOID, "Sigmoid Hardsigmoid HardSigmoid sigmoid hardsigmoid"),
     (_clipped(-1.0, 1.0), "Tanh Hardtanh tanh hardtanh"),
     (_SMOOTH, "SiLU Swish silu GELU GELUTanh QuickGELU gelu Mish HardMish mish"),
-    (_SMOOTH, "Hardswish HardSwish hardswish LeakyReLU leaky_relu PReLU prelu RReLU rrelu"),
+    (
+        _SMOOTH,
+        "Hardswish HardSwish hardswish LeakyReLU leaky_relu PReLU prelu RReLU rrelu",
+    ),
     (_SMOOTH, "ELU elu CELU celu SELU selu Softplus softplus Softsign softsign"),
     (_SMOOTH, "LogSigmoid logsigmoid"),
     (Part("maker", axis=1), "_ConvNd"),
     (Part("maker", axis=-1), "Linear"),
-    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm"),
+    (
+        _CHANNELWISE,
+        "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm",
+    ),
     (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath dropout dropout2d"),
     (_CHANNELWISE, "_MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d"),
     (_CHANNELWISE, "_AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d"),
-    (_CHANNELWISE, "Upsample upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
+    (
+        _CHANNELWISE,
+        "Upsample upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
+    ),
     (_CHANNELWISE, "interpolate Identity contiguous clone detach float to"),
     (Part("mixing"), "GroupNorm group_norm LayerNorm layer_norm RMSNorm rms_norm"),
 )
 
 PARTS: dict[str, Part] = {}
-"""By name: modules by class name anywhere in the MRO, and functions of torch, torch.nn.functional
-and Tensor."""
+"""By name: modules by class name anywhere in the MRO, and functions of torch,
+torch.nn.functional and Tensor."""
 for _part, _names in _NAMES_OF_PARTS:
     PARTS.update(dict.fromkeys(_names.split(), _part))
 
@@ -119,7 +129,9 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
     return parts
 
 
-def function_part(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part | None:
+def function_part(
+    call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Part | None:
     """The part of a function's call; None for the call of a module."""
     function = function_in(call.name)
     if function is None:

@@ -1,4 +1,5 @@
-"""Which calls of a model are audited, and at which activation each is judged for `dead`."""
+"""Which calls of a model are audited, and at which activation each is judged for
+`dead`."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class AuditPlan:
     def watching(
         self, model: nn.Module, sink: Callable[[Call, Any], None], calls: Iterable[Call]
     ) -> Iterator[None]:
-        """Hand the outputs of some calls to a sink; each forward pass numbers calls anew."""
+        """Hand the outputs of some calls to a sink; each forward pass numbers calls
+        anew."""
         names = {call.name for call in calls}
         next_call = Counter[str]()
 
@@ -86,7 +88,9 @@ class AuditPlan:
         def is_watched(layer: Layer) -> bool:
             return layer.name in names
 
-        restart = model.register_forward_pre_hook(lambda module, args: next_call.clear())
+        restart = model.register_forward_pre_hook(
+            lambda module, args: next_call.clear()
+        )
         try:
             hooks = placed(
                 model,
@@ -106,8 +110,8 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     """Plan the audit of a model by a forward pass.
 
     Args:
-        text: selectors; None takes all activations (modules and functions), or in a model without
-            any its convolutions, or its linear layers.
+        text: selectors; None takes all activations (modules and functions), or in a
+            model without any its convolutions, or its linear layers.
         blank: arguments of the model, whose values do not matter.
 
     Raises:
@@ -119,7 +123,9 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         forward(model.module, [arg.to(model.device) for arg in blank])
     if text is None:
         names = _default_names(graph)
-        layers: Sequence[Layer] = [layer for layer in graph.layers if layer.name in names]
+        layers: Sequence[Layer] = [
+            layer for layer in graph.layers if layer.name in names
+        ]
     else:
         layers = _selected_layers(model, graph, text, blank)
         names = {layer.name for layer in layers}
@@ -138,7 +144,9 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     if not plan.targets:
         reasons = [f"{layer} {reason}" for layer, reason in plan.skipped[:3]]
         reasons += [f"{name} never ran" for name in plan.never_ran[:3]]
-        message = f"none of the {len(names)} selected layers gives a tensor with channels"
+        message = (
+            f"none of the {len(names)} selected layers gives a tensor with channels"
+        )
         raise UsageError(message, "; ".join(reasons))
     return plan
 
@@ -147,7 +155,9 @@ def _default_names(graph: CallGraph) -> set[str]:
     names = {node.call.name for node in graph.nodes if node.part.activation is not None}
     for class_name in ("_ConvNd", "Linear"):
         if not names:
-            names = {layer.name for layer in graph.layers if class_name in layer.classes}
+            names = {
+                layer.name for layer in graph.layers if class_name in layer.classes
+            }
     if not names:
         message = "the model has neither activations nor convolutions nor linear layers"
         raise UsageError(message, "--layers says what to look at")
@@ -159,7 +169,8 @@ def _selected_layers(
 ) -> Sequence[Layer]:
     parsed = selectors.parse(text)
     layers = selectors.select(graph.layers, parsed)
-    if not layers:  # functions that are no activations, or a message that says what there is
+    # functions that are no activations, or a message that says what there is
+    if not layers:
         layers = choose_layers(model, text, blank)
     for selector in parsed:
         if not selector.pick(graph.layers):
@@ -194,8 +205,8 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
 
 
 def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
-    """A call with the axis that counts its channels: where the layers before do not determine it,
-    by the layout of the output."""
+    """A call with the axis that counts its channels: where the layers before do not
+    determine it, by the layout of the output."""
     number = graph.node_of.get(call)
     activation = None if number is None else graph.nodes[number].part.activation
     axis = None if number is None else graph.nodes[number].channel_axis
@@ -207,5 +218,7 @@ def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
             axis = channel_axis(shape, hints)
         # a sequence may be one of anchors, which are no channels
         if axis is None or recognise(shape, hints).layout == "sequence":
-            raise LayoutError(f"shape {list(shape)} has no axis known to count channels")
+            raise LayoutError(
+                f"shape {list(shape)} has no axis known to count channels"
+            )
     return CountedCall(call, axis, activation)

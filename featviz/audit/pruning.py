@@ -1,4 +1,5 @@
-"""Which layers make the dead channels, and the proof that the model's output does without them."""
+"""Which layers make the dead channels, and the proof that the model's output does
+without them."""
 
 from __future__ import annotations
 
@@ -24,14 +25,16 @@ class Prunable:
     layers: dict[str, list[int]] = field(default_factory=dict)
     """Channels by name of the convolution or linear module that makes them."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Reasons by label of the activation whose dead channels cannot be cut out of one layer."""
+    """Reasons by label of the activation whose dead channels cannot be cut out of one
+    layer."""
     zeroed: dict[Call, list[int]] = field(default_factory=dict)
-    """Channels by activation: set to zero there, they have the same effect as cut out."""
+    """Channels by activation: set to zero there, they have the same effect as cut out.
+    """
 
 
 def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
-    """Follow dead channels back to the layers that make them. A layer that runs several times loses
-    a channel only if it is dead behind each of its calls."""
+    """Follow dead channels back to the layers that make them. A layer that runs several
+    times loses a channel only if it is dead behind each of its calls."""
     prunable = Prunable()
     graph = plan.graph
     dead_channels = {row["label"]: row["findings"].get("dead") for row in rows}
@@ -51,7 +54,9 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
             activations_of.setdefault(maker.name, {})[maker] = activation
     runs = [node.call.name for node in graph.nodes]
     for name, activations in activations_of.items():
-        everywhere = set.intersection(*(set(dead_at[call]) for call in activations.values()))
+        everywhere = set.intersection(
+            *(set(dead_at[call]) for call in activations.values())
+        )
         if everywhere and len(activations) == runs.count(name):
             prunable.layers[name] = sorted(everywhere)
             for activation in activations.values():

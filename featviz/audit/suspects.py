@@ -1,4 +1,5 @@
-"""Pictures of the suspects: channels with a finding, with images that excite them and their maps.
+"""Pictures of the suspects: channels with a finding, with images that excite them and
+their maps.
 
 layer (Type): 2 of 9 suspects
 with the images that excite each most, and its map
@@ -83,8 +84,8 @@ class SuspectSheet:
 
     target: CountedCall
     source: CountedCall
-    """Whose maps are drawn: the target, or for dead channels of an activation, whose maps are
-    black, the call that feeds it."""
+    """Whose maps are drawn: the target, or for dead channels of an activation, whose
+    maps are black, the call that feeds it."""
     suspects: list[Suspect]
     total: int
     """How many suspects the target has, drawn or not."""
@@ -140,9 +141,13 @@ def draw_suspects(
 
 
 def choose_suspects(
-    plan: AuditPlan, rows: Sequence[AuditedRow], tallies: Mapping[Call, Tally], limit: int
+    plan: AuditPlan,
+    rows: Sequence[AuditedRow],
+    tallies: Mapping[Call, Tally],
+    limit: int,
 ) -> list[SuspectSheet]:
-    """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
+    """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst
+    first."""
     sheets = []
     remaining = limit
     findings_of = {row["label"]: row["findings"] for row in rows}
@@ -157,15 +162,17 @@ def choose_suspects(
         dead = [suspect for suspect in chosen if suspect.finding == "dead"]
         alive = [suspect for suspect in chosen if suspect.finding != "dead"]
         if dead:
-            sheets.append(SuspectSheet(target, _fed_by(plan, target), dead, len(suspects)))
+            sheets.append(
+                SuspectSheet(target, _fed_by(plan, target), dead, len(suspects))
+            )
         if alive:
             sheets.append(SuspectSheet(target, target, alive, len(suspects)))
     return sheets
 
 
 def _fed_by(plan: AuditPlan, target: CountedCall) -> CountedCall:
-    """The call whose output an activation takes; the target where it is no activation, or takes
-    several tensors."""
+    """The call whose output an activation takes; the target where it is no activation,
+    or takes several tensors."""
     if target.activation is None:
         return target
     graph = plan.graph
@@ -182,7 +189,8 @@ def _see_again(
     samples: Sequence[Sample],
     inputs: InputOptions,
 ) -> SeenMaps:
-    """Show the images of the sheets to the model once more, and keep the maps of the suspects."""
+    """Show the images of the sheets to the model once more, and keep the maps of the
+    suspects."""
     channels_of: defaultdict[int, set[tuple[CountedCall, int]]] = defaultdict(set)
     for sheet in sheets:
         for suspect in sheet.suspects:
@@ -213,8 +221,8 @@ def _ignore(number: int, error: Exception) -> None:
 
 
 def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
-    """A channel as a map [h, w], thinned out to about a tile's size: tokens as a square, without
-    the class token; what is neither a map nor a square as one row."""
+    """A channel as a map [h, w], thinned out to about a tile's size: tokens as a
+    square, without the class token; what is neither a map nor a square as one row."""
     rows = to_rows(layout.to_floats(output.detach()), channel_axis, 1)
     values: Floats = rows[0, channel].cpu().numpy().copy()
     shape = list(output.shape[1:])
@@ -235,8 +243,11 @@ def _as_tile(image: Image.Image) -> Image.Image:
     return resized(image, _TILE / max(image.size))
 
 
-def _draw(sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]) -> Image.Image:
-    """A row for each suspect: its name with a colour key, then images and its maps of them."""
+def _draw(
+    sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]
+) -> Image.Image:
+    """A row for each suspect: its name with a colour key, then images and its maps of
+    them."""
     title = _title(sheet)
     columns = max(len(suspect.images) for suspect in sheet.suspects)
     widest = max(text_width(line, _TEXT) for line in title)
@@ -245,8 +256,12 @@ def _draw(sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]) -> Ima
     canvas.write("\n".join(title), _GAP, _GAP, _INK)
     grid = TileGrid(columns, _TILE, _TILE, _LABEL, _TOP, _ACROSS, _ROW_HEIGHT)
     for row, suspect in enumerate(sheet.suspects):
-        cells = [grid.cell(row * columns + column) for column in range(len(suspect.images))]
-        _draw_suspect(canvas, _TOP + row * _ROW_HEIGHT, cells, suspect, sheet.source.call, seen)
+        cells = [
+            grid.cell(row * columns + column) for column in range(len(suspect.images))
+        ]
+        _draw_suspect(
+            canvas, _TOP + row * _ROW_HEIGHT, cells, suspect, sheet.source.call, seen
+        )
         for cell, number in zip(cells, suspect.images, strict=True):
             name = end_of(samples[number].name, _NAME_LETTERS)
             canvas.caption(cell, [Caption(name, _INK)])
@@ -256,7 +271,10 @@ def _draw(sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]) -> Ima
 def _title(sheet: SuspectSheet) -> tuple[str, str]:
     call = sheet.target.call
     label = printable(call.label)
-    title = f"{label} ({printable(call.type)}): {len(sheet.suspects)} of {sheet.total} suspects"
+    title = (
+        f"{label} ({printable(call.type)}): {len(sheet.suspects)} of {sheet.total}"
+        " suspects"
+    )
     if sheet.source.call == call:
         return title, "with the images that excite each most, and its map"
     feeds = f"what {printable(sheet.source.call.label)} gives to {label}"
@@ -271,9 +289,12 @@ def _draw_suspect(
     source: Call,
     seen: SeenMaps,
 ) -> None:
-    """Draw the images of a suspect into their cells, each with its map on the right; all maps have
-    one scale, with zero in it."""
-    maps = [seen.maps.get(MapKey(source, suspect.channel, number)) for number in suspect.images]
+    """Draw the images of a suspect into their cells, each with its map on the right;
+    all maps have one scale, with zero in it."""
+    maps = [
+        seen.maps.get(MapKey(source, suspect.channel, number))
+        for number in suspect.images
+    ]
     low = 0.0
     high = 0.0
     for values in maps:

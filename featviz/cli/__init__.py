@@ -63,10 +63,14 @@ class LazyGroup(click.Group):
         from featviz.models.requirements import MATPLOTLIBRC
 
         os.environ["MATPLOTLIBRC"] = str(MATPLOTLIBRC)
-        module = importlib.import_module(f"featviz.cli.{_FILES.get(cmd_name, 'inspect')}")
+        module = importlib.import_module(
+            f"featviz.cli.{_FILES.get(cmd_name, 'inspect')}"
+        )
         return cast("click.Command", getattr(module, cmd_name))
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem]:
         """Complete names without importing the commands."""
         items = click.Command.shell_complete(self, ctx, incomplete)
         for name, description in COMMANDS.items():
@@ -74,7 +78,9 @@ class LazyGroup(click.Group):
                 items.append(CompletionItem(name, help=description))
         return items
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -113,13 +119,18 @@ def group() -> None:
 
 
 def main() -> None:
-    """Entry point: run a command, and turn what went wrong into one line and an exit code."""
+    """Entry point: run a command, and turn what went wrong into one line and an exit
+    code."""
     _open_closed_streams()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
+    # what it says of sockets is said by us
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    # torch's idle threads leave cores alone
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
-    for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
+        # for names of files that are no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # end like Ctrl-C, and tidy up; not what nohup has ignored
+    for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
@@ -127,7 +138,8 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open streams that were closed (`>&-`): or the next file would get the number of one."""
+    """Open streams that were closed (`>&-`): or the next file would get the number of
+    one."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -135,13 +147,22 @@ def _open_closed_streams() -> None:
 
 
 def _end(code: int) -> None:
-    """End at once, after what asked to be called at the end: with torch and numba Python's own end
-    takes 0.8 s. A tracer, or a thread that is still at work, gets Python's own."""
-    others = [thread for thread in enumerate_threads() if thread is not current_thread()]
-    # A thread of ours that still loads a library in C++ would abort the process while something is
-    # called or taken down
-    if not any(thread.daemon and thread.name.startswith("featviz-") for thread in others):
-        if sys.gettrace() or sys.getprofile() or not all(thread.daemon for thread in others):
+    """End at once, after what asked to be called at the end: with torch and numba
+    Python's own end takes 0.8 s. A tracer, or a thread that is still at work, gets
+    Python's own."""
+    others = [
+        thread for thread in enumerate_threads() if thread is not current_thread()
+    ]
+    # A thread of ours that still loads a library in C++ would abort the process while
+    # something is called or taken down
+    if not any(
+        thread.daemon and thread.name.startswith("featviz-") for thread in others
+    ):
+        if (
+            sys.gettrace()
+            or sys.getprofile()
+            or not all(thread.daemon for thread in others)
+        ):
             sys.exit(code)
         atexit._run_exitfuncs()
     with suppress(OSError, ValueError):
@@ -170,14 +191,18 @@ def guarded(arguments: list[str]) -> int:
         return _print_error(advice.message, advice.hint, error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
         return _print_error("interrupted", None, INTERRUPTED, None)
-    except BrokenPipeError:  # the reader of stdout has gone (`| head -1`): nothing is to be said
+    # the reader of stdout has gone (`| head -1`): nothing is to be said
+    except BrokenPipeError:
         output.drop_stdout()
         return CLOSED_PIPE
     except MemoryError as error:
-        return _print_error("there is too little memory", "raise the limit (ulimit -v)", 1, error)
+        return _print_error(
+            "there is too little memory", "raise the limit (ulimit -v)", 1, error
+        )
     except OSError as error:
         return _system_error(error)
-    except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
+    # click's own answer to a closed pipe, beside a program's sys.exit
+    except SystemExit as error:
         if "PacifyFlush" in type(sys.stdout).__name__:
             output.drop_stdout()
             return CLOSED_PIPE
@@ -215,12 +240,17 @@ class _Formatter(logging.Formatter):
 
 
 def _indented(text: str) -> str:
-    """Lines of a traceback, of which none looks like a message, whatever an exception says."""
+    """Lines of a traceback, of which none looks like a message, whatever an exception
+    says."""
     return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
-def _print_error(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
+def _print_error(
+    message: str, hint: str | None, code: int, error: BaseException | None
+) -> int:
     output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
-        click.echo(_indented("".join(traceback.format_exception(error))), err=True, nl=False)
+        click.echo(
+            _indented("".join(traceback.format_exception(error))), err=True, nl=False
+        )
     return code

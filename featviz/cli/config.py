@@ -19,8 +19,8 @@ _LARGEST = 2**13
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Make the values in a file the defaults of this command: those at its top, and those in the
-    table of the command, which win. Values are what one would type."""
+    """Make the values in a file the defaults of this command: those at its top, and
+    those in the table of the command, which win. Values are what one would type."""
     if path is None:
         return
     params = _params_by_key(ctx.command)
@@ -53,10 +53,15 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path, _LARGEST))
     except (OSError, FileError, ValueError, RecursionError) as error:
-        reason = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
+        reason = (
+            "too many levels"
+            if isinstance(error, RecursionError)
+            else quoted(str(error))
+        )
         raise UsageError(
             f"{quoted(str(path))} cannot be read: {reason}",
-            'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone',
+            'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND]'
+            " or alone",
         ) from error
 
 
@@ -73,7 +78,9 @@ def _unknown(
     path: Path, key: str, problem: str, known: Collection[str], name: str | None = None
 ) -> UsageError:
     close = close_to(name or key, known)
-    remedy = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+    remedy = (
+        f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+    )
     return UsageError(
         f"{path} has {quoted(repr(key))}, which {problem}; {remedy}",
         "a key is an option's long name without dashes, or model or images; "
@@ -89,6 +96,10 @@ def _as_typed(param: click.Parameter, value: Any) -> Any:
     # a list is one value with commas, but where an option is repeated for its items
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(param, click.Option) and param.is_flag and not isinstance(value, bool):
+    if (
+        isinstance(param, click.Option)
+        and param.is_flag
+        and not isinstance(value, bool)
+    ):
         return str(value)
     return value

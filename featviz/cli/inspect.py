@@ -1,5 +1,5 @@
-"""The commands that look into a model: `featviz layers`, `kernels` and `identify`; `look` and `cam`
-of images; `audit` and `exemplars`, which count over many of them."""
+"""The commands that look into a model: `featviz layers`, `kernels` and `identify`;
+`look` and `cam` of images; `audit` and `exemplars`, which count over many of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from featviz.cli import output
-from featviz.cli.options import FILE, IMAGES, MODEL, ClickOption, Values, click_option, command
+from featviz.cli.options import (
+    FILE,
+    IMAGES,
+    MODEL,
+    ClickOption,
+    Values,
+    click_option,
+    command,
+)
 from featviz.options import OUTPUT, ModelOptions, declared, read_from
 from featviz.options.commands import (
     AuditOptions,
@@ -51,7 +59,11 @@ def layers(values: Values) -> int:
 
     options = read_from(ListOptions, dict(values))
     listing = list_model(
-        values["source"], options.inputs, options.layers, options.functions, options.tree
+        values["source"],
+        options.inputs,
+        options.layers,
+        options.functions,
+        options.tree,
     )
     if values["json"]:
         output.document(listing.document)
@@ -84,9 +96,15 @@ def kernels(values: Values) -> int:
     """
     from featviz.inspection.kernels import draw_kernels
 
-    document, skipped = draw_kernels(values["source"], read_from(KernelOptions, dict(values)))
+    document, skipped = draw_kernels(
+        values["source"], read_from(KernelOptions, dict(values))
+    )
     output.left_out(skipped)
-    log.info("kernels of %s in %s", counted(len(document["captures"]), "layer"), document["out"])
+    log.info(
+        "kernels of %s in %s",
+        counted(len(document["captures"]), "layer"),
+        document["out"],
+    )
     if values["json"]:
         output.document(document)
     return 0
@@ -94,7 +112,10 @@ def kernels(values: Values) -> int:
 
 @command(
     arguments=[FILE],
-    flags=[click_option(declared(ModelOptions)[name]) for name in ("key", "strip_prefix", "ema")],
+    flags=[
+        click_option(declared(ModelOptions)[name])
+        for name in ("key", "strip_prefix", "ema")
+    ],
 )
 def identify(values: Values) -> int:
     """Say what a file of weights is run as, and with which --arch.
@@ -115,7 +136,11 @@ def identify(values: Values) -> int:
 
     path = values["file"]
     message, document = identify_file(
-        path, architecture_beside(path), values["key"], values["strip_prefix"], values["ema"]
+        path,
+        architecture_beside(path),
+        values["key"],
+        values["strip_prefix"],
+        values["ema"],
     )
     if values["json"]:
         output.document(document)
@@ -151,7 +176,9 @@ def look(values: Values) -> int:
     """
     from featviz.inspection.look import look
 
-    result = look(values["source"], values["images"], read_from(LookOptions, dict(values)))
+    result = look(
+        values["source"], values["images"], read_from(LookOptions, dict(values))
+    )
     if values["json"]:
         output.document(result.as_json())
     output.left_out(result.skipped, result.never_ran)
@@ -198,7 +225,9 @@ def cam(values: Values) -> int:
 
     pictures = []
     failed = 0
-    for result in cam(values["source"], values["images"], read_from(CamOptions, dict(values))):
+    for result in cam(
+        values["source"], values["images"], read_from(CamOptions, dict(values))
+    ):
         if values["json"]:
             output.document(result.as_json(), indent=None)
         if result.error is not None:
@@ -206,7 +235,11 @@ def cam(values: Values) -> int:
             output.error(f"{result.image}: {result.error.message}", result.error.hint)
             continue
         output.left_out(result.skipped)
-        log.info("%s at %s", result.title, listed([class_map.name for class_map in result.maps], 3))
+        log.info(
+            "%s at %s",
+            result.title,
+            listed([class_map.name for class_map in result.maps], 3),
+        )
         if result.path is not None:
             pictures.append(result.path)
     if not pictures:
@@ -244,7 +277,9 @@ def audit(values: Values) -> int:
 
     with output.batch_progress() as progress:
         options = read_from(AuditOptions, dict(values))
-        document, verdicts, code = audit(values["source"], values["images"], options, progress)
+        document, verdicts, code = audit(
+            values["source"], values["images"], options, progress
+        )
     if values["json"]:
         output.document(document)
     else:
@@ -274,7 +309,8 @@ def _log_proof(proof: Mapping[str, Any]) -> None:
         effect = f"changes by {proof['largest_change']:g} at most"
     if proof.get("nonfinite", 0):
         effect += (
-            f", and {proof['nonfinite']} of its values become, or cease to be, NaN or infinite"
+            f", and {proof['nonfinite']} of its values become, or cease to be, NaN or"
+            " infinite"
         )
     log.info(
         "without the %s that can be cut out the output %s (%s)",

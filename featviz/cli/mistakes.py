@@ -1,5 +1,6 @@
-"""What people type by mistake, and what helps: a hint, with the whole command where words of it are
-to be replaced. What knows models and images is imported late, since --help waits for this."""
+"""What people type by mistake, and what helps: a hint, with the whole command where
+words of it are to be replaced. What knows models and images is imported late, since
+--help waits for this."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ _SYNONYMS = {
     "--class": "--target",
     "--image-size": "--size",
 }
-"""Options of other tools, which no likeness of letters leads to, and what they are called here."""
+"""Options of other tools, which no likeness of letters leads to, and what they are
+called here."""
 
-_WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")  # tensors that are images may have .pt
+# tensors that are images may have .pt
+_WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
 _NEIGHBOURS = 5  # words before and behind a wrong one that may belong to the same path
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
 
@@ -42,7 +45,8 @@ class Advice(NamedTuple):
 
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
-    """The error's hint, and behind it the command to go on with, where the error knows it."""
+    """The error's hint, and behind it the command to go on with, where the error knows
+    it."""
     if not error.add and error.replace is None:
         if isinstance(error, UsageError):
             return _joined_words(error.message, arguments) or error.hint
@@ -67,8 +71,9 @@ def _added(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
-    """A hint with the corrected command where a space has cut a word off, from the path of a file
-    or from the list that an option takes; None where that is not what happened.
+    """A hint with the corrected command where a space has cut a word off, from the path
+    of a file or from the list that an option takes; None where that is not what
+    happened.
 
     Args:
         message: the error, which quotes the word that leads to nothing.
@@ -78,19 +83,23 @@ def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
     for index, argument in enumerate(arguments):
         if f" {argument!r}" in message:
             position = index
-    # the longest way back that is a path is the likeliest: `my cat.jpg` is two arguments
+    # the longest way back that is a path is the likeliest: `my cat.jpg` is two
+    # arguments
     for first in range(max(1, position - _NEIGHBOURS), position + 1):
         for end in range(position + 1, min(position + _NEIGHBOURS, len(arguments)) + 1):
             path = " ".join(arguments[first:end])
             if " " in path and _exists(path):
                 corrected = [*arguments[:first], path, *arguments[end:]]
                 return _with_command("a path with spaces stands in quotes", corrected)
-    # `--layers conv1 conv2`: the option, the value that it took, and one that became an image
+    # `--layers conv1 conv2`: the option, the value that it took, and one that became an
+    # image
     if position < 2 or arguments[position - 2] not in _LISTS:
         return None
     if looks_like_image(arguments[position]):
         return None
-    items = takewhile(lambda word: word[:1] != "-" and not _exists(word), arguments[position:])
+    items = takewhile(
+        lambda word: word[:1] != "-" and not _exists(word), arguments[position:]
+    )
     values = [arguments[position - 1], *items]
     rest = arguments[position - 1 + len(values) :]
     corrected = [*arguments[: position - 1], ",".join(values), *rest]
@@ -107,7 +116,9 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
     message = error.format_message()
     if ctx is None:
         return Advice(message, None)
-    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
+    if isinstance(error, click.MissingParameter) and isinstance(
+        error.param, click.Argument
+    ):
         lacking = missing(str(error.param.name), ctx)
         return Advice(lacking.message, lacking.hint)
     hint = None
@@ -121,19 +132,26 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
     return Advice(message, hint)
 
 
-def _option_hint(wrong: str, command: click.Command, arguments: Sequence[str]) -> str | None:
+def _option_hint(
+    wrong: str, command: click.Command, arguments: Sequence[str]
+) -> str | None:
     """The option that a wrong one stands for; None where none is near."""
     option_names = ["--help"]
     for param in command.params:
         option_names += [
-            name for name in (*param.opts, *param.secondary_opts) if name.startswith("--")
+            name
+            for name in (*param.opts, *param.secondary_opts)
+            if name.startswith("--")
         ]
     name = wrong.lstrip("-").replace("_", "-")
     meant = _SYNONYMS.get(f"--{name}", f"--{name}")
     if meant.partition("=")[0] not in option_names:
-        # without dashes, which are alike in all; and nobody should trust a file by mistake
+        # without dashes, which are alike in all; and nobody should trust a file by
+        # mistake
         names = [option[2:] for option in option_names if option != "--trust"]
-        begun = [option for option in names if len(name) > 2 and option.startswith(name)]
+        begun = [
+            option for option in names if len(name) > 2 and option.startswith(name)
+        ]
         close = begun[:1] if len(begun) == 1 else close_to(name, names, 0.7)
         if not close:
             return None
@@ -159,7 +177,8 @@ def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
 
 
 def close_to(name: str, names: Iterable[str], likeness: float = 0.6) -> list[str]:
-    """The name that a misspelt one is most like, in a list; empty where none is like it."""
+    """The name that a misspelt one is most like, in a list; empty where none is like
+    it."""
     return difflib.get_close_matches(name[:80].lower(), list(names), 1, likeness)
 
 
@@ -180,7 +199,8 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
-    """Refuse an image where MODEL stands, and weights of a model of code where IMAGE does."""
+    """Refuse an image where MODEL stands, and weights of a model of code where IMAGE
+    does."""
     arguments: list[str] = list(ctx.obj or ())
     _refuse_weights_among(images, model, arguments)
     if not looks_like_image(model):
@@ -195,7 +215,9 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
     )
 
 
-def _refuse_weights_among(images: Sequence[str], model: str, arguments: Sequence[str]) -> None:
+def _refuse_weights_among(
+    images: Sequence[str], model: str, arguments: Sequence[str]
+) -> None:
     weights = [image for image in images if Path(image).suffix.lower() in _WEIGHTS]
     # MODEL and IMAGE may be one path with a space
     if not weights or _exists(model) or _exists(f"{model} {images[0]}"):
@@ -203,12 +225,17 @@ def _refuse_weights_among(images: Sequence[str], model: str, arguments: Sequence
     corrected = [word for word in arguments if word != weights[0]]
     raise UsageError(
         f"{quoted(weights[0])!r} is a file of a model, where an image stands",
-        _with_command("its weights are an option", _added(corrected, ["--weights", weights[0]])),
+        _with_command(
+            "its weights are an option", _added(corrected, ["--weights", weights[0]])
+        ),
     )
 
 
-def _swapped(arguments: Sequence[str], image: str, others: Collection[str]) -> list[str]:
-    """A command line in which the first of the others, or a model, stands before an image."""
+def _swapped(
+    arguments: Sequence[str], image: str, others: Collection[str]
+) -> list[str]:
+    """A command line in which the first of the others, or a model, stands before an
+    image."""
     model = next(iter(others), "resnet18")
     corrected = [word for word in arguments if word != model]
     corrected.insert(corrected.index(image), model)
@@ -223,5 +250,7 @@ def looks_like_image(word: str) -> bool:
     path = Path(word)
     if path.suffix.lower() in SUFFIXES:
         return not (path.is_file() and sources.sniff(path) in sources.FILE_FORMATS)
-    is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
+    is_model = any(
+        (path / name).exists() for name in ("config.json", "adapter_config.json")
+    )
     return path.is_dir() and not is_model

@@ -1,8 +1,8 @@
-"""Commands of the command line, and their options: made of the records of `featviz.options`, beside
-the few that only the command line has.
+"""Commands of the command line, and their options: made of the records of
+`featviz.options`, beside the few that only the command line has.
 
-`--help` of a long command shows the options that a newcomer needs, `--help-all` all in groups.
-"""
+`--help` of a long command shows the options that a newcomer needs, `--help-all` all in
+groups."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class ClickOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose options stand in groups; help behind a form feed is for `--help-all`."""
+    """A command whose options stand in groups; help behind a form feed is for
+    `--help-all`."""
 
     @property
     def is_long(self) -> bool:
@@ -79,8 +80,8 @@ class Command(click.Command):
         return len(self.params) > _LONG + 1  # --help-all does not count
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What the command does, and its options in groups; of a long command the first ones,
-        unless all are asked for."""
+        """What the command does, and its options in groups; of a long command the first
+        ones, unless all are asked for."""
         show_all = _SHOW_ALL in ctx.meta or not self.is_long
         brief, _, rest = inspect.cleandoc(self.help or "").partition("\f")
         self.format_usage(ctx, formatter)
@@ -88,7 +89,9 @@ class Command(click.Command):
         with formatter.indentation():
             formatter.write_text(brief + rest if show_all else brief)
 
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        options = [
+            param for param in self.get_params(ctx) if isinstance(param, click.Option)
+        ]
         if show_all:
             for title in GROUPS:  # click's own options, such as --help, are general
                 in_group = [o for o in options if getattr(o, "group", GENERAL) == title]
@@ -99,12 +102,16 @@ class Command(click.Command):
         examples = ", and more examples" if "xamples:" in rest else ""
         formatter.write_paragraph()
         formatter.write_text(
-            f"`{ctx.command_path} --help-all` shows all {len(options)} options{examples}."
+            f"`{ctx.command_path} --help-all` shows all {len(options)}"
+            f" options{examples}."
         )
 
 
 def _write_options(
-    ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Sequence[click.Option]
+    ctx: click.Context,
+    formatter: click.HelpFormatter,
+    title: str,
+    options: Sequence[click.Option],
 ) -> None:
     rows = []
     for option in options:
@@ -115,7 +122,9 @@ def _write_options(
         brief, _, rest = text.partition("\f")
         default_text = getattr(option, "default_text", "")
         text = brief + rest if _SHOW_ALL in ctx.meta else brief
-        rows.append((flags, f"{text}  [default: {default_text}]" if default_text else text))
+        rows.append(
+            (flags, f"{text}  [default: {default_text}]" if default_text else text)
+        )
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)
@@ -149,7 +158,8 @@ def _existing_file(text: str) -> Path:
 
 
 def _existing_run(text: str) -> Path | Url:
-    """A run directory that is there, or the URL of one; the reader of runs refuses a file."""
+    """A run directory that is there, or the URL of one; the reader of runs refuses a
+    file."""
     return Url.of_run(text) if is_url(text) else _existing(text, "Directory")
 
 
@@ -157,7 +167,9 @@ def _existing(text: str, noun: str) -> Path:
     refuse_url(text)
     path = Path(text)
     if not path.exists():
-        hint = "check the path" if os.path.lexists(path) else hint_of(path, misspelt(path))
+        hint = (
+            "check the path" if os.path.lexists(path) else hint_of(path, misspelt(path))
+        )
         raise UsageError(f"{noun} {quoted(text)!r} does not exist.", hint)
     return path
 
@@ -174,13 +186,14 @@ _CHECKS = {
     "edit": "featviz.gradients.interventions:parse_edit",
     "fail_on": "featviz.audit.gates:parse_gate",
 }
-"""What refuses values that have a grammar of their own while the command line is read: before torch
-is imported, which takes seconds; and imported only for a value, since --help waits for no numpy."""
+"""What refuses values that have a grammar of their own while the command line is read:
+before torch is imported, which takes seconds; and imported only for a value, since
+--help waits for no numpy."""
 
 
 Values: TypeAlias = dict[str, Any]
-"""A command line as it was read: values of options and arguments by name, and `source`, the options
-of the model."""
+"""A command line as it was read: values of options and arguments by name, and `source`,
+the options of the model."""
 
 
 def command(
@@ -197,11 +210,13 @@ def command(
     """Make a command of a function that takes the values and returns an exit code.
 
     Args:
-        *records: its options are the fields of these records, and of those nested in them, `but`
-            for some; `flags` are options that only the command line has.
+        *records: its options are the fields of these records, and of those nested in
+            them, `but` for some; `flags` are options that only the command line has.
         json: what --json prints on stdout.
-        first: fields whose options `--help` shows, beside those that it shows of each command.
-        result: the record of its result, such as `run.json`, where it fills the folder of --out.
+        first: fields whose options `--help` shows, beside those that it shows of each
+            command.
+        result: the record of its result, such as `run.json`, where it fills the folder
+            of --out.
         check: refuses options that cannot go together, before torch is imported.
         **defaults: of this command, where they are not those of the record.
     """
@@ -237,7 +252,8 @@ def _general_options() -> list[ClickOption]:
     level = partial(ClickOption, group=GENERAL, expose_value=False, callback=_set_level)
     return [
         ClickOption(
-            "Read values of options from this TOML file; the command line wins over it.",
+            "Read values of options from this TOML file; the command line wins"
+            " over it.",
             "--config",
             group=GENERAL,
             expose_value=False,
@@ -271,7 +287,8 @@ def _call(
     check: Callable[[Values], object] | None,
     **values: Any,
 ) -> int:
-    """Call a command; what can be refused without torch is refused before it is imported."""
+    """Call a command; what can be refused without torch is refused before it is
+    imported."""
     if "model" not in values:
         return function(values)
     if result:  # before what knows images, which imports numpy
@@ -303,8 +320,8 @@ def _call(
 
 
 def _check_out(values: Values, result: str) -> None:
-    """Refuse an --out with files of others, which nothing replaces. An earlier result is refused
-    when the model is there: a misspelt layer is to be named before."""
+    """Refuse an --out with files of others, which nothing replaces. An earlier result
+    is refused when the model is there: a misspelt layer is to be named before."""
     from featviz.rundir.place import check_free
 
     joins_run = values.get("resume") or values.get("shard") is not None
@@ -322,7 +339,8 @@ def click_option(option: Option) -> ClickOption:
     """An option of click: flags, help and what it takes are the field's."""
     flags = list(option.flags)
     settings: dict[str, Any] = {}
-    # click passes text on, which the field reads as it reads what Python or TOML gives it
+    # click passes text on, which the field reads as it reads what Python or TOML gives
+    # it
     if not option.is_flag:
         metavar = option.metavar
         if not metavar and option.choices:
@@ -351,10 +369,14 @@ def _default_text(option: Option) -> str:
     if option.default_text:
         return option.default_text
     is_plain = isinstance(option.default, (str, int, float, Path))
-    return str(option.default) if is_plain and not isinstance(option.default, bool) else ""
+    return (
+        str(option.default) if is_plain and not isinstance(option.default, bool) else ""
+    )
 
 
-def _read(option: Option, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+def _read(
+    option: Option, ctx: click.Context, param: click.Parameter, value: Any
+) -> Any:
     """click's callback: the value of an option, checked."""
     # a default needs no check, and a shell that completes wants no error
     source = ctx.get_parameter_source(option.name)
@@ -376,17 +398,27 @@ def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
     if not option.choices:
         return None
 
-    def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-        return [CompletionItem(choice) for choice in option.choices if choice.startswith(begun)]
+    def complete(
+        ctx: click.Context, param: click.Parameter, begun: str
+    ) -> list[CompletionItem]:
+        return [
+            CompletionItem(choice)
+            for choice in option.choices
+            if choice.startswith(begun)
+        ]
 
     return complete
 
 
-def _paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _paths(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
-MODEL = click.Argument(["model"], required=False, metavar="MODEL", shell_complete=_paths)
+MODEL = click.Argument(
+    ["model"], required=False, metavar="MODEL", shell_complete=_paths
+)
 """Its forms stand in a command's help where that says {MODEL}."""
 IMAGES = click.Argument(["images"], nargs=-1, metavar="IMAGE...", shell_complete=_paths)
 FILE = click.Argument(["file"], type=_existing_file, shell_complete=_paths)

@@ -1,4 +1,5 @@
-"""What commands print: names from outside never reach a terminal with their control characters."""
+"""What commands print: names from outside never reach a terminal with their control
+characters."""
 
 from __future__ import annotations
 
@@ -34,11 +35,14 @@ def text(words: str = "") -> None:
         raise
     except OSError as error:
         drop_stdout()
-        raise StoreError(f"stdout cannot be written: {error.strerror or error}") from error
+        raise StoreError(
+            f"stdout cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def drop_stdout() -> None:
-    """Let what is still to be printed lead nowhere, or Python would fail on it at its end."""
+    """Let what is still to be printed lead nowhere, or Python would fail on it at its
+    end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -56,7 +60,8 @@ def image_error(image: str, message: str, hint: str | None = None) -> None:
 
 
 def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
-    """Warn of what could not be drawn, and of layers that did not run: the first three by name."""
+    """Warn of what could not be drawn, and of layers that did not run: the first three
+    by name."""
     for skip in skipped:
         log.warning("skipped: %s (%s)", skip.layer or skip.type, skip.reason)
     if never_ran:
@@ -64,7 +69,8 @@ def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
 
 
 def written(what: str, page: Path, show: bool) -> None:
-    """Say where a report or a picture is, and open it in the user's browser if that is asked."""
+    """Say where a report or a picture is, and open it in the user's browser if that is
+    asked."""
     import webbrowser
 
     address = page.absolute().as_uri() if show else ""
@@ -73,12 +79,15 @@ def written(what: str, page: Path, show: bool) -> None:
     elif webbrowser.open(address):
         log.info("%s in %s, opened in the browser", what, page)
     else:
-        log.warning("%s in %s; no browser could be started: open %s", what, page, address)
+        log.warning(
+            "%s in %s; no browser could be started: open %s", what, page, address
+        )
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int], None]]:
-    """A progress bar over images, on a terminal only; call it with how many there are in all."""
+    """A progress bar over images, on a terminal only; call it with how many there are
+    in all."""
     if not sys.stderr.isatty():
         yield lambda total: None
         return
@@ -92,7 +101,8 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
-    """Progress of a `run.study.Study`: what goes wrong with an image, and a bar on a terminal."""
+    """Progress of a `run.study.Study`: what goes wrong with an image, and a bar on a
+    terminal."""
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:

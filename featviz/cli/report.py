@@ -39,10 +39,15 @@ _NAMED = 5  # files that a message names
 @command(
     ReportOptions,
     arguments=[RUN],
-    flags=[ClickOption("Open the report in the browser.", "--open", group=OUTPUT, first=True)],
+    flags=[
+        ClickOption(
+            "Open the report in the browser.", "--open", group=OUTPUT, first=True
+        )
+    ],
 )
 def report(values: Values) -> int:
-    """Build an HTML report of a run, an audit or kernels: pictures, numbers and findings.
+    """Build an HTML report of a run, an audit or kernels: pictures, numbers and
+    findings.
 
     RUN is a folder that `featviz run`, `featviz audit` or `featviz kernels`
     wrote, or a series of featviz.Watcher. A run gets a page for itself, for
@@ -62,7 +67,9 @@ def report(values: Values) -> int:
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
-    result = build_report(values["run"], read_from(ReportOptions, dict(values)), compare_runs)
+    result = build_report(
+        values["run"], read_from(ReportOptions, dict(values)), compare_runs
+    )
     warn_of(result.incomplete, behind="; the report names it but does not show it")
     if values["json"]:
         files = [str(path) for path in result.files]
@@ -74,7 +81,8 @@ def report(values: Values) -> int:
 
 @command(SheetOptions, arguments=[RUN])
 def sheet(values: Values) -> int:
-    """Draw one picture of a layer: a column for each image of a run, a row for each channel.
+    """Draw one picture of a layer: a column for each image of a run, a row for each
+    channel.
 
     The tiles are cut from the pictures of the run, and keep their scale.
 
@@ -92,7 +100,11 @@ def sheet(values: Values) -> int:
     if values["json"]:
         output.document({"file": str(path), "images": images, "channels": channels})
     else:
-        tiles = counted(len(channels), "channel") if channels else "the tile of all channels"
+        tiles = (
+            counted(len(channels), "channel")
+            if channels
+            else "the tile of all channels"
+        )
         log.info("%s of %s in %s", tiles, counted(len(images), "image"), path)
     return 0
 
@@ -152,22 +164,27 @@ def diff(values: Values) -> int:
 def merge(values: Values) -> int:
     """Join parts of a run into one run directory.
 
-    The parts must have the same model, layers and options, and stay as they are. The joined run is
-    a copy.
+    The parts must have the same model, layers and options, and stay as they are. The
+    joined run is a copy.
 
     \b
     Examples:
       featviz merge shards/* --out whole --overwrite
 
-    Exit codes: 0 done, 1 failed or refused, 2 usage, 3 some images are failed or missing.
-    """
+    Exit codes: 0 done, 1 failed or refused, 2 usage, 3 some images are failed or
+    missing."""
     from featviz.rundir.read import warn_of
     from featviz.rundir.verify import merge
 
     result = merge(values["parts"], values["out"], values["overwrite"])
     complete = len(result["images"])
-    warn_of(dict.fromkeys(result["incomplete"], "it has no manifest"), behind=", and left out")
-    log.info("%d of %s in %s", complete, counted(result["total"], "image"), result["out"])
+    warn_of(
+        dict.fromkeys(result["incomplete"], "it has no manifest"),
+        behind=", and left out",
+    )
+    log.info(
+        "%d of %s in %s", complete, counted(result["total"], "image"), result["out"]
+    )
     if values["json"]:
         output.document(result)
     return 0 if complete == result["total"] else 3
@@ -177,10 +194,11 @@ def merge(values: Values) -> int:
 def verify(values: Values) -> int:
     """Check that every file of a run is as it was written.
 
-    Each file is held against the size and the SHA-256 in its image's manifest, and the settings in
-    run.json against those in the manifests. Nothing is changed: remove the folder of an image that
-    does not fit, and `featviz run ... --resume` draws it again. Files that nothing lists are named,
-    and are no fault. A series of featviz.Watcher stands for the run of each of its steps.
+    Each file is held against the size and the SHA-256 in its image's manifest, and the
+    settings in run.json against those in the manifests. Nothing is changed: remove the
+    folder of an image that does not fit, and `featviz run ... --resume` draws it again.
+    Files that nothing lists are named, and are no fault. A series of featviz.Watcher
+    stands for the run of each of its steps.
 
     \b
     Examples:
@@ -198,7 +216,9 @@ def verify(values: Values) -> int:
         if series is not None:
             damaged = steps.count(False)
             state = f"{counted(damaged, 'step')} damaged" if damaged else "whole"
-            log.info("%s: a series of %s: %s", series, counted(len(steps), "step"), state)
+            log.info(
+                "%s: a series of %s: %s", series, counted(len(steps), "step"), state
+            )
     all_whole = not any(run["faults"] for run in runs)
     if values["json"]:
         output.document({"whole": all_whole, "runs": runs})

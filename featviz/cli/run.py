@@ -16,7 +16,14 @@ from featviz.cli import output
 from featviz.cli.options import IMAGES, MODEL, ClickOption, Values, command
 from featviz.errors import NOTHING_DRAWN, UsageError
 from featviz.gradients.targets import check_options, for_drawing
-from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions, read_from
+from featviz.options import (
+    OUTPUT,
+    DrawOptions,
+    ModelOptions,
+    PassOptions,
+    RunOptions,
+    read_from,
+)
 from featviz.records import UNLIKE_OUTPUTS, Outcome, Shard
 from featviz.rundir import RUN_FILE
 from featviz.text import counted, listed, quoted
@@ -50,8 +57,12 @@ def _passes(values: Values) -> PassOptions:
             group=OUTPUT,
             first=True,
         ),
-        ClickOption("Build an HTML report of the run at its end.", "--report", group=OUTPUT),
-        ClickOption("Print what would be written, and write nothing.", "--dry-run", group=OUTPUT),
+        ClickOption(
+            "Build an HTML report of the run at its end.", "--report", group=OUTPUT
+        ),
+        ClickOption(
+            "Print what would be written, and write nothing.", "--dry-run", group=OUTPUT
+        ),
     ],
     json="one JSON line for each image",
     first=("model_args", "trust"),
@@ -99,7 +110,9 @@ def run(values: Values) -> int:
     if values["dry_run"]:
         # the first process speaks for all
         is_first_process = shard is None or shard.index == 0
-        return _dry_run(source, images, options, values["json"]) if is_first_process else 0
+        return (
+            _dry_run(source, images, options, values["json"]) if is_first_process else 0
+        )
     if shard is not None:
         options = _sharded(options, shard, images)
     with_report = values["report"] or values["open"]
@@ -117,7 +130,9 @@ def run(values: Values) -> int:
     return result.exit_code if shard is None else _exit_code_of_shard(result)
 
 
-def _dry_run(source: ModelOptions, images: list[str], options: RunOptions, as_json: bool) -> int:
+def _dry_run(
+    source: ModelOptions, images: list[str], options: RunOptions, as_json: bool
+) -> int:
     from featviz.run.dry_run import dry_run, render
 
     plan = dry_run(source, images, options)
@@ -129,7 +144,8 @@ def _dry_run(source: ModelOptions, images: list[str], options: RunOptions, as_js
 
 
 class RunPrinter:
-    """What `run` prints: each image when it is done, and at the end what became of the run."""
+    """What `run` prints: each image when it is done, and at the end what became of the
+    run."""
 
     def __init__(self, advance: Callable[[int], None], as_json: bool) -> None:
         self._advance = advance
@@ -143,7 +159,9 @@ class RunPrinter:
         self._advance(total)
         # by layer, since a layer that gave no picture gives none in any image
         self._never_ran |= dict.fromkeys(result.never_ran)
-        self._skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
+        self._skipped |= {
+            skip.layer or skip.type: skip.reason for skip in result.skipped
+        }
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
         elif not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
@@ -160,7 +178,10 @@ class RunPrinter:
             reason = "interrupted" if result.interrupted else "stopped"
             missing = counted(len(result.missing), "image")
             log.warning(
-                "%s: %s missing, %d complete; --resume goes on", reason, missing, len(complete)
+                "%s: %s missing, %d complete; --resume goes on",
+                reason,
+                missing,
+                len(complete),
             )
         if not complete:
             return
@@ -179,7 +200,8 @@ class RunPrinter:
         log.info("%s", line)
 
     def _log_gaps(self, result: RunResult) -> None:
-        """Name the layers without a picture: a warning, or an error where there is no picture."""
+        """Name the layers without a picture: a warning, or an error where there is no
+        picture."""
         lines = []
         if self._never_ran:
             lines.append(f"never ran: {listed(list(self._never_ran), _NAMED)}")
@@ -216,10 +238,17 @@ def _as_json(result: ImageResult) -> dict[str, Any]:
 def _log_outcome(name: str, outcome: Outcome) -> None:
     """The prediction, and what interventions changed."""
     if outcome.before:
-        log.info("%s before: %s", name, ", ".join(score.text for score in outcome.before))
+        log.info(
+            "%s before: %s", name, ", ".join(score.text for score in outcome.before)
+        )
     if outcome.prediction:
         after = " after" if outcome.intervened else ""
-        log.info("%s%s: %s", name, after, ", ".join(score.text for score in outcome.prediction))
+        log.info(
+            "%s%s: %s",
+            name,
+            after,
+            ", ".join(score.text for score in outcome.prediction),
+        )
     if not outcome.intervened:
         return
     if outcome.largest_change is None:
@@ -227,7 +256,10 @@ def _log_outcome(name: str, outcome: Outcome) -> None:
         return
     change = f"the output changed by at most {outcome.largest_change:.4g}"
     if outcome.nonfinite > 0:
-        change += f", and {outcome.nonfinite} of its values became NaN or infinite, or ceased to be"
+        change += (
+            f", and {outcome.nonfinite} of its values became NaN or infinite, or ceased"
+            " to be"
+        )
     log.info("%s: %s", name, change)
 
 
@@ -235,17 +267,24 @@ def _log_outcome(name: str, outcome: Outcome) -> None:
 
 
 def shard_of_process() -> Shard | None:
-    """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS, name; None
-    for a process that runs alone."""
-    for index_name, count_name in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+    """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS,
+    name; None for a process that runs alone."""
+    for index_name, count_name in (
+        ("RANK", "WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+    ):
         if index_name not in os.environ or count_name not in os.environ:
             continue
         index = _number_in(os.environ, index_name)
         count = _number_in(os.environ, count_name)
         if not 0 <= index < count:
-            shown = [f"{name}={quoted(os.environ[name], 20)}" for name in (index_name, count_name)]
+            shown = [
+                f"{name}={quoted(os.environ[name], 20)}"
+                for name in (index_name, count_name)
+            ]
             raise UsageError(
-                f"{' and '.join(shown)} name no process of several: numbers begin with 0",
+                f"{' and '.join(shown)} name no process of several: numbers begin"
+                " with 0",
                 "start with torchrun or srun, or unset them",
             )
         return Shard(index, count) if count > 1 else None
@@ -270,8 +309,8 @@ def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions
 
 
 def _exit_code_of_shard(result: RunResult) -> int:
-    """torchrun ends all processes when one of them fails: of failed images the last process tells,
-    for all."""
+    """torchrun ends all processes when one of them fails: of failed images the last
+    process tells, for all."""
     only_images_failed = result.failures and not (result.missing or result.interrupted)
     if only_images_failed and not result.whole and _runs_in_torchrun():
         return 0

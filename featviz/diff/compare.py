@@ -30,12 +30,14 @@ class Change:
     relative: np.ndarray
     """The largest |new - base| / (max(|new|, |base|) + scale), 0..1."""
     cosine: np.ndarray
-    """-1..1; 1 where both are zero; NaN for a single number, or where only statistics are known."""
+    """-1..1; 1 where both are zero; NaN for a single number, or where only statistics
+    are known."""
     unlike: np.ndarray
-    """How many values are NaN or infinite in one tensor, and something else in the other."""
+    """How many values are NaN or infinite in one tensor, and something else in the
+    other."""
     products: np.ndarray
-    """[channels, 3]: base · new, base · base and new · new of finite values, in one unit for all
-    channels; NaN where only statistics are known."""
+    """[channels, 3]: base · new, base · base and new · new of finite values, in one
+    unit for all channels; NaN where only statistics are known."""
 
     @property
     def layer_cosine(self) -> float:
@@ -46,11 +48,14 @@ class Change:
         return float(_cosine(measured.sum(0, keepdims=True))[0])
 
     def differs(self, tolerance: float) -> np.ndarray:
-        """Which channels have a value beyond the tolerance, or one that is finite on one side."""
+        """Which channels have a value beyond the tolerance, or one that is finite on
+        one side."""
         return np.asarray((self.relative > tolerance) | (self.unlike > 0))
 
 
-def worst_first(relative: np.ndarray, unlike: np.ndarray, among: np.ndarray) -> list[int]:
+def worst_first(
+    relative: np.ndarray, unlike: np.ndarray, among: np.ndarray
+) -> list[int]:
     """The channels of a mask, the most changed first."""
     order = np.lexsort((-relative, -unlike))
     return [int(channel) for channel in order if among[channel]]
@@ -101,12 +106,16 @@ def compare(
     )
 
 
-def _compare_block(old: np.ndarray, now: np.ndarray, scale: float, slack: np.ndarray) -> Change:
+def _compare_block(
+    old: np.ndarray, now: np.ndarray, scale: float, slack: np.ndarray
+) -> Change:
     differences = _differences(old, now, scale, slack)
     finite = np.isfinite(old) & np.isfinite(now)
     old = np.where(finite, old, 0.0) / (scale or 1.0)
     now = np.where(finite, now, 0.0) / (scale or 1.0)
-    products = [np.einsum("ij,ij->i", *pair) for pair in ((old, now), (old, old), (now, now))]
+    products = [
+        np.einsum("ij,ij->i", *pair) for pair in ((old, now), (old, old), (now, now))
+    ]
     stacked = np.stack(products, axis=1)
     return Change(
         absolute=abs(differences.absolute).max(1),
@@ -132,9 +141,13 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
     )
 
 
-def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -> np.ndarray:
+def signed(
+    base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
+) -> np.ndarray:
     """The signed relative difference of each value; NaN where only one value is finite."""
-    differences = _differences(base.astype(np.float64), new.astype(np.float64), scale, slack)
+    differences = _differences(
+        base.astype(np.float64), new.astype(np.float64), scale, slack
+    )
     relative = differences.relative
     relative[differences.unlike] = np.nan
     return relative
@@ -175,4 +188,6 @@ def _cosine(products: np.ndarray) -> np.ndarray:
     norms = np.sqrt(base) * np.sqrt(new)
     # of two zero vectors 1, of a zero vector and another 0
     cosine = np.where(base == new, 1.0, 0.0)
-    return np.asarray(np.divide(dot, norms, out=cosine, where=norms > 0).clip(-1.0, 1.0))
+    return np.asarray(
+        np.divide(dot, norms, out=cosine, where=norms > 0).clip(-1.0, 1.0)
+    )

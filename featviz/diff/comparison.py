@@ -1,4 +1,5 @@
-"""The result of a comparison of two runs: each layer, what only one run has, and the verdict."""
+"""The result of a comparison of two runs: each layer, what only one run has, and the
+verdict."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ class ImageChange(NamedTuple):
 
 
 class ChannelChanges(NamedTuple):
-    """The worst of each channel over the images that could be compared; arrays [channels], as in
-    `diff.compare.Change`."""
+    """The worst of each channel over the images that could be compared; arrays
+    [channels], as in `diff.compare.Change`."""
 
     absolute: np.ndarray
     relative: np.ndarray
@@ -74,7 +75,8 @@ class ComparedLayer:
     type: str
     index: int
     by: Sequence[str]
-    """What its tensors were compared by: `tensors`, `statistics and pixels`, `statistics`."""
+    """What its tensors were compared by: `tensors`, `statistics and pixels`,
+    `statistics`."""
     reason: str | None
     """Why it could not be compared, in the first image where it could not."""
     images: Mapping[str, ImageChange]
@@ -135,7 +137,9 @@ class ComparedLayer:
     @property
     def page_cells(self) -> list[tuple[str, str]]:
         """What the page says of it: the cells behind its name that hold something."""
-        return [(heading, cell) for heading, cell in list(self.cells.items())[3:] if cell]
+        return [
+            (heading, cell) for heading, cell in list(self.cells.items())[3:] if cell
+        ]
 
 
 class MissingCapture(NamedTuple):
@@ -177,7 +181,8 @@ class Comparison:
     incomplete: Mapping[str, Sequence[str]]
     """Names of images that are left out as incomplete, under `base` and `new`."""
     out: Path | None = None
-    """The folder of the pictures of differences, for those who call this from Python."""
+    """The folder of the pictures of differences, for those who call this from Python.
+    """
 
     def __repr__(self) -> str:
         return f"<Comparison: {self.summary}>"
@@ -203,8 +208,12 @@ class Comparison:
             "layers": layers,
             "only_in_base": _only_in_json(self.only_in_base),
             "only_in_new": _only_in_json(self.only_in_new),
-            "incomplete": {side: list(names) for side, names in self.incomplete.items()},
-            "maps": [_map_json(layer.difference) for layer in self.layers if layer.difference],
+            "incomplete": {
+                side: list(names) for side, names in self.incomplete.items()
+            },
+            "maps": [
+                _map_json(layer.difference) for layer in self.layers if layer.difference
+            ],
         }
 
     @property
@@ -274,7 +283,10 @@ class Comparison:
         return {
             "Only in BASE": self.only_in_base.lines,
             "Only in NEW": self.only_in_new.lines,
-            **{f"Incomplete in {side.upper()}": names for side, names in self.incomplete.items()},
+            **{
+                f"Incomplete in {side.upper()}": names
+                for side, names in self.incomplete.items()
+            },
         }
 
 

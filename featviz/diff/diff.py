@@ -1,4 +1,5 @@
-"""The story of `diff`: read two runs, compare them, and write the page, the maps and JUnit."""
+"""The story of `diff`: read two runs, compare them, and write the page, the maps and
+JUnit."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ from featviz.rundir.write import write_record
 
 log = logging.getLogger(__name__)
 
-Render = Callable[[Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]]
-"""Takes a comparison, both runs, the page and the folder of the maps; returns the text of the page,
-and the texts of files that are to lie with the maps, by name."""
+Render = Callable[
+    [Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]
+]
+"""Takes a comparison, both runs, the page and the folder of the maps; returns the text
+of the page, and the texts of files that are to lie with the maps, by name."""
 
 
 class OutputFile(NamedTuple):
@@ -53,7 +56,10 @@ def diff(
     """
     for origin in (base, new):
         if isinstance(origin, Url) and files.html is not None:
-            message = f"the page of --html shows pictures where they are, and {origin} is no folder"
+            message = (
+                f"the page of --html shows pictures where they are, and {origin} is no"
+                " folder"
+            )
             raise UsageError(message, "leave --html out, or copy the run here first")
     output_files = []
     if files.html is not None:
@@ -71,7 +77,9 @@ def diff(
         before = _read("BASE", base_root, base)
         after = _read("NEW", new_root, new)
         result = compare_runs(before, after, thresholds)
-        texts = {outputs.JUNIT: junit({str(result.new): output.verdicts(result)}, "diff")}
+        texts = {
+            outputs.JUNIT: junit({str(result.new): output.verdicts(result)}, "diff")
+        }
         if folder is not None:
             with outputs.replacing(folder, outputs.DIFF) as hidden_folder:
                 drawn = maps.draw(result.layers, before, after, hidden_folder)

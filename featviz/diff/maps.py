@@ -40,9 +40,9 @@ class _SignedMaps(NamedTuple):
 def draw(
     layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Folder
 ) -> tuple[ComparedLayer, ...]:
-    """Draw maps of the differences of layers into a folder: of the layers that differ most, and of
-    the first one that differs in model order. All share one scale, as wide as the largest
-    difference; what has a number in one run only is magenta.
+    """Draw maps of the differences of layers into a folder: of the layers that differ
+    most, and of the first one that differs in model order. All share one scale, as wide
+    as the largest difference; what has a number in one run only is magenta.
 
     Returns:
         All layers, in their order, those that were drawn with their map.
@@ -72,8 +72,11 @@ def _drawn_layers(layers: Sequence[ComparedLayer]) -> list[ComparedLayer]:
     return [layer for layer in differing if layer.key in drawn]
 
 
-def _signed_maps(layer: ComparedLayer, base: ReadRun, new: ReadRun) -> _SignedMaps | None:
-    """The differences of a layer's most changed channels; None where no file shows them."""
+def _signed_maps(
+    layer: ComparedLayer, base: ReadRun, new: ReadRun
+) -> _SignedMaps | None:
+    """The differences of a layer's most changed channels; None where no file shows
+    them."""
     pairs = TensorPair.read(base.images[layer.image], new.images[layer.image])
     pair = next(pair for pair in pairs if pair.key == layer.key)
     row = pair.rows[0]
@@ -90,13 +93,17 @@ def _signed_maps(layer: ComparedLayer, base: ReadRun, new: ReadRun) -> _SignedMa
     if values is None:
         return None
     index_of = {channel: index for index, channel in enumerate(values.channels)}
-    channels = [channel for channel in layer.changed if channel in index_of][:_MAX_CHANNELS]
+    channels = [channel for channel in layer.changed if channel in index_of][
+        :_MAX_CHANNELS
+    ]
     if not channels:
         return None
     index = [index_of[channel] for channel in channels]
     scale = scale_of(*pair.stats)
     data = signed(values.base[index], values.new[index], scale, values.slack[index])
-    data = data.reshape(len(channels), slices, height, width)[:, : _DRAW_OPTIONS.max_slices]
+    data = data.reshape(len(channels), slices, height, width)[
+        :, : _DRAW_OPTIONS.max_slices
+    ]
     difference = DifferenceMap(
         file="",
         image=layer.image,
@@ -105,13 +112,17 @@ def _signed_maps(layer: ComparedLayer, base: ReadRun, new: ReadRun) -> _SignedMa
         channels=tuple(channels),
         source=source,
         limit=math.nan,
-        plan=grid.plan(data.shape, _DRAW_OPTIONS, strip=layout is not None and layout.strip),
+        plan=grid.plan(
+            data.shape, _DRAW_OPTIONS, strip=layout is not None and layout.strip
+        ),
         slices=data.shape[1],
     )
     return _SignedMaps(layer, difference, data)
 
 
-def _write(folder: Folder, difference: DifferenceMap, type: str, data: np.ndarray) -> None:
+def _write(
+    folder: Folder, difference: DifferenceMap, type: str, data: np.ndarray
+) -> None:
     colors = colormap.colored("coolwarm", 0)
     limits = ValueLimits.fixed(-difference.limit, difference.limit)
     maps = data.reshape(-1, *data.shape[2:])
@@ -127,4 +138,6 @@ def _write(folder: Folder, difference: DifferenceMap, type: str, data: np.ndarra
     plan = difference.plan
     with folder.write(difference.file) as file:
         pieces = grid.strips(plan, tiles, colors)
-        write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+        write_png(
+            file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
+        )

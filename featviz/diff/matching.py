@@ -31,24 +31,32 @@ _DEFAULTS = DiffThresholds()
 _MAX_LISTED = 5
 
 
-def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _DEFAULTS) -> Comparison:
+def compare_runs(
+    base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _DEFAULTS
+) -> Comparison:
     """Compare two runs. Images of which a file turns out to be broken are left out.
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
     """
-    changes, damaged_base, damaged_new = _compare_images(base, new, thresholds.tolerance)
+    changes, damaged_base, damaged_new = _compare_images(
+        base, new, thresholds.tolerance
+    )
     base = _without(base, damaged_base, "BASE")
     new = _without(new, damaged_new, "NEW")
     if not changes:
         names = f"BASE has {_few(base.images)}, NEW has {_few(new.images)}"
-        raise CompareError(f"no image is in both runs: {names}", "compare runs of the same images")
+        raise CompareError(
+            f"no image is in both runs: {names}", "compare runs of the same images"
+        )
     keys = _capture_keys(base, changes)
     new_keys = _capture_keys(new, changes)
     if keys.keys().isdisjoint(new_keys):
         base_layers = _few(dict.fromkeys(key.layer for key in keys))
         new_layers = _few(dict.fromkeys(key.layer for key in new_keys))
-        message = f"no layer is in both runs: BASE has {base_layers}, NEW has {new_layers}"
+        message = (
+            f"no layer is in both runs: BASE has {base_layers}, NEW has {new_layers}"
+        )
         raise CompareError(message, "compare runs with the same --layers")
     by_key: dict[CaptureKey, list[TensorChange]] = {key: [] for key in keys}
     for image_changes in changes.values():
@@ -121,7 +129,10 @@ def _incomparable(reason: str) -> CompareError:
 
 def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
     """Refuse runs of other preprocessing, another scale mode or other files."""
-    for name, title in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
+    for name, title in (
+        ("preprocessing", "preprocessing"),
+        ("normalize", "scale mode"),
+    ):
         old = _setting(base, name)
         now = _setting(new, name)
         if old != now:
@@ -146,13 +157,17 @@ def _check_input(base: ReadImage, new: ReadImage) -> None:
     old_size = by(base.manifest.input.shape)
     new_size = by(new.manifest.input.shape)
     if old_size != new_size:
-        reason = f"the input made of {base.name} is {old_size} in BASE and {new_size} in NEW"
+        reason = (
+            f"the input made of {base.name} is {old_size} in BASE and {new_size} in NEW"
+        )
         raise _incomparable(reason)
     old = base.shown().astype(np.int16)
     now = new.shown().astype(np.int16)
     # resizing varies by one level between machines
     if old.shape != now.shape or abs(old - now).max(initial=0) > 1:
-        reason = f"what the model saw of {base.name} (input.png) has other pixels in NEW"
+        reason = (
+            f"what the model saw of {base.name} (input.png) has other pixels in NEW"
+        )
         raise _incomparable(reason)
 
 
@@ -199,7 +214,9 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
     for change in changes:
         differs[: len(change.differs)] |= change.differs
-    channels = _worst_of_channels([change for change in changes if change.reason is None])
+    channels = _worst_of_channels(
+        [change for change in changes if change.reason is None]
+    )
     cosines = [
         change.change.layer_cosine
         for change in changes
@@ -241,7 +258,8 @@ def _image_change(change: TensorChange) -> ImageChange:
 
 
 def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
-    """The worst of each channel over some images, of the channels that all of them have."""
+    """The worst of each channel over some images, of the channels that all of them
+    have."""
     if not changes:
         nothing = np.zeros(0)
         return ChannelChanges(nothing, nothing, nothing, nothing)

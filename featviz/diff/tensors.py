@@ -1,8 +1,9 @@
-"""One tensor of an image in two runs: what their files say of its values, and how far it changed.
+"""One tensor of an image in two runs: what their files say of its values, and how far
+it changed.
 
-The values come from the best source that both runs have: kept tensors, else the pixels of grids,
-which are exact to half a level, together with the statistics; else the statistics alone.
-"""
+The values come from the best source that both runs have: kept tensors, else the pixels
+of grids, which are exact to half a level, together with the statistics; else the
+statistics alone."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class TensorChange:
 
     @property
     def severity(self) -> tuple[float, float]:
-        """The largest difference and the share of channels that differ; the larger, the worse."""
+        """The largest difference and the share of channels that differ; the larger, the
+        worse."""
         incomparable = bool(self.reason) or bool(self.change.unlike.any())
         largest = 1.0 if incomparable else float(self.change.relative.max())
         return largest, float(self.differs.mean())
@@ -96,12 +98,12 @@ def map_shape(row: Capture) -> MapShape:
 
 
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
-    """The values of each channel in a kept tensor, [channels, N]; None where the layout does not
-    make the manifest's channels of it.
+    """The values of each channel in a kept tensor, [channels, N]; None where the layout
+    does not make the manifest's channels of it.
 
     Args:
-        behind: tokens behind the grid. Like those before it they are left out: they have rows of
-            their own.
+        behind: tokens behind the grid. Like those before it they are left out: they
+            have rows of their own.
     """
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
@@ -120,8 +122,9 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
 ) -> ChannelValues | None:
-    """The values behind a grid's pixels, within half a level, NaN where not finite; None where the
-    picture has another size than the manifest says, or a palette with labels, which cover values.
+    """The values behind a grid's pixels, within half a level, NaN where not finite;
+    None where the picture has another size than the manifest says, or a palette with
+    labels, which cover values.
 
     Args:
         levels: [height, width], indices into the palette.
@@ -135,7 +138,9 @@ def from_picture(
     if row.range is None:
         low, high = stats[channels, :2].astype(np.float64).T
     else:
-        low, high = (np.full(len(channels), np.nan if end is None else end) for end in row.range)
+        low, high = (
+            np.full(len(channels), np.nan if end is None else end) for end in row.range
+        )
     low = np.nan_to_num(low)
     high = np.nan_to_num(high)
     # a palette has two more entries, for padding and for what is not finite
@@ -149,7 +154,9 @@ def from_picture(
     return ChannelValues(channels, values, step * _HALF)
 
 
-def _is_readable(levels: Bytes, palette: Bytes | None, row: Capture, channels: int) -> bool:
+def _is_readable(
+    levels: Bytes, palette: Bytes | None, row: Capture, channels: int
+) -> bool:
     plan = row.plan
     if levels.shape != (plan.height, plan.width) or plan.maps != channels * row.side:
         return False
@@ -186,7 +193,8 @@ class TensorPair:
 
     @classmethod
     def read(cls, base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:
-        """The tensors that both have; DamagedError where their statistics cannot be read."""
+        """The tensors that both have; DamagedError where their statistics cannot be
+        read."""
         base_stats = base.stats()
         new_stats = new.stats()
         for key, row in base.captures.items():
@@ -208,7 +216,8 @@ class TensorPair:
         return True
 
     def tensors(self) -> ValuePair | None:
-        """The values of both kept tensors; None where there are none that show the channels."""
+        """The values of both kept tensors; None where there are none that show the
+        channels."""
         if not self.keeps:
             return None
         values = []
@@ -227,8 +236,8 @@ class TensorPair:
         return ValuePair(list(range(count)), values[0], values[1], np.zeros(count))
 
     def pixels(self) -> ValuePair | None:
-        """The values behind both pictures, of the channels that both show; None where a picture
-        does not show values, or the two show other ones."""
+        """The values behind both pictures, of the channels that both show; None where a
+        picture does not show values, or the two show other ones."""
         base_row, new_row = self.rows
         if base_row.beside != new_row.beside or base_row.normalize != new_row.normalize:
             return None
@@ -240,7 +249,9 @@ class TensorPair:
                 return None
             values.append(channels)
         base, new = values
-        common, old, now = np.intersect1d(base.channels, new.channels, return_indices=True)
+        common, old, now = np.intersect1d(
+            base.channels, new.channels, return_indices=True
+        )
         if base.values.shape[1] != new.values.shape[1] or not len(common):
             return None
         return ValuePair(

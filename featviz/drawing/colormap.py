@@ -15,7 +15,8 @@ from featviz.records import CLASS_MAPS, KINDS, SIGNED, Bytes
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
-"""Names of the grey colormap; `auto` is it where nothing else is known (see `resolved`)."""
+"""Names of the grey colormap; `auto` is it where nothing else is known (see
+`resolved`)."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class Palette:
     """The index of their letters."""
 
 
-def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:
+def resolved(
+    cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None
+) -> str:
     """The colormap that `auto` stands for.
 
-    coolwarm for gradients and reductions whose values have a sign, with a colour for either; over
-    the input turbo for class activation maps, whose cold places leave the picture's outlines, and
-    viridis for others; else grey.
+    coolwarm for gradients and reductions whose values have a sign, with a colour for
+    either; over the input turbo for class activation maps, whose cold places leave the
+    picture's outlines, and viridis for others; else grey.
 
     Args:
         kind: of the capture.
@@ -59,13 +62,16 @@ def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | 
 
 
 def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
-    """Levels of a colormap, then one index for the padding (a grey) and one in magenta. There are
-    254 levels, and 252 of a colormap under labels, which take black and white."""
+    """Levels of a colormap, then one index for the padding (a grey) and one in magenta.
+    There are 254 levels, and 252 of a colormap under labels, which take black and
+    white."""
     ink: list[tuple[int, int, int]] = []
     if labelled and cmap not in GREYS:
         ink = [(0, 0, 0), (255, 255, 255)]
     levels = 254 - len(ink)
-    colors = np.vstack([ramp(cmap, levels), [[pad] * 3, MAGENTA, *ink]]).astype(np.uint8)
+    colors = np.vstack([ramp(cmap, levels), [[pad] * 3, MAGENTA, *ink]]).astype(
+        np.uint8
+    )
     return Palette(
         levels=levels,
         pad=levels,
@@ -78,10 +84,10 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
 
 @lru_cache(64)
 def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
-    """A picture's palette: 256 greys, the padding among them, where they serve; and without the
-    magenta where nothing needs it."""
-    # A palette is written only where it must be: a grey PNG has no table of 768 bytes, and every
-    # other tool reads it as one channel.
+    """A picture's palette: 256 greys, the padding among them, where they serve; and
+    without the magenta where nothing needs it."""
+    # A palette is written only where it must be: a grey PNG has no table of 768 bytes,
+    # and every other tool reads it as one channel.
     pad = int(min(max(options.gap_grey * 255 + 0.5, 0), 255))  # as save_image rounds
     if rgb or (options.cmap in GREYS and not nonfinite):
         return Palette(levels=256, pad=pad, nonfinite=None, colors=None)

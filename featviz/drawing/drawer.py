@@ -1,5 +1,5 @@
-"""The story of one tensor: layout, statistics, levels, tiles, picture; and which maps are drawn, in
-which order: like beside like, and one tile for near-equals."""
+"""The story of one tensor: layout, statistics, levels, tiles, picture; and which maps
+are drawn, in which order: like beside like, and one tile for near-equals."""
 
 from __future__ import annotations
 
@@ -33,8 +33,13 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.records import BACKWARD, SALIENCY, Bytes, CaptureSite, Floats, Hints
 
-PHASE = {"cmap": "twilight", "normalize": f"range:{-math.pi},{math.pi}", "overlay": None}
-"""How phases are drawn: in colours that meet where −π and π do, which no mixing keeps apart."""
+PHASE = {
+    "cmap": "twilight",
+    "normalize": f"range:{-math.pi},{math.pi}",
+    "overlay": None,
+}
+"""How phases are drawn: in colours that meet where −π and π do, which no mixing keeps
+apart."""
 
 ONE_PICTURE = {
     "reduce": "max-abs",
@@ -47,21 +52,29 @@ ONE_PICTURE = {
 """How the gradient of an image is drawn beside its channels: as one map."""
 
 PCA_SPAN = 2.5
-"""Standard deviations from the mean at which a principal component is darkest and brightest."""
+"""Standard deviations from the mean at which a principal component is darkest and
+brightest."""
 
 
 def is_saliency(
-    site: CaptureSite, shape: Sequence[int], inputs: Sequence[Sequence[int]], options: DrawOptions
+    site: CaptureSite,
+    shape: Sequence[int],
+    inputs: Sequence[Sequence[int]],
+    options: DrawOptions,
 ) -> bool:
-    """Whether it is the gradient of an image, which gets a picture of all channels, too."""
-    at_image = site.kind == "grad-input" and list(shape) in [list(size) for size in inputs]
+    """Whether it is the gradient of an image, which gets a picture of all channels,
+    too."""
+    at_image = site.kind == "grad-input" and list(shape) in [
+        list(size) for size in inputs
+    ]
     return at_image and len(shape) > 3 and options.reduce is None
 
 
 def magnitude_and_phase(
     site: CaptureSite, tensor: Tensor, hints: Hints, options: DrawOptions
 ) -> Iterator[tuple[CaptureSite, Tensor, Hints]]:
-    """Complex numbers as two parts of real ones: `abs`, and `angle`, which has no `--reduce`."""
+    """Complex numbers as two parts of real ones: `abs`, and `angle`, which has no
+    `--reduce`."""
     if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
         to_floats(tensor)  # raises
     if tensor.dtype == torch.complex32:  # has neither abs nor angle
@@ -72,7 +85,9 @@ def magnitude_and_phase(
 
 
 @lru_cache(64)
-def settled(options: DrawOptions, kind: str, over: bool, phase: bool) -> tuple[DrawOptions, Scale]:
+def settled(
+    options: DrawOptions, kind: str, over: bool, phase: bool
+) -> tuple[DrawOptions, Scale]:
     """Options and scale without `auto`.
 
     Args:
@@ -88,7 +103,9 @@ def settled(options: DrawOptions, kind: str, over: bool, phase: bool) -> tuple[D
         if scale == "auto":
             scale = "percentile:1,99"  # its values have no sign
     cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
-    return structs.replace(options, cmap=cmap), normalize.parse_scale(scale, kind, options.reduce)
+    return structs.replace(options, cmap=cmap), normalize.parse_scale(
+        scale, kind, options.reduce
+    )
 
 
 def draw(
@@ -105,12 +122,13 @@ def draw(
 
     Args:
         background: what the maps may lie over, see `lay_over`; and the `window` of it.
-        inputs: shapes of the model's inputs: a gradient of such a shape is that of the image.
+        inputs: shapes of the model's inputs: a gradient of such a shape is that of the
+            image.
         gradient: of the target at this tensor, for class activation maps.
 
     Returns:
-        The picture of the maps under the empty key, tokens beside the grid under their names; of
-        the gradient of the image SALIENCY, one picture of all its channels.
+        The picture of the maps under the empty key, tokens beside the grid under their
+        names; of the gradient of the image SALIENCY, one picture of all its channels.
 
     Raises:
         LayoutError: there is no picture of it.
@@ -126,13 +144,19 @@ def draw(
     pictures = {}
     for key, maps in maps_by_key.items():
         kind = SALIENCY if key == SALIENCY else site.kind
-        # Tokens beside the grid, vectors and attention have no places in the image to lie over.
-        over = options.overlay is not None and LAYOUTS[maps.layout].aligned and not hints.phase
+        # Tokens beside the grid, vectors and attention have no places in the image to
+        # lie over.
+        over = (
+            options.overlay is not None
+            and LAYOUTS[maps.layout].aligned
+            and not hints.phase
+        )
         settled_options, scale = settled(options, kind, over, hints.phase)
         picture = draw_maps(maps, settled_options, scale, weights)
         if hints.phase:
             picture = replace(picture, cmap=settled_options.cmap)
-        if picture.marked and kind in BACKWARD:  # behind a pooling it is constant by nature
+        # behind a pooling it is constant by nature
+        if picture.marked and kind in BACKWARD:
             picture = replace(picture, marked=(grid.ZERO,))
         if over and picture.constant is None:
             picture = lay_over(picture, background, settled_options, window)
@@ -143,17 +167,22 @@ def draw(
 def draw_maps(
     maps: Maps, options: DrawOptions, scale: Scale, gradient: Maps | None = None
 ) -> GridPicture:
-    """Draw the maps of a tensor: a tile for each channel and slice, or one for all channels.
+    """Draw the maps of a tensor: a tile for each channel and slice, or one for all
+    channels.
 
     Args:
-        gradient: of the target at the tensor, where `options.reduce` is a class activation map.
+        gradient: of the target at the tensor, where `options.reduce` is a class
+            activation map.
     """
     strip = LAYOUTS[maps.layout].strip and gradient is None
     if strip or options.reduce is None:
         data = maps.data[:, :, None]
-        return draw_tiles(data, maps.layout, options, scale, strip=strip, heat=not strip)
-    # Components and class activation maps are those of all slices, of which then some are drawn: a
-    # step of a clip looks the same, however many others are drawn beside it.
+        return draw_tiles(
+            data, maps.layout, options, scale, strip=strip, heat=not strip
+        )
+    # Components and class activation maps are those of all slices, of which then some
+    # are drawn: a step of a clip looks the same, however many others are drawn beside
+    # it.
     slices = maps.data.shape[1]
     steps = _steps(maps.layout, slices, options)
     if options.reduce == "pca":
@@ -184,15 +213,17 @@ def draw_tiles(
     alone: bool = False,
     heat: bool = False,
 ) -> GridPicture:
-    """Draw maps. The tiles of a channel share its limits; statistics and limits are those of all
-    slices.
+    """Draw maps. The tiles of a channel share its limits; statistics and limits are
+    those of all slices.
 
     Args:
-        data: float32 [C, S, K, H, W]: S tiles for each channel in K colours. Where K is 3, the
-            colours share limits too, and a pixel that is not finite in some colour is magenta.
+        data: float32 [C, S, K, H, W]: S tiles for each channel in K colours. Where K is
+            3, the colours share limits too, and a pixel that is not finite in some
+            colour is magenta.
         strip: the maps are the numbers of a vector, in their order.
         alone: it is the one tile of all channels.
-        heat: maps that are all constant, and not all zero, become a strip of their values.
+        heat: maps that are all constant, and not all zero, become a strip of their
+            values.
     """
     rows = data.flatten(1)
     stats, _ = statistics(rows)
@@ -218,7 +249,8 @@ def draw_tiles(
     count, shown_slices, colours, height, width = drawn.shape
     shape = (count, shown_slices, height, width)
     plan = grid.plan(shape, options, strip=strip, alone=alone)
-    # Of all slices and channels, also of those that are not drawn: fewer tiles look the same.
+    # Of all slices and channels, also of those that are not drawn: fewer tiles look the
+    # same.
     ends = limits(scale, rows, stats[:, MIN], stats[:, MAX], together=strip or alone)
     if len(ends.low) > 1 and (channels is not None or shown_slices > 1):
         ends = ends.of_tiles(channels, shown_slices)
@@ -257,8 +289,9 @@ def _rgb_tiles(maps: Tensor, ends: ValueLimits, levels: int, nonfinite: bool) ->
 
 
 def _steps(layout: str, slices: int, options: DrawOptions) -> list[int] | slice:
-    """The slices that are drawn of those that each channel has, all as a slice: of a clip or a
-    volume those in the middle of equal parts; of a batch the first, which may be its best."""
+    """The slices that are drawn of those that each channel has, all as a slice: of a
+    clip or a volume those in the middle of equal parts; of a batch the first, which may
+    be its best."""
     limit = options.max_slices
     if slices <= limit:
         return slice(None)
@@ -276,12 +309,12 @@ _ROUNDING = 1e-5
 def choose(
     maps: Tensor, stats: Floats, options: DrawOptions, strip: bool
 ) -> tuple[list[int] | None, dict[int, list[int]]]:
-    """Choose channels: near-equal maps share a tile, then `max_maps` picks (all that is done for a
-    strip), then the tiles are ordered.
+    """Choose channels: near-equal maps share a tile, then `max_maps` picks (all that is
+    done for a strip), then the tiles are ordered.
 
     Returns:
-        The channels that are drawn, in their order (None where simply all are), and those of them
-        that stand for several.
+        The channels that are drawn, in their order (None where simply all are), and
+        those of them that stand for several.
     """
     groups: dict[int, list[int]] = {}
     if options.collapse is not None and not strip:
@@ -292,7 +325,8 @@ def choose(
         channels = [channels[i] for i in picked]
     order: Sequence[int] = range(len(channels))
     if options.order == "mean" and not strip:
-        keys = np.nan_to_num(-stats[channels, MEAN], nan=np.inf)  # without a finite value last
+        # without a finite value last
+        keys = np.nan_to_num(-stats[channels, MEAN], nan=np.inf)
         order = np.argsort(keys, kind="stable").tolist()
     elif options.order == "similarity" and not strip:
         order = by_similarity(maps[channels], stats[channels])
@@ -304,7 +338,9 @@ def choose(
     return None if channels == list(range(len(maps))) else channels, shared
 
 
-def pick_maps(means: Sequence[float] | Floats, options: DrawOptions) -> list[int] | None:
+def pick_maps(
+    means: Sequence[float] | Floats, options: DrawOptions
+) -> list[int] | None:
     """The maps to draw, in channel order, by their `means`; None where all are drawn."""
     count = len(means)
     limit = options.max_maps
@@ -319,8 +355,10 @@ def pick_maps(means: Sequence[float] | Floats, options: DrawOptions) -> list[int
 
 
 def correlations(maps: Tensor) -> Floats:
-    """Pearson's correlation of each map [N, P] with each, float32 [N, N]; 0 with a constant."""
-    # Of centred rows of length 1 the product is the correlation; a constant row stays zeros.
+    """Pearson's correlation of each map [N, P] with each, float32 [N, N]; 0 with a
+    constant."""
+    # Of centred rows of length 1 the product is the correlation; a constant row stays
+    # zeros.
     centred = maps - maps.mean(1, keepdim=True)
     length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
     unit = centred / length.clamp_min(torch.finfo(torch.float32).tiny)
@@ -329,8 +367,8 @@ def correlations(maps: Tensor) -> Floats:
 
 
 def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
-    """Order maps as a chain: from the first, each time the most correlated of the rest; at the end
-    constant maps by value, then those with non-finite values."""
+    """Order maps as a chain: from the first, each time the most correlated of the rest;
+    at the end constant maps by value, then those with non-finite values."""
     finite = stats[:, NONFINITE] == 0
     constant = is_constant(stats)
     varied = np.flatnonzero(finite & ~constant)
@@ -346,10 +384,10 @@ def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
 
 
 def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[int]]:
-    """Groups of near-equal maps: the first of each, to all of it (itself included). In order of
-    index, a map that no group has becomes a leader, and takes what correlates with it by
-    `threshold` or more. Constant maps are alike only if they are equal, and maps with non-finite
-    values are like nothing."""
+    """Groups of near-equal maps: the first of each, to all of it (itself included). In
+    order of index, a map that no group has becomes a leader, and takes what correlates
+    with it by `threshold` or more. Constant maps are alike only if they are equal, and
+    maps with non-finite values are like nothing."""
     constant = is_constant(stats)
     means = stats[:, MEAN]
     varied = np.flatnonzero((stats[:, NONFINITE] == 0) & ~constant)
@@ -365,12 +403,14 @@ def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[in
     return groups
 
 
-# All channels in one: reductions, and class activation maps. A is a layer's output and G the
-# gradient of the target there, both [C, S, H, W]; k counts channels, p all places of the S slices
+# All channels in one: reductions, and class activation maps. A is a layer's output and
+# G the gradient of the target there, both [C, S, H, W]; k counts channels, p all places
+# of the S slices
 
 COMPONENTS = len(records.REDUCTIONS["pca"].colors)
 _NOTHING = 1e-6
-"""A component whose deviation is below this share of the first one's is rounding, left out."""
+"""A component whose deviation is below this share of the first one's is rounding, left
+out."""
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda data: data.mean(0, keepdim=True),
@@ -378,25 +418,25 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "l2": lambda data: torch.linalg.vector_norm(data, dim=0, keepdim=True),
     "max-abs": lambda data: data.abs().amax(0, keepdim=True),
 }
-"""From [C, ...] to [1, ...]: those of `records.REDUCTIONS` with one component; `pca` has three and
-is not among them."""
+"""From [C, ...] to [1, ...]: those of `records.REDUCTIONS` with one component; `pca`
+has three and is not among them."""
 
 
 def principal_components(data: Tensor) -> Tensor:
-    """[C, ...] to float32 [3, ...]: in standard deviations from the mean, along the directions in
-    which the channels vary most; NaN where some channel is not finite, 0 where the channels do not
-    vary in so many directions.
+    """[C, ...] to float32 [3, ...]: in standard deviations from the mean, along the
+    directions in which the channels vary most; NaN where some channel is not finite, 0
+    where the channels do not vary in so many directions.
 
-    The directions, whose largest number is positive, are eigenvectors of the channels' covariance
-    over the finite pixels, got from the pixels' where these are fewer (they share eigenvalues).
-    """
+    The directions, whose largest number is positive, are eigenvectors of the channels'
+    covariance over the finite pixels, got from the pixels' where these are fewer (they
+    share eigenvalues)."""
     numbers = data.flatten(1).cpu().double()
     finite = torch.isfinite(numbers).all(0)
     count = max(int(finite.sum()), 1)
     average = torch.where(finite, numbers, 0.0).sum(1, keepdim=True) / count
     centred = (numbers - average)[:, finite]
-    # Channels × channels, or pixels × pixels, whichever is smaller: 2048 channels of 7×7 pixels
-    # have 49 eigenvalues that are not zero.
+    # Channels × channels, or pixels × pixels, whichever is smaller: 2048 channels of
+    # 7×7 pixels have 49 eigenvalues that are not zero.
     if len(numbers) <= count:
         variances, vectors = torch.linalg.eigh(centred @ centred.T / count)
     else:
@@ -404,9 +444,11 @@ def principal_components(data: Tensor) -> Tensor:
         vectors = centred @ pixels
     # eigh gives the smallest eigenvalue first
     std = variances.flip(0)[:COMPONENTS].clamp_min(0).sqrt()
-    directions = torch.nn.functional.normalize(vectors.T.flip(0)[:COMPONENTS], dim=1, eps=1e-300)
-    # A direction and its opposite are both right; the sign decides between a picture and its
-    # negative, and must not depend on the machine.
+    directions = torch.nn.functional.normalize(
+        vectors.T.flip(0)[:COMPONENTS], dim=1, eps=1e-300
+    )
+    # A direction and its opposite are both right; the sign decides between a picture
+    # and its negative, and must not depend on the machine.
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     scale = torch.where(std > _NOTHING * std[:1], std, torch.inf)[:, None]
     projected = directions * largest.sign() / scale @ centred
@@ -420,17 +462,18 @@ _PLACES = (1, 2, 3)
 
 
 def gradcam_plus_plus(output: Tensor, gradient: Tensor) -> Tensor:
-    """ReLU(sum_k w_k A_k): Chattopadhyay et al., arXiv 1710.11063, equation 19. w_k = sum_p a_kp
-    ReLU(G_kp), a = G² / (2 G² + sum_p(A_k) G³), which is 1 / (2 + sum_p(A_k) G) where G is not
-    zero. The target is the exponential of the score; a factor of all weights is left out."""
+    """ReLU(sum_k w_k A_k): Chattopadhyay et al., arXiv 1710.11063, equation 19. w_k =
+    sum_p a_kp ReLU(G_kp), a = G² / (2 G² + sum_p(A_k) G³), which is 1 / (2 + sum_p(A_k)
+    G) where G is not zero. The target is the exponential of the score; a factor of all
+    weights is left out."""
     share = 2 + output.sum(_PLACES, keepdim=True) * gradient
     alpha = torch.where(share == 0, 0.0, 1 / share)
     return _weighted(output, (alpha * gradient.relu()).sum(_PLACES)).relu()
 
 
 def xgradcam(output: Tensor, gradient: Tensor) -> Tensor:
-    """sum_k w_k A_k with w_k = sum_p(G_k A_k) / sum_p(A_k), 0 if that is 0: Fu et al., arXiv
-    2008.02312."""
+    """sum_k w_k A_k with w_k = sum_p(G_k A_k) / sum_p(A_k), 0 if that is 0: Fu et al.,
+    arXiv 2008.02312."""
     total = output.sum(_PLACES)
     weights = torch.where(total == 0, 0.0, (gradient * output).sum(_PLACES) / total)
     return _weighted(output, weights)
@@ -444,18 +487,26 @@ def _weighted(output: Tensor, weights: Tensor) -> Tensor:
 
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     # ReLU(sum_k mean_p(G_k) A_k): Selvaraju et al., arXiv 1610.02391, equations 1 and 2
-    "gradcam": lambda output, gradient: _weighted(output, gradient.mean(_PLACES)).relu(),
+    "gradcam": lambda output, gradient: _weighted(
+        output, gradient.mean(_PLACES)
+    ).relu(),
     "gradcam++": gradcam_plus_plus,
     # ReLU(sum_k ReLU(G_k) A_k): Jiang et al., LayerCAM, doi 10.1109/TIP.2021.3089943
-    "layercam": lambda output, gradient: (gradient.relu() * output).sum(0, keepdim=True).relu(),
-    # ReLU(sum_k G_k A_k): Draelos and Carin, arXiv 2011.08891, whose sum has a sign (see gradxact)
-    "hirescam": lambda output, gradient: (gradient * output).sum(0, keepdim=True).relu(),
+    "layercam": lambda output, gradient: (
+        (gradient.relu() * output).sum(0, keepdim=True).relu()
+    ),
+    # ReLU(sum_k G_k A_k): Draelos and Carin, arXiv 2011.08891, whose sum has a sign
+    # (see gradxact)
+    "hirescam": lambda output, gradient: (
+        (gradient * output).sum(0, keepdim=True).relu()
+    ),
     "xgradcam": xgradcam,
-    # sum_k G_k A_k: gradient × input (Shrikumar et al., arXiv 1605.01713) at a layer. Of a network
-    # that is linear from there on, each value is that place's share
+    # sum_k G_k A_k: gradient × input (Shrikumar et al., arXiv 1605.01713) at a layer.
+    # Of a network that is linear from there on, each value is that place's share
     "gradxact": lambda output, gradient: (gradient * output).sum(0, keepdim=True),
 }
-"""The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1, S, H, W]."""
+"""The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1,
+S, H, W]."""
 
 
 def check_places(maps: Maps) -> None:
@@ -472,5 +523,7 @@ def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:
     """The class activation map of a layer's output, float32 [1, S, H, W]."""
     check_places(output)
     if not gradient.data.any():
-        raise LayoutError("has a gradient of zero at every place: the target does not depend on it")
+        raise LayoutError(
+            "has a gradient of zero at every place: the target does not depend on it"
+        )
     return METHODS[method](output.data, gradient.data)

@@ -1,5 +1,6 @@
-"""From tiles to one picture, in make_grid's arrangement, row of tiles by row of tiles, and what is
-written on it: channel numbers, how many share a tile, marks on constant maps."""
+"""From tiles to one picture, in make_grid's arrangement, row of tiles by row of tiles,
+and what is written on it: channel numbers, how many share a tile, marks on constant
+maps."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ CONSTANT = 2
 SMALLEST = 5
 """Pixels below which a tile has no room for a mark."""
 _STROKE = 48
-"""A mark's line is a pixel wide for every so many pixels of the tile's longer side, at least 1."""
+"""A mark's line is a pixel wide for every so many pixels of the tile's longer side, at
+least 1."""
 
 
 class Label(NamedTuple):
@@ -48,14 +50,19 @@ class Label(NamedTuple):
 
 @lru_cache(1024)
 def plan(
-    shape: tuple[int, ...], options: DrawOptions, *, strip: bool = False, alone: bool = False
+    shape: tuple[int, ...],
+    options: DrawOptions,
+    *,
+    strip: bool = False,
+    alone: bool = False,
 ) -> GridPlan:
-    """Lay out the tiles of maps. As in make_grid, fewer maps than `nrow` make a narrower picture,
-    and a single map gets no padding.
+    """Lay out the tiles of maps. As in make_grid, fewer maps than `nrow` make a
+    narrower picture, and a single map gets no padding.
 
     Args:
         shape: [C, S, H, W] of the maps: S of them side by side for each channel.
-        strip: numbers of a vector: one row without padding, unless `nrow` says otherwise.
+        strip: numbers of a vector: one row without padding, unless `nrow` says
+            otherwise.
         alone: the tile has no neighbours: `auto` makes it as large as a picture.
 
     Raises:
@@ -90,15 +97,16 @@ def plan(
 
 
 def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
-    """Factors down and across of a strip: it is not too wide, and not so low that it is a line."""
+    """Factors down and across of a strip: it is not too wide, and not so low that it is
+    a line."""
     across = min(min_tile, max(1, STRIP_WIDTH // columns))
     down = max(min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
     return -(-down // height), across
 
 
 def _square(count: int, height: int, width: int) -> int:
-    """The columns with which the longer side of a picture of tiles is shortest; of equals, the
-    wider picture."""
+    """The columns with which the longer side of a picture of tiles is shortest; of
+    equals, the wider picture."""
 
     def longer_side(columns: int) -> int:
         return max(columns * width, -(-count // columns) * height)
@@ -107,9 +115,13 @@ def _square(count: int, height: int, width: int) -> int:
 
 
 def strips(
-    plan: GridPlan, tiles: Tiles, colors: Palette, labels: Mapping[int, Label] | None = None
+    plan: GridPlan,
+    tiles: Tiles,
+    colors: Palette,
+    labels: Mapping[int, Label] | None = None,
 ) -> Iterator[Bytes]:
-    """Yield the picture from top to bottom in pieces, each of which is overwritten by the next one.
+    """Yield the picture from top to bottom in pieces, each of which is overwritten by
+    the next one.
 
     Args:
         labels: what is written on tiles, by their numbers, once they are enlarged.
@@ -121,8 +133,8 @@ def strips(
 
     depth = 3 if len(tiles.shape) == 4 else 1
     row_height = plan.tile[0] + plan.padding
-    # A picture may have 100 MB, a core's cache one: pieces of rows of tiles are laid, filtered and
-    # compressed while they are in it.
+    # A picture may have 100 MB, a core's cache one: pieces of rows of tiles are laid,
+    # filtered and compressed while they are in it.
     rows_at_a_time = max(1, PIECE_BYTES // (plan.width * depth * row_height))
     rows_at_a_time = min(plan.rows, rows_at_a_time)
     step = rows_at_a_time * plan.columns
@@ -139,7 +151,9 @@ def strips(
         levels = levels.reshape(*levels.shape[:2], -1)
         loops.lay_tiles(levels, plan.columns, *plan.scale, depth, plan.padding, piece)
         if labels:
-            _write_labels(piece.reshape(len(piece), -1, depth), plan, first, last, labels, colors)
+            _write_labels(
+                piece.reshape(len(piece), -1, depth), plan, first, last, labels, colors
+            )
         height = -(-(last - first) // plan.columns) * row_height
         yield piece[:height] if first else buffer[: plan.padding + height]
 
@@ -152,7 +166,8 @@ def _write_labels(
     labels: Mapping[int, Label],
     colors: Palette,
 ) -> None:
-    """Write on the tiles from `first` to before `last`, which lie in uint8 [rows, width, depth]."""
+    """Write on the tiles from `first` to before `last`, which lie in uint8 [rows,
+    width, depth]."""
     height, width = plan.tile
     for number in range(first, last):
         if number in labels:
@@ -163,8 +178,8 @@ def _write_labels(
 
 
 def write(tile: Bytes, label: Label, colors: Palette) -> None:
-    """Write on one tile, uint8 [h, w, depth]; the mark is half of all levels from what it is drawn
-    on, which is the tile's first pixel."""
+    """Write on one tile, uint8 [h, w, depth]; the mark is half of all levels from what
+    it is drawn on, which is the tile's first pixel."""
     height, width = tile.shape[:2]
     if label.mark:
         level = int(tile[0, 0, 0])
@@ -186,7 +201,11 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
         fits_beside = corner_width + text_width <= width
         fits_below = corner_height + text_height <= height
         if not corner_height or fits_beside or fits_below:
-            _write_text(tile[height - text_height :, width - text_width :], label.shared_by, colors)
+            _write_text(
+                tile[height - text_height :, width - text_width :],
+                label.shared_by,
+                colors,
+            )
 
 
 def _write_text(pixels: Bytes, text: str, colors: Palette) -> None:
@@ -195,8 +214,9 @@ def _write_text(pixels: Bytes, text: str, colors: Palette) -> None:
 
 @lru_cache(4096)
 def glyphs(text: str) -> np.ndarray:
-    """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of ground around
-    (its digits fill rows 2 to 8 of 11, and the last column of a letter is empty)."""
+    """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of
+    ground around (its digits fill rows 2 to 8 of 11, and the last column of a letter is
+    empty)."""
     mask = ImageFont.load_default_imagefont().getmask(text, mode="1")
     ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
     return np.pad(ink[1:10], ((0, 0), (1, 0)))
@@ -204,8 +224,8 @@ def glyphs(text: str) -> np.ndarray:
 
 @lru_cache(64)
 def marks(size: tuple[int, int]) -> np.ndarray:
-    """bool [2, height, width]: the pixels of the marks ZERO, both diagonals, and CONSTANT, the one
-    that rises; none where a tile has no room for a mark."""
+    """bool [2, height, width]: the pixels of the marks ZERO, both diagonals, and
+    CONSTANT, the one that rises; none where a tile has no room for a mark."""
     height, width = size
     y, x = np.mgrid[0:height, 0:width]
     reach = max(1, max(size) // _STROKE) * max(size) / 2

@@ -40,15 +40,16 @@ _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
 """Classes of modules with kernels; all of torch's convolutions are `_ConvNd`."""
 
 _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
-"""Hooks that set the effective weight before each forward pass; until then it may be stale."""
+"""Hooks that set the effective weight before each forward pass; until then it may be
+stale."""
 
 
 class Filters(NamedTuple):
     """The kernels of a convolution by output channel."""
 
     kernels: Tensor
-    """float32 [output channels, input channels in a group, time, height, width], where time and
-    height are 1 if the kernel has none."""
+    """float32 [output channels, input channels in a group, time, height, width], where
+    time and height are 1 if the kernel has none."""
     weight_shape: list[int]
     """As the module has it."""
     groups: int
@@ -63,8 +64,8 @@ def is_convolution(module: nn.Module) -> bool:
 def read_filters(module: nn.Module) -> Filters:
     """The effective kernels of a module in eval mode: parametrized, normalised, pruned.
 
-    Channel i is output channel i of the module's feature maps. A convolution's kernels are
-    correlated with its input, a transposed one's are stamped on its output.
+    Channel i is output channel i of the module's feature maps. A convolution's kernels
+    are correlated with its input, a transposed one's are stamped on its output.
 
     Raises:
         LayoutError: it has no kernels with real values.
@@ -72,7 +73,8 @@ def read_filters(module: nn.Module) -> Filters:
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
-    # Pruning and old normalisations set `weight` just before each forward pass: do it now.
+    # Pruning and old normalisations set `weight` just before each forward pass: do it
+    # now.
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, _RECOMPUTED):
             hook(module, ())
@@ -125,15 +127,18 @@ class FilterPicture(NamedTuple):
     """What its tiles are, in words."""
 
 
-def draw_filters(filters: Filters, options: DrawOptions, all_slices: bool = False) -> FilterPicture:
+def draw_filters(
+    filters: Filters, options: DrawOptions, all_slices: bool = False
+) -> FilterPicture:
     """Draw a layer's kernels, by output channel.
 
-    A tile is RGB for three input channels, else the mean over the inputs. Kernels with a time axis
-    have a tile for each step. `--scale auto` makes few kernels large enough to be seen, and no
-    picture huge.
+    A tile is RGB for three input channels, else the mean over the inputs. Kernels with
+    a time axis have a tile for each step. `--scale auto` makes few kernels large enough
+    to be seen, and no picture huge.
 
     Args:
-        all_slices: a tile is one input's: a row is then an output channel, a column an input.
+        all_slices: a tile is one input's: a row is then an output channel, a column an
+            input.
     """
     kernels = filters.kernels
     outputs, inputs, steps, height, width = kernels.shape
@@ -168,7 +173,8 @@ def draw_filters(filters: Filters, options: DrawOptions, all_slices: bool = Fals
 
 
 def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> int:
-    """The factor, from this one on, with which a picture has AUTO_SIDE, but at most AUTO_PIXELS."""
+    """The factor, from this one on, with which a picture has AUTO_SIDE, but at most
+    AUTO_PIXELS."""
 
     def enlarged(factor: int) -> GridPlan:
         return grid.plan(shape, structs.replace(options, scale=factor))
@@ -190,7 +196,9 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
                 post_filters(board, layer, read_filters(modules[layer.name]))
 
 
-def post_filters(board: Board, layer: Layer, filters: Filters, options: DrawOptions = DRAW) -> None:
+def post_filters(
+    board: Board, layer: Layer, filters: Filters, options: DrawOptions = DRAW
+) -> None:
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     max_maps = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
     picture, _ = draw_filters(filters, structs.replace(options, max_maps=max_maps))

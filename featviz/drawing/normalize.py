@@ -1,4 +1,5 @@
-"""The scales of `--normalize`: which values of a feature map are drawn darkest and brightest."""
+"""The scales of `--normalize`: which values of a feature map are drawn darkest and
+brightest."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ MODES = {
             "map",
             "each map from its smallest to its largest value",
             ((0, "crossed out: zero everywhere"), (128, "one line across: constant")),
-            over=((0, "over the input: min of each map"), (255, "over the input: max of each map")),
+            over=(
+                (0, "over the input: min of each map"),
+                (255, "over the input: max of each map"),
+            ),
             shared=False,
             clips=False,
         ),
@@ -52,7 +56,10 @@ MODES = {
             clips=False,
         ),
         ScaleMode(
-            "none", "values are taken as 0..1", ((0, "0 or less"), (255, "1 or more")), fixed=True
+            "none",
+            "values are taken as 0..1",
+            ((0, "0 or less"), (255, "1 or more")),
+            fixed=True,
         ),
         ScaleMode(
             "range:LO,HI",
@@ -69,13 +76,17 @@ MODES = {
         ScaleMode(
             "percentile:LO,HI",
             "from one percentile of a layer's values to another",
-            ((0, "the lower percentile or less"), (255, "the upper percentile or more")),
+            (
+                (0, "the lower percentile or less"),
+                (255, "the upper percentile or more"),
+            ),
             example="percentile:1,99",
             within=(0, 100),
         ),
         ScaleMode(
             "symmetric-percentile:P",
-            "zero in the middle, the ends at a percentile of the absolute values but zeros",
+            "zero in the middle, the ends at a percentile of the absolute values but"
+            " zeros",
             (
                 (0, "most negative, from the percentile on"),
                 (128, "zero"),
@@ -86,7 +97,8 @@ MODES = {
         ),
     )
 }
-"""All scales, whose arithmetic is `values.limits`; legends, help texts and messages read this."""
+"""All scales, whose arithmetic is `values.limits`; legends, help texts and messages
+read this."""
 
 
 class Scale(NamedTuple):
@@ -99,8 +111,8 @@ class Scale(NamedTuple):
 
 
 def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> Scale:
-    """Read `map`, `range:LO,HI` or another mode's spelling. `auto` is `map`, and for gradients and
-    reductions whose values have a sign a scale with zero in the middle.
+    """Read `map`, `range:LO,HI` or another mode's spelling. `auto` is `map`, and for
+    gradients and reductions whose values have a sign a scale with zero in the middle.
 
     Args:
         kind: of the capture, for `auto`.
@@ -141,9 +153,12 @@ def _auto(kind: str, reduce: str | None) -> str:
 
 
 def in_full(text: str) -> str:
-    """A help text of `featviz.options`, with the tables that stand above it in the house."""
+    """A help text of `featviz.options`, with the tables that stand above it in the
+    house."""
     tables = {
-        "{MODES}": "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values()),
+        "{MODES}": "; ".join(
+            f"{mode.spelling}: {mode.words}" for mode in MODES.values()
+        ),
         "{LAYOUTS}": ", ".join(f"{layout.name} {layout.shape}" for layout in CHOICES),
         "{WEIGHTS}": WEIGHTS_HELP,
     }

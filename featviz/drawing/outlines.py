@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from featviz.drawing.sheet import BLACK, WHITE, Color, line_height, pixel_font, text_width
+from featviz.drawing.sheet import (
+    BLACK,
+    WHITE,
+    Color,
+    line_height,
+    pixel_font,
+    text_width,
+)
 from featviz.records import Bytes, Integers
 from featviz.text import printable
 
@@ -27,7 +34,8 @@ def with_boxes(
     Args:
         pixels: uint8 [H, W, 3].
         boxes: left, top, right and bottom in pixels.
-        labels: what is written at the upper left corner of each, if the picture has room for it.
+        labels: what is written at the upper left corner of each, if the picture has
+            room for it.
     """
     image = Image.fromarray(np.ascontiguousarray(pixels))
     draw = ImageDraw.Draw(image)
@@ -35,11 +43,15 @@ def with_boxes(
     # from the last to the first, so that the most confident box lies on top
     for box, label in reversed(list(zip(boxes, labels, strict=True))):
         left, right = (min(max(round(x), 0), image.width - 1) for x in (box[0], box[2]))
-        top, bottom = (min(max(round(y), 0), image.height - 1) for y in (box[1], box[3]))
+        top, bottom = (
+            min(max(round(y), 0), image.height - 1) for y in (box[1], box[3])
+        )
         draw.rectangle((left, top, right, bottom), outline=BLACK, width=thick + 2)
         # the light line lies inside the dark one, and is seen on any ground
         if right - left > 2 and bottom - top > 2:
-            draw.rectangle((left + 1, top + 1, right - 1, bottom - 1), outline=color, width=thick)
+            draw.rectangle(
+                (left + 1, top + 1, right - 1, bottom - 1), outline=color, width=thick
+            )
         _label(draw, printable(label), (left, top), image.size, color)
     return np.asarray(image)
 
@@ -51,7 +63,8 @@ def _label(
     size: tuple[int, int],
     color: Color,
 ) -> None:
-    """Write a text above a corner, or below where there is no room; a wide one not at all."""
+    """Write a text above a corner, or below where there is no room; a wide one not at
+    all."""
     width = text_width(text, _POINTS) + 4
     height = line_height(_POINTS)
     if not text or width > size[0] or 2 * height > size[1]:
@@ -70,7 +83,9 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
         mask: which pixels belong to the region, [h, w] of any size.
     """
     height, width = pixels.shape[:2]
-    region = Image.fromarray(mask.astype(bool)).resize((width, height), Image.Resampling.NEAREST)
+    region = Image.fromarray(mask.astype(bool)).resize(
+        (width, height), Image.Resampling.NEAREST
+    )
     inside = np.asarray(region)
     thick = max(1, round(max(height, width) / _LINES_A_SIDE))
     dark = _edge(inside, thick + 1)
@@ -82,7 +97,8 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
 
 
 def _edge(inside: Integers, thick: int) -> Integers:
-    """The pixels of a region that have one outside it nearby; the picture's border is no edge."""
+    """The pixels of a region that have one outside it nearby; the picture's border is
+    no edge."""
     padded = np.pad(inside, thick, mode="edge")
     height, width = inside.shape
     eroded = inside.copy()

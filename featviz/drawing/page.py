@@ -1,5 +1,6 @@
-"""Two pages of captioned tiles: a figure, which shows some maps with colour bars beside the input,
-and the page of `look`, which has a row of maps for each layer. Both count inches."""
+"""Two pages of captioned tiles: a figure, which shows some maps with colour bars beside
+the input, and the page of `look`, which has a row of maps for each layer. Both count
+inches."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ _MARKED = {grid.NONE: "", grid.ZERO: " (all zero)", grid.CONSTANT: " (constant)"
 
 
 def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
-    """The first maps of a picture in the colours of a figure, a channel's slices side by side."""
+    """The first maps of a picture in the colours of a figure, a channel's slices side
+    by side."""
     colors = colormap.ramp(cmap)
     palette = picture.palette
     slices = picture.plan.maps if picture.strip else picture.slices[0]
@@ -79,7 +81,9 @@ def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
 def _figure_titles(picture: GridPicture) -> list[str]:
     """What stands above each tile of a figure."""
     if picture.strip:
-        description = "numbers" if picture.constant is None else "constant maps, a value each"
+        description = (
+            "numbers" if picture.constant is None else "constant maps, a value each"
+        )
         return [f"{len(picture.drawn)} {description}"]
     if picture.reduce is not None:
         return [f"{REDUCTIONS[picture.reduce].title} of {len(picture.stats)} channels"]
@@ -144,8 +148,8 @@ def write_figure(
 
 
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
-    """Draw a tile in the middle of a square cell, its title above it, and on its right a colour
-    bar. Pixels are squares where they are large enough to be seen."""
+    """Draw a tile in the middle of a square cell, its title above it, and on its right
+    a colour bar. Pixels are squares where they are large enough to be seen."""
     size = cell.width
     longest = max(tile.pixels.shape[:2])
     shortest = min(tile.pixels.shape[:2])
@@ -164,7 +168,9 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
         _draw_color_bar(canvas, bar, tile.limits, colors)
 
 
-def _draw_color_bar(canvas: Canvas, bar: Cell, limits: tuple[float, float], colors: Bytes) -> None:
+def _draw_color_bar(
+    canvas: Canvas, bar: Cell, limits: tuple[float, float], colors: Bytes
+) -> None:
     """Draw an upright colour bar with ticks; a constant is in the middle of its scale."""
     low, high = limits
     if not high > low:
@@ -180,7 +186,9 @@ def _draw_color_bar(canvas: Canvas, bar: Cell, limits: tuple[float, float], colo
         canvas.fill(Cell(right, y - 0.5 / DPI, _TICK, 1 / DPI), sheet.BLACK)
         canvas.write(number, right + _TICK + 0.02, y, Letters(6))
     if scale.factor:
-        canvas.write(scale.factor, bar.left + bar.width / 2, bar.top - 0.04, Letters(6), "above")
+        canvas.write(
+            scale.factor, bar.left + bar.width / 2, bar.top - 0.04, Letters(6), "above"
+        )
 
 
 class Ticks(NamedTuple):
@@ -238,7 +246,8 @@ _WIDEST_PICTURE = 4.2
 _NARROWEST_PAGE = 8.0
 """Inches: the prediction has room."""
 _WIDTHS = (0.85, 1.55)
-"""Inches of the narrowest and the widest tile. Maps of other shapes have white around them."""
+"""Inches of the narrowest and the widest tile. Maps of other shapes have white around
+them."""
 _HEIGHTS = (0.3, 1.55)
 _STRIP = 0.3
 """Inches of the height of a strip of numbers."""
@@ -279,7 +288,8 @@ class Page:
     pictures: Sequence[Tile]
     """The input, and the output where it is a picture."""
     bars: Sequence[PageBar]
-    """The likeliest classes, the first boxes with their scores, or the largest regions."""
+    """The likeliest classes, the first boxes with their scores, or the largest regions.
+    """
     remarks: Sequence[str]
     """Lines that take the place of `bars` where there are none."""
     rows: Sequence[PageRow]
@@ -296,7 +306,8 @@ class _Layout:
     width: float
     height: float
     tile_width: float
-    """All tiles have one size, by the number of maps and the shape of most of the first ones."""
+    """All tiles have one size, by the number of maps and the shape of most of the first
+    ones."""
     tile_height: float
     picture_width: float
     """Of the input or the output at most."""
@@ -326,7 +337,9 @@ def draw_page(page: Page) -> Bytes:
     for row, top in zip(page.rows, layout.tops, strict=True):
         width = layout.right - x if row.strip else layout.tile_width
         height = _STRIP if row.strip else layout.tile_height
-        tiles = TileGrid(len(row.tiles), width, height, x, top, across=width + _GAP, down=0)
+        tiles = TileGrid(
+            len(row.tiles), width, height, x, top, across=width + _GAP, down=0
+        )
         _draw_row(canvas, row, tiles)
     y = layout.height - _MARGIN
     soft = Letters(8, _SOFT)
@@ -341,7 +354,8 @@ def draw_page(page: Page) -> Bytes:
 
 def _lay_out(page: Page) -> _Layout:
     """Choose the size of the tiles and of the page."""
-    # Most layers of a model have maps of the input's shape; the median is not led astray by others.
+    # Most layers of a model have maps of the input's shape; the median is not led
+    # astray by others.
     shapes = [row.tiles[0].pixels.shape for row in page.rows if not row.strip]
     aspect = float(np.median([width / height for height, width, _ in shapes] or [1.0]))
     tile_width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
@@ -351,13 +365,19 @@ def _lay_out(page: Page) -> _Layout:
     width = max(width, _NARROWEST_PAGE)
 
     share = 0.45 if page.bars else 0.65  # a prediction takes more room than remarks
-    picture_width = min(_WIDEST_PICTURE, (width - 2 * _MARGIN) * share / len(page.pictures))
+    picture_width = min(
+        _WIDEST_PICTURE, (width - 2 * _MARGIN) * share / len(page.pictures)
+    )
     picture_height = _PICTURE
     if not page.bars:
-        heights = [_fitted(tile.pixels, picture_width, _ALONE)[1] for tile in page.pictures]
+        heights = [
+            _fitted(tile.pixels, picture_width, _ALONE)[1] for tile in page.pictures
+        ]
         picture_height = max(len(page.remarks) * _LEADING - _CAPTION, *heights)
 
-    label_heights = [(len(_name_lines(row.name)) + len(row.lines)) * _LEADING for row in page.rows]
+    label_heights = [
+        (len(_name_lines(row.name)) + len(row.lines)) * _LEADING for row in page.rows
+    ]
     row_height = tile_height
     for row, label_height in zip(page.rows, label_heights, strict=True):
         if not row.strip:
@@ -369,7 +389,9 @@ def _lay_out(page: Page) -> _Layout:
         height = max(_STRIP, label_height) if row.strip else row_height
         top += height + _NUMBERS + _BETWEEN
     height = top + _KEY + _MARGIN / 2
-    return _Layout(width, height, tile_width, tile_height, picture_width, picture_height, tops)
+    return _Layout(
+        width, height, tile_width, tile_height, picture_width, picture_height, tops
+    )
 
 
 def _name_lines(name: str) -> list[str]:
@@ -383,14 +405,18 @@ def _name_lines(name: str) -> list[str]:
 
 
 def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> None:
-    """Draw the top of the page of `look`: titles, the input, and what the model made of it.
+    """Draw the top of the page of `look`: titles, the input, and what the model made of
+    it.
 
     Args:
-        colors: the colormap, uint8 [levels, 3], from which the bars of the prediction take one.
+        colors: the colormap, uint8 [levels, 3], from which the bars of the prediction
+            take one.
     """
     y = _MARGIN + 0.1
     bold = Letters(15, INK, bold=True)
-    title_width = canvas.write(page.title, _MARGIN, y, bold, max_width=layout.width * 0.6)
+    title_width = canvas.write(
+        page.title, _MARGIN, y, bold, max_width=layout.width * 0.6
+    )
     x = _MARGIN + title_width + 0.2
     y = _MARGIN + 0.12
     canvas.write(page.subtitle, x, y, Letters(10, _SOFT), max_width=layout.right - x)
@@ -398,7 +424,9 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
     top = _MARGIN + _TITLE
     x = _MARGIN
     for tile in page.pictures:
-        width, height = _fitted(tile.pixels, layout.picture_width, layout.picture_height)
+        width, height = _fitted(
+            tile.pixels, layout.picture_width, layout.picture_height
+        )
         canvas.write(tile.title, x, top + 0.08, Letters(9, _SOFT))
         _paste_squares(canvas, tile.pixels, Cell(x, top + _CAPTION, width, height))
         x += width + 0.3
@@ -434,7 +462,9 @@ def _draw_prediction(
         if bar.share * full * DPI >= 1:
             color = accent if bar.color is None else bar.color
             canvas.fill(Cell(x + column, y - 0.09, full * bar.share, 0.18), color)
-        canvas.write(percent(bar.share), x + column + full + 0.08, y, Letters(10, INK, bold))
+        canvas.write(
+            percent(bar.share), x + column + full + 0.08, y, Letters(10, INK, bold)
+        )
 
 
 def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
@@ -450,7 +480,9 @@ def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
     for number, tile in enumerate(row.tiles):
         cell = tiles.cell(number)
         if row.strip:
-            canvas.paste(tile.pixels, cell, smooth=tile.pixels.shape[1] > cell.width * DPI)
+            canvas.paste(
+                tile.pixels, cell, smooth=tile.pixels.shape[1] > cell.width * DPI
+            )
         else:
             width, height = _fitted(tile.pixels, cell.width, cell.height)
             x = cell.left + (cell.width - width) / 2
@@ -463,8 +495,8 @@ def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:
-    """Width and height in inches of a picture that fills a rectangle in one direction, in whole
-    pixels of the page."""
+    """Width and height in inches of a picture that fills a rectangle in one direction,
+    in whole pixels of the page."""
     share = min(width / pixels.shape[1], height / pixels.shape[0])
     return _whole(pixels.shape[1] * share), _whole(pixels.shape[0] * share)
 
@@ -475,10 +507,10 @@ def _whole(inches: float) -> float:
 
 
 def _paste_squares(canvas: Canvas, pixels: Bytes, cell: Cell) -> None:
-    """Draw a picture whose pixels stay squares: it is enlarged by a whole factor, and what is too
-    much of it is reduced smoothly."""
-    # A factor that is not whole would make some pixels larger than others, which looks like a
-    # pattern in the map.
+    """Draw a picture whose pixels stay squares: it is enlarged by a whole factor, and
+    what is too much of it is reduced smoothly."""
+    # A factor that is not whole would make some pixels larger than others, which looks
+    # like a pattern in the map.
     factor = max(1, ceil(cell.width * DPI / pixels.shape[1] - 0.01))
     large = pixels.repeat(factor, 0).repeat(factor, 1)
     corner = cell._replace(left=_whole(cell.left), top=_whole(cell.top))

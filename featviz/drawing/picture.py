@@ -1,10 +1,11 @@
-"""The picture of one tensor: its tiles, what is written on them, what lies under them, and what it
-says of itself; and the encoder of PNG, for pictures that arrive piece by piece.
+"""The picture of one tensor: its tiles, what is written on them, what lies under them,
+and what it says of itself; and the encoder of PNG, for pictures that arrive piece by
+piece.
 
-PNG (https://www.w3.org/TR/png-3/) is 8-bit grey, palette or RGB. Rows are filtered by sub or up,
-whichever gives the smaller sum of differences; paeth would save 3 % of the bytes of resnet50's maps
-(`benchmarks/encode.py`), for a pass over each row that is several times as long.
-"""
+PNG (https://www.w3.org/TR/png-3/) is 8-bit grey, palette or RGB. Rows are filtered by
+sub or up, whichever gives the smaller sum of differences; paeth would save 3 % of the
+bytes of resnet50's maps (`benchmarks/encode.py`), for a pass over each row that is
+several times as long."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ MAX_PIXELS = 178_956_970
 _LONGEST_COMMENT = 65_000
 """Bytes of a JPEG's comment, whose length has 16 bits."""
 
-# of a PNG: its first bytes, its last chunk, the checksum of the name of chunks of pixels, and the
-# numbers of its colour types
+# of a PNG: its first bytes, its last chunk, the checksum of the name of chunks of
+# pixels, and the numbers of its colour types
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _END = b"\0\0\0\0IEND\xaeB`\x82"
 _IDAT_CHECKSUM = isal_zlib.crc32(b"IDAT")
@@ -72,7 +73,8 @@ class GridPicture:
     strip: bool = False
     """Numbers side by side: those of a vector, or one for each constant map."""
     constant: tuple[int, int, int] | None = None
-    """Slices, height and width of each map, where all are constant and `strip` has their values."""
+    """Slices, height and width of each map, where all are constant and `strip` has
+    their values."""
     groups: dict[int, list[int]] = field(default_factory=dict)
     """Channels that share a tile, by the one that is drawn."""
     labels: bool = False
@@ -94,7 +96,8 @@ class GridPicture:
     @property
     def marks(self) -> Bytes:
         """The mark on each tile, of `grid`; maps of one number are constant by nature."""
-        # Over the input, or in one tile of all channels, a mark would hide what is to be seen.
+        # Over the input, or in one tile of all channels, a mark would hide what is to
+        # be seen.
         mixed = self.strip or self.reduce is not None or self.overlay is not None
         if mixed or not self.marked or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
@@ -107,8 +110,8 @@ class GridPicture:
 
     @property
     def tile_labels(self) -> dict[int, Label]:
-        """What is written on tiles: the channel's number on its first one, how many channels share
-        it on its last one, and marks."""
+        """What is written on tiles: the channel's number on its first one, how many
+        channels share it on its last one, and marks."""
         labels = {}
         marks = self.marks
         for number in np.flatnonzero(marks).tolist():
@@ -133,8 +136,13 @@ def check_format(name: str) -> None:
     if format.save is not None:
         Image.init()
         if format.pillow not in Image.SAVE:
-            message = f"--format {name}: Pillow {PIL.__version__} cannot write {format.pillow} here"
-            raise UsageError(message, "install another build of it, or choose another format")
+            message = (
+                f"--format {name}: Pillow {PIL.__version__} cannot write"
+                f" {format.pillow} here"
+            )
+            raise UsageError(
+                message, "install another build of it, or choose another format"
+            )
 
 
 def to_image(picture: GridPicture) -> Image.Image:
@@ -159,28 +167,36 @@ def to_png(picture: GridPicture) -> bytes:
     return file.getvalue()
 
 
-def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]) -> None:
-    """Write the picture to an open file: PNG by our own encoder, other formats through Pillow.
+def encode(
+    picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]
+) -> None:
+    """Write the picture to an open file: PNG by our own encoder, other formats through
+    Pillow.
 
     Args:
         format: a name of FORMATS.
-        text: what the file says of itself, by keyword, where the format has a place for it.
+        text: what the file says of itself, by keyword, where the format has a place for
+            it.
     """
     record = FORMATS[format]
     plan = picture.plan
     colors = picture.palette
     if plan.pixels > MAX_PIXELS:
         log.warning(
-            "the picture of %s has %d megapixels, more than Pillow opens; --max-maps, --scale 1",
+            "the picture of %s has %d megapixels, more than Pillow opens; --max-maps,"
+            " --scale 1",
             text.get("Layer", "a layer"),
             plan.pixels // 1_000_000,
         )
     if record.save is None:
         labels = None
-        if picture.labels or picture.groups or picture.marked:  # most pictures have none
+        # most pictures have none
+        if picture.labels or picture.groups or picture.marked:
             labels = picture.tile_labels
         pieces = strips(plan, picture.tiles, colors, labels)
-        write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+        write_png(
+            file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
+        )
         return
     image = to_image(picture)
     if image.mode != "L" or not record.grey:
@@ -204,7 +220,8 @@ def describe(
     Args:
         shape: of the tensor.
         file: the picture's path, relative to the image's folder.
-        values: numbers of each channel that the statistics are of, where not those of the picture.
+        values: numbers of each channel that the statistics are of, where not those of
+            the picture.
     """
     plan = picture.plan
     layer = site.layer
@@ -271,9 +288,13 @@ def caption(capture: Capture) -> dict[str, str]:
         if capture.steps:
             text["Slices"] += f": {ranges(capture.steps)} (--max-slices)"
     if capture.constant is not None:
-        text["Constant"] = f"every map ({by(capture.constant[1:])}): the value of each is drawn"
+        text["Constant"] = (
+            f"every map ({by(capture.constant[1:])}): the value of each is drawn"
+        )
     if collapsed:
-        groups = [f"{leader}: {ranges(channels)}" for leader, channels in collapsed.items()]
+        groups = [
+            f"{leader}: {ranges(channels)}" for leader, channels in collapsed.items()
+        ]
         text["Collapsed"] = "; ".join(groups)
     if capture.reduce:
         text["Reduce"] = f"{capture.reduce} of all channels"
@@ -299,16 +320,18 @@ def lay_over(
     """Lay a picture's maps over what the model saw.
 
     Args:
-        background: uint8 [H, W, 3]: one picture, or the frames of a clip, of which each time step
-            gets the one in its middle.
-        window: top, left, height and width in pixels of the part that is drawn; None for all.
+        background: uint8 [H, W, 3]: one picture, or the frames of a clip, of which each
+            time step gets the one in its middle.
+        window: top, left, height and width in pixels of the part that is drawn; None
+            for all.
     """
     shown, slices = picture.slices
     count = picture.plan.maps // shown
     if window is None:
         window = (0, 0, *background[0].shape[:2])
     steps = np.arange(slices)[picture.steps]
-    # A layer that halves time has 8 steps for 16 frames: step 0 lies over frame 1, the later one.
+    # A layer that halves time has 8 steps for 16 frames: step 0 lies over frame 1, the
+    # later one.
     frames = ((steps + 0.5) * len(background) / slices).astype(int).tolist() * count
     height, width = window[2:]
     maps = picture.tiles[:]
@@ -334,9 +357,10 @@ def lay_over(
 
 @dataclass(frozen=True)
 class Overlay:
-    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn. A map covers
-    the whole input: it is resized bilinearly (as Pillow does, for which pixels are areas, not
-    points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map."""
+    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn. A
+    map covers the whole input: it is resized bilinearly (as Pillow does, for which
+    pixels are areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1
+    the map."""
 
     shape: tuple[int, ...]
     nbytes: int
@@ -372,19 +396,24 @@ class Overlay:
                 tile[:] = share * pixels + self.alpha * over + 0.5
             else:
                 mixed = tile.reshape(-1, 3)
-                loops.blend(over.reshape(-1), mixed_colors, pixels.reshape(-1, 3), share, mixed)
+                loops.blend(
+                    over.reshape(-1), mixed_colors, pixels.reshape(-1, 3), share, mixed
+                )
         return tiles
 
     def _resized(self, levels: Bytes) -> Bytes:
         """A map in the size of the input."""
         height, width = self.background[0].shape[:2]
         size = width, height
-        # A hole that were mixed with its neighbours would become some level, and look like a value.
+        # A hole that were mixed with its neighbours would become some level, and look
+        # like a value.
         is_hole = np.zeros(levels.shape, bool)
         if self.nonfinite is not None:
             is_hole = levels == self.nonfinite
         filled = np.where(is_hole, 0, levels).astype(np.uint8)
-        resized = np.array(Image.fromarray(filled).resize(size, Image.Resampling.BILINEAR))
+        resized = np.array(
+            Image.fromarray(filled).resize(size, Image.Resampling.BILINEAR)
+        )
         if is_hole.any():
             holes = Image.fromarray(is_hole).resize(size, Image.Resampling.NEAREST)
             resized[np.asarray(holes)] = self.nonfinite
@@ -406,8 +435,8 @@ def write_png(
 
     Args:
         size: height and width in pixels.
-        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom. Each is done
-            with before the next one is asked for.
+        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom.
+            Each is done with before the next one is asked for.
         colors: 256 RGB triples of a palette; without them values are greys.
         text: by keywords of 79 Latin-1 characters at most.
     """
@@ -442,10 +471,13 @@ def write_png(
 
 @lru_cache(1024)
 def _head(
-    size: tuple[int, int], depth: int, colors: bytes | None, text: tuple[tuple[str, str], ...]
+    size: tuple[int, int],
+    depth: int,
+    colors: bytes | None,
+    text: tuple[tuple[str, str], ...],
 ) -> bytes:
-    """All that stands before the pixels, which is the same for a layer's picture of each image:
-    text is tEXt, or iTXt where Latin-1 cannot hold it."""
+    """All that stands before the pixels, which is the same for a layer's picture of
+    each image: text is tEXt, or iTXt where Latin-1 cannot hold it."""
     color_type = _GREY if depth == 1 else _RGB
     if colors is not None:
         color_type = _PALETTE
@@ -457,7 +489,9 @@ def _head(
         try:
             head += _chunk(b"tEXt", key + value.encode("latin-1"))
         except UnicodeEncodeError:
-            head += _chunk(b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace"))
+            head += _chunk(
+                b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")
+            )
     if colors is not None:
         head += _chunk(b"PLTE", colors)
     return head

@@ -1,6 +1,7 @@
 """Sheets: captioned tiles in rows and columns.
 
-`look`, figures, the command `sheet`, exemplars and the suspects of an audit are drawn with this:
+`look`, figures, the command `sheet`, exemplars and the suspects of an audit are drawn
+with this:
 
     title
              head     head           columns may have a head,
@@ -9,12 +10,12 @@
             +------+ +------+
             caption  caption         and tiles some lines of text below
 
-A `TileGrid` says where tiles of one size lie; `table` lays out rows and columns of several sizes.
-Either is drawn on a canvas. `Canvas` counts inches and has matplotlib's letters, which are smooth
-in every size and hold most scripts, and the ticks of colour bars. `PixelCanvas` counts pixels and
-has the letters that come with Pillow: a line takes it a tenth of the time, which counts where there
-is a picture for each of a thousand channels, and matplotlib need not be there.
-"""
+A `TileGrid` says where tiles of one size lie; `table` lays out rows and columns of
+several sizes. Either is drawn on a canvas. `Canvas` counts inches and has matplotlib's
+letters, which are smooth in every size and hold most scripts, and the ticks of colour
+bars. `PixelCanvas` counts pixels and has the letters that come with Pillow: a line
+takes it a tenth of the time, which counts where there is a picture for each of a
+thousand channels, and matplotlib need not be there."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ BLACK: Color = (0, 0, 0)
 INK: Color = (27, 33, 41)
 
 Anchor = Literal["middle", "above", "left", "right"]
-"""Where a text lies by its point: around it, centred above it, or to its left or right."""
+"""Where a text lies by its point: around it, centred above it, or to its left or right.
+"""
 
 _LONGEST_TEXT = 300
 """Letters of a text that are measured: a name from outside may have any number."""
@@ -58,7 +60,8 @@ class Tile:
     pixels: Bytes
     """uint8 [h, w, 3]."""
     limits: tuple[float, float] | None = None
-    """The values drawn darkest and brightest, for a colour bar; None for colours of no value."""
+    """The values drawn darkest and brightest, for a colour bar; None for colours of no
+    value."""
     note: str = ""
     """A second text, which is left out where there is no room for it."""
 
@@ -108,8 +111,8 @@ class Letters(NamedTuple):
 class Canvas:
     """White paper in inches, which are rounded to pixels.
 
-    It talks to matplotlib's renderer: axes, of which a figure has 33, take twenty times as long.
-    """
+    It talks to matplotlib's renderer: axes, of which a figure has 33, take twenty times
+    as long."""
 
     def __init__(self, height: int, width: int) -> None:
         """Take paper of a height and width in pixels."""
@@ -151,7 +154,8 @@ class Canvas:
         spot[:, [0, -1]] = 0
 
     def paste(self, pixels: Bytes, cell: Cell, smooth: bool = False) -> None:
-        """Draw a picture [h, w, 3] over a rectangle, its pixels as they are unless `smooth`."""
+        """Draw a picture [h, w, 3] over a rectangle, its pixels as they are unless
+        `smooth`."""
         spot = self._spot(cell)
         method = Image.Resampling.HAMMING if smooth else Image.Resampling.NEAREST
         height, width = spot.shape[:2]
@@ -179,14 +183,20 @@ class Canvas:
             text = self._fitted(text, letters, max_width)
         font = _font(letters.points, letters.bold)
         with fonts:
-            width, _, _ = self._renderer.get_text_width_height_descent(text, font, False)
+            width, _, _ = self._renderer.get_text_width_height_descent(
+                text, font, False
+            )
             # of letters that reach up and down, so that all lines stand on one base
-            _, height, descent = self._renderer.get_text_width_height_descent("lp", font, False)
+            _, height, descent = self._renderer.get_text_width_height_descent(
+                "lp", font, False
+            )
             before = {"left": width, "right": 0}.get(anchor, width / 2)
             down = 0 if anchor == "above" else height / 2 - descent
             pen = self._renderer.new_gc()
             pen.set_foreground(tuple(level / 255 for level in letters.color))
-            self._renderer.draw_text(pen, x * DPI - before, y * DPI + down, text, font, 0)
+            self._renderer.draw_text(
+                pen, x * DPI - before, y * DPI + down, text, font, 0
+            )
         return float(width / DPI)
 
     def _fitted(self, text: str, letters: Letters, max_width: float) -> str:
@@ -194,14 +204,18 @@ class Canvas:
         if self.width(text, letters) <= max_width:
             return text
         lengths = range(1, len(text))
-        fitting = bisect(lengths, max_width, key=lambda n: self.width(cut(text, n), letters))
+        fitting = bisect(
+            lengths, max_width, key=lambda n: self.width(cut(text, n), letters)
+        )
         return cut(text, max(1, fitting))
 
     def width(self, text: str, letters: Letters) -> float:
         """Inches that a line of text takes."""
         font = _font(letters.points, letters.bold)
         with fonts:
-            return float(self._renderer.get_text_width_height_descent(text, font, False)[0] / DPI)
+            return float(
+                self._renderer.get_text_width_height_descent(text, font, False)[0] / DPI
+            )
 
 
 def _font(points: float, bold: bool) -> Any:
@@ -225,14 +239,18 @@ class Caption(NamedTuple):
 class PixelCanvas:
     """Paper in pixels; all its text has one size."""
 
-    def __init__(self, width: int, height: int, points: int, paper: Color = WHITE) -> None:
+    def __init__(
+        self, width: int, height: int, points: int, paper: Color = WHITE
+    ) -> None:
         self.image = Image.new("RGB", (width, height), paper)
         self._points = points
 
     def write(self, text: str, left: float, top: float, color: Color = INK) -> None:
         """Write lines of text, from their upper left corner on."""
         draw = ImageDraw.Draw(self.image)
-        draw.multiline_text((left, top), text, fill=color, font=pixel_font(self._points))
+        draw.multiline_text(
+            (left, top), text, fill=color, font=pixel_font(self._points)
+        )
 
     def paste(self, picture: Image.Image, cell: Cell) -> None:
         """Draw a tile in its own size, from the upper left corner of its cell on."""
@@ -279,7 +297,9 @@ def begin_of(line: str, points: int, max_width: float) -> str:
 
 
 def resized(
-    image: Image.Image, factor: float, smooth: Image.Resampling = Image.Resampling.BILINEAR
+    image: Image.Image,
+    factor: float,
+    smooth: Image.Resampling = Image.Resampling.BILINEAR,
 ) -> Image.Image:
     """A picture so many times as large. Its pixels stay squares where it grows."""
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
@@ -296,7 +316,9 @@ _NO_TILE: Color = (223, 227, 232)
 
 
 def table(
-    heads: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[Image.Image | None]]
+    heads: Sequence[str],
+    labels: Sequence[str],
+    rows: Sequence[Sequence[Image.Image | None]],
 ) -> Image.Image:
     """Draw tiles in rows and columns, as wide and high as their largest tile.
 
@@ -305,7 +327,8 @@ def table(
         labels: a text on the left of each row.
         rows: tiles, or None for a cell that stays empty.
     """
-    # Columns are as wide as their tiles; heads may widen them, unless they stand upright.
+    # Columns are as wide as their tiles; heads may widen them, unless they stand
+    # upright.
     columns = list(zip(*rows, strict=True))
     widths = [max(_width(tile) for tile in column) for column in columns]
     heights = [max(_height(tile) for tile in row) for row in rows]
@@ -322,7 +345,9 @@ def table(
     for head, x in zip(head_pictures, lefts, strict=False):
         sheet.paste(head, (x, y0 - 2 * _GAP - head.height))
     for label, y, height in zip(label_pictures, tops, heights, strict=False):
-        sheet.paste(label, (x0 - 2 * _GAP - label.width, y + (height - label.height) // 2))
+        sheet.paste(
+            label, (x0 - 2 * _GAP - label.width, y + (height - label.height) // 2)
+        )
     for row, y, height in zip(rows, tops, heights, strict=False):
         for tile, x, width in zip(row, lefts, widths, strict=False):
             if tile is None:

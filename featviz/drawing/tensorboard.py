@@ -37,8 +37,9 @@ EVENTS = "events.out.tfevents.*"
 
 @dataclass(frozen=True)
 class Board:
-    """A file of TensorBoard events. The images of a run are the steps of a tag. At a training step,
-    each image has tags of its own, and scalars: a line through them is that of one image."""
+    """A file of TensorBoard events. The images of a run are the steps of a tag. At a
+    training step, each image has tags of its own, and scalars: a line through them is
+    that of one image."""
 
     file: BinaryIO
     step: int | None = None
@@ -53,10 +54,10 @@ class Board:
         histogram: Mapping[str, Any] | None,
         image: str = "",
     ) -> Iterator[dict[str, Any]]:
-        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`: a PNG, a
-        histogram and, in a training, the share of zeros and the number of channels that are nowhere
-        above zero. Tags are `what/layer1.0.conv1`; what is not of an output says so
-        (`what-input/...`).
+        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`:
+        a PNG, a histogram and, in a training, the share of zeros and the number of
+        channels that are nowhere above zero. Tags are `what/layer1.0.conv1`; what is
+        not of an output says so (`what-input/...`).
 
         Args:
             picture: makes the PNG.
@@ -97,12 +98,15 @@ class Board:
             yield {"tag": tag("zero_fraction"), "simple_value": zeros}
             yield {"tag": tag("inactive_channels"), "simple_value": inactive}
 
-    def post(self, values: Iterable[Mapping[str, Any]], position: int = 0, **fields: Any) -> None:
-        """Write values as one event: all of them, or nothing. (SummaryWriter does so in a thread,
-        whose errors come as tracebacks.)
+    def post(
+        self, values: Iterable[Mapping[str, Any]], position: int = 0, **fields: Any
+    ) -> None:
+        """Write values as one event: all of them, or nothing. (SummaryWriter does so in
+        a thread, whose errors come as tracebacks.)
 
         Args:
-            position: of the image in its run, which is the step unless the board has one.
+            position: of the image in its run, which is the step unless the board has
+                one.
             fields: more fields of TensorBoard's message `Event`.
         """
         from tensorboard.compat.proto.event_pb2 import Event
@@ -120,14 +124,16 @@ class Board:
 
 
 def run_folder(logdir: Path, run: Path) -> Path:
-    """The folder of a run's events, called like the run's own: each folder of LOGDIR is a run."""
+    """The folder of a run's events, called like the run's own: each folder of LOGDIR is
+    a run."""
     return logdir / (run.resolve().name or "run")
 
 
 def histogram(tensor: Tensor) -> dict[str, Any] | None:
-    """Count the finite values of a dense float tensor in bins, as the fields of TensorBoard's
-    message HistogramProto; None where it has none."""
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no float64
+    """Count the finite values of a dense float tensor in bins, as the fields of
+    TensorBoard's message HistogramProto; None where it has none."""
+    # MPS has no float64
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     values = tensor.detach().flatten().to(wide)
     if not torch.isfinite(values.sum()):  # a tenth of the time of looking at each
         values = values[torch.isfinite(values)]
@@ -149,8 +155,8 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
 
 
 def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
-    """The first tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow` and `scale`
-    where the options name them. A vector stays one strip."""
+    """The first tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow`
+    and `scale` where the options name them. A vector stays one strip."""
     if picture.strip:
         return picture
     slices = picture.slices[0]
@@ -166,7 +172,9 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     if shown == channels:
         return replace(picture, plan=plan)
     tiles = picture.tiles[: shown * slices]
-    return replace(picture, plan=plan, tiles=tiles, channels=list(picture.drawn[:shown]))
+    return replace(
+        picture, plan=plan, tiles=tiles, channels=list(picture.drawn[:shown])
+    )
 
 
 def require() -> None:
@@ -180,8 +188,8 @@ def require() -> None:
 
 @contextmanager
 def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
-    """A board in a folder, closed at the end; None without one. Where the folder lies `below` a run
-    directory, it may not do so by a link."""
+    """A board in a folder, closed at the end; None without one. Where the folder lies
+    `below` a run directory, it may not do so by a link."""
     if folder is None:
         yield None
         return

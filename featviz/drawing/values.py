@@ -1,5 +1,6 @@
-"""From maps of floats to numbers and levels: statistics of channels, limits, the one quantiser.
-Values on a CPU go through compiled loops; torch is imported only for what lies elsewhere."""
+"""From maps of floats to numbers and levels: statistics of channels, limits, the one
+quantiser. Values on a CPU go through compiled loops; torch is imported only for what
+lies elsewhere."""
 
 from __future__ import annotations
 
@@ -20,24 +21,29 @@ MIN, MAX, MEAN, STD, ZEROS, NONFINITE = range(6)
 """Columns of statistics, in the order of `records.STAT_COLUMNS`."""
 
 FLAT = 2.0**-20
-"""A map whose range is below this share of its largest value is constant but for rounding."""
+"""A map whose range is below this share of its largest value is constant but for
+rounding."""
 
 _FAR = 16.0
-"""Where zero lies further below a map than so many of its spans, half a level added to `low` would
-be lost in rounding, and takes a pass of its own."""
+"""Where zero lies further below a map than so many of its spans, half a level added to
+`low` would be lost in rounding, and takes a pass of its own."""
 
 _TINY = 1e-30
-"""The reciprocal of a smaller span may overflow. Also the span where two percentiles are equal: all
-above is bright, else dark."""
+"""The reciprocal of a smaller span may overflow. Also the span where two percentiles
+are equal: all above is bright, else dark."""
 _LARGER = np.float32(2.0**64)
-"""What maps of a tiny span are multiplied by: a power of two, which changes no digit."""
+"""What maps of a tiny span are multiplied by: a power of two, which changes no digit.
+"""
 
 
 # Statistics
 
 
 def statistics(
-    maps: Tensor | np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
+    maps: Tensor | np.ndarray,
+    low: float = math.nan,
+    high: float = math.nan,
+    counted: bool = False,
 ) -> tuple[Floats, Integers]:
     """Statistics of each map over its finite values.
 
@@ -47,10 +53,10 @@ def statistics(
         counted: whether to count them, which is done on a CPU alone.
 
     Returns:
-        float32 [N, 6] in the order of `records.STAT_COLUMNS`, where the standard deviation is the
-        population's and a map without a finite value has NaN for its first four; and how many
-        values of each map are at `low` or below, or at `high` or above, which is empty unless
-        `counted`.
+        float32 [N, 6] in the order of `records.STAT_COLUMNS`, where the standard
+        deviation is the population's and a map without a finite value has NaN for its
+        first four; and how many values of each map are at `low` or below, or at `high`
+        or above, which is empty unless `counted`.
     """
     from featviz.drawing import loops
 
@@ -61,7 +67,9 @@ def statistics(
     rows = rows.reshape(len(rows), -1)
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
     bounds = np.float32(low), np.float32(high)
-    loops.statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside)
+    loops.statistics(
+        rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside
+    )
     # the loop leaves to numpy what has NaN, or needs float64
     for n in np.flatnonzero(stats[:, STD] < 0):
         finite = rows[n][np.isfinite(rows[n])].astype(np.float64)
@@ -77,16 +85,23 @@ def statistics_on_device(rows: Tensor) -> Floats:
 
     finite = torch.isfinite(rows)
     count = finite.sum(1)
-    low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
-    high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
-    wide = torch.float32 if rows.device.type == "mps" else torch.float64  # MPS has no float64
+    low = (
+        torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
+    )
+    high = (
+        torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
+    )
+    # MPS has no float64
+    wide = torch.float32 if rows.device.type == "mps" else torch.float64
     numbers = torch.where(finite, rows, 0.0).to(wide)
     mean = numbers.sum(1) / count
     deviation = torch.where(finite, numbers - mean[:, None], 0.0)
     std = (deviation.square().sum(1) / count).sqrt()
     zeros = (rows == 0).sum(1) / rows.shape[1]
     columns = [low, high, mean, std, zeros, rows.shape[1] - count]
-    stats: Floats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
+    stats: Floats = (
+        torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
+    )
     return stats
 
 
@@ -98,7 +113,8 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
         values: numbers in each map.
 
     Returns:
-        min, max, mean, std (None where no value is finite), zero_fraction and nonfinite.
+        min, max, mean, std (None where no value is finite), zero_fraction and
+        nonfinite.
     """
     summary: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS)
     zeros, nonfinite = stats[:, ZEROS:].sum(0, np.float64)
@@ -126,7 +142,8 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
 
 
 def is_constant(stats: Floats) -> np.ndarray:
-    """bool [N]: which maps have one value everywhere, but for rounding, by their statistics."""
+    """bool [N]: which maps have one value everywhere, but for rounding, by their
+    statistics."""
     low = stats[:, MIN]
     high = stats[:, MAX]
     flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
@@ -139,7 +156,8 @@ def is_constant(stats: Floats) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ValueLimits:
-    """Values drawn darkest and brightest, float32 [N] or [1]; which `mode` they came from."""
+    """Values drawn darkest and brightest, float32 [N] or [1]; which `mode` they came
+    from."""
 
     low: Floats
     high: Floats
@@ -179,7 +197,8 @@ def limits(
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
     mode, numbers = scale
-    # A map of one number, scaled by itself, would be black whatever it is: 0, 7 and -3 alike.
+    # A map of one number, scaled by itself, would be black whatever it is: 0, 7 and -3
+    # alike.
     if mode == "map" and maps[0].numel() > 1 and not together:
         return ValueLimits(low, high, mode)
     if mode in ("range", "none"):
@@ -214,13 +233,14 @@ def to_levels(
 ) -> Bytes:
     """Turn floats into levels, rounded to the nearest.
 
-    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`), but of
-    constant maps only zero is black and any other value the middle level. A level is
+    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`),
+    but of constant maps only zero is black and any other value the middle level. A
+    level is
 
         floor((value - low) · factor + 1/2),  factor = (levels - 1) / (high - low),
 
-    where the half is added to `low` beforehand, which saves the loop an addition, unless `low` is
-    so large beside the span that the half would be lost in rounding.
+    where the half is added to `low` beforehand, which saves the loop an addition,
+    unless `low` is so large beside the span that the half would be lost in rounding.
 
     Args:
         maps: [N, ...], on any device.
@@ -252,9 +272,12 @@ def to_levels(
         times = factors if isinstance(maps, np.ndarray) else maps.new_tensor(factors)
         rows = maps * times.reshape(-1, *[1] * (maps.ndim - 1))
     span = np.maximum(span, np.float32(_TINY))
-    # Where zero lies far below the values, the half is added behind the multiplication instead.
+    # Where zero lies far below the values, the half is added behind the multiplication
+    # instead.
     is_far = bool((abs(low) > _FAR * span).any())
-    start = (low if is_far else low - span * np.float32(0.5 / (levels - 1))).astype(np.float32)
+    start = (low if is_far else low - span * np.float32(0.5 / (levels - 1))).astype(
+        np.float32
+    )
     factor = ((levels - 1) / span).astype(np.float32)
     half = 0.5 if is_far else 0.0
     top = levels - 0.5 if clips or nonfinite is not None else None
@@ -275,8 +298,8 @@ def to_levels(
         )
     else:
         tiles = quantise_on_device(rows, start, factor, half, top)
-    # A constant map has no span to scale by: zero is black, anything else the middle grey, so that
-    # dead channels are told from others.
+    # A constant map has no span to scale by: zero is black, anything else the middle
+    # grey, so that dead channels are told from others.
     if flat.any():
         middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
         where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
@@ -290,16 +313,16 @@ def to_levels(
 def quantise_on_device(
     maps: Tensor, low: Floats, factor: Floats, half: float, top: float | None
 ) -> Bytes:
-    """Levels of maps on the device where the maps are, so that only bytes are sent back:
-    (value - low) · factor + half, cut to whole numbers.
+    """Levels of maps on the device where the maps are, so that only bytes are sent
+    back: (value - low) · factor + half, cut to whole numbers.
 
     Args:
         maps: [N, ...].
         low: [N], the value of each map that becomes level 0.
         factor: [N], levels for each unit of a map's values.
         half: 0.5 to round to the nearest level, 0 to cut.
-        top: the highest level, to which values are clipped, and NaN becomes 0. None where all
-            values are finite and known to fit 0..255.
+        top: the highest level, to which values are clipped, and NaN becomes 0. None
+            where all values are finite and known to fit 0..255.
     """
     shape = (-1, *[1] * (maps.ndim - 1))
     levels = maps - maps.new_tensor(low).reshape(shape)

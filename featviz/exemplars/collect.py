@@ -1,8 +1,7 @@
 """The images that excite each channel most, ranked while batches go through the model.
 
-For each channel only the numbers of the best K images are kept, so memory goes with the channels
-and not with the images; `crops` reads those images again.
-"""
+For each channel only the numbers of the best K images are kept, so memory goes with the
+channels and not with the images; `crops` reads those images again."""
 
 from __future__ import annotations
 
@@ -49,12 +48,13 @@ class Strongest(NamedTuple):
     values: Floats
     """[C]: the value that ranks the image."""
     positions: Integers
-    """[C, 4]: row and column of the value in the map, rows and columns of the map; -1 where the
-    tensor is no map of the input, or the whole map counts."""
+    """[C, 4]: row and column of the value in the map, rows and columns of the map; -1
+    where the tensor is no map of the input, or the whole map counts."""
 
 
 class TopImages(NamedTuple):
-    """The best K images of C channels, the best first; of equal values the earlier image first."""
+    """The best K images of C channels, the best first; of equal values the earlier
+    image first."""
 
     values: Floats
     """[C, K]; -inf where there is no image."""
@@ -81,7 +81,9 @@ class TopImages(NamedTuple):
         new_images = np.where(finite, image, _NO_IMAGE)
         values = np.concatenate([self.values, new_values[:, None]], axis=1)
         images = np.concatenate([self.images, new_images[:, None]], axis=1)
-        positions = np.concatenate([self.positions, strongest.positions[:, None]], axis=1)
+        positions = np.concatenate(
+            [self.positions, strongest.positions[:, None]], axis=1
+        )
         order = np.lexsort((images, -values))[:, :-1]
         return TopImages(
             np.take_along_axis(values, order, 1),
@@ -101,9 +103,8 @@ class _Candidate(NamedTuple):
 class ExemplarCollector:
     """Ranks the images that excite each channel most, for each class apart.
 
-    `Study.show` calls `begin` before a batch and `commit` after it; in between, hooks hand tensors
-    to `take`. Of an image that failed, nothing stays.
-    """
+    `Study.show` calls `begin` before a batch and `commit` after it; in between, hooks
+    hand tensors to `take`. Of an image that failed, nothing stays."""
 
     def __init__(
         self,
@@ -119,7 +120,8 @@ class ExemplarCollector:
         Args:
             blank: the model's arguments for the first image's shape, [1, C, H, W] each.
             top: how many images are kept for each channel.
-            classes: the class of each sample; None for all where classes are not told apart.
+            classes: the class of each sample; None for all where classes are not told
+                apart.
         """
         self.sources: dict[CaptureSite, ExemplarSource] = {}
         self.skipped: dict[str, str] = {}
@@ -171,8 +173,9 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch, and forget candidates of one that failed. The first batch of a new input
-        shape may send an image through the model once more, to follow where its values lie."""
+        """Start a batch, and forget candidates of one that failed. The first batch of a
+        new input shape may send an image through the model once more, to follow where
+        its values lie."""
         self._batch = Batch((), [])  # so that `take` takes nothing in that pass
         self._candidates = []
         self._book = self._book_of(batch)
@@ -190,7 +193,9 @@ class ExemplarCollector:
         book.settle_as(self._first_book)
         if not book.is_traced:
             with book.traced(module, [site.layer for site in self.sources]):
-                forward(module, [arg[:1].to(self._model.device) for arg in batch.inputs])
+                forward(
+                    module, [arg[:1].to(self._model.device) for arg in batch.inputs]
+                )
         if len(self._books) > _MAX_BOOKS:
             self._books = {self._first_book.input_shape: self._first_book}
         self._books[shape] = book
@@ -200,7 +205,9 @@ class ExemplarCollector:
         """Rank the images of the batch, now that the model is through with them."""
         for candidate in self._candidates:
             key = candidate.site, self._classes[candidate.image]
-            self.tops[key] = self.tops[key].with_image(candidate.image, candidate.strongest)
+            self.tops[key] = self.tops[key].with_image(
+                candidate.image, candidate.strongest
+            )
         if self.recorder is not None:
             self._note_skipped(self.recorder.skipped)
         self._candidates = []
@@ -209,22 +216,27 @@ class ExemplarCollector:
         """The sink of the hooks.
 
         Raises:
-            LayoutError: the tensor cannot be divided among the images of the batch, or its channels
-                are not those of the first image.
+            LayoutError: the tensor cannot be divided among the images of the batch, or
+                its channels are not those of the first image.
         """
         if not self._batch.images:  # hints are being learnt
             return
         slices = self._image_slices(site, tensor)
         for image, image_slice in zip(self._batch.images, slices, strict=True):
-            for key, maps in to_maps(image_slice, self._book.of_tensor(site, image_slice)).items():
+            for key, maps in to_maps(
+                image_slice, self._book.of_tensor(site, image_slice)
+            ).items():
                 source = self.sources.get(site.inside(key))
                 if source is None or len(maps.data) != source.channels:
-                    raise LayoutError(f"gives {list(image_slice.shape)} for some images only")
+                    raise LayoutError(
+                        f"gives {list(image_slice.shape)} for some images only"
+                    )
                 strongest = strongest_values(maps, self._rank_by)
                 self._candidates.append(_Candidate(image, source.site, strongest))
 
     def _image_slices(self, site: CaptureSite, tensor: Tensor) -> Sequence[Tensor]:
-        """The tensor of each image. The first axis must count images, or windows of images."""
+        """The tensor of each image. The first axis must count images, or windows of
+        images."""
         images = len(self._batch.images)
         if images == 1:
             return (tensor,)
@@ -243,8 +255,8 @@ class ExemplarCollector:
 
 
 def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
-    """The finite value that ranks an image in each channel, and its position; -inf or NaN where a
-    channel has no finite value.
+    """The finite value that ranks an image in each channel, and its position; -inf or
+    NaN where a channel has no finite value.
 
     Args:
         maps: those of one image, [C, S, H, W].

@@ -79,8 +79,8 @@ class CropReader:
     def tiles(
         self, source: ExemplarSource, top: TopImages, channels: Sequence[int]
     ) -> dict[int, list[ExemplarTile]]:
-        """The exemplars of some channels, by channel, the best first. The tile of an image that
-        cannot be read again is empty."""
+        """The exemplars of some channels, by channel, the best first. The tile of an
+        image that cannot be read again is empty."""
         empty = Image.new("RGB", (TILE, TILE), _BACKGROUND)
         tiles: dict[int, list[ExemplarTile]] = {}
         ranks_of_image: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -93,7 +93,9 @@ class CropReader:
             receptive_field = self._field(source, seen.args)
             for channel, rank in ranks_of_image[seen.number]:
                 exemplar = tiles[channel][rank].exemplar
-                tiles[channel][rank] = _exemplar_tile(seen.picture, receptive_field, exemplar)
+                tiles[channel][rank] = _exemplar_tile(
+                    seen.picture, receptive_field, exemplar
+                )
         return tiles
 
     def _exemplars(self, top: TopImages, channel: int) -> list[Exemplar]:
@@ -107,7 +109,8 @@ class CropReader:
                 Exemplar(
                     image=self.study.samples[number].name,
                     number=number,
-                    value=float(str(top.values[channel, rank])),  # the shortest decimals
+                    # the shortest decimals
+                    value=float(str(top.values[channel, rank])),
                     place=[position.row, position.column] if has_position else None,
                     map=[position.rows, position.columns] if has_position else None,
                     box=None,
@@ -115,7 +118,9 @@ class CropReader:
             )
         return exemplars
 
-    def _field(self, source: ExemplarSource, args: Sequence[Tensor]) -> ReceptiveField | None:
+    def _field(
+        self, source: ExemplarSource, args: Sequence[Tensor]
+    ) -> ReceptiveField | None:
         shape = tuple(args[0].shape)
         if shape not in self.fields:
             if len(self.fields) == _MAX_CACHED_SHAPES:
@@ -131,7 +136,9 @@ class CropReader:
                 yield seen
         missing = [number for number in numbers if number not in self._cache]
         study = self.study
-        for batch in batches(study.samples, study.model, self.inputs, 1, self._vanished, missing):
+        for batch in batches(
+            study.samples, study.model, self.inputs, 1, self._vanished, missing
+        ):
             pixels = to_pixels(study.model.preprocess.shown(batch.inputs)[0])
             rgb = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
             args = [arg.to("meta") for arg in batch.inputs]
@@ -142,14 +149,19 @@ class CropReader:
             yield seen
 
     def _vanished(self, number: int, error: FeatvizError) -> None:
-        log.warning("%s cannot be read again: %s", self.study.samples[number].name, error.message)
+        log.warning(
+            "%s cannot be read again: %s",
+            self.study.samples[number].name,
+            error.message,
+        )
         self._cache[number] = None
 
 
 def _exemplar_tile(
     picture: Image.Image, receptive_field: ReceptiveField | None, exemplar: Exemplar
 ) -> ExemplarTile:
-    """Cut an exemplar to what its unit sees, or show the whole image where that is not known."""
+    """Cut an exemplar to what its unit sees, or show the whole image where that is not
+    known."""
     box: PixelBox | None = PixelBox(0, 0, picture.width, picture.height)
     largest = picture.height, picture.width
     position = None
@@ -171,9 +183,10 @@ def cut(
     """A crop of an image in the middle of a tile; an empty tile without a box.
 
     Args:
-        largest: height and width of the layer's largest crop, which fills a tile; smaller ones are
-            drawn to the same scale.
-        position: framed where the crop is the whole image, and so does not tell the position.
+        largest: height and width of the layer's largest crop, which fills a tile;
+            smaller ones are drawn to the same scale.
+        position: framed where the crop is the whole image, and so does not tell the
+            position.
     """
     tile = Image.new("RGB", (TILE, TILE), _BACKGROUND)
     if box is None:
@@ -199,5 +212,9 @@ def _draw_frame(tile: Image.Image, inside: PixelBox, position: MapPosition) -> N
     left = inside.left + (position.column + 0.5) * cell_width - width / 2
     top = inside.top + (position.row + 0.5) * cell_height - height / 2
     draw = ImageDraw.Draw(tile)
-    draw.rectangle([left - 1, top - 1, left + width, top + height], outline=_FRAME_OUTSIDE)
-    draw.rectangle([left, top, left + width - 1, top + height - 1], outline=_FRAME_INSIDE)
+    draw.rectangle(
+        [left - 1, top - 1, left + width, top + height], outline=_FRAME_OUTSIDE
+    )
+    draw.rectangle(
+        [left, top, left + width - 1, top + height - 1], outline=_FRAME_INSIDE
+    )

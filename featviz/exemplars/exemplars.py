@@ -1,5 +1,5 @@
-"""The story of `exemplars`: from a model and images to the images that excite each channel most, as
-a picture of each channel, and a sheet of all channels of a layer."""
+"""The story of `exemplars`: from a model and images to the images that excite each
+channel most, as a picture of each channel, and a sheet of all channels of a layer."""
 
 from __future__ import annotations
 
@@ -69,11 +69,13 @@ def find_exemplars(
     options: ExemplarOptions,
     progress: BatchProgress = lambda image, error, total: None,
 ) -> studies.ExemplarRecord:
-    """Find the images, and the positions in them, that excite each channel of some layers most.
+    """Find the images, and the positions in them, that excite each channel of some
+    layers most.
 
     Args:
         arguments: files, folders, archives, URLs or globs, as on the command line.
-        progress: called with each image's name, its error if it failed, and the number of images.
+        progress: called with each image's name, its error if it failed, and the number
+            of images.
 
     Returns:
         The content of exemplars.json, which stands in `options.out` with the pictures.
@@ -85,17 +87,24 @@ def find_exemplars(
         blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         classes = class_names(samples) if options.per_class else [None] * len(samples)
-        collector = ExemplarCollector(loaded, layers, blank, options.pick, options.top, classes)
+        collector = ExemplarCollector(
+            loaded, layers, blank, options.pick, options.top, classes
+        )
         if not collector.sources:
             raise _no_channels(layers, collector)
         study = Study(loaded, samples, options, progress)
-        with in_eval_mode(loaded.module), hooked(loaded.module, layers, collector.take) as recorder:
+        with (
+            in_eval_mode(loaded.module),
+            hooked(loaded.module, layers, collector.take) as recorder,
+        ):
             collector.recorder = recorder
             study.show(collector)
         sources = list(collector.sources.values())
         fields = receptive_fields(loaded, sources, blank)
         input_size = list(blank[0].shape[-2:])
-        reader = CropReader(study, options.inputs, sources, {tuple(blank[0].shape): fields})
+        reader = CropReader(
+            study, options.inputs, sources, {tuple(blank[0].shape): fields}
+        )
         rows = []
         for source in sources:
             if source.site in fields:
@@ -113,12 +122,14 @@ def find_exemplars(
 
 
 def class_names(samples: Sequence[Sample]) -> list[str | None]:
-    """The class of each sample: the name of the folder that its image lies in. A clip is itself a
-    folder of frames, and lies in that of its class."""
+    """The class of each sample: the name of the folder that its image lies in. A clip
+    is itself a folder of frames, and lies in that of its class."""
     names: list[str | None] = []
     for sample in samples:
         path = sample.path
-        absolute = PurePosixPath(path.place) if isinstance(path, Url) else path.absolute()
+        absolute = (
+            PurePosixPath(path.place) if isinstance(path, Url) else path.absolute()
+        )
         is_clip = len(sample.paths) > 1
         names.append(absolute.parents[1 if is_clip else 0].name)
     return names
@@ -144,7 +155,9 @@ def _row(
     if class_name is None:
         sheet += f"/{safe_name(site.stem + '.png')}"
     else:
-        sheet += f"/{safe_name(site.stem)}/{safe_name(f'{number:03d}_{class_name}.png')}"
+        sheet += (
+            f"/{safe_name(site.stem)}/{safe_name(f'{number:03d}_{class_name}.png')}"
+        )
     return ExemplarLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -221,7 +234,9 @@ def _draw_layer(
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
                 title = (f"{label}, channel {channel}", lines[-1])
                 texts = [(exemplar.value, exemplar.image) for exemplar in exemplars]
-                _save(folder, path, draw_channel(title, tiles, texts, tiles_per_channel))
+                _save(
+                    folder, path, draw_channel(title, tiles, texts, tiles_per_channel)
+                )
             sheet.add_row(channel, tiles, [exemplar.value for exemplar in exemplars])
             drawn_channels.append(ExemplarChannel(channel, path, exemplars))
     _save(folder, row.sheet, sheet.image)
@@ -231,8 +246,11 @@ def _draw_layer(
 def _sheet_title(
     row: ExemplarLayer, label: str, channels: int, rank_by: str, images_seen: int
 ) -> list[str]:
-    """What a sheet says above its tiles: the layer, what was ranked, and what a unit sees."""
-    of_class = "" if row.class_name is None else f" of class {printable(row.class_name)}"
+    """What a sheet says above its tiles: the layer, what was ranked, and what a unit
+    sees."""
+    of_class = (
+        "" if row.class_name is None else f" of class {printable(row.class_name)}"
+    )
     view = row.receptive_field
     if rank_by == "mean":
         criterion = "the highest mean of their map"
@@ -242,16 +260,21 @@ def _sheet_title(
         view_note = {
             "no place": "a unit has no place in the image: the whole input is shown",
             "unknown": "what a unit sees is not known: the whole input is shown",
-            "computed": f"a unit sees up to {view.size[0]} x {view.size[1]} pixels of the input",
+            "computed": (
+                f"a unit sees up to {view.size[0]} x {view.size[1]} pixels of the input"
+            ),
         }[view.how]
     return [
         f"{label} ({printable(row.type)}){of_class}",
-        f"{counted(channels, 'channel')}, each with the images that give {criterion}; "
-        f"{counted(images_seen, 'image')} seen",
+        (
+            f"{counted(channels, 'channel')}, each with the images that give"
+            f" {criterion}; {counted(images_seen, 'image')} seen"
+        ),
         view_note,
     ]
 
 
 def _save(folder: Folder, path: str, picture: Image.Image) -> None:
     with folder.write(path) as file:
-        picture.save(file, "png", compress_level=1)  # 6 % larger than usual, in half the time
+        # 6 % larger than usual, in half the time
+        picture.save(file, "png", compress_level=1)

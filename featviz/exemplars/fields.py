@@ -32,8 +32,8 @@ def receptive_fields(
         args: arguments of the model; only their shapes count.
 
     Returns:
-        The field of each tensor that is a map of the input. Those behind a function that cannot be
-        followed are missing.
+        The field of each tensor that is a map of the input. Those behind a function
+        that cannot be followed are missing.
     """
     aligned = [source for source in sources if is_map_of_input(model, source)]
     if not aligned:
@@ -41,6 +41,8 @@ def receptive_fields(
     book = HintBook(model.module, args[0].shape)
     layers = [source.site.layer for source in aligned]
     with in_eval_mode(model.module), book.traced(model.module, layers, fields=True):
-        forward(model.module, [torch.zeros_like(arg, device=model.device) for arg in args])
+        forward(
+            model.module, [torch.zeros_like(arg, device=model.device) for arg in args]
+        )
     fields = {source.site: book.receptive_field(source.site) for source in aligned}
     return {site: field for site, field in fields.items() if field is not None}

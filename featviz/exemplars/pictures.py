@@ -34,10 +34,13 @@ _FAINT: sheet.Color = (102, 112, 124)
 
 
 def tile_grid(count: int) -> TileGrid:
-    """Where the tiles lie in the picture of a channel that has room for `count`, about square."""
+    """Where the tiles lie in the picture of a channel that has room for `count`, about
+    square."""
     columns = max(1, ceil(sqrt(count)))
     down = TILE + _CAPTION + _GAP
-    return TileGrid(columns, TILE, TILE, _GAP, _TITLE + _GAP, across=TILE + _GAP, down=down)
+    return TileGrid(
+        columns, TILE, TILE, _GAP, _TITLE + _GAP, across=TILE + _GAP, down=down
+    )
 
 
 def draw_channel(
@@ -46,12 +49,15 @@ def draw_channel(
     texts: Sequence[tuple[float, str]],
     count: int,
 ) -> Image.Image:
-    """A channel's tiles, the best first, each above its value and the name of its image."""
+    """A channel's tiles, the best first, each above its value and the name of its
+    image."""
     grid = tile_grid(count)
     last = grid.cell(count - 1)
     width = max(grid.columns * (TILE + _GAP), 2 * (TILE + _GAP)) + _GAP
     canvas = PixelCanvas(width, round(last.top + TILE + _CAPTION + _GAP), _TEXT)
-    for number, (line, color) in enumerate(zip(title, (sheet.INK, _FAINT), strict=True)):
+    for number, (line, color) in enumerate(
+        zip(title, (sheet.INK, _FAINT), strict=True)
+    ):
         line = sheet.begin_of(line, _TEXT, width - 2 * _GAP)
         canvas.write(line, _GAP, _GAP + number * _LINE, color)
     for rank, (tile, (value, image)) in enumerate(zip(tiles, texts, strict=True)):
@@ -63,12 +69,13 @@ def draw_channel(
 
 
 class LayerPicture:
-    """The picture of a layer, about square: a row of small tiles for each channel, in several
-    columns of rows. Where it has no room tiles are made smaller, then left out, then channels are.
-    """
+    """The picture of a layer, about square: a row of small tiles for each channel, in
+    several columns of rows. Where it has no room tiles are made smaller, then left out,
+    then channels are."""
 
     def __init__(self, title: Sequence[str], channels: int, count: int) -> None:
-        """Begin the picture of a layer with so many channels, each of up to `count` images."""
+        """Begin the picture of a layer with so many channels, each of up to `count`
+        images."""
         self._side, self._shown = _fitting_row(channels, count)
         row_width = _LABEL + self._shown * (self._side + _BETWEEN) + _COLUMN_GAP
         row_height = self._side + _LINE + _GAP
@@ -100,7 +107,9 @@ class LayerPicture:
         """What is drawn so far."""
         return self._canvas.image
 
-    def add_row(self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]) -> None:
+    def add_row(
+        self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]
+    ) -> None:
         """Draw the row of a channel, its tiles and their values, the best first."""
         if channel >= self._channels:
             return
@@ -122,8 +131,8 @@ class LayerPicture:
 
 
 def _fitting_row(channels: int, count: int) -> tuple[int, int]:
-    """Pixels a side of a tile, and tiles in a row, with which a layer's picture is not too large;
-    the smallest there are where it is anyway."""
+    """Pixels a side of a tile, and tiles in a row, with which a layer's picture is not
+    too large; the smallest there are where it is anyway."""
     most = min(count, _MOST_SHOWN)
     choices = [(side, most) for side in _SMALL_TILES]
     choices += [(_SMALL_TILES[-1], shown) for shown in range(most - 1, 0, -1)]

@@ -1,4 +1,5 @@
-"""Files that somebody else wrote, opened only where they should be; and what a path may mean."""
+"""Files that somebody else wrote, opened only where they should be; and what a path may
+mean."""
 
 from __future__ import annotations
 
@@ -24,22 +25,26 @@ _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 """Strings, also one that does not end, and the brackets between them."""
 
 BY_DESCRIPTOR = os.open in os.supports_dir_fd
-"""Whether a folder can be held by a descriptor; not on Windows, which has none of these flags."""
+"""Whether a folder can be held by a descriptor; not on Windows, which has none of these
+flags."""
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _READ |= getattr(os, "O_NONBLOCK", 0)
-"""O_NONBLOCK: a FIFO that takes the file's place after the check does not block either."""
+"""O_NONBLOCK: a FIFO that takes the file's place after the check does not block either.
+"""
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 _IRREGULAR = "it is no regular file"
 _LINKED = "it, or a folder on the way to it, is a symbolic link"
 _LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
-"""Where links are not followed: a link to a folder gives the same error as a file in its place."""
+"""Where links are not followed: a link to a folder gives the same error as a file in
+its place."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; no FIFO, device, socket or folder. Links are followed (see
-    `ReadFolder`). FileNotFoundError where there is no such file, else FileError."""
+    """Open a regular file for reading; no FIFO, device, socket or folder. Links are
+    followed (see `ReadFolder`). FileNotFoundError where there is no such file, else
+    FileError."""
     with _errors_named(str(path)):
         return _opened(str(path), path.stat())
 
@@ -50,33 +55,36 @@ def real(path: Path) -> Path:
 
 
 def is_inside(relative: str) -> bool:
-    """Whether a name from a file leads to a place below its folder, on every system: relative, with
-    forward slashes, without empty, `.` or `..` components, drives and NUL."""
+    """Whether a name from a file leads to a place below its folder, on every system:
+    relative, with forward slashes, without empty, `.` or `..` components, drives and
+    NUL."""
     parts = relative.split("/")
     return not set(parts) & {"", ".", ".."} and not set(relative) & {"\\", "\0", ":"}
 
 
 class OpenFolder:
-    """A folder that is open: what is done by it happens in this folder, whatever comes to stand in
-    its place meanwhile. Everything here raises OSError.
+    """A folder that is open: what is done by it happens in this folder, whatever comes
+    to stand in its place meanwhile. Everything here raises OSError.
 
-    Where the system takes descriptors of folders (`os.supports_dir_fd`) that holds without a gap.
-    Elsewhere (Windows) a folder is its path, and before each step it is compared with the folder
-    that was there when it was opened.
-    """
+    Where the system takes descriptors of folders (`os.supports_dir_fd`) that holds
+    without a gap. Elsewhere (Windows) a folder is its path, and before each step it is
+    compared with the folder that was there when it was opened."""
 
     def __init__(self, path: Path, above: OpenFolder | None = None) -> None:
         """Open a folder.
 
         Args:
-            above: the folder in which it is, by the last part of its path; then it may be no link.
-                Without it the path is one of the user's own, and its links are followed.
+            above: the folder in which it is, by the last part of its path; then it may
+                be no link. Without it the path is one of the user's own, and its links
+                are followed.
         """
         self.path = path
         self.close: weakref.finalize[..., OpenFolder]
         self.descriptor: int | None = None
         """For the parameter `dir_fd` of functions of `os`, with a name from `at`."""
-        name, inside = (str(path), None) if above is None else (above.at(path.name), above)
+        name, inside = (
+            (str(path), None) if above is None else (above.at(path.name), above)
+        )
         fd_above = None if inside is None else inside.descriptor
         if BY_DESCRIPTOR:
             flags = _FOLDER if inside is None else _FOLDER | NO_LINK
@@ -138,14 +146,16 @@ class OpenFolder:
 
 
 def _is_link(path: Path, status: os.stat_result) -> bool:
-    """Whether it is a symbolic link, or a junction of Windows (which Python tells since 3.12)."""
+    """Whether it is a symbolic link, or a junction of Windows (which Python tells since
+    3.12)."""
     is_junction = getattr(os.path, "isjunction", bool)
     return stat.S_ISLNK(status.st_mode) or (os.name == "nt" and is_junction(path))
 
 
 class ReadFolder(OpenFolder):
-    """A folder whose files somebody else has named, as `is_inside` allows: each is opened without
-    following a link. What goes wrong is a FileNotFoundError or a FileError."""
+    """A folder whose files somebody else has named, as `is_inside` allows: each is
+    opened without following a link. What goes wrong is a FileNotFoundError or a
+    FileError."""
 
     def __init__(self, path: Path, above: OpenFolder | None = None) -> None:
         """Open a folder of the user's own, whose links are followed."""
@@ -156,7 +166,8 @@ class ReadFolder(OpenFolder):
 
     @classmethod
     def below(cls, root: Path, relative: str) -> ReadFolder:
-        """Open a folder in one of the user's own; links are followed on the way to `root` alone."""
+        """Open a folder in one of the user's own; links are followed on the way to
+        `root` alone."""
         folder = cls(root)
         for name in relative.split("/") if relative else []:
             folder = folder.child(name)
@@ -178,7 +189,9 @@ class ReadFolder(OpenFolder):
         """The content of a file of at most `most` bytes; raises as `open` does."""
         content, size = self.head(relative, most)
         if size > most:
-            raise FileError(f"{quoted(relative)} has more than the {most:,} bytes it may have")
+            raise FileError(
+                f"{quoted(relative)} has more than the {most:,} bytes it may have"
+            )
         return content
 
     def read_json(self, relative: str, most: int) -> Any:
@@ -187,7 +200,8 @@ class ReadFolder(OpenFolder):
             return parse_json(self.read(relative, most).decode("utf-8"))
 
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
-        """The first bytes of a file, at most `most`, and how many it has; raises as `open` does."""
+        """The first bytes of a file, at most `most`, and how many it has; raises as
+        `open` does."""
         with self.open(relative) as file, _errors_named(relative):
             size = os.fstat(file.fileno()).st_size
             return file.read(min(size, most)), size
@@ -200,7 +214,8 @@ class ReadFolder(OpenFolder):
 def _opened(
     name: str, before: os.stat_result, folder: int | None = None, flags: int = 0
 ) -> BinaryIO:
-    """Open what is a regular file before, since opening a device can do something, and after.
+    """Open what is a regular file before, since opening a device can do something, and
+    after.
 
     Args:
         before: what was there before.
@@ -221,7 +236,9 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
         size = os.fstat(file.fileno()).st_size  # to read more would allocate more
         content = file.read(min(size, most) + 1)
     if len(content) > most:
-        raise FileError(f"{quoted(str(path))} has more than the {most:,} bytes it may have")
+        raise FileError(
+            f"{quoted(str(path))} has more than the {most:,} bytes it may have"
+        )
     return content
 
 
@@ -238,8 +255,9 @@ def read_json(path: Path, most: int = SMALL) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parse a JSON document; ValueError where it is none, has more than DEEPEST levels, or a number
-    that JSON has not (NaN, Infinity) or of more digits than Python reads."""
+    """Parse a JSON document; ValueError where it is none, has more than DEEPEST levels,
+    or a number that JSON has not (NaN, Infinity) or of more digits than Python
+    reads."""
     depth = 0
     for token in _BRACKETS.finditer(text):
         depth += (token[0] in "[{") - (token[0] in "]}")
@@ -277,7 +295,9 @@ def misspelt(path: Path) -> Path | None:
     """The file or folder of a like name that a path may mean: `cat.jpg` for `Cta.jpg`."""
     try:
         with os.scandir(path.parent) as entries:
-            names = {entry.name.lower(): entry.name for entry in islice(entries, _MOST_NAMES)}
+            names = {
+                entry.name.lower(): entry.name for entry in islice(entries, _MOST_NAMES)
+            }
     except (OSError, ValueError):
         return None
     wanted = path.name[:_LONGEST_NAME].lower()
@@ -296,5 +316,9 @@ def hint_of(path: Path, near: Path | None) -> str:
     missing = path.relative_to(folder).parts[0] if folders else str(path)
     if os.path.lexists(folder / missing):
         return f"check the path: {quoted(str(folder / missing))!r} is no folder"
-    where = "the current folder" if folder == Path() else f"the folder {quoted(str(folder))!r}"
+    where = (
+        "the current folder"
+        if folder == Path()
+        else f"the folder {quoted(str(folder))!r}"
+    )
     return f"check the path: {where} has no {quoted(missing)!r}"

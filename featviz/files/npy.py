@@ -1,5 +1,5 @@
-"""Arrays that somebody else wrote, npy and npz: `np.load`, which runs and unpickles nothing with
-`allow_pickle=False`, behind checks of sizes and types."""
+"""Arrays that somebody else wrote, npy and npz: `np.load`, which runs and unpickles
+nothing with `allow_pickle=False`, behind checks of sizes and types."""
 
 from __future__ import annotations
 
@@ -34,18 +34,22 @@ def read_npy(file: bytes | BinaryIO) -> np.ndarray:
 
 
 def read_npz(data: bytes) -> np.ndarray:
-    """The one array of an npz file, or the one that is called `image`; ValueError or FileError
-    where there is none."""
+    """The one array of an npz file, or the one that is called `image`; ValueError or
+    FileError where there is none."""
     arrays = read_arrays(data)
-    array: np.ndarray = only(arrays, "arrays", "np.save('array.npy', np.load(FILE)[NAME])")
+    array: np.ndarray = only(
+        arrays, "arrays", "np.save('array.npy', np.load(FILE)[NAME])"
+    )
     return array
 
 
 def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, of which all together take at most `max_bytes`; ValueError where
-    it is none, or not whole."""
+    """The arrays of an npz file, of which all together take at most `max_bytes`;
+    ValueError where it is none, or not whole."""
     with _errors_as_one():
-        archive: Any = np.load(_opened(data), allow_pickle=False, max_header_size=_MAX_HEADER)
+        archive: Any = np.load(
+            _opened(data), allow_pickle=False, max_header_size=_MAX_HEADER
+        )
         sizes = [info.file_size for info in archive.zip.infolist()]
         arrays = dict(archive) if sum(sizes) <= max_bytes else None
     if arrays is None:
@@ -57,15 +61,17 @@ def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.nda
 
 
 def only(named: dict[str, Any], what: str, remedy: str) -> Any:
-    """The one value of a mapping, or the one that is called `image`; FileError where there are
-    several, with what they are and a remedy."""
+    """The one value of a mapping, or the one that is called `image`; FileError where
+    there are several, with what they are and a remedy."""
     if "image" in named:
         return named["image"]
     if len(named) == 1:
         (value,) = named.values()
         return value
     names = ", ".join(quoted(str(name)) for name in list(named)[:6]) or "nothing"
-    raise FileError(f"holds {len(named)} {what} ({names}), and none is called image", remedy)
+    raise FileError(
+        f"holds {len(named)} {what} ({names}), and none is called image", remedy
+    )
 
 
 def _opened(file: bytes | BinaryIO) -> BinaryIO:

@@ -1,1 +1,2 @@
-"""Gradients: the target, the rule for ReLU, interventions, and the pass forward and backward."""
+"""Gradients: the target, the rule for ReLU, interventions, and the pass forward and
+backward."""

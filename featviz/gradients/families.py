@@ -1,16 +1,17 @@
 """What models return, by family: boxes, regions, classes, depth, peaks, embeddings.
 
-A family is one record of `FAMILIES`. It says how its output is recognised, how its boxes or regions
-are read from it, by the family's own library where that has more than a formula, which number
-gradients are taken of without a target, and which layers a class activation map is made of:
+A family is one record of `FAMILIES`. It says how its output is recognised, how its
+boxes or regions are read from it, by the family's own library where that has more than
+a formula, which number gradients are taken of without a target, and which layers a
+class activation map is made of:
 
     library's decoder, without gradients       raw output, with gradients
     anchors that survive, their boxes          logits [anchors, classes]
                       |                                |
                       +--- anchor, class ----> one number: the target
 
-Every number of a target is an element or a sum of the output that the forward pass made.
-"""
+Every number of a target is an element or a sum of the output that the forward pass
+made."""
 
 from __future__ import annotations
 
@@ -32,18 +33,21 @@ from featviz.text import is_number, listed
 
 _YOLO_CONFIDENCE = 0.25
 _YOLO_OVERLAP = 0.7
-"""Of two boxes of a class: what Ultralytics' predictors take by default, as the confidence."""
+"""Of two boxes of a class: what Ultralytics' predictors take by default, as the
+confidence."""
 _HF_CONFIDENCE = 0.5
 """The default of transformers' `post_process_object_detection`."""
 _BACKGROUNDS = ("background", "__background__")
 _MOST_CLASSES = 32
-"""Channels up to which maps of a half or a quarter of the input's size are scores of classes."""
+"""Channels up to which maps of a half or a quarter of the input's size are scores of
+classes."""
 _NAMED = 4
 """Names of classes that a hint lists."""
 
 
 class NothingFoundError(UsageError):
-    """The target is a box or a region, and this image has none; another one may have it."""
+    """The target is a box or a region, and this image has none; another one may have
+    it."""
 
 
 class ModelOutput(NamedTuple):
@@ -56,7 +60,8 @@ class ModelOutput(NamedTuple):
     width: int
 
     def tensor(self, key: str, ndim: int) -> Tensor | None:
-        """The floats at a key of the output, if they have as many axes and are of one image."""
+        """The floats at a key of the output, if they have as many axes and are of one
+        image."""
         tensor = output_at(self.value, key)
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return None
@@ -75,7 +80,8 @@ class Boxes:
     corners: Tensor
     """Left, top, right and bottom of each candidate in pixels of the input, [N, 4]."""
     numbers: Tensor
-    """With gradients: the logit, else the score, of each candidate and class, [N, C]."""
+    """With gradients: the logit, else the score, of each candidate and class, [N, C].
+    """
     scores: Tensor
     """The same as 0..1."""
     kept: Sequence[tuple[int, int]]
@@ -90,7 +96,8 @@ class Boxes:
         return tuple(self._detection(at, names) for at in self.kept)
 
     def value(self, target: Target, names: Sequence[str]) -> TargetValue | None:
-        """The number of `box`, `box:N`, `box:NAME` or `class:NAME`; None for other targets.
+        """The number of `box`, `box:N`, `box:NAME` or `class:NAME`; None for other
+        targets.
 
         Raises:
             NothingFoundError: no such box in this image.
@@ -132,7 +139,9 @@ class Boxes:
     def _detection(self, at: tuple[int, int], names: Sequence[str]) -> Detection:
         left, top, right, bottom = self.corners[at[0]].tolist()
         name = names[at[1]] if at[1] < len(names) else None
-        return Detection((left, top, right, bottom), at[1], name, float(self.scores[at]))
+        return Detection(
+            (left, top, right, bottom), at[1], name, float(self.scores[at])
+        )
 
     def _class(self, target: Target, names: Sequence[str]) -> int:
         if not self.scores.numel():
@@ -144,7 +153,8 @@ class Boxes:
         if not target.argument:
             if self.kept:
                 return self.kept[0]
-            # a picture of the strongest candidate says more than a refusal of the default
+            # a picture of the strongest candidate says more than a refusal of the
+            # default
             if target.is_default and self.scores.numel():
                 return self._strongest
             raise self._nothing(target, names)
@@ -164,26 +174,35 @@ class Boxes:
         threshold = "" if self.threshold is None else f" of {self.threshold:g}"
         if self.kept:
             boxes = [detection.text for detection in self.detections(names)]
-            message = f": there is no such box among {len(boxes)} ({listed(boxes, _NAMED)})"
+            message = (
+                f": there is no such box among {len(boxes)} ({listed(boxes, _NAMED)})"
+            )
         else:
             message = f": there is no box above the threshold{threshold}"
             if self.scores.numel():
                 strongest = self._detection(self._strongest, names)
-                message += f"; the highest score is {strongest.score:.2g} ({strongest.title})"
+                message += (
+                    f"; the highest score is {strongest.score:.2g} ({strongest.title})"
+                )
         examples = self.examples(names)
         if examples:
             hint = f"targets here: {', '.join(examples)}"
         else:
-            hint = "a lower threshold keeps weaker boxes: --model-arg score_thresh=0.001, or "
+            hint = (
+                "a lower threshold keeps weaker boxes: --model-arg"
+                " score_thresh=0.001, or "
+            )
             hint += "box_score_thresh=0.001 of an R-CNN"
         return NothingFoundError(f"target {target.text!r}{message}", hint)
 
 
 def _yolo(output: ModelOutput) -> Boxes:
-    """Ultralytics' boxes: `y` [1, 4 + C (+ more), A] holds decoded boxes and scores 0..1 of each
-    anchor, and a dict beside it the logits [1, C, A]; an end-to-end head gives [1, 300, 6]."""
+    """Ultralytics' boxes: `y` [1, 4 + C (+ more), A] holds decoded boxes and scores
+    0..1 of each anchor, and a dict beside it the logits [1, C, A]; an end-to-end head
+    gives [1, 300, 6]."""
     y, extra = output.value if isinstance(output.value, tuple) else (output.value, None)
-    y = y[0] if isinstance(y, tuple) else y  # of a segmentation, whose second is prototypes
+    # of a segmentation, whose second is prototypes
+    y = y[0] if isinstance(y, tuple) else y
     logits = extra if isinstance(extra, dict) else {}
     # of an end-to-end head, whose own logits are made of detached maps
     logits = logits.get("one2many", logits)
@@ -212,14 +231,17 @@ def _yolo(output: ModelOutput) -> Boxes:
         corners=corners,
         numbers=logits["scores"][0].T if "scores" in logits else scores,
         scores=scores.detach(),
-        kept=list(zip(kept[0].long().tolist(), rows[0][:, 5].long().tolist(), strict=True)),
+        kept=list(
+            zip(kept[0].long().tolist(), rows[0][:, 5].long().tolist(), strict=True)
+        ),
         threshold=_YOLO_CONFIDENCE,
     )
 
 
 def _end_to_end(rows: Tensor, logits: Any, selected_from: Tensor) -> Boxes:
-    """Boxes that a head has selected itself, in [300, 6] with score and class: the anchor of each
-    is the one that has its score, and the logit is that of the head which has gradients."""
+    """Boxes that a head has selected itself, in [300, 6] with score and class: the
+    anchor of each is the one that has its score, and the logit is that of the head
+    which has gradients."""
     classes = rows[:, 5].long()
     with torch.no_grad():
         apart = (selected_from.sigmoid()[classes] - rows[:, 4:5]).abs()
@@ -259,7 +281,11 @@ def _torchvision_boxes(output: ModelOutput) -> Boxes:
     count = int(labels.max()) + 1 if len(labels) else 0
     scores = found["scores"]
     order = scores.argsort(descending=True).tolist()
-    numbers = scores[:, None] * functional.one_hot(labels, count) if count else scores[:, None]
+    numbers = (
+        scores[:, None] * functional.one_hot(labels, count)
+        if count
+        else scores[:, None]
+    )
     return Boxes(
         corners=found["boxes"].detach(),
         numbers=numbers,
@@ -270,8 +296,9 @@ def _torchvision_boxes(output: ModelOutput) -> Boxes:
 
 
 def _detr(output: ModelOutput) -> Boxes:
-    """Boxes of transformers' detectors, as their `post_process_object_detection` takes them: by
-    softmax where the last column is "no object", else by sigmoid, each class for itself."""
+    """Boxes of transformers' detectors, as their `post_process_object_detection` takes
+    them: by softmax where the last column is "no object", else by sigmoid, each class
+    for itself."""
     logits = output.value["logits"][0]
     boxes = output.value["pred_boxes"][0].detach()
     sides = boxes.new_tensor([output.width, output.height, output.width, output.height])
@@ -286,7 +313,8 @@ def _detr(output: ModelOutput) -> Boxes:
         ranked = scores.flatten().sort(descending=True)
     count = int((ranked.values > _HF_CONFIDENCE).sum())
     kept = [
-        divmod(at, logits.shape[1]) for at in ranked.indices[: min(count, len(logits))].tolist()
+        divmod(at, logits.shape[1])
+        for at in ranked.indices[: min(count, len(logits))].tolist()
     ]
     return Boxes(_corners(boxes) * sides, logits, scores, kept, _HF_CONFIDENCE)
 
@@ -303,7 +331,8 @@ class Regions:
     input_size: tuple[int, int]
     """Height and width, in whose pixels `pixel:X,Y` counts."""
     class_numbers: Tensor | None = None
-    """With gradients: a number for each class [C], in place of its scores' sum over its region."""
+    """With gradients: a number for each class [C], in place of its scores' sum over its
+    region."""
 
     @property
     def channels(self) -> int:
@@ -323,7 +352,8 @@ class Regions:
         return RegionMap(self.winners.cpu().numpy(), tuple(names))
 
     def value(self, target: Target, names: Sequence[str]) -> TargetValue | None:
-        """The number of `class:NAME`, of the largest region, or of `pixel:X,Y`; None for others."""
+        """The number of `class:NAME`, of the largest region, or of `pixel:X,Y`; None
+        for others."""
         if target.kind not in ("class", "top1", "pixel"):
             return None
         regions = self.region_map(names)
@@ -355,7 +385,8 @@ class Regions:
         return [*texts, f"pixel:{width // 2},{height // 2}"]
 
     def _class(self, target: Target, regions: RegionMap) -> int:
-        """The class that is meant, by default the largest region besides the background."""
+        """The class that is meant, by default the largest region besides the
+        background."""
         if target.kind == "class":
             names = regions.names
             return class_index(target, len(self.scores), names, self.examples(names))
@@ -380,7 +411,10 @@ class Regions:
 
 
 def pixel_at(
-    target: Target, pixel: tuple[int, int], input_size: tuple[int, int], size: Sequence[int]
+    target: Target,
+    pixel: tuple[int, int],
+    input_size: tuple[int, int],
+    size: Sequence[int],
 ) -> tuple[int, int]:
     """The row and the column of a map of a size that a pixel of the input lies in."""
     x, y = pixel
@@ -392,9 +426,9 @@ def pixel_at(
 
 
 def _mask_queries(output: ModelOutput) -> Regions:
-    """Regions of MaskFormer and Mask2Former, as `post_process_semantic_segmentation` makes them:
-    each query has a class and a mask. The number of a class is the logit of the query that gives
-    its region most; the last column is "no object"."""
+    """Regions of MaskFormer and Mask2Former, as `post_process_semantic_segmentation`
+    makes them: each query has a class and a mask. The number of a class is the logit of
+    the query that gives its region most; the last column is "no object"."""
     logits = output.value["class_queries_logits"][0]
     with torch.no_grad():
         classes = logits.softmax(dim=1)[:, :-1]
@@ -426,8 +460,8 @@ class Values:
 
     @property
     def channels(self) -> int | None:
-        """Of the layers that give the maps of depth or of keypoints; None for an embedding, whose
-        last map shows what it is made of."""
+        """Of the layers that give the maps of depth or of keypoints; None for an
+        embedding, whose last map shows what it is made of."""
         if "keypoint" in self.kinds:
             return self.tensor.shape[1]
         return 1 if "pixel" in self.kinds else None
@@ -452,13 +486,16 @@ class Values:
         return [kind + arguments.get(kind, "") for kind in self.kinds]
 
     def _peak(self, target: Target, maps: Tensor) -> TargetValue:
-        """The highest value of a heat map, by default of the one that has the highest of all."""
+        """The highest value of a heat map, by default of the one that has the highest
+        of all."""
         index = int(maps.detach().flatten(1).amax(dim=1).argmax())
         if target.argument:
             index = int(target.argument)
             if index >= len(maps):
                 message = f": the model has keypoints 0 to {len(maps) - 1}"
-                raise target.error(message, f"targets here: {', '.join(self.examples(()))}")
+                raise target.error(
+                    message, f"targets here: {', '.join(self.examples(()))}"
+                )
         return TargetValue(maps[index].max(), f"keypoint {index}")
 
 
@@ -486,7 +523,8 @@ class Family:
     default: str
     """The target that is taken without `--target`."""
     layers: Callable[[nn.Module], Sequence[str]] = field(default=lambda module: ())
-    """Names of the layers whose maps enter the head, for `cam`; none where shapes tell them."""
+    """Names of the layers whose maps enter the head, for `cam`; none where shapes tell
+    them."""
     has_bottleneck: bool = False
     """Whether the maps of the lowest resolution are shown as well."""
 
@@ -495,7 +533,10 @@ def _is_yolo(output: ModelOutput) -> bool:
     for base in type(output.module).__mro__:
         if base.__name__ == "RTDETRDetectionModel":
             return False
-        if base.__module__ == "ultralytics.nn.tasks" and base.__name__ == "DetectionModel":
+        if (
+            base.__module__ == "ultralytics.nn.tasks"
+            and base.__name__ == "DetectionModel"
+        ):
             return True
     return False
 
@@ -507,12 +548,15 @@ def _yolo_layers(module: nn.Module) -> list[str]:
 
 def _is_torchvision_detector(output: ModelOutput) -> bool:
     value = output.value
-    is_single = isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)
+    is_single = (
+        isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)
+    )
     return is_single and {"boxes", "labels", "scores"} <= value[0].keys()
 
 
 def _named(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """The first of these modules that the model has; of a list, which does not run, its items."""
+    """The first of these modules that the model has; of a list, which does not run, its
+    items."""
     for name in names:
         part = _at_path(module, name)
         if isinstance(part, nn.ModuleList):
@@ -540,8 +584,8 @@ def _is_detr(output: ModelOutput) -> bool:
 
 
 def _is_plain_segmentation(output: ModelOutput) -> bool:
-    """Whether a model of no library returns scores of pixels: in the input's size, or a half or a
-    quarter of it where there are few classes. Others are features."""
+    """Whether a model of no library returns scores of pixels: in the input's size, or a
+    half or a quarter of it where there are few classes. Others are features."""
     scores = output.tensor("", 4)
     if scores is None:
         return False
@@ -568,7 +612,9 @@ def _family_of_values(title: str, key: str, ndim: int, kinds: str) -> Family:
     )
 
 
-def _family_of_regions(title: str, key: str, matches: Callable[[ModelOutput], bool]) -> Family:
+def _family_of_regions(
+    title: str, key: str, matches: Callable[[ModelOutput], bool]
+) -> Family:
     return Family(title, matches, lambda output: _regions_at(key, output), "top1")
 
 
@@ -598,9 +644,14 @@ FAMILIES = (
     ),
     _family_of_regions("a segmentation of torchvision", "out", _has("out", 4)),
     _family_of_regions("a segmentation of transformers", "logits", _has("logits", 4)),
-    replace(_family_of_regions("a segmentation", "", _is_plain_segmentation), has_bottleneck=True),
+    replace(
+        _family_of_regions("a segmentation", "", _is_plain_segmentation),
+        has_bottleneck=True,
+    ),
     _family_of_values("a depth estimator", "predicted_depth", 3, "mean pixel"),
-    replace(_family_of_values("a depth estimator", "", 3, "mean pixel"), matches=_is_depth),
+    replace(
+        _family_of_values("a depth estimator", "", 3, "mean pixel"), matches=_is_depth
+    ),
     _family_of_values("an estimator of poses", "heatmaps", 4, "keypoint mean"),
     _family_of_values("an encoder", "pooler_output", 2, "norm mean"),
     _family_of_values("an encoder", "last_hidden_state", 3, "norm mean"),
@@ -640,16 +691,23 @@ class Reading(NamedTuple):
     @property
     def detections(self) -> tuple[Detection, ...]:
         """The boxes of a detector."""
-        return self.answer.detections(self.names) if isinstance(self.answer, Boxes) else ()
+        return (
+            self.answer.detections(self.names) if isinstance(self.answer, Boxes) else ()
+        )
 
     @property
     def regions(self) -> RegionMap | None:
         """The regions of a segmentation."""
-        return self.answer.region_map(self.names) if isinstance(self.answer, Regions) else None
+        return (
+            self.answer.region_map(self.names)
+            if isinstance(self.answer, Regions)
+            else None
+        )
 
 
 def read(model: LoadedModel, output: Any, arg: Tensor) -> Reading | None:
-    """Read a model's output as its family does; None for a classifier, and what nobody knows.
+    """Read a model's output as its family does; None for a classifier, and what nobody
+    knows.
 
     Args:
         output: of the model.

@@ -1,4 +1,5 @@
-"""Interventions: changes to a layer's output before it is captured. Reading them needs no torch.
+"""Interventions: changes to a layer's output before it is captured. Reading them needs
+no torch.
 
     --ablate  SELECTORS:CHANNELS              conv1:0-3
     --edit    SELECTORS:channel CHANNELS*X    SELECTORS:clamp=LOW,HIGH
@@ -61,14 +62,20 @@ def _clamp(change: Intervention, output: Tensor, axis: int, noise: Generator) ->
     return output.clamp(*change.numbers)
 
 
-def _add_noise(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+def _add_noise(
+    change: Intervention, output: Tensor, axis: int, noise: Generator
+) -> Tensor:
     import torch
 
     # drawn on the CPU in float32, so that each device and precision has the same
-    return output + change.numbers[0] * torch.randn(output.shape, generator=noise).to(output)
+    return output + change.numbers[0] * torch.randn(output.shape, generator=noise).to(
+        output
+    )
 
 
-def _scale_gradient(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+def _scale_gradient(
+    change: Intervention, output: Tensor, axis: int, noise: Generator
+) -> Tensor:
     if output.requires_grad:
         output = output.clone()
         output.register_hook(partial(operator.mul, change.numbers[0]))  # type: ignore[no-untyped-call]
@@ -85,8 +92,8 @@ class InterventionKind:
     """Of the text behind the selectors, without spaces."""
     example: str
     apply: Callable[[Intervention, Tensor, int, Generator], Tensor]
-    """Takes the change, the output, its axis of channels, where the change names some, and the
-    source of noise. Returns another tensor."""
+    """Takes the change, the output, its axis of channels, where the change names some,
+    and the source of noise. Returns another tensor."""
 
 
 _CHANNELS = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
@@ -127,22 +134,28 @@ INTERVENTIONS = {
 
 
 def parse(option: str, text: str) -> Intervention:
-    """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:CHANGE` of `edit`. UsageError for anything
-    else."""
+    """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:CHANGE` of `edit`. UsageError
+    for anything else."""
     selectors, _, change = text.rpartition(":")
     change = re.sub(r"\s", "", change)
     title = f"{option}={quoted(text)!r}"
-    kinds = {name: kind for name, kind in INTERVENTIONS.items() if kind.option == option}
+    kinds = {
+        name: kind for name, kind in INTERVENTIONS.items() if kind.option == option
+    }
     for name, kind in kinds.items():
         match = re.fullmatch(kind.pattern, change, re.ASCII | re.IGNORECASE)
         if match is None or not selectors.strip():
             continue
         groups = match.groupdict(default="")
         try:
-            channels = tuple(read_ranges(groups["channels"])) if "channels" in groups else ()
+            channels = (
+                tuple(read_ranges(groups["channels"])) if "channels" in groups else ()
+            )
         except ValueError:  # 3-1, or too many
             break
-        numbers = tuple(float(number) for number in groups.get("numbers", "").split(",") if number)
+        numbers = tuple(
+            float(number) for number in groups.get("numbers", "").split(",") if number
+        )
         if name == "clamp" and numbers[0] > numbers[1]:
             message = f"{title}: {numbers[0]:g} is above {numbers[1]:g}"
             raise UsageError(message, "clamp=LOW,HIGH")
@@ -166,7 +179,8 @@ def intervene(
 
     Args:
         layer: its name, for messages.
-        axis_of: which axis of a tensor counts channels; takes the option, for its message.
+        axis_of: which axis of a tensor counts channels; takes the option, for its
+            message.
         noise: the source of noise, on the CPU.
 
     Raises:

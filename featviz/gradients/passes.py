@@ -1,5 +1,5 @@
-"""One input's way through the model and, where gradients are wanted, back; the likeliest classes of
-its output, and how far two outputs are apart."""
+"""One input's way through the model and, where gradients are wanted, back; the
+likeliest classes of its output, and how far two outputs are apart."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class PassPlan:
 def plan(
     model: LoadedModel, options: PassOptions, blank: Sequence[Tensor], book: HintBook
 ) -> PassPlan:
-    """Match the options with a model's layers. Goes there and back once, so that what cannot work
-    is said before anything is written; warns of options that change nothing.
+    """Match the options with a model's layers. Goes there and back once, so that what
+    cannot work is said before anything is written; warns of options that change
+    nothing.
 
     Args:
         blank: the model's arguments, zeros.
@@ -117,15 +118,19 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
 
 
 @contextmanager
-def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iterator[Watched]:
-    """Place the hooks that capture layers, and those of interventions and of the target, for any
-    number of inputs; all are removed afterwards."""
+def watched(
+    model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]
+) -> Iterator[Watched]:
+    """Place the hooks that capture layers, and those of interventions and of the
+    target, for any number of inputs; all are removed afterwards."""
     hooks = Watched(model, plan, layers)
     changed = set(plan.changes)
     if plan.backward and plan.target_layer is not None:
         changed.add(plan.target_layer)
     changes = [(layer, partial(hooks.change, layer)) for layer in changed]
-    with recording(model.module, layers, plan.options.capture, changes=changes) as hooks.recorder:
+    with recording(
+        model.module, layers, plan.options.capture, changes=changes
+    ) as hooks.recorder:
         yield hooks
 
 
@@ -156,13 +161,16 @@ class Watched:
     """What each call of the target's layer returned."""
 
     def change(self, layer: Layer, output: Any) -> Any:
-        """Change a layer's output, or keep it for the target; None where it stays as it is."""
+        """Change a layer's output, or keep it for the target; None where it stays as it
+        is."""
         if self._book is None:
             return None
         changes = self.plan.changes.get(layer, ())
         if changes:
             axis_of = partial(_channel_axis, self._book, layer)
-            output = interventions.intervene(changes, layer.label, output, axis_of, self._noise)
+            output = interventions.intervene(
+                changes, layer.label, output, axis_of, self._noise
+            )
             self._ran.add(layer)
         if layer == self.plan.target_layer:
             # a copy, since a later in-place operation would change what the target is
@@ -170,7 +178,9 @@ class Watched:
             self._target_outputs.append(output.clone() if is_tensor else output)
         return output if changes else None
 
-    def show(self, args: Sequence[Tensor], book: HintBook, sink: Sink) -> tuple[Outcome, Recorder]:
+    def show(
+        self, args: Sequence[Tensor], book: HintBook, sink: Sink
+    ) -> tuple[Outcome, Recorder]:
         """Run the model on an input, with its interventions, and back from the target.
 
         Args:
@@ -193,13 +203,18 @@ class Watched:
         back = None
         try:
             with (
-                nullcontext() if book.is_traced else book.traced(model.module, self.layers),
+                (
+                    nullcontext()
+                    if book.is_traced
+                    else book.traced(model.module, self.layers)
+                ),
                 nullcontext() if rule == "plain" else relu_rule(rule) as relu_calls,
                 self.recorder.functions,
             ):
                 self.recorder.begin(sink)
                 if plan.backward:
-                    # which may run parts of the model again, where they are checkpointed
+                    # which may run parts of the model again, where they are
+                    # checkpointed
                     with kept_attributes(model.module):
                         back = self._forward_and_back(inputs, book)
                     output = back.output
@@ -214,7 +229,9 @@ class Watched:
             self.reading = families.read(model, output, inputs[0])
         if self.reading is not None:
             outcome = replace(
-                outcome, detections=self.reading.detections, regions=self.reading.regions
+                outcome,
+                detections=self.reading.detections,
+                regions=self.reading.regions,
             )
         if back is not None:
             outcome = replace(
@@ -237,8 +254,9 @@ class Watched:
         return outcome, self.recorder
 
     def _undisturbed(self, inputs: Sequence[Tensor], book: HintBook) -> Any:
-        """The output without interventions, from the same random numbers; None where they change no
-        values. The image is followed here, since what an intervention returns is another tensor."""
+        """The output without interventions, from the same random numbers; None where
+        they change no values. The image is followed here, since what an intervention
+        returns is another tensor."""
         if book.is_traced and not self.plan.changes_values:
             return None
         module = self.model.module
@@ -248,9 +266,10 @@ class Watched:
         return output if self.plan.changes_values else None
 
     def _forward_and_back(self, args: Sequence[Tensor], book: HintBook) -> BackwardPass:
-        """Forward and backward; hooks on tensors take the gradients. Parameters get none. The
-        input requires gradients, so that a frozen model has a graph; the model gets a copy of it,
-        since an in-place operation is not allowed on the input itself."""
+        """Forward and backward; hooks on tensors take the gradients. Parameters get
+        none. The input requires gradients, so that a frozen model has a graph; the
+        model gets a copy of it, since an in-place operation is not allowed on the input
+        itself."""
         model = self.model
         target = self.plan.target
         inputs = [arg.clone() for arg in args]
@@ -263,7 +282,10 @@ class Watched:
             of_target = output if target.layer is None else self._target_output(book)
             value = target.value(of_target, model.categories, model.scores)
         if not value.number.requires_grad:
-            hint = "the model is quantized, or detaches it, or computes it under torch.no_grad"
+            hint = (
+                "the model is quantized, or detaches it, or computes it under"
+                " torch.no_grad"
+            )
             raise target.error(": no gradient flows back from it", hint)
         self.recorder.back(value.number, [arg for arg in inputs if arg.requires_grad])
         return BackwardPass(output, value)
@@ -276,26 +298,39 @@ class Watched:
         output = self._target_outputs[-1]
         if target.channel is None or not isinstance(output, Tensor):
             return output
-        axis = _channel_axis(book, self.plan.target_layer, output, f"target {target.text!r}")
+        axis = _channel_axis(
+            book, self.plan.target_layer, output, f"target {target.text!r}"
+        )
         if target.channel >= output.shape[axis]:
-            raise target.error(f": the layer has channels 0 to {output.shape[axis] - 1}")
+            raise target.error(
+                f": the layer has channels 0 to {output.shape[axis] - 1}"
+            )
         return output.select(axis, target.channel)
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, subject: str) -> int:
-    """The axis of a layer's output that counts channels; the error begins with its subject."""
+    """The axis of a layer's output that counts channels; the error begins with its
+    subject."""
     shape = list(tensor.shape)
     axis = channel_axis(shape, book.of_layer(layer))
     if axis is None:
-        message = f"{subject}: it is unknown which axis of {layer.label} {shape} counts channels"
+        message = (
+            f"{subject}: it is unknown which axis of {layer.label} {shape} counts"
+            " channels"
+        )
         raise UsageError(message, "--tensor-layout says it")
     return axis
 
 
-def _idle(plan: PassPlan, ran: set[Layer], relu_calls: Counter[str] | None) -> Iterator[str]:
+def _idle(
+    plan: PassPlan, ran: set[Layer], relu_calls: Counter[str] | None
+) -> Iterator[str]:
     """A message for each option that changed nothing."""
     if relu_calls is not None and not relu_calls:
-        yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
+        yield (
+            f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no"
+            " ReLU"
+        )
     idle = defaultdict[str, list[str]](list)
     for layer, changes in plan.changes.items():
         if layer not in ran:
@@ -309,9 +344,10 @@ def _idle(plan: PassPlan, ran: set[Layer], relu_calls: Counter[str] | None) -> I
 
 
 def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
-    """A sink for hooks that capture `targets.PAIRED`: it hands each output, and its site, on with
-    its gradient; `take` may raise LayoutError. The output is copied when the layer returns it,
-    since a later in-place operation may change it, until its gradient has come."""
+    """A sink for hooks that capture `targets.PAIRED`: it hands each output, and its
+    site, on with its gradient; `take` may raise LayoutError. The output is copied when
+    the layer returns it, since a later in-place operation may change it, until its
+    gradient has come."""
     outputs: dict[CaptureSite, Tensor] = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
@@ -330,15 +366,17 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
 
 @contextmanager
 def relu_rule(name: str) -> Iterator[Counter[str]]:
-    """Let gradients pass every ReLU, module or function, by a rule in this block; the model itself
-    is not touched. With x the input of a ReLU and g the gradient at its output:
+    """Let gradients pass every ReLU, module or function, by a rule in this block; the
+    model itself is not touched. With x the input of a ReLU and g the gradient at its
+    output:
 
     - plain: g where x > 0
-    - guided: g where x > 0 and g > 0 (Springenberg et al., arXiv 1412.6806, section 3.4)
+    - guided: g where x > 0 and g > 0 (Springenberg et al., arXiv 1412.6806, section
+      3.4)
     - deconv: g where g > 0 (Zeiler and Fergus, arXiv 1311.2901, section 2.1)
 
-    Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
-    makes of it.
+    Enter it before whatever else watches functions, which then sees the ReLU and not
+    what the rule makes of it.
 
     Args:
         name: `guided` or `deconv`; plain is what happens without this block.
@@ -353,7 +391,9 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
     def rectify(*gradients: Sequence[Tensor]) -> tuple[Tensor]:
         return (gradients[index][0].clamp(min=0),)
 
-    def relu(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def relu(
+        func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         calls["relu"] += 1
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         flag = args[1] if len(args) > 1 else kwargs.get("inplace", False)
@@ -370,7 +410,10 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
 
 def top_classes(
-    output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
+    output: Any,
+    categories: Sequence[str] | None = None,
+    scores: str | None = "",
+    count: int = 5,
 ) -> tuple[ClassScore, ...]:
     """The likeliest classes of an output, the likeliest first.
 
@@ -402,7 +445,9 @@ def top_classes(
     probabilities = logits.softmax(0)
     order = logits.topk(min(count, len(logits))).indices.tolist()
     return tuple(
-        ClassScore(index, names[index], float(logits[index]), float(probabilities[index]))
+        ClassScore(
+            index, names[index], float(logits[index]), float(probabilities[index])
+        )
         for index in order
     )
 
@@ -411,15 +456,15 @@ class OutputChange(NamedTuple):
     """How far the tensors of two outputs are apart."""
 
     largest: float | None
-    """The largest absolute difference of values that are finite in both; None where the outputs
-    cannot be compared."""
+    """The largest absolute difference of values that are finite in both; None where the
+    outputs cannot be compared."""
     nonfinite: int
     """Values that are NaN or infinite in one, and something else in the other."""
 
 
 def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputChange:
-    """Compare the tensors of two outputs. They cannot be compared where there are none, their
-    shapes differ, or one has no real, dense values."""
+    """Compare the tensors of two outputs. They cannot be compared where there are none,
+    their shapes differ, or one has no real, dense values."""
     try:
         old_values = [_exact(tensor) for tensor in before]
         new_values = [_exact(tensor) for tensor in after]

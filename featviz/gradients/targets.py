@@ -1,5 +1,5 @@
-"""What gradients are taken of: one number of a model's output, or of a layer's. Reading a target
-needs no torch.
+"""What gradients are taken of: one number of a model's output, or of a layer's. Reading
+a target needs no torch.
 
     [output[KEY]...:]KIND     top1, class:281, class:tabby, mean, sum, norm, output[out]:mean
     box, box:3, box:dog       of a detector: the most confident box, one by its number or class
@@ -7,9 +7,9 @@ needs no torch.
     keypoint:3                of heat maps: the peak of one
     layer:NAME[:CHANNEL]      the mean of a layer's output, or of one channel of it
 
-A kind of target is one entry of `TARGETS`. Which number `box`, `pixel` and `keypoint` are, and
-`class` of anything but a classifier, is up to the model's family: `gradients.families`.
-"""
+A kind of target is one entry of `TARGETS`. Which number `box`, `pixel` and `keypoint`
+are, and `class` of anything but a classifier, is up to the model's family:
+`gradients.families`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class TargetValue(NamedTuple):
     number: Tensor
     """One value, which gradients are taken of."""
     title: str
-    """For people: a class by its name, where it has one, else `class 281`; other targets as they
-    were asked for."""
+    """For people: a class by its name, where it has one, else `class 281`; other
+    targets as they were asked for."""
     focus: Detection | Integers | None = None
     """The box, or the mask [h, w] of the region, that it is of."""
 
@@ -59,7 +59,8 @@ class Target:
     kind: str
     """A key of `TARGETS`."""
     argument: str = ""
-    """Of `class` and `box`: an index or a name; of `pixel`: `X,Y`; of `keypoint`: an index."""
+    """Of `class` and `box`: an index or a name; of `pixel`: `X,Y`; of `keypoint`: an
+    index."""
     keys: tuple[str, ...] = ()
     """The keys that lead to a tensor inside the output."""
     layer: str | None = None
@@ -80,10 +81,12 @@ class Target:
         """The number to differentiate.
 
         Args:
-            output: of the model or, if the target has one, of its layer or that one's channel.
+            output: of the model or, if the target has one, of its layer or that one's
+                channel.
             categories: names of the model's classes, as far as they are known.
-            scores: where `LoadedModel.scores` says that scores of classes stand: a key of the
-                output, empty for the output itself, None where the model is no classifier.
+            scores: where `LoadedModel.scores` says that scores of classes stand: a key
+                of the output, empty for the output itself, None where the model is no
+                classifier.
 
         Raises:
             UsageError: the output has no such number.
@@ -110,7 +113,9 @@ class Target:
         if not isinstance(tensor, Tensor):
             if self.layer is not None:
                 raise self.error(f": the layer gives {outline(output)}")
-            message = f": the output is no tensor there; the model gives {outline(output)}"
+            message = (
+                f": the output is no tensor there; the model gives {outline(output)}"
+            )
             raise self.error(message, _examples(output))
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
@@ -126,16 +131,24 @@ class Target:
 # The kinds of targets
 
 
-def _reduction(target: Target, tensor: Tensor, categories: Sequence[str]) -> TargetValue:
+def _reduction(
+    target: Target, tensor: Tensor, categories: Sequence[str]
+) -> TargetValue:
     return TargetValue(getattr(tensor, target.kind)(), target.text)
 
 
-def _of_family(target: Target, tensor: Tensor, categories: Sequence[str]) -> TargetValue:
+def _of_family(
+    target: Target, tensor: Tensor, categories: Sequence[str]
+) -> TargetValue:
     """The refusal of a target that the model's family has not."""
-    raise target.error(f" is none of this model, which gives {list(tensor.shape)}", "norm")
+    raise target.error(
+        f" is none of this model, which gives {list(tensor.shape)}", "norm"
+    )
 
 
-def _class_score(target: Target, tensor: Tensor, categories: Sequence[str]) -> TargetValue:
+def _class_score(
+    target: Target, tensor: Tensor, categories: Sequence[str]
+) -> TargetValue:
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
         message = f" needs scores of classes [1, K], not {list(tensor.shape)}"
         raise target.error(message, f"targets here: {_prefix(target)}norm")
@@ -150,7 +163,9 @@ def _class_score(target: Target, tensor: Tensor, categories: Sequence[str]) -> T
     return TargetValue(scores[index], target.text if target.keys else title)
 
 
-def class_index(target: Target, count: int, names: Sequence[str], examples: Sequence[str]) -> int:
+def class_index(
+    target: Target, count: int, names: Sequence[str], examples: Sequence[str]
+) -> int:
     """The index of a class that is asked for by its index or its name, in any case.
 
     Args:
@@ -163,7 +178,9 @@ def class_index(target: Target, count: int, names: Sequence[str], examples: Sequ
     if name.isdecimal():
         if is_number(name) and int(name) < count:
             return int(name)
-        raise target.error(f": there are {count} classes, 0 to {count - 1}", targets_here)
+        raise target.error(
+            f": there are {count} classes, 0 to {count - 1}", targets_here
+        )
     lower_names = [class_name.lower() for class_name in names]
     if name in lower_names:
         return lower_names.index(name)
@@ -184,7 +201,8 @@ class TargetKind:
     value: Callable[[Target, Tensor, Sequence[str]], TargetValue]
     """Takes the target, the tensor and the names of the classes; raises UsageError."""
     of_classes: bool = False
-    """Whether it is of the tensor that holds scores of classes, if the target names no other."""
+    """Whether it is of the tensor that holds scores of classes, if the target names no
+    other."""
     argument: str = ""
     """The pattern of `:ARGUMENT` behind its name; empty where it takes none."""
 
@@ -202,8 +220,8 @@ TARGETS = {
 
 
 def parse(text: str | None) -> Target:
-    """Read a target; None is the default of the model's family, the likeliest class of a
-    classifier. UsageError for anything else."""
+    """Read a target; None is the default of the model's family, the likeliest class of
+    a classifier. UsageError for anything else."""
     if text is None:
         return Target("top1", kind="top1", is_default=True)
     layer = _LAYER.fullmatch(text)
@@ -215,7 +233,9 @@ def parse(text: str | None) -> Target:
     kind_text = text if output is None else output["kind"] or "mean"
     name, _, argument = kind_text.partition(":")
     kind = TARGETS.get(name)
-    if kind is None or not re.fullmatch(kind.argument, kind_text.removeprefix(name), re.ASCII):
+    if kind is None or not re.fullmatch(
+        kind.argument, kind_text.removeprefix(name), re.ASCII
+    ):
         hint = _EXAMPLES
         if text.startswith("layer:"):
             hint = "layer:NAME or layer:NAME:CHANNEL"
@@ -227,7 +247,8 @@ def parse(text: str | None) -> Target:
 
 
 def output_at(output: Any, key: str) -> Any:
-    """What stands at a key of an output, None where nothing does; all of it for an empty key."""
+    """What stands at a key of an output, None where nothing does; all of it for an
+    empty key."""
     from torch import Tensor
 
     if not key:
@@ -242,7 +263,11 @@ def output_at(output: Any, key: str) -> Any:
 
 def _prefix(target: Target) -> str:
     """What stands before the kind of a target inside the output."""
-    return "output" + "".join(f"[{key}]" for key in target.keys) + ":" if target.keys else ""
+    return (
+        "output" + "".join(f"[{key}]" for key in target.keys) + ":"
+        if target.keys
+        else ""
+    )
 
 
 def _examples(output: Any) -> str:
@@ -250,12 +275,14 @@ def _examples(output: Any) -> str:
     first = outline(output).partition(" ")[0]
     if not first.startswith("output"):
         return _EXAMPLES
-    return "targets here: norm" if first == "output" else f"targets here: '{first}:norm'"
+    return (
+        "targets here: norm" if first == "output" else f"targets here: '{first}:norm'"
+    )
 
 
 def outline(output: Any) -> str:
-    """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`, by the
-    targets that there are."""
+    """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64,
+    64]`, by the targets that there are."""
     from torch import Tensor
 
     from featviz.hooks.capture import leaves
@@ -264,7 +291,9 @@ def outline(output: Any) -> str:
     for key, item in leaves(output):
         if isinstance(item, Tensor):
             path = f"[{key.replace('.', '][')}]" if key else ""
-            tensors.append(f"output{path} {'nested' if item.is_nested else list(item.shape)}")
+            tensors.append(
+                f"output{path} {'nested' if item.is_nested else list(item.shape)}"
+            )
     return listed(tensors, _LISTED) or f"a {type(output).__name__} without tensors"
 
 
@@ -275,18 +304,24 @@ PAIRED = ("output", "grad")
 
 
 def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
-    """What is captured for these pictures: a class activation map is made of an output and its
-    gradient, so it captures both in place of the output."""
+    """What is captured for these pictures: a class activation map is made of an output
+    and its gradient, so it captures both in place of the output."""
     if draw.weighs and passes.capture == ("output",):
         passes = structs.replace(passes, capture=PAIRED)
     return structs.replace(passes, seed=seed)
 
 
 def check_options(options: PassOptions, draw: DrawOptions) -> None:
-    """Refuse bad values, and those that would do nothing beside the others, before any work."""
+    """Refuse bad values, and those that would do nothing beside the others, before any
+    work."""
     if draw.weighs and options.capture != PAIRED:
-        message = f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture"
-        raise UsageError(f"{message} says {','.join(options.capture)}", "leave capture out")
+        message = (
+            f"reduce={draw.reduce} is made of a layer's output and its gradient, and"
+            " capture"
+        )
+        raise UsageError(
+            f"{message} says {','.join(options.capture)}", "leave capture out"
+        )
     parse(options.target)
     changes = [interventions.parse(*change) for change in options.interventions]
     of_gradients = {

@@ -1,5 +1,5 @@
-"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it happens; and
-calling a model, with errors that name the module in which it failed.
+"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it
+happens; and calling a model, with errors that name the module in which it failed.
 
     recording(model, layers)            places the hooks, once a run
         recorder.begin(sink)            one pass begins
@@ -9,10 +9,10 @@ calling a model, with errors that name the module in which it failed.
         recorder.back(target, inputs)   gradients: sink(site, gradient), as they come
         recorder.begin(None)            the pass is over
 
-The sink must be done with the tensor when it returns, since a later in-place operation may
-overwrite it (pytorch#95617). Gradients are taken by hooks on the tensors themselves, which such an
-operation does not disturb; full backward hooks refuse it (pytorch#61519).
-"""
+The sink must be done with the tensor when it returns, since a later in-place operation
+may overwrite it (pytorch#95617). Gradients are taken by hooks on the tensors
+themselves, which such an operation does not disturb; full backward hooks refuse it
+(pytorch#61519)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def hooked(
     takes_function: TakesFunction | None = None,
 ) -> Iterator[Recorder]:
     """Hook the layers of a model for one pass; see `recording`."""
-    with recording(model, layers, capture_kinds, takes_function) as recorder, recorder.functions:
+    with (
+        recording(model, layers, capture_kinds, takes_function) as recorder,
+        recorder.functions,
+    ):
         recorder.begin(sink)
         yield recorder
 
@@ -64,14 +67,16 @@ def recording(
     takes_function: TakesFunction | None = None,
     changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
 ) -> Iterator[Recorder]:
-    """Hook the layers of a model for any number of passes; every hook is removed, whatever happens.
+    """Hook the layers of a model for any number of passes; every hook is removed,
+    whatever happens.
 
     Each pass calls `Recorder.begin`, and enters `Recorder.functions`.
 
     Args:
         layers: modules, and functions.
         capture_kinds: names of `KINDS`.
-        takes_function: asked at each call of a function; without it those among `layers` are taken.
+        takes_function: asked at each call of a function; without it those among
+            `layers` are taken.
         changes: see `placed`.
     """
     function_names = {layer.name for layer in layers if layer.is_function}
@@ -82,7 +87,9 @@ def recording(
 
     hooked_modules = [layer for layer in layers if not layer.is_function]
     modules = modules_by_name(model)
-    recorder = Recorder(layers, [KINDS[name] for name in KINDS if name in capture_kinds], modules)
+    recorder = Recorder(
+        layers, [KINDS[name] for name in KINDS if name in capture_kinds], modules
+    )
     with ExitStack() as stack:
         stack.callback(recorder.begin, None)
         recorder.functions = stack.enter_context(
@@ -98,14 +105,16 @@ def recording(
         for layer in hooked_modules:
             module = modules[layer.name]
             if isinstance(module, nn.MultiheadAttention):
-                hook = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+                hook = module.register_forward_pre_hook(
+                    _ask_for_weights, with_kwargs=True
+                )
                 stack.callback(hook.remove)
         yield recorder
 
 
 def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Let an attention return its weights [1, heads, T, T] where its caller does not need them; its
-    other result stays the same but for rounding."""
+    """Let an attention return its weights [1, heads, T, T] where its caller does not
+    need them; its other result stays the same but for rounding."""
     if kwargs.get("need_weights") is not False:
         return None
     return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
@@ -121,8 +130,8 @@ class Leaf(NamedTuple):
 
 @dataclass
 class Recorder:
-    """Counts the calls of hooked layers, and hands what they take and return to a sink. It sleeps
-    until `begin`."""
+    """Counts the calls of hooked layers, and hands what they take and return to a sink.
+    It sleeps until `begin`."""
 
     layers: Sequence[Layer]
     capture_kinds: Sequence[CaptureKind]
@@ -146,8 +155,8 @@ class Recorder:
         return [kind for kind in self.capture_kinds if kind.of == of]
 
     def begin(self, sink: Sink | None) -> None:
-        """Begin a pass, of which nothing is known yet. None ends it, or sleeps through it: the
-        hooks go off the tensors, of which the model may keep some."""
+        """Begin a pass, of which nothing is known yet. None ends it, or sleeps through
+        it: the hooks go off the tensors, of which the model may keep some."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -162,9 +171,9 @@ class Recorder:
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Layers whose hook never fired. Left out are containers that the model only iterates over
-        (unless nothing fired at all), and names of a module that ran under another name; one that
-        ran under none is named once."""
+        """Layers whose hook never fired. Left out are containers that the model only
+        iterates over (unless nothing fired at all), and names of a module that ran
+        under another name; one that ran under none is named once."""
         # ids: a module that ran under one of its names has run
         seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
         silent: list[Layer] = []
@@ -179,14 +188,16 @@ class Recorder:
         return silent
 
     def _is_iterated(self, layer: Layer, module: nn.Module) -> bool:
-        """Whether a module has no forward of its own, or is a Sequential whose members were called
-        one by one."""
+        """Whether a module has no forward of its own, or is a Sequential whose members
+        were called one by one."""
         forward = type(module).forward
         if forward is nn.Sequential.forward:
             return any(name.startswith(f"{layer.name}.") for name in self.calls)
         return forward is nn.Module.forward and "forward" not in vars(module)
 
-    def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def enter(
+        self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         """Take the arguments of a layer's call."""
         if not self._goes_forward:
             return
@@ -195,7 +206,9 @@ class Recorder:
         arguments = given_tensors(args, kwargs)
         for kind in self.kinds_of("input"):
             for key, value in arguments:
-                self._take(CaptureSite(layer, kind.name, call, key), value, kind.backward)
+                self._take(
+                    CaptureSite(layer, kind.name, call, key), value, kind.backward
+                )
             if not arguments:
                 self._skip(CaptureSite(layer, kind.name, call, ""), "takes no tensor")
 
@@ -205,35 +218,50 @@ class Recorder:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
-        results = [Leaf("", output)] if isinstance(output, Tensor) else list(leaves(output))
+        results = (
+            [Leaf("", output)] if isinstance(output, Tensor) else list(leaves(output))
+        )
         if any(isinstance(result.value, Tensor) for result in results):
             results = [result for result in results if result.value is not None]
         for key, value in results:
             for kind in self.capture_kinds:
                 if kind.of == "output":
-                    self._take(CaptureSite(layer, kind.name, call, key), value, kind.backward)
+                    self._take(
+                        CaptureSite(layer, kind.name, call, key), value, kind.backward
+                    )
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Go back from a target to the inputs; hooks on tensors take the gradients. ForwardError
-        where the backward pass fails.
+        """Go back from a target to the inputs; hooks on tensors take the gradients.
+        ForwardError where the backward pass fails.
 
-        Layers that run from now on are recomputed (activation checkpointing), and have been seen.
-        """
+        Layers that run from now on are recomputed (activation checkpointing), and have
+        been seen."""
         self._goes_forward = False
         try:
             torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
-            # what hangs on parameters only (a table of positions) is not on the way to an input
+            # what hangs on parameters only (a table of positions) is not on the way to
+            # an input
             aside = dict(self._awaited)
             if aside:
-                gradients = torch.autograd.grad(target, list(aside.values()), allow_unused=True)
+                gradients = torch.autograd.grad(
+                    target, list(aside.values()), allow_unused=True
+                )
                 for site, gradient in zip(aside, gradients, strict=True):
                     self._arrived(site, gradient)
         except Exception as error:
             if self.fault is error:
                 raise
-            hint = "without grad and grad-input in --capture none is needed; -v shows the traceback"
-            raise ForwardError(f"the backward pass failed: {_first_line(error)}", hint) from error
-        reason = "has no gradient: the target does not depend on it, or it was changed in place"
+            hint = (
+                "without grad and grad-input in --capture none is needed; -v shows the"
+                " traceback"
+            )
+            raise ForwardError(
+                f"the backward pass failed: {_first_line(error)}", hint
+            ) from error
+        reason = (
+            "has no gradient: the target does not depend on it, or it was changed in"
+            " place"
+        )
         for site in self._awaited:
             self._skip(site, reason)
         self._awaited.clear()
@@ -245,7 +273,8 @@ class Recorder:
                 self._skip(site, _why_none(value))
                 return
             if backward:
-                # the edge holds no tensor, so that nothing of the image outlives the pass
+                # the edge holds no tensor, so that nothing of the image outlives the
+                # pass
                 self._awaited[site] = get_gradient_edge(value)
                 if not value.is_leaf:  # parameters stay without hooks
                     hook = partial(self._arrived, site)
@@ -256,7 +285,8 @@ class Recorder:
                 self.sink(site, value.detach())
             except LayoutError as error:
                 self._skip(site, error.message)
-            # kept, so that `forward` tells a fault of ours, or a full disk, from one of the model
+            # kept, so that `forward` tells a fault of ours, or a full disk, from one of
+            # the model
             except Exception as error:
                 self.fault = error
                 raise
@@ -268,13 +298,21 @@ class Recorder:
     def _skip(self, site: CaptureSite, reason: str) -> None:
         layer = site.layer
         self.skipped.append(
-            Skip(layer.name, layer.type, layer.index, site.kind, site.call, site.key, reason)
+            Skip(
+                layer.name,
+                layer.type,
+                layer.index,
+                site.kind,
+                site.call,
+                site.key,
+                reason,
+            )
         )
 
 
 def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
-    """The tensors among the arguments of a call: under the empty key where one argument holds
-    tensors, else by position or name; what is no tensor is left out."""
+    """The tensors among the arguments of a call: under the empty key where one argument
+    holds tensors, else by position or name; what is no tensor is left out."""
     arguments: dict[int | str, Any] = dict(enumerate(args))
     arguments.update(kwargs)
     given = [leaf for leaf in leaves(arguments) if isinstance(leaf.value, Tensor)]
@@ -305,8 +343,8 @@ def tensors(value: Any, dense: bool = False) -> list[Tensor]:
 
 
 def _why_none(value: Any) -> str:
-    """Why `value` could not be captured, or why no gradient came for it: the predicate of a
-    sentence in `skipped`. The caller knows that one of the two is so."""
+    """Why `value` could not be captured, or why no gradient came for it: the predicate
+    of a sentence in `skipped`. The caller knows that one of the two is so."""
     if value is None:
         return "is None, not a tensor"
     if not isinstance(value, Tensor):
@@ -316,7 +354,8 @@ def _why_none(value: Any) -> str:
     if not value.is_floating_point():
         return f"has no gradient: it holds {value.dtype}"
     return (
-        "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
+        "has no gradient: it does not depend on the input, or is cut off from it"
+        " (detach, no_grad)"
     )
 
 
@@ -331,8 +370,9 @@ def forward(
 ) -> Any:
     """Call the model.
 
-    Without gradients its attributes are put back at once; with them a backward pass may run layers
-    again, which read what forward has left there, and whoever goes back puts them back.
+    Without gradients its attributes are put back at once; with them a backward pass may
+    run layers again, which read what forward has left there, and whoever goes back puts
+    them back.
 
     Args:
         recorder: whose fault is raised as it is.
@@ -359,10 +399,11 @@ def forward(
 
 
 def _at_fault(model: nn.Module, error: Exception) -> str:
-    """The innermost module of a model in whose method an error was raised: `layer1 (Block)`.
+    """The innermost module of a model in whose method an error was raised: `layer1
+    (Block)`.
 
-    Of the names of a shared module the one counts that lies in the module that called it.
-    """
+    Of the names of a shared module the one counts that lies in the module that called
+    it."""
     names: dict[int, list[str]] = {}
     for name, module in modules_by_name(model).items():
         names.setdefault(id(module), []).append(name)
@@ -372,7 +413,8 @@ def _at_fault(model: nn.Module, error: Exception) -> str:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         aliases = names.get(id(owner), [])
-        if isinstance(owner, nn.Module) and any(aliases):  # the model itself has the empty name
+        # the model itself has the empty name
+        if isinstance(owner, nn.Module) and any(aliases):
             inside = [name for name in aliases if name.startswith(f"{innermost}.")]
             innermost = (inside or aliases)[0]
             label = f"{innermost} ({class_names(owner)[0]})"

@@ -1,4 +1,5 @@
-"""Running a model in eval mode and as it is written, and giving it back exactly as it was."""
+"""Running a model in eval mode and as it is written, and giving it back exactly as it
+was."""
 
 from __future__ import annotations
 
@@ -20,15 +21,17 @@ _COMPILED = "_compiled_call_impl"
 def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     """Put the model into eval mode for a while, with or without gradients.
 
-    Modules that were compiled in place, and nn.MultiheadAttention's fast path, would run past hooks
-    that come later; they are set aside. Afterwards, also when the block raised, these two, training
-    modes, parameters that `eval` has changed, buffers, attributes (see `kept_attributes`) and RNG
-    state are as before: modules go back to training by their own `train` where they have one, which
-    may have merged weights for eval, and weights are put back bit by bit. It leaves the caller's
-    inference mode, since what a lazy module makes of its first input may be trained with.
-    """
+    Modules that were compiled in place, and nn.MultiheadAttention's fast path, would
+    run past hooks that come later; they are set aside. Afterwards, also when the block
+    raised, these two, training modes, parameters that `eval` has changed, buffers,
+    attributes (see `kept_attributes`) and RNG state are as before: modules go back to
+    training by their own `train` where they have one, which may have merged weights for
+    eval, and weights are put back bit by bit. It leaves the caller's inference mode,
+    since what a lazy module makes of its first input may be trained with."""
     modes = {module: module.training for module in model.modules()}
-    with_own_train = [module for module in modes if type(module).train is not nn.Module.train]
+    with_own_train = [
+        module for module in modes if type(module).train is not nn.Module.train
+    ]
     weights = [
         (weight, weight.detach().clone())
         for module in with_own_train
@@ -74,12 +77,12 @@ def _has_values(tensor: Tensor) -> bool:
 def kept_attributes(model: nn.Module) -> Iterator[None]:
     """Put back what the attributes and buffers of modules refer to, after the block.
 
-    A recurrent state (`self.h = ...`) would make what is drawn of one image depend on the one
-    before, and a cache would stay behind. Changes inside of what they refer to (`self.seen.append`)
-    are not undone: to copy everything would cost more than the pass. Lazy modules stay as their
-    first input has made them. Hooks that a model places on itself go, too: transformers keeps in an
-    attribute that it has placed them, and would place them again.
-    """
+    A recurrent state (`self.h = ...`) would make what is drawn of one image depend on
+    the one before, and a cache would stay behind. Changes inside of what they refer to
+    (`self.seen.append`) are not undone: to copy everything would cost more than the
+    pass. Lazy modules stay as their first input has made them. Hooks that a model
+    places on itself go, too: transformers keeps in an attribute that it has placed
+    them, and would place them again."""
     before = [
         (module, dict(vars(module)), dict(module._buffers), set(module._forward_hooks))
         for module in model.modules()
@@ -112,16 +115,21 @@ _lock, _undo = Lock(), ExitStack()
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """The whole process runs models as they are written while any block, in any thread, needs that:
-    without nn.MultiheadAttention's fast path, and uncompiled, since both run past hooks."""
+    """The whole process runs models as they are written while any block, in any thread,
+    needs that: without nn.MultiheadAttention's fast path, and uncompiled, since both
+    run past hooks."""
     with _lock:
         _blocks[0] += 1
         if _blocks[0] == 1:
             mha = torch.backends.mha
             _undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
             mha.set_fastpath_enabled(False)
-            # the compiler takes a second to import, and allows nothing of the kind inside
-            if "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling():
+            # the compiler takes a second to import, and allows nothing of the kind
+            # inside
+            if (
+                "torch._dynamo" in sys.modules
+                and not torch.compiler.is_dynamo_compiling()
+            ):
                 _undo.enter_context(torch.compiler.set_stance("force_eager"))
     try:
         yield

@@ -1,9 +1,9 @@
-"""Calls of functions inside forward, which module hooks do not see: torch's function mode does.
+"""Calls of functions inside forward, which module hooks do not see: torch's function
+mode does.
 
-A call of a module belongs to the place from which it was called (`Running`). There is one function
-mode: capturing, auditing and listing functions watch calls through it, and the rules for ReLU
-replace functions with it.
-"""
+A call of a module belongs to the place from which it was called (`Running`). There is
+one function mode: capturing, auditing and listing functions watch calls through it, and
+the rules for ReLU replace functions with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _TORCHS_OWN = ("torch.nn.", "torch.ao.nn.")
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
 Leave = Callable[[Layer, Sequence[Any], Mapping[str, Any], Any], None]
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
-"""Computes the result of a call in the function's place; takes the function and its arguments."""
+"""Computes the result of a call in the function's place; takes the function and its
+arguments."""
 
 
 class Frame(NamedTuple):
@@ -42,9 +43,9 @@ class Frame(NamedTuple):
 class Running:
     """Knows to which layer each call of a module belongs, while `followed` lasts.
 
-    One activation object may stand in 77 places of a YOLO. Which of them a call belongs to follows
-    from who calls, so the calls that have not returned are kept, as Python keeps its stack.
-    """
+    One activation object may stand in 77 places of a YOLO. Which of them a call belongs
+    to follows from who calls, so the calls that have not returned are kept, as Python
+    keeps its stack."""
 
     def __init__(self, model: nn.Module) -> None:
         """Read the layers of the model."""
@@ -57,20 +58,26 @@ class Running:
         self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
 
     def now(self, layers: Sequence[Layer]) -> Layer:
-        """The layer to which a call belongs; asked from a hook of the module that is these layers,
-        while it runs."""
+        """The layer to which a call belongs; asked from a hook of the module that is
+        these layers, while it runs."""
         return layers[0] if len(layers) == 1 else self.frames[-1].layer
 
     @contextmanager
     def followed(
-        self, names: Collection[str], functions: bool = False, opaque: Collection[str] | None = None
+        self,
+        names: Collection[str],
+        functions: bool = False,
+        opaque: Collection[str] | None = None,
     ) -> Iterator[None]:
-        """Follow the calls of modules, as far as the layers of these names need it, or functions
-        whose calls are reported; see `placed`. A call is over behind all hooks that were there
-        before."""
-        # the calls need following only where a module is several layers, of which one is asked for
+        """Follow the calls of modules, as far as the layers of these names need it, or
+        functions whose calls are reported; see `placed`. A call is over behind all
+        hooks that were there before."""
+        # the calls need following only where a module is several layers, of which one
+        # is asked for
         shared = [layers for layers in self.of_module.values() if len(layers) > 1]
-        needed = functions or any(layer.name in names for layers in shared for layer in layers)
+        needed = functions or any(
+            layer.name in names for layers in shared for layer in layers
+        )
 
         def pop(module: nn.Module, args: Any, output: Any) -> None:
             self.frames.pop()
@@ -84,24 +91,29 @@ class Running:
                 else:
                     reports_functions = self.of_module[id(module)][0].name not in opaque
 
-                # a copy of the module has these hooks, too, and belongs where the original does
+                # a copy of the module has these hooks, too, and belongs where the
+                # original does
                 def push(
                     _: nn.Module,
                     args: Any,
                     original: nn.Module = module,
                     reports_functions: bool = reports_functions,
                 ) -> None:
-                    self.frames.append(Frame(self._reached(original), reports_functions, Counter()))
+                    self.frames.append(
+                        Frame(self._reached(original), reports_functions, Counter())
+                    )
 
                 # first of all: what is pushed is popped even where another hook raises
                 before = module.register_forward_pre_hook(push, prepend=True)
                 stack.callback(before.remove)
-                stack.callback(module.register_forward_hook(pop, always_call=True).remove)
+                stack.callback(
+                    module.register_forward_hook(pop, always_call=True).remove
+                )
             yield
 
     def _reached(self, module: nn.Module) -> Layer:
-        """The layer that a module is where it is called now: of those that the caller may mean one
-        after the other, in the order of its calls."""
+        """The layer that a module is where it is called now: of those that the caller
+        may mean one after the other, in the order of its calls."""
         layers = self.of_module[id(module)]
         if len(layers) == 1 or not self.frames:
             return layers[0]
@@ -117,23 +129,29 @@ class Running:
 
     def _called_by(self, caller: Layer, layers: Sequence[Layer]) -> Sequence[Layer]:
         """Those layers of one module that a caller may mean, at least one."""
-        direct = [layer for layer in layers if self._callers[layer.index] == caller.index]
+        direct = [
+            layer for layer in layers if self._callers[layer.index] == caller.index
+        ]
         if direct:
             return direct
-        # the caller reaches into a module that is not called itself (`self.block.act(x)`): those
-        # nearest to it; and where it was given a module of elsewhere, the first
+        # the caller reaches into a module that is not called itself
+        # (`self.block.act(x)`): those nearest to it; and where it was given a module of
+        # elsewhere, the first
         prefix = f"{caller.name}." if caller.name else ""
         inside = [layer for layer in layers if layer.name.startswith(prefix)]
         depth = min((layer.name.count(".") for layer in inside), default=0)
-        return [layer for layer in inside if layer.name.count(".") == depth] or layers[:1]
+        return [layer for layer in inside if layer.name.count(".") == depth] or layers[
+            :1
+        ]
 
 
 @dataclass(eq=False)
 class FunctionMode(TorchFunctionMode):
-    """Reports the torch functions and tensor methods that modules call, and may replace some.
+    """Reports the torch functions and tensor methods that modules call, and may replace
+    some.
 
-    Without `running` no call is reported; `replacements` are in force outside of modules as well.
-    """
+    Without `running` no call is reported; `replacements` are in force outside of
+    modules as well."""
 
     leave: Leave = lambda layer, args, kwargs, result: None
     """Hears of a call after it has returned tensors."""
@@ -155,19 +173,24 @@ class FunctionMode(TorchFunctionMode):
         layer = self._layer_of(func)
         if layer is not None and self.enter is not None and self.is_reported(layer):
             self.enter(layer, args, kwargs)
-        replacement = self.replacements.get(function_name(func)) if self.replacements else None
-        result = replacement(func, args, kwargs) if replacement else func(*args, **kwargs)
+        replacement = (
+            self.replacements.get(function_name(func)) if self.replacements else None
+        )
+        result = (
+            replacement(func, args, kwargs) if replacement else func(*args, **kwargs)
+        )
         if layer is None:
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
-        gives_tensors = any(isinstance(item, Tensor) for item in results)  # not that of `x.shape`
+        # not that of `x.shape`
+        gives_tensors = any(isinstance(item, Tensor) for item in results)
         if gives_tensors and self.is_reported(layer):
             self.leave(layer, args, kwargs, result)
         return result
 
     def _layer_of(self, function: Callable[..., Any]) -> Layer | None:
-        """The layer that a function is in the module that calls it; None where its calls are not
-        reported."""
+        """The layer that a function is in the module that calls it; None where its
+        calls are not reported."""
         frames = self.running.frames if self.running is not None else ()
         if not frames or not frames[-1].reports_functions:
             return None
@@ -192,15 +215,18 @@ def placed(
     changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
     first: bool = False,
 ) -> Iterator[AbstractContextManager[Any]]:
-    """Place hooks that report the calls of modules, for any number of passes, and remove them;
-    yields what is to be entered around each pass, so that its functions are reported.
+    """Place hooks that report the calls of modules, for any number of passes, and
+    remove them; yields what is to be entered around each pass, so that its functions
+    are reported.
 
     Args:
-        functions: asked at each call of a function whether it is reported; None watches none. What
-            a function calls inside is not reported.
-        opaque: names of modules whose calls of functions are not reported. None means those whose
-            forward torch wrote, inherited or not: a ReLU module is reported as a module.
-        changes: functions whose results take the place of layers' outputs; None leaves them.
+        functions: asked at each call of a function whether it is reported; None watches
+            none. What a function calls inside is not reported.
+        opaque: names of modules whose calls of functions are not reported. None means
+            those whose forward torch wrote, inherited or not: a ReLU module is reported
+            as a module.
+        changes: functions whose results take the place of layers' outputs; None leaves
+            them.
         first: report before all hooks that are there already.
     """
     running = Running(model)
@@ -208,13 +234,19 @@ def placed(
     change = dict(changes)
     names = reported | {layer.name for layer in change}
 
-    def before(of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any) -> None:
+    def before(
+        of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any
+    ) -> None:
         layer = running.now(of_module)
         if enter is not None and layer.name in reported:
             enter(layer, args, kwargs)
 
     def after(
-        of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any, output: Any
+        of_module: Sequence[Layer],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        output: Any,
     ) -> Any:
         layer = running.now(of_module)
         changed = None
@@ -247,7 +279,8 @@ def placed(
 
 
 def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
-    """The functions that modules call in one forward pass, in the order of their first calls."""
+    """The functions that modules call in one forward pass, in the order of their first
+    calls."""
     calls: Counter[Layer] = Counter()
 
     def count(layer: Layer, args: Any, kwargs: Any, result: Any) -> None:

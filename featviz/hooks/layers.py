@@ -1,10 +1,10 @@
 """Layers of a model: its modules, and the functions that they call.
 
-A module that stands in several places (one activation object of a whole network) is a layer in each
-place from which it is called. A place is the module that calls it, and for one inside a plain
-nn.Sequential its position there. Several names in one place are one layer. Names are the same in a
-model and in a program exported from one, whose modules know the class that they stand for.
-"""
+A module that stands in several places (one activation object of a whole network) is a
+layer in each place from which it is called. A place is the module that calls it, and
+for one inside a plain nn.Sequential its position there. Several names in one place are
+one layer. Names are the same in a model and in a program exported from one, whose
+modules know the class that they stand for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from featviz.records import Layer
 
 _FUNCTION = "fn:"
 _CALL = re.compile(r"@\d+")
-"""What torch.export.unflatten puts behind the name of a module at its second and later calls."""
+"""What torch.export.unflatten puts behind the name of a module at its second and later
+calls."""
 
 
 class ModelLayers(NamedTuple):
@@ -63,8 +64,8 @@ def read_table(model: nn.Module) -> ModelLayers:
     index_of_name: dict[str, int] = {}
     for name, module in named.items():
         caller = _caller_of(name, index_of_name, entries)
-        # in a Sequential each position is a caller of its own; elsewhere names of one module that
-        # one caller has are aliases
+        # in a Sequential each position is a caller of its own; elsewhere names of one
+        # module that one caller has are aliases
         runs_in_order = name and _runs_in_order(entries[caller].module)
         position = name.rpartition(".")[2] if runs_in_order else ""
         index = index_of_key.setdefault((id(module), caller, position), len(entries))
@@ -85,7 +86,9 @@ def read_table(model: nn.Module) -> ModelLayers:
     return table
 
 
-def _caller_of(name: str, index_of_name: Mapping[str, int], entries: Sequence[_Entry]) -> int:
+def _caller_of(
+    name: str, index_of_name: Mapping[str, int], entries: Sequence[_Entry]
+) -> int:
     """The index of the innermost layer around a name that can be called; lists cannot."""
     while name:
         name = name.rpartition(".")[0]
@@ -130,7 +133,8 @@ def like_module(function: str, class_name: str) -> bool:
 
 
 EXPORTED = "torch.export.unflatten"
-"""Where the class of an exported program's modules is, each of which stands for another class."""
+"""Where the class of an exported program's modules is, each of which stands for another
+class."""
 
 _OPERATORS = {
     "add": "add",
@@ -144,7 +148,8 @@ _OPERATORS = {
     "mod": "remainder",
     "pos": "positive",
 }
-"""The function that does what an operator does; `__radd__` and `__iadd__` are `__add__`."""
+"""The function that does what an operator does; `__radd__` and `__iadd__` are
+`__add__`."""
 
 _ALIASES = {
     "absolute": "abs",
@@ -162,8 +167,8 @@ _ALIASES = {
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the module's class and its bases, or of those that an exported one stands for; of a
-    class that is not imported the name alone is known."""
+    """Names of the module's class and its bases, or of those that an exported one
+    stands for; of a class that is not imported the name alone is known."""
     original = _class_of(module)
     if isinstance(original, str):
         return (original.rpartition(".")[2], nn.Module.__name__)
@@ -171,7 +176,8 @@ def class_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def home_of(module: nn.Module) -> str:
-    """The Python module in which the forward of a module, or of what it stands for, is written."""
+    """The Python module in which the forward of a module, or of what it stands for, is
+    written."""
     original = _class_of(module)
     if isinstance(original, str):
         return original.rpartition(".")[0]
@@ -194,8 +200,9 @@ def _class_of(module: nn.Module) -> type | str:
 
 @lru_cache(maxsize=1024)
 def function_name(function: Callable[..., Any]) -> str:
-    """One name for a function, its tensor method, its in-place variant and its operator: `relu`,
-    and `add` for `+`, `+=`, `Tensor.add_` and `aten.add.Tensor` in an exported program."""
+    """One name for a function, its tensor method, its in-place variant and its
+    operator: `relu`, and `add` for `+`, `+=`, `Tensor.add_` and `aten.add.Tensor` in an
+    exported program."""
     full_name = getattr(function, "__name__", "")
     if full_name == "__get__":  # an attribute of a tensor, such as `x.T`
         full_name = getattr(getattr(function, "__self__", None), "__name__", "")
@@ -211,6 +218,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def is_in_place(function: Callable[..., Any]) -> bool:
-    """Whether a function's name says that it changes what it is given: `relu_`, not `__add__`."""
+    """Whether a function's name says that it changes what it is given: `relu_`, not
+    `__add__`."""
     name = getattr(function, "__name__", "").partition(".")[0]
     return name.endswith("_") and not name.endswith("__")

@@ -1,4 +1,5 @@
-"""Selectors: which layers does `Conv2d,layer1.*,!*.downsample.*` take? Pure, knows no torch.
+"""Selectors: which layers does `Conv2d,layer1.*,!*.downsample.*` take? Pure, knows no
+torch.
 
 A selector reads, from the outside in:
 
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 from featviz.errors import UsageError
 from featviz.records import Layer
 
-_INDEX = re.compile(r"(?P<body>.*)#(?P<index>-?\d{1,18}|-?\d{,18}:-?\d{,18}(:-?\d{,18})?)$")
+_INDEX = re.compile(
+    r"(?P<body>.*)#(?P<index>-?\d{1,18}|-?\d{,18}:-?\d{,18}(:-?\d{,18})?)$"
+)
 _REGULAR_EXPRESSION = "re:"
 _OPENING = "([{"
 _CLOSING = ")]}"
@@ -66,8 +69,8 @@ def parse(text: str, layers: Iterable[Layer] = ()) -> list[Selector]:
 
     Args:
         text: commas inside brackets belong to a regular expression.
-        layers: of the model. A name of one of them is taken as it is, where it would be read as
-            something else: `x,y`, `[0]`.
+        layers: of the model. A name of one of them is taken as it is, where it would be
+            read as something else: `x,y`, `[0]`.
 
     Raises:
         UsageError: one of them cannot be read, or there is none.
@@ -82,8 +85,8 @@ def parse(text: str, layers: Iterable[Layer] = ()) -> list[Selector]:
 
 
 def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer]:
-    """The layers that some positive selector takes and no negative one takes away. Only negative
-    ones mean all modules but these."""
+    """The layers that some positive selector takes and no negative one takes away. Only
+    negative ones mean all modules but these."""
     included: set[str] = set()
     excluded: set[str] = set()
     for selector in selectors:
@@ -96,17 +99,23 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
 
 def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
     """Those that speak of functions, which must then be listed beside the modules."""
-    return [selector for selector in selectors if selector.text.lstrip("! ").startswith("fn:")]
+    return [
+        selector
+        for selector in selectors
+        if selector.text.lstrip("! ").startswith("fn:")
+    ]
 
 
 def types_present(layers: Iterable[Layer]) -> str:
-    """Class names with their counts, commonest first: `Conv2d 20, BatchNorm2d 20, ReLU 9`."""
+    """Class names with their counts, commonest first: `Conv2d 20, BatchNorm2d 20, ReLU
+    9`."""
     counts = Counter(layer.type for layer in layers if layer.name)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
-    """Class and layer names that misspelt selectors may have meant, the nearest two of each."""
+    """Class and layer names that misspelt selectors may have meant, the nearest two of
+    each."""
     names: set[str] = set()
     for layer in layers:
         names.update((layer.type, layer.name, *layer.aliases))
@@ -116,7 +125,9 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
         pattern = selector.text.lstrip("!").removeprefix(_REGULAR_EXPRESSION)
         name = re.split(r"[@#]", pattern)[0].strip().lower()
         # the model may stand inside another one: `layer4` is `backbone.layer4`
-        inner = [by_lower[lower] for lower in by_lower if name and lower.endswith(f".{name}")]
+        inner = [
+            by_lower[lower] for lower in by_lower if name and lower.endswith(f".{name}")
+        ]
         if inner:
             close.update(dict.fromkeys((f"'*{inner[0][-len(name) :]}'", inner[0])))
             continue
@@ -126,8 +137,8 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
 
 
 def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
-    """What selectors that take no layer may have meant: the indices that there are, else the
-    nearest names; empty where nothing is near."""
+    """What selectors that take no layer may have meant: the indices that there are,
+    else the nearest names; empty where nothing is near."""
     unmatched: list[Selector] = []
     outside: list[str] = []
     for selector in selectors:
@@ -145,10 +156,14 @@ def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 
-def remedy(layers: Sequence[Layer], selectors: Iterable[Selector] = (), *facts: str) -> str:
-    """What helps where no layer matches: what may be meant, further `facts` in words, and the types
-    of modules (of functions, where there are no modules)."""
-    question = meant(layers, [selector for selector in selectors if not selector.pick(layers)])
+def remedy(
+    layers: Sequence[Layer], selectors: Iterable[Selector] = (), *facts: str
+) -> str:
+    """What helps where no layer matches: what may be meant, further `facts` in words,
+    and the types of modules (of functions, where there are no modules)."""
+    question = meant(
+        layers, [selector for selector in selectors if not selector.pick(layers)]
+    )
     modules = [layer for layer in layers if not layer.is_function] or layers
     statements = "; ".join((*facts, f"types here: {types_present(modules)}"))
     if not question:
@@ -175,7 +190,8 @@ def _split(text: str) -> list[str]:
 
 
 def _with_commas(texts: Sequence[str], names: set[str]) -> list[str]:
-    """Join neighbours that are the name of a layer together, the longest such name first."""
+    """Join neighbours that are the name of a layer together, the longest such name
+    first."""
     # names have no commas, as a rule: then nothing is joined, and nothing compared
     most_commas = max((name.count(",") for name in names), default=0)
     joined: list[str] = []
@@ -223,7 +239,8 @@ def _parse_index(text: str) -> int | slice:
 
 
 def _matcher(text: str, body: str) -> Callable[[Layer], bool]:
-    """What tells the layers of a selector without its mark and index; `text` is for messages."""
+    """What tells the layers of a selector without its mark and index; `text` is for
+    messages."""
     class_name, at, pattern = body.partition("@")
     by_class_and_name = bool(at) and not body.startswith(_REGULAR_EXPRESSION)
     if not by_class_and_name:

@@ -1,5 +1,6 @@
-"""Arrays as images: which axis counts channels, and how numbers become values; TIFF files that
-Pillow does not read, and videos, by their libraries; images in memory as files for a run."""
+"""Arrays as images: which axis counts channels, and how numbers become values; TIFF
+files that Pillow does not read, and videos, by their libraries; images in memory as
+files for a run."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ MAX_VALUES = 2**28
 """Numbers of an image: as float32 they take one gibibyte."""
 
 _NARROW = 0.1
-"""An image of 16 bits that uses less of their range (12 bits in a 16-bit file) is nearly black."""
+"""An image of 16 bits that uses less of their range (12 bits in a 16-bit file) is
+nearly black."""
 
 _PACKINGS = (1, 8, 32946, 5, 32773)
-"""Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits."""
+"""Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits.
+"""
 _MAX_CHANNELS = 4096
 _MAX_FRAME_BYTES = 2**30
 """Of all frames that are kept, as RGB."""
@@ -41,7 +44,8 @@ class Wanted(NamedTuple):
     volume: bool = False
     """Whether it takes [C, D, H, W], not [C, H, W]."""
     raw: bool = False
-    """Whether a function of the user's own prepares it, which gets arrays as they are."""
+    """Whether a function of the user's own prepares it, which gets arrays as they are.
+    """
 
     @property
     def shapes(self) -> str:
@@ -58,14 +62,19 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
     """An array as the model takes it.
 
     Returns:
-        8 bits of grey or RGB as a picture; other unsigned integers of 8 and 16 bits scaled to 0..1,
-        all others as they are. The axis of channels is the first or the last.
+        8 bits of grey or RGB as a picture; other unsigned integers of 8 and 16 bits
+        scaled to 0..1, all others as they are. The axis of channels is the first or the
+        last.
     """
     _check_array(array, wanted)
     if wanted.raw:
         return Raster(array, f"{array.dtype} as it is")
     values = _channels_first(array, wanted)
-    if values.dtype == np.uint8 and not wanted.volume and {len(values), wanted.channels} <= {1, 3}:
+    if (
+        values.dtype == np.uint8
+        and not wanted.volume
+        and {len(values), wanted.channels} <= {1, 3}
+    ):
         pixels = values[0] if len(values) == 1 else values.transpose(1, 2, 0)
         return Image.fromarray(np.ascontiguousarray(pixels))
     if len(values) != wanted.channels:
@@ -95,9 +104,13 @@ def _check_array(array: np.ndarray, wanted: Wanted) -> None:
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
     if array.ndim < (1 if wanted.raw else 2) or not array.size:
-        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
+        raise ImageError(
+            f"has the shape {list(array.shape)}, which is none of an image", None
+        )
     if array.size > MAX_VALUES:
-        raise ImageError(f"has {array.size:,} values, more than the {MAX_VALUES:,} of any image")
+        raise ImageError(
+            f"has {array.size:,} values, more than the {MAX_VALUES:,} of any image"
+        )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
 
@@ -118,11 +131,12 @@ def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
 
 
 def _moved_to_the_front(array: np.ndarray, wanted: Wanted) -> np.ndarray:
-    """An array [C, H, W] or [H, W, C] with its channels first; ImageError where both axes fit, or
-    none does."""
+    """An array [C, H, W] or [H, W, C] with its channels first; ImageError where both
+    axes fit, or none does."""
     is_first = _fits(array.shape[0], array, wanted)
     is_last = _fits(array.shape[-1], array, wanted)
-    if is_first == is_last:  # an exact number tells more than one that can be made to fit
+    # an exact number tells more than one that can be made to fit
+    if is_first == is_last:
         is_first = array.shape[0] == wanted.channels
         is_last = array.shape[-1] == wanted.channels
     if is_first and is_last:
@@ -136,13 +150,15 @@ def _moved_to_the_front(array: np.ndarray, wanted: Wanted) -> np.ndarray:
 
 def _no_fit(shape: tuple[int, ...], wanted: Wanted) -> ImageError:
     takes = f"the model takes {counted(wanted.channels, 'channel')}: {wanted.shapes}"
-    hint = "--input-channels says another number, --transform makes what the model takes"
+    hint = (
+        "--input-channels says another number, --transform makes what the model takes"
+    )
     return ImageError(f"has the shape {list(shape)}, and {takes}", hint)
 
 
 def _fits(count: int, array: np.ndarray, wanted: Wanted) -> bool:
-    """Whether so many channels are what the model takes, or become so: grey is repeated as RGB, and
-    a picture of 8 bits is made grey."""
+    """Whether so many channels are what the model takes, or become so: grey is repeated
+    as RGB, and a picture of 8 bits is made grey."""
     if count == wanted.channels or (count, wanted.channels) == (1, 3):
         return True
     is_picture = array.dtype == np.uint8 and not wanted.volume
@@ -163,12 +179,18 @@ def read_tiff(data: bytes) -> np.ndarray:
             page = file.pages.first
             _check_page(page)
             image: np.ndarray = page.asarray(maxworkers=1)
-            return np.moveaxis(image, 0, -1) if page.axes == "SYX" else np.atleast_3d(image)
+            return (
+                np.moveaxis(image, 0, -1)
+                if page.axes == "SYX"
+                else np.atleast_3d(image)
+            )
     except ImageError:
         raise
     except Exception as error:  # the file decides what is raised
         hint = _INSTALL if "imagecodecs" in str(error) else None
-        raise ImageError(f"is a TIFF that cannot be read: {reason(error)}", hint) from error
+        raise ImageError(
+            f"is a TIFF that cannot be read: {reason(error)}", hint
+        ) from error
     finally:
         log.disabled = False
 
@@ -180,9 +202,13 @@ def _check_page(page: Any) -> None:
         raise ImageError(message, "8, 16 or 32 bits, the same for all channels")
     if page.samplesperpixel > _MAX_CHANNELS or page.size > MAX_VALUES:
         size = f"{page.imagewidth}×{page.imagelength}"
-        raise ImageError(f"has {size} pixels of {page.samplesperpixel} channels: too many")
+        raise ImageError(
+            f"has {size} pixels of {page.samplesperpixel} channels: too many"
+        )
     if page.compression not in _PACKINGS:
-        message = f"is a TIFF packed by method {int(page.compression)}, which is not read"
+        message = (
+            f"is a TIFF packed by method {int(page.compression)}, which is not read"
+        )
         raise ImageError(message, "save it without compression, or packed by Deflate")
 
 
@@ -194,7 +220,8 @@ def reason(error: Exception) -> str:
     return "it is damaged" if re.fullmatch(r"(decoder error )?-?\d*", line) else line
 
 
-# Frames of videos, decoded by PyAV, by three demultiplexers of ffmpeg that open no other file --
+# Frames of videos, decoded by PyAV, by three demultiplexers of ffmpeg that open no
+# other file --
 
 
 class Frames(NamedTuple):
@@ -209,14 +236,17 @@ class _Packet(NamedTuple):
     """One frame as it lies in a video file."""
 
     time: int | None
-    """When it is shown, in the units of its stream; None where the file does not say."""
+    """When it is shown, in the units of its stream; None where the file does not say.
+    """
     is_key: bool
     """Whether it is decoded without those before."""
 
 
-def read_frames(data: bytes, format: str, choose: Callable[[int], Sequence[int]]) -> Frames:
-    """Frames of a video, upright. No others are kept, and as few as its key frames allow are
-    decoded.
+def read_frames(
+    data: bytes, format: str, choose: Callable[[int], Sequence[int]]
+) -> Frames:
+    """Frames of a video, upright. No others are kept, and as few as its key frames
+    allow are decoded.
 
     Args:
         format: the container, as ffmpeg calls it.
@@ -231,7 +261,9 @@ def read_frames(data: bytes, format: str, choose: Callable[[int], Sequence[int]]
             if not file.streams.video:
                 raise ImageError("is a video file without pictures")
             stream: Any = file.streams.video[0]
-            packets = [_Packet(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size]
+            packets = [
+                _Packet(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size
+            ]
             numbers = list(choose(len(packets))) if packets else []
             if not numbers:
                 raise ImageError("is a video without frames")
@@ -257,9 +289,9 @@ def _decoded(
 ) -> list[Image.Image]:
     """The frames of these numbers, of which some may stand twice, in their order.
 
-    Frames are decoded one after the other, from the last key frame before the wanted one, if that
-    lies ahead. They are told by their times; in a file without times, by counting.
-    """
+    Frames are decoded one after the other, from the last key frame before the wanted
+    one, if that lies ahead. They are told by their times; in a file without times, by
+    counting."""
     times = sorted(packet.time for packet in packets if packet.time is not None)
     is_timed = len(times) == len(packets)
     key_times: list[int] = []
@@ -285,11 +317,14 @@ def _decoded(
             time = frame.pts if is_timed and frame.pts is not None else time + 1
         if frame is None:
             raise ImageError("is a video of which no frame can be decoded")
-        images[number] = frame.to_image().rotate(getattr(frame, "rotation", 0), expand=True)
+        images[number] = frame.to_image().rotate(
+            getattr(frame, "rotation", 0), expand=True
+        )
     return [images[number] for number in numbers]
 
 
-# Images that a program holds in memory: as Pillow sees them, and as files for a run -------------
+# Images that a program holds in memory: as Pillow sees them, and as files for a run
+# -------------
 
 _KEPT = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I", "F"})
 """Modes that a PNG or TIFF keeps."""
@@ -303,8 +338,9 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
     """The images that a value in memory is.
 
     Args:
-        value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array with C at its end.
-            C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of grey also uint16.
+        value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array with C
+            at its end. C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of
+            grey also uint16.
         name: of the value, for messages.
     """
     if isinstance(value, Image.Image):
@@ -316,7 +352,9 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
             dense = dense.float() if dense.dtype.is_floating_point else dense
             value = (dense.movedim(-3, -1) if dense.ndim > 2 else dense).numpy()
         except (RuntimeError, TypeError, NotImplementedError) as error:
-            raise UsageError(f"{name} is no dense tensor with values", _VALUES) from error
+            raise UsageError(
+                f"{name} is no dense tensor with values", _VALUES
+            ) from error
     if not isinstance(value, np.ndarray):
         message = f"{name} is of type {type(value).__name__!r}, which is no image"
         hint = "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]"
@@ -330,7 +368,8 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
 
 
 def to_files(images: Iterable[Any], folder: Path) -> list[str]:
-    """Paths as they are; images in memory as files `image-0.png`, ... of a folder, without loss."""
+    """Paths as they are; images in memory as files `image-0.png`, ... of a folder,
+    without loss."""
     paths: list[str] = []
     count = 0
     for number, value in enumerate(images):
@@ -377,7 +416,11 @@ def to_npy(value: Any, path: Path) -> str:
     torch = sys.modules.get("torch")
     if torch and isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        value = (value.float() if value.dtype == torch.bfloat16 else value).resolve_neg().numpy()
+        value = (
+            (value.float() if value.dtype == torch.bfloat16 else value)
+            .resolve_neg()
+            .numpy()
+        )
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
         message = f"{path.stem} is a {type(value).__name__} and no tensor of numbers"
         raise UsageError(message, "torch.randn(1, 128)")
@@ -390,19 +433,31 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
     shape = array.shape
     dtype = array.dtype
     has_channels = array.ndim > 2
-    if not array.size or array.ndim not in (2, 3, 4) or (has_channels and shape[-1] not in _COUNTS):
+    if (
+        not array.size
+        or array.ndim not in (2, 3, 4)
+        or (has_channels and shape[-1] not in _COUNTS)
+    ):
         message = f"{name} of height, width and channels {list(shape)} is no image"
-        hint = "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3 or 4"
+        hint = (
+            "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3"
+            " or 4"
+        )
         raise UsageError(message, hint)
     if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ((), (1,))):
         return array
     if dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     if not np.issubdtype(dtype, np.floating):
-        raise UsageError(f"{name} holds {dtype}, which are no values of an image", _VALUES)
+        raise UsageError(
+            f"{name} holds {dtype}, which are no values of an image", _VALUES
+        )
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):
-        message = f"{name} has values from {low:g} to {high:g}, and floats of an image are 0..1"
+        message = (
+            f"{name} has values from {low:g} to {high:g}, and floats of an image are"
+            " 0..1"
+        )
         hint = "give it before it is normalised; --mean and --std of the run do that"
         raise UsageError(message, hint)
     return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))

@@ -1,4 +1,5 @@
-"""Files, here, in archives and in stores, to pictures of mode L or RGB, as a person sees them."""
+"""Files, here, in archives and in stores, to pictures of mode L or RGB, as a person
+sees them."""
 
 from __future__ import annotations
 
@@ -82,22 +83,29 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "SGI": (),
     "TGA": (".tga",),
 }
-"""Pillow's formats that are read, in the order in which they are tried, and the suffixes by which
-folders and archives are searched. Pillow knows the first five without importing all its plugins;
-TGA has no mark. Of the others EPS starts Ghostscript."""
+"""Pillow's formats that are read, in the order in which they are tried, and the
+suffixes by which folders and archives are searched. Pillow knows the first five without
+importing all its plugins; TGA has no mark. Of the others EPS starts Ghostscript."""
 
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
-"""Names that count as images in a folder or an archive; arrays are read where they are named."""
+"""Names that count as images in a folder or an archive; arrays are read where they are
+named."""
 
 _READERS = {"TIFF": arrays.read_tiff, "NPY": npy.read_npy, "NPZ": npy.read_npz}
 
 EXPECTED = (
-    f"give an image ({', '.join(name for name, suffixes in FORMATS.items() if suffixes)}) or an "
-    "array (.npy, .npz, .pt); --forward-arg passes other arguments of the model"
+    "give an image"
+    f" ({', '.join(name for name, suffixes in FORMATS.items() if suffixes)}) or an"
+    " array (.npy, .npz, .pt); --forward-arg passes other arguments of the model"
 )
 """What a file that is no image should have been."""
 
-_LOOKS = {b"%!PS": "PostScript", b"%PDF": "PDF", b"<": "SVG or HTML", b"PK\3\4": "a zip file"}
+_LOOKS = {
+    b"%!PS": "PostScript",
+    b"%PDF": "PDF",
+    b"<": "SVG or HTML",
+    b"PK\3\4": "a zip file",
+}
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1")
 _MOV = (b"moov", b"mdat", b"wide", b"free")
 _STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
@@ -110,11 +118,13 @@ VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 
 
 _open = Image.open
-"""Ultralytics puts a function in its place that installs packages for what Pillow does not read."""
+"""Ultralytics puts a function in its place that installs packages for what Pillow does
+not read."""
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open an image in one of FORMATS; UnidentifiedImageError says what another looks like."""
+    """Open an image in one of FORMATS; UnidentifiedImageError says what another looks
+    like."""
     head = file.read(64)
     try:
         return _open(file, formats=[*FORMATS])
@@ -127,7 +137,10 @@ def _what_else(head: bytes) -> str:
     if not head:
         return "is empty"
     if head[4:12] in _HEIC:
-        return "is no image that featviz reads: it looks like HEIC, which has to be converted"
+        return (
+            "is no image that featviz reads: it looks like HEIC, which has to be"
+            " converted"
+        )
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     for mark, name in _LOOKS.items():
         if start.startswith(mark):
@@ -136,7 +149,8 @@ def _what_else(head: bytes) -> str:
 
 
 def format_of(data: bytes) -> str | None:
-    """TIFF, NPY, NPZ or PT of any number of channels; one of VIDEOS; None for any other."""
+    """TIFF, NPY, NPZ or PT of any number of channels; one of VIDEOS; None for any
+    other."""
     if data.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
         return "TIFF"
     if data.startswith(npy.MAGIC):
@@ -145,7 +159,9 @@ def format_of(data: bytes) -> str | None:
         return _format_of_zip(data)
     # a box of MP4 is its size, its type and, of the first box, the brand
     box_type, brand = data[4:8], data[8:12]
-    if box_type in _MOV or (box_type == b"ftyp" and not brand.lower().startswith(_STILL)):
+    if box_type in _MOV or (
+        box_type == b"ftyp" and not brand.lower().startswith(_STILL)
+    ):
         return "mov"
     if data.startswith(b"RIFF") and brand == b"AVI ":
         return "avi"
@@ -165,8 +181,9 @@ def _format_of_zip(data: bytes) -> str | None:
     return None
 
 
-# Images inside tar and zip files, here or in stores: `photos.tar` holds images like a folder,
-# `photos.tar::a/b.jpg` is one of them. Nothing is unpacked: a member is read when its turn comes.
+# Images inside tar and zip files, here or in stores: `photos.tar` holds images like a
+# folder, `photos.tar::a/b.jpg` is one of them. Nothing is unpacked: a member is read
+# when its turn comes.
 
 
 def is_archive(path: Place) -> bool:
@@ -175,11 +192,15 @@ def is_archive(path: Place) -> bool:
 
 
 def split(path: Place) -> tuple[Place, str] | None:
-    """The archive and the member that a path leads to; None where it leads to a plain file."""
+    """The archive and the member that a path leads to; None where it leads to a plain
+    file."""
     if isinstance(path, Url):
-        return None if path.member is None else (replace(path, member=None), path.member)
+        return (
+            None if path.member is None else (replace(path, member=None), path.member)
+        )
     match = _MEMBER.fullmatch(str(path))
-    if match is None or os.path.lexists(path):  # a plain file may be called `x.tar::y.png`
+    # a plain file may be called `x.tar::y.png`
+    if match is None or os.path.lexists(path):
         return None
     return Path(match[1]), _normal(match[2])
 
@@ -192,8 +213,9 @@ def member(archive: Place, name: str) -> Place:
 
 
 def members(path: Place) -> list[str]:
-    """Names of the files in an archive, in their order; OSError or one of DAMAGED if it cannot be
-    read. An archive in a store is opened anew, and taken to stay as it is until the next call."""
+    """Names of the files in an archive, in their order; OSError or one of DAMAGED if it
+    cannot be read. An archive in a store is opened anew, and taken to stay as it is
+    until the next call."""
     if isinstance(path, Url):
         _opened.cache_clear()
         _content.cache_clear()
@@ -201,8 +223,8 @@ def members(path: Place) -> list[str]:
 
 
 def read(path: Place) -> bytes:
-    """The bytes of a file, on its own or in an archive; else OSError, KeyError or one of
-    DAMAGED."""
+    """The bytes of a file, on its own or in an archive; else OSError, KeyError or one
+    of DAMAGED."""
     if inside := split(path):
         with _READING:
             return _content(*inside, *_state(inside[0]))
@@ -211,13 +233,17 @@ def read(path: Place) -> bytes:
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
-            raise OSError(f"it has {size} bytes, more than the {MAX_FILE_BYTES} of any image")
+            raise OSError(
+                f"it has {size} bytes, more than the {MAX_FILE_BYTES} of any image"
+            )
         return file.read(size)
 
 
 def _normal(name: str) -> str:
     """One spelling for `a/b.jpg`, `./a/b.jpg` and `/a//b.jpg`."""
-    return "/".join(part for part in name.replace("\\", "/").split("/") if part not in ("", "."))
+    return "/".join(
+        part for part in name.replace("\\", "/").split("/") if part not in ("", ".")
+    )
 
 
 def is_hidden(name: str) -> bool:
@@ -239,7 +265,8 @@ class _Archive(NamedTuple):
 
     file: Any
     members: dict[str, Any]
-    """The files in it, TarInfo or ZipInfo, by their names; of two of one name the later one."""
+    """The files in it, TarInfo or ZipInfo, by their names; of two of one name the later
+    one."""
 
 
 @lru_cache(maxsize=4)
@@ -261,7 +288,8 @@ def _members_of_tar(tar: Any, path: Place) -> dict[str, Any]:
     for info in tar:
         links += info.issym() or info.islnk()
         if info.isfile():
-            found.pop(_normal(info.name), None)  # the later one's place in the order counts
+            # the later one's place in the order counts
+            found.pop(_normal(info.name), None)
             found[_normal(info.name)] = info
     # tarfile takes a damaged header for the end of the file, which is a block of zeros
     tar.fileobj.seek(tar.offset)
@@ -274,24 +302,29 @@ def _members_of_tar(tar: Any, path: Place) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _content(path: Place, name: str, *state: int) -> bytes:
-    """A member; the last one is kept: going back in a compressed tar means starting anew."""
+    """A member; the last one is kept: going back in a compressed tar means starting
+    anew."""
     archive = _opened(path, *state)
     info = archive.members[name]
     is_tar = isinstance(info, tarfile.TarInfo)
     size = info.size if is_tar else info.file_size
     if size > MAX_MEMBER_BYTES:
-        raise OSError(f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image")
+        raise OSError(
+            f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image"
+        )
     if is_tar:
         opened = archive.file.extractfile(info)
     elif info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        opened = archive.file.open(info)  # which gives no more than the size, whatever is there
+        # which gives no more than the size, whatever is there
+        opened = archive.file.open(info)
     else:
         raise NotImplementedError("it is neither stored nor deflated")
     with opened:
         return opened.read()  # type: ignore[no-any-return]
 
 
-# Files to pictures ---------------------------------------------------------------------------
+# Files to pictures
+# ---------------------------------------------------------------------------
 
 _BROKEN = (
     OSError,
@@ -310,7 +343,8 @@ _OF_16_BITS = ("PNG", "PPM")
 
 _RGB = Wanted(3)
 
-warnings.filterwarnings("ignore", module=r"PIL\.")  # what matters of a broken file is raised
+# what matters of a broken file is raised
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 ReadTensor = Callable[[bytes], np.ndarray]
@@ -329,15 +363,17 @@ def decode(
 
     Args:
         background: a colour, which shows where an image is transparent.
-        frames: take so many images, evenly spread over the files or an animation. Without it every
-            file, and of an animation the first frame, with a warning unless `quiet`.
-        wanted: what the model takes; of neither grey nor RGB, the channels are those of the file.
+        frames: take so many images, evenly spread over the files or an animation.
+            Without it every file, and of an animation the first frame, with a warning
+            unless `quiet`.
+        wanted: what the model takes; of neither grey nor RGB, the channels are those of
+            the file.
         tensors: without it files of torch.save are refused.
         quiet: warn of nothing.
 
     Returns:
-        Pictures of mode L or RGB, or numbers of other channels, or volumes; and the sha256 of the
-        sample's files.
+        Pictures of mode L or RGB, or numbers of other channels, or volumes; and the
+        sha256 of the sample's files.
 
     Raises:
         ImageError: names the file.
@@ -354,7 +390,9 @@ def decode(
             of_animation = frames if is_alone else None
             file_format = format_of(data)
             if file_format in VIDEOS:
-                taken, total = _stills(data, file_format, of_animation, sample.still, wanted)
+                taken, total = _stills(
+                    data, file_format, of_animation, sample.still, wanted
+                )
                 is_cut = len(taken) == 1 < total and sample.still is None
                 hint = " (--frames)"
             else:
@@ -380,10 +418,12 @@ def _stills(
     still: tuple[int, int] | None,
     wanted: Wanted,
 ) -> tuple[list[Any], int]:
-    """Frames of a video, and how many it has: so many evenly spread ones, or the `still`, one of
-    so many."""
+    """Frames of a video, and how many it has: so many evenly spread ones, or the
+    `still`, one of so many."""
     at, count = still or (None, frames or 1)
-    taken, total = arrays.read_frames(data, container, partial(_spread, count=count, at=at))
+    taken, total = arrays.read_frames(
+        data, container, partial(_spread, count=count, at=at)
+    )
     if wanted.channels not in (1, 3) and not wanted.raw:
         raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
     return taken, total
@@ -406,8 +446,8 @@ def _warn_of_narrow(path: Place, images: Sequence[Image.Image | Raster]) -> None
         if isinstance(image, Raster) and image.narrow_range is not None:
             low, high = image.narrow_range
             log.warning(
-                "%s has values %s to %s of 65,535, nearly black to the model; save them times %d, "
-                "or give --mean and --std of that range",
+                "%s has values %s to %s of 65,535, nearly black to the model; save them"
+                " times %d, or give --mean and --std of that range",
                 path,
                 f"{low:,}",
                 f"{high:,}",
@@ -416,7 +456,8 @@ def _warn_of_narrow(path: Place, images: Sequence[Image.Image | Raster]) -> None
 
 
 def digest(sample: Sample) -> str:
-    """sha256 of a sample's files, without decoding them; ImageError where one cannot be read."""
+    """sha256 of a sample's files, without decoding them; ImageError where one cannot be
+    read."""
     sha256 = hashlib.sha256()
     for path in sample.paths:
         sha256.update(_read(sample, path))
@@ -431,7 +472,9 @@ def _read(sample: Sample, path: Place) -> bytes:
             raise ImageError("is no file") from None
         except FileError as error:  # which names the path
             message, _, reason = error.message.partition(" cannot be read: ")
-            raise ImageError(f"cannot be read: {reason or message}", error.hint) from error
+            raise ImageError(
+                f"cannot be read: {reason or message}", error.hint
+            ) from error
 
 
 @contextmanager
@@ -446,7 +489,9 @@ def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
         raise ImageError(f"{name} {error}", EXPECTED) from error
     except Image.DecompressionBombError:
         max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        message = f"{name} has more pixels than the {max_pixels:,} that an image may have"
+        message = (
+            f"{name} has more pixels than the {max_pixels:,} that an image may have"
+        )
         raise ImageError(message, "cut it into parts, or make it smaller") from None
     except _BROKEN as error:
         raise ImageError(f"{name} cannot be read: {arrays.reason(error)}") from error
@@ -456,7 +501,9 @@ def _array(
     data: bytes, file_format: str | None, wanted: Wanted, tensors: ReadTensor | None
 ) -> np.ndarray | None:
     """The numbers in a file that is no picture for this model; else None."""
-    as_stored = wanted.channels not in (1, 3) and (file_format is not None or not wanted.raw)
+    as_stored = wanted.channels not in (1, 3) and (
+        file_format is not None or not wanted.raw
+    )
     if file_format is None and not as_stored:
         return None
     if file_format in (None, "TIFF"):
@@ -486,8 +533,8 @@ _SAMPLES_PER_PIXEL, _BITS_PER_SAMPLE = 277, 258
 
 
 def _keeps_all_channels(opened: Image.Image) -> bool:
-    """Whether Pillow holds all that is in the file: of the colour of a TIFF it keeps four channels
-    of 8 bits at most."""
+    """Whether Pillow holds all that is in the file: of the colour of a TIFF it keeps
+    four channels of 8 bits at most."""
     tags = getattr(opened, "tag_v2", {})
     bands = len(opened.getbands())
     bits = max(tags.get(_BITS_PER_SAMPLE, (8,)))
@@ -497,7 +544,8 @@ def _keeps_all_channels(opened: Image.Image) -> bool:
 def _frame(
     opened: Image.Image, number: int, background: str, wanted: Wanted
 ) -> Image.Image | Raster:
-    """A picture, or one frame of an animation: of mode L or RGB, or numbers of more bits."""
+    """A picture, or one frame of an animation: of mode L or RGB, or numbers of more
+    bits."""
     if number:
         opened.seek(number)
     opened.load()
@@ -508,7 +556,9 @@ def _frame(
         values = np.asarray(image)
         # the format tells 16 bits: two images of one series are never read in two ways
         is_16_bits = image.mode == "I" and opened.format in _OF_16_BITS
-        values = values.astype(np.uint16 if is_16_bits else values.dtype.newbyteorder("="))
+        values = values.astype(
+            np.uint16 if is_16_bits else values.dtype.newbyteorder("=")
+        )
         return arrays.to_image(_ready(values, wanted), wanted)
     if image.has_transparency_data:
         return _over(image, background)
@@ -518,7 +568,8 @@ def _frame(
 
 
 def _as_8_bits(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits in 8, which 0..1, the integers or the range of other floats fill."""
+    """Grey of more than 8 bits in 8, which 0..1, the integers or the range of other
+    floats fill."""
     values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it holds NaN or infinite values")
@@ -541,11 +592,14 @@ def _over(image: Image.Image, background: str) -> Image.Image:
 
 
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
-    """A picture [H, W, C] or [H, W] as [1, C, H, W], which nobody takes for something else."""
+    """A picture [H, W, C] or [H, W] as [1, C, H, W], which nobody takes for something
+    else."""
     if wanted.raw:
         return picture
     if wanted.volume:
-        message = f"is a picture of shape {list(picture.shape)}, and the model takes volumes"
+        message = (
+            f"is a picture of shape {list(picture.shape)}, and the model takes volumes"
+        )
         raise ImageError(message, f"an array {wanted.shapes}")
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 

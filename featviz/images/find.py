@@ -1,4 +1,5 @@
-"""IMAGE arguments to samples: files, folders, globs, archives, URLs; clips and groups of images."""
+"""IMAGE arguments to samples: files, folders, globs, archives, URLs; clips and groups
+of images."""
 
 from __future__ import annotations
 
@@ -41,9 +42,11 @@ def find_samples(
     nul_separated: bool = False,
     outside: Path | None = None,
 ) -> list[Sample]:
-    """Turn files, folders, archives, globs, URLs and `-` (a list on stdin) into samples.
+    """Turn files, folders, archives, globs, URLs and `-` (a list on stdin) into
+    samples.
 
-    A name is the path relative to the argument, lengthened by as many folders as make it unique.
+    A name is the path relative to the argument, lengthened by as many folders as make
+    it unique.
 
     Args:
         stdin: where `-` reads its list; the process's by default.
@@ -106,7 +109,9 @@ def _expand(
         try:
             return _in_store(argument)
         except FileError as error:
-            raise FileError(f"{quoted(str(Url(argument)))}: {error.message}", error.hint) from error
+            raise FileError(
+                f"{quoted(str(Url(argument)))}: {error.message}", error.hint
+            ) from error
     path = Path(argument)
     exists = os.path.exists(path)  # noqa: PTH110 - takes any name
     if exists and path.is_dir():
@@ -141,15 +146,23 @@ def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
         name = path.name if inside is None else inside[1].rpartition("/")[2]
         named.append(Named(name, path))
     if not named:
-        raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
+        raise UsageError(
+            "stdin lists no images", "one path a line, or NUL-separated with -0"
+        )
     return named
 
 
 def _matching(pattern: str, path: Path) -> list[Named]:
     """The files of a glob, whose names begin behind the part of it that is fixed."""
-    fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    fixed = Path(
+        *itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
+    )
     files = map(Path, sorted(glob.glob(pattern, recursive=True)))
-    named = [Named(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
+    named = [
+        Named(file.relative_to(fixed).as_posix(), file)
+        for file in files
+        if file.is_file()
+    ]
     if not named:
         raise UsageError(f"no image matches {quoted(pattern)!r}", "check the pattern")
     return named
@@ -167,13 +180,19 @@ def _in_store(url: str) -> list[Named]:
     if glob.has_magic(place.place) and not place.is_web:
         named = [Named(name, path) for name, path in urls.matching(place)]
         if not named:
-            raise UsageError(f"no image matches {quoted(str(place))!r}", "check the pattern")
+            raise UsageError(
+                f"no image matches {quoted(str(place))!r}", "check the pattern"
+            )
         return named
     if place.is_web and url.endswith("/"):
-        raise UsageError(f"{str(place)!r} is a page of a web server", "give the files on it")
+        raise UsageError(
+            f"{str(place)!r} is a page of a web server", "give the files on it"
+        )
     if _is_folder_of_store(url, place):
         below = [Named(name, path) for name, path in urls.below(place)]
-        return _images(f"folder {str(place)!r}", [n for n in below if not decode.is_hidden(n.name)])
+        return _images(
+            f"folder {str(place)!r}", [n for n in below if not decode.is_hidden(n.name)]
+        )
     return [Named(place.name, place)]
 
 
@@ -192,18 +211,24 @@ def _images(where: str, named: Sequence[Named]) -> list[Named]:
     """Those files whose names are of images, at least one."""
     found = [file for file in named if PurePath(file.name).suffix.lower() in SUFFIXES]
     if not found:
-        hint = f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read where "
-        raise UsageError(f"no images in {where}", f"{hint}they are named ('*.npy', quoted)")
+        hint = (
+            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read"
+            " where "
+        )
+        raise UsageError(
+            f"no images in {where}", f"{hint}they are named ('*.npy', quoted)"
+        )
     return found
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, and for links that lead out of the folder
-    (it may be a stranger's). A link that leads nowhere fails later."""
+    """The images in a folder, but for those in `outside`, and for links that lead out
+    of the folder (it may be a stranger's). A link that leads nowhere fails later."""
     base = real(folder)
     left_out = None if outside is None else real(outside)
     if left_out is not None and base.is_relative_to(left_out):
-        left_out = None  # the run directory holds its own inputs, which is refused later
+        # the run directory holds its own inputs, which is refused later
+        left_out = None
     named: list[Named] = []
     links: list[Path] = []
     for path in sorted(folder.rglob("*")):
@@ -223,7 +248,8 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
     if links:
         count = counted(len(links), "link")
         log.warning(
-            "%s that lead out of folder %r are left out, such as %s; a glob takes them ('%s/*')",
+            "%s that lead out of folder %r are left out, such as %s; a glob takes them"
+            " ('%s/*')",
             count,
             str(folder),
             links[0].as_posix(),
@@ -256,8 +282,8 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
 def told_apart(
     names: Mapping[Key, str], folders_of: Callable[[Key], Sequence[str]]
 ) -> dict[Key, str]:
-    """Make names unique, also on file systems without case: those that clash are lengthened by one
-    real folder a round; what only case tells apart is numbered.
+    """Make names unique, also on file systems without case: those that clash are
+    lengthened by one real folder a round; what only case tells apart is numbered.
 
     Args:
         names: of each file.
@@ -280,15 +306,19 @@ def told_apart(
             if alike["/".join(parts[key]).casefold()] > 1:
                 unique[key] = f"{index + added}/{names[key]}"
             else:
-                unique[key] = "/".join(parts[key][-(names[key].count("/") + 1 + added) :])
+                unique[key] = "/".join(
+                    parts[key][-(names[key].count("/") + 1 + added) :]
+                )
 
 
-# Samples of several files ---------------------------------------------------------------------
+# Samples of several files
+# ---------------------------------------------------------------------
 
 
 def clips(samples: Sequence[Sample]) -> list[Sample]:
-    """Stills of one folder are the frames of one clip, in the order of the numbers in their
-    names; an animation is a clip of its own, and so is an array, which is a volume."""
+    """Stills of one folder are the frames of one clip, in the order of the numbers in
+    their names; an animation is a clip of its own, and so is an array, which is a
+    volume."""
     folders: dict[PurePath, list[Sample]] = {}
     found: list[Sample] = []
     for sample in samples:
@@ -309,7 +339,9 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
         is_folder = len(found[number].paths) > 1
         return (path.parent if is_folder else path).parts[1:]
 
-    names = told_apart({number: clip.name for number, clip in enumerate(found)}, folders_of)
+    names = told_apart(
+        {number: clip.name for number, clip in enumerate(found)}, folders_of
+    )
     return [replace(clip, name=names[number]) for number, clip in enumerate(found)]
 
 
@@ -334,7 +366,11 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
             found.append(sample)
             continue
         for at in range(count):
-            found.append(replace(sample, name=f"{sample.name}/{at:0{digits}d}", still=(at, count)))
+            found.append(
+                replace(
+                    sample, name=f"{sample.name}/{at:0{digits}d}", still=(at, count)
+                )
+            )
     return found
 
 
@@ -351,7 +387,8 @@ def _is_whole(path: Place) -> bool:
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if some are left."""
+    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if some
+    are left."""
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
@@ -361,17 +398,23 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     joined = []
     for start in range(0, len(samples), count):
         group = samples[start : start + count]
-        names = [group[0].name, *(PurePosixPath(sample.name).name for sample in group[1:])]
+        names = [
+            group[0].name,
+            *(PurePosixPath(sample.name).name for sample in group[1:]),
+        ]
         paths = tuple(path for sample in group for path in sample.paths)
         joined.append(Sample("+".join(names), paths))
     return joined
 
 
 def unnested(samples: Sequence[Sample]) -> list[Sample]:
-    """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes `a~`."""
+    """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes
+    `a~`."""
     folders = [safe_way(sample.name).casefold() for sample in samples]  # on any system
     taken = set(folders)
-    holding = {str(parent) for folder in taken for parent in PurePosixPath(folder).parents}
+    holding = {
+        str(parent) for folder in taken for parent in PurePosixPath(folder).parents
+    }
     renamed: list[Sample] = []
     for sample, folder in zip(samples, folders, strict=True):
         name = sample.name

@@ -1,5 +1,5 @@
-"""The story of `cam`: images go through a model one by one, and class activation maps over each
-show where the evidence for a class lies."""
+"""The story of `cam`: images go through a model one by one, and class activation maps
+over each show where the evidence for a class lies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,14 @@ from featviz.records import (
     Sample,
     Skip,
 )
-from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
+from featviz.run.prepare import (
+    ModelInput,
+    Prepared,
+    Show,
+    find_images,
+    prepare,
+    read_input,
+)
 from featviz.run.stages import ADDS_NOTHING
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
@@ -101,7 +108,8 @@ class LayerCam:
 
     @property
     def tensor(self) -> Tensor:
-        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
+        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of
+        a clip."""
         return torch.from_numpy(self.values.copy())
 
 
@@ -112,7 +120,8 @@ class ImageCam:
     image: str
     method: str
     target: str = ""
-    """What the maps are evidence for: `tabby`, `class 281`, or the target as it was given."""
+    """What the maps are evidence for: `tabby`, `class 281`, or the target as it was
+    given."""
     target_probability: float | None = None
     """Where the target is a class: its probability, 0..1."""
     outcome: Outcome = field(default_factory=Outcome)
@@ -120,7 +129,8 @@ class ImageCam:
     maximum: LayerCam | None = None
     """Of the levels of a detector's head, in the size of the input."""
     detections: tuple[Detection, ...] = ()
-    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them."""
+    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them.
+    """
     skipped: tuple[Skip, ...] = ()
     path: Path | None = None
     shown: Bytes | None = field(default=None, repr=False, compare=False)
@@ -179,13 +189,14 @@ class ImageCam:
 def cam(
     model: ModelOptions | LoadedModel, images: Sequence[str], options: CamOptions
 ) -> Iterator[ImageCam]:
-    """Draw class activation maps over images, and yield each image when its picture is written.
+    """Draw class activation maps over images, and yield each image when its picture is
+    written.
 
     What goes wrong with one image is in its result.
 
     Raises:
-        FeatvizError: a bad option, no such model, layer or image, no layer with places, or a file
-            cannot be written; nothing was written before.
+        FeatvizError: a bad option, no such model, layer or image, no layer with places,
+            or a file cannot be written; nothing was written before.
     """
     out = options.out
     run = RunOptions(
@@ -201,8 +212,9 @@ def cam(
         inputs=options.inputs,
         passes=PassOptions(PAIRED, options.target),
     )
-    # Files are checked twice: before the model is loaded by the images that were named, so that a
-    # mistake costs no time, and then by the samples that the model takes, which may be clips.
+    # Files are checked twice: before the model is loaded by the images that were named,
+    # so that a mistake costs no time, and then by the samples that the model takes,
+    # which may be clips.
     samples = find_images(images, run)
     if out is not None:
         files = picture_files(samples, out, options.target)
@@ -223,7 +235,9 @@ def cam(
         prepared = replace(prepared, layers=default_layers(prepared))
     require_matplotlib()
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
-    read = partial(read_input, preprocess=prepared.model.preprocess, inputs=options.inputs)
+    read = partial(
+        read_input, preprocess=prepared.model.preprocess, inputs=options.inputs
+    )
     with prepared.watched() as show:
         explain = partial(_explain, prepared, show, cmap)
         for job in visit(prepared.samples, read, explain):
@@ -236,11 +250,14 @@ def cam(
                 yield result
 
 
-def picture_files(samples: Sequence[Sample], out: Path, target: str | None) -> dict[str, Path]:
+def picture_files(
+    samples: Sequence[Sample], out: Path, target: str | None
+) -> dict[str, Path]:
     """The file of each image's picture, by the image's name.
 
-    It is called by the image's name without the ending, where no other image has it, and by the
-    target, so that maps for several targets can lie in one folder: `cam-cat-class3.png`.
+    It is called by the image's name without the ending, where no other image has it,
+    and by the target, so that maps for several targets can lie in one folder:
+    `cam-cat-class3.png`.
 
     Args:
         out: a folder; or a file, which is that of all images.
@@ -282,18 +299,21 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
 def default_layers(prepared: Prepared) -> list[Layer]:
     """The layers that explain a target, which is found by a pass on zeros.
 
-    Of a detector they are those whose maps enter its head, as its family names them. Of a
-    segmentation it is the last map before the scores of classes, which would show themselves, and
-    of a model of no library (a U-Net) also the last map of the lowest resolution. Of other models
-    it is the last map.
-    """
+    Of a detector they are those whose maps enter its head, as its family names them. Of
+    a segmentation it is the last map before the scores of classes, which would show
+    themselves, and of a model of no library (a U-Net) also the last map of the lowest
+    resolution. Of other models it is the last map."""
     model = prepared.model
     layers = list_layers(model.module)
     seen = _MapsSeen(
-        HintBook(model.module, prepared.blank[0].shape, prepared.options.draw.tensor_layout)
+        HintBook(
+            model.module, prepared.blank[0].shape, prepared.options.draw.tensor_layout
+        )
     )
     useful = [
-        layer for layer in layers if layer.index and not ADDS_NOTHING.intersection(layer.classes)
+        layer
+        for layer in layers
+        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
     ]
     with (
         in_eval_mode(model.module, gradients=True),
@@ -345,18 +365,24 @@ class _MapsSeen:
             self.reached.add(site.layer)
 
     def last(self) -> Layer:
-        """The last layer whose output has places of the image on which the target depends.
+        """The last layer whose output has places of the image on which the target
+        depends.
 
-        Behind the last attention of a vision transformer that reads its class token, the target
-        depends on no other token, so its last layer is one before that attention. Poolings and the
-        like add nothing to the layer before them; a layer inside an attention, or one that runs
-        several times, is taken only where there is no other.
-        """
-        # From the best kind of layer to the worst, and of each first those that are depended on.
-        outside = [layer for layer in self.ran if not self.book.of_layer(layer).in_attention]
+        Behind the last attention of a vision transformer that reads its class token,
+        the target depends on no other token, so its last layer is one before that
+        attention. Poolings and the like add nothing to the layer before them; a layer
+        inside an attention, or one that runs several times, is taken only where there
+        is no other."""
+        # From the best kind of layer to the worst, and of each first those that are
+        # depended on.
+        outside = [
+            layer for layer in self.ran if not self.book.of_layer(layer).in_attention
+        ]
         once = [layer for layer in outside if self.ran.count(layer) == 1]
         choices = (once, outside, self.ran)
-        depended_on = [[layer for layer in choice if layer in self.reached] for choice in choices]
+        depended_on = [
+            [layer for layer in choice if layer in self.reached] for choice in choices
+        ]
         for candidates in (*depended_on, *choices):
             if candidates:
                 return candidates[-1]
@@ -368,14 +394,18 @@ class _MapsSeen:
 
 
 def _explain(
-    prepared: Prepared, show: Show, cmap: str, images: Sequence[ImageJob[ModelInput, ImageCam]]
+    prepared: Prepared,
+    show: Show,
+    cmap: str,
+    images: Sequence[ImageJob[ModelInput, ImageCam]],
 ) -> ImageCam:
     """Show one image to the model, go back from the target, and draw each layer's map."""
     image = images[0].input
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
     scale = normalize.parse_scale("auto", reduce=method)
-    # A class activation map is one channel, of which `max` makes the one large tile, without marks.
+    # A class activation map is one channel, of which `max` makes the one large tile,
+    # without marks.
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     evidence: list[_Evidence] = []
     hints = prepared.hints(image.args)
@@ -390,8 +420,12 @@ def _explain(
 
     outcome, recorder = show(image.args, hints, take)
     if not evidence:
-        reasons = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
-        reasons += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
+        reasons = [
+            f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped
+        ]
+        reasons += [
+            f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran
+        ]
         hint = "--layers names another one"
         if prepared.options.layers is not None:  # the user has named some
             hint = "leave --layers out for the last layer that has a map"
@@ -407,7 +441,9 @@ def _explain(
         and isinstance(outcome.focus, Detection)
     ):
         scale = _common_scale(evidence, signed=method in SIGNED)
-        maximum = _drawn(_maximum(evidence, image.args[0].shape), image, draw, scale, outcome)
+        maximum = _drawn(
+            _maximum(evidence, image.args[0].shape), image, draw, scale, outcome
+        )
         maximum = replace(maximum, title=f"maximum of {len(evidence)} levels")
     return ImageCam(
         image=images[0].sample.name,
@@ -432,9 +468,14 @@ class _Evidence(NamedTuple):
 
 
 def _drawn(
-    evidence: _Evidence, image: ModelInput, draw: DrawOptions, scale: Scale, outcome: Outcome
+    evidence: _Evidence,
+    image: ModelInput,
+    draw: DrawOptions,
+    scale: Scale,
+    outcome: Outcome,
 ) -> LayerCam:
-    """A map over what the model saw, with the box or the edge of the region that it explains."""
+    """A map over what the model saw, with the box or the edge of the region that it
+    explains."""
     picture = draw_maps(evidence.maps, draw, scale)
     over = lay_over(picture, image.background(), draw, image.window)
     steps = evidence.maps.data[0].cpu().numpy()
@@ -463,11 +504,14 @@ def _marked(
         return with_outline(pixels, focus)
     top, left = (0, 0) if window is None else window[:2]
     x0, y0, x1, y1 = focus.box
-    return with_boxes(pixels, [(x0 - left, y0 - top, x1 - left, y1 - top)], [focus.text])
+    return with_boxes(
+        pixels, [(x0 - left, y0 - top, x1 - left, y1 - top)], [focus.text]
+    )
 
 
 def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
-    """One scale for the levels of a head, of which a box is found at one: the others are dark."""
+    """One scale for the levels of a head, of which a box is found at one: the others
+    are dark."""
     low = min(float(one.maps.data.min()) for one in evidence)
     high = max(float(one.maps.data.max()) for one in evidence)
     if signed:
@@ -480,20 +524,23 @@ def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evid
     """The largest value of all levels at each pixel of the input."""
     size = list(input_shape[-2:])
     layers = [
-        functional.interpolate(one.maps.data.float(), size, mode="bilinear") for one in evidence
+        functional.interpolate(one.maps.data.float(), size, mode="bilinear")
+        for one in evidence
     ]
     data = torch.stack(layers).amax(dim=0)
     return _Evidence(evidence[-1].site, Maps(evidence[-1].maps.layout, data))
 
 
 def target_probability(target: str | None, outcome: Outcome) -> float | None:
-    """The probability of the target's class; None where the target is no class of a classifier.
+    """The probability of the target's class; None where the target is no class of a
+    classifier.
 
-    By softmax two classes have probabilities that are as exp of their scores, and those of the
-    likeliest class are known.
-    """
+    By softmax two classes have probabilities that are as exp of their scores, and those
+    of the likeliest class are known."""
     parsed = targets.parse(target)
-    is_class = parsed.kind in ("top1", "class") and not parsed.keys and parsed.layer is None
+    is_class = (
+        parsed.kind in ("top1", "class") and not parsed.keys and parsed.layer is None
+    )
     if not is_class or not outcome.prediction or outcome.target is None:
         return None
     likeliest = outcome.prediction[0]

@@ -44,7 +44,8 @@ _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
 def draw_kernels(
     model: ModelOptions | LoadedModel, options: KernelOptions
 ) -> tuple[dict[str, Any], list[Skip]]:
-    """Draw a model's kernels, one picture for each layer, into a folder like a run's image.
+    """Draw a model's kernels, one picture for each layer, into a folder like a run's
+    image.
 
     Returns:
         What `--json` prints, and what could not be drawn.
@@ -75,7 +76,10 @@ def draw_kernels(
                 stats[drawn.key] = drawn.stats
                 if board is not None:
                     post_filters(board, layer, layer_filters, options.draw)
-        manifest = {"captures": captures, "skipped": manifest_rows((), skipped)["skipped"]}
+        manifest = {
+            "captures": captures,
+            "skipped": manifest_rows((), skipped)["skipped"],
+        }
         images.finish(manifest, stats)
     document = {
         "out": str(options.out),
@@ -85,7 +89,9 @@ def draw_kernels(
     return document, skipped
 
 
-def _record(loaded: LoadedModel, layers: Sequence[Layer], options: KernelOptions) -> dict[str, Any]:
+def _record(
+    loaded: LoadedModel, layers: Sequence[Layer], options: KernelOptions
+) -> dict[str, Any]:
     """What run.json says."""
     drawing = structs.asdict(options.draw)
     for name in _FOR_MAPS:
@@ -95,13 +101,19 @@ def _record(loaded: LoadedModel, layers: Sequence[Layer], options: KernelOptions
         **versions(),
         "model": loaded.source,
         "layers": [layer.name for layer in layers],
-        "options": {"layers": options.layers, "all_slices": options.all_slices, **drawing},
+        "options": {
+            "layers": options.layers,
+            "all_slices": options.all_slices,
+            **drawing,
+        },
     }
 
 
-def _read(loaded: LoadedModel, selectors: str | None) -> tuple[dict[Layer, Filters], list[Skip]]:
-    """The kernels of the chosen layers, and which of these have none. A shared module's are drawn
-    once, under the first chosen name."""
+def _read(
+    loaded: LoadedModel, selectors: str | None
+) -> tuple[dict[Layer, Filters], list[Skip]]:
+    """The kernels of the chosen layers, and which of these have none. A shared module's
+    are drawn once, under the first chosen name."""
     modules = modules_by_name(loaded.module)
     layers = list_layers(loaded.module)
     chosen = [layer for layer in layers if is_convolution(modules[layer.name])]
@@ -140,19 +152,25 @@ class _Drawn(NamedTuple):
     """[output channels, 6], of all weights of each."""
 
 
-def _draw(layer: Layer, filters: Filters, folder: ImageFolder, options: KernelOptions) -> _Drawn:
+def _draw(
+    layer: Layer, filters: Filters, folder: ImageFolder, options: KernelOptions
+) -> _Drawn:
     """Write a layer's picture."""
     picture, tiles = draw_filters(filters, options.draw, options.all_slices)
     stats = statistics(filters.kernels)[0]
     site = CaptureSite(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     weights = filters.kernels[0].numel()
-    capture = describe(replace(picture, stats=stats), site, filters.weight_shape, file, weights)
+    capture = describe(
+        replace(picture, stats=stats), site, filters.weight_shape, file, weights
+    )
     if capture.nonfinite:
         message = "%s holds %d NaN or infinite weights, shown in magenta"
         log.warning(message, layer.label, capture.nonfinite)
     with folder.writing(file) as opened:
-        encode(picture, opened, options.draw.format, {**caption(capture), "Tile": tiles})
+        encode(
+            picture, opened, options.draw.format, {**caption(capture), "Tile": tiles}
+        )
     (row,) = manifest_rows([capture], ())["captures"]
     row |= {
         "groups": filters.groups,

@@ -1,9 +1,9 @@
-"""The story of `layers`: every module with its type, shapes, parameters, multiply-accumulates and
-calls, and the totals of the model.
+"""The story of `layers`: every module with its type, shapes, parameters,
+multiply-accumulates and calls, and the totals of the model.
 
-torch's FlopCounterMode counts operators; what it has counted when a module is entered and when it
-is left tells the module's share. nn.MultiheadAttention's fast path, which it cannot see, is off.
-"""
+torch's FlopCounterMode counts operators; what it has counted when a module is entered
+and when it is left tells the module's share. nn.MultiheadAttention's fast path, which
+it cannot see, is off."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ _CPU_ATTENTION = {ops.aten._scaled_dot_product_flash_attention_for_cpu: _attenti
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One module in one place, the modules inside it included; or a function that it calls, which
-    has parameters 0 and no MACs. The usage is None where the model could not be run."""
+    """One module in one place, the modules inside it included; or a function that it
+    calls, which has parameters 0 and no MACs. The usage is None where the model could
+    not be run."""
 
     index: int
     name: str
@@ -68,15 +69,18 @@ class LayerRow:
     calls: int | None = None
     macs: int | None = None
     own_macs: int | None = None
-    """Without those of the modules that it called: over all rows they sum to the total."""
+    """Without those of the modules that it called: over all rows they sum to the total.
+    """
     flops: int | None = None
     activation_bytes: int | None = None
-    """Output bytes of its leaf calls, inside which no other module ran; it may be one."""
+    """Output bytes of its leaf calls, inside which no other module ran; it may be one.
+    """
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The figures of the whole model, shared modules once; None where it could not be run."""
+    """The figures of the whole model, shared modules once; None where it could not be
+    run."""
 
     modules: int
     parameters: int
@@ -97,7 +101,8 @@ class Listing:
     totals: Totals
     input_shape: list[int]
     not_counted: Mapping[str, int] = field(default_factory=dict)
-    """Calls of operators from outside torch, which have no formula and are in no figure."""
+    """Calls of operators from outside torch, which have no formula and are in no
+    figure."""
     tree: bool = False
 
     @property
@@ -105,7 +110,9 @@ class Listing:
         """For people."""
         numbers = ("output shape", "parameters", "MACs", "calls")
         rows = [_cells(row, self.tree) for row in self.rows]
-        return TextTable(("", "name", "type", *numbers), numbers, rows, footer=self._footer())
+        return TextTable(
+            ("", "name", "type", *numbers), numbers, rows, footer=self._footer()
+        )
 
     def _footer(self) -> list[str]:
         total = self.totals
@@ -113,10 +120,15 @@ class Listing:
         lines = [
             "",
             f"input        {by(self.input_shape)}",
-            f"parameters   {total.parameters:,} ({total.trainable:,} trainable), {size}",
+            (
+                f"parameters   {total.parameters:,} ({total.trainable:,} trainable),"
+                f" {size}"
+            ),
         ]
         if total.macs is not None and total.flops is not None:
-            lines.append(f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs")
+            lines.append(
+                f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs"
+            )
             lines.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
         if self.not_counted:
             operators = [f"{name} {calls}" for name, calls in self.not_counted.items()]
@@ -124,13 +136,17 @@ class Listing:
         functions = sum(row.type.startswith("fn:") for row in self.rows)
         called = f", {counted(functions, 'function')}" if functions else ""
         selected = sum(row.selected for row in self.rows)
-        lines.append(f"{total.modules} modules{called}; * {selected} taken by the selectors")
+        lines.append(
+            f"{total.modules} modules{called}; * {selected} taken by the selectors"
+        )
         return lines
 
     def __repr__(self) -> str:
         total = self.totals
         macs = "" if total.macs is None else f", {total.macs:,} MACs"
-        return f"<Listing: {total.modules} modules, {total.parameters:,} parameters{macs}>"
+        return (
+            f"<Listing: {total.modules} modules, {total.parameters:,} parameters{macs}>"
+        )
 
     def __str__(self) -> str:
         return str(self.table)
@@ -173,12 +189,13 @@ def list_model(
     functions: bool = False,
     tree: bool = False,
 ) -> Listing:
-    """List a model's modules as one forward pass on zeros shows them; a model that cannot be run on
-    zeros is listed without shapes.
+    """List a model's modules as one forward pass on zeros shows them; a model that
+    cannot be run on zeros is listed without shapes.
 
     Args:
         selectors: which rows are marked; None for one layer of each stage.
-        functions: list the functions that modules call, too; so do selectors of functions.
+        functions: list the functions that modules call, too; so do selectors of
+            functions.
         tree: indent names in the table.
     """
     model = load_model(options, inputs)
@@ -208,14 +225,18 @@ def list_model(
     rows += [replace(row, selected=row.name in names) for row in function_rows]
     rows.sort(key=lambda row: row.index)  # functions behind their module
     if meter is not None and model.preprocess.size_guessed:
-        message = "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
+        message = (
+            "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
+        )
         log.warning(message, by(blank[0].shape))
     whole_model = rows[0]
     totals = Totals(
         modules=sum(1 for _ in model.module.modules()),
         parameters=whole_model.parameters,
         trainable=whole_model.trainable,
-        parameter_bytes=sum(p.numel() * p.element_size() for p in _initialised(model.module)),
+        parameter_bytes=sum(
+            p.numel() * p.element_size() for p in _initialised(model.module)
+        ),
         macs=whole_model.macs,
         flops=whole_model.flops,
         activation_bytes=whole_model.activation_bytes,
@@ -224,7 +245,9 @@ def list_model(
     return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, tree)
 
 
-def _module_row(layer: Layer, module: nn.Module, selected: bool, usage: Usage | None) -> LayerRow:
+def _module_row(
+    layer: Layer, module: nn.Module, selected: bool, usage: Usage | None
+) -> LayerRow:
     parameters = _initialised(module)
     row = LayerRow(
         index=layer.index,
@@ -278,12 +301,16 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
     with in_eval_mode(model.module), ExitStack() as stack:
         for module in model.module.modules():
             now = partial(running.now, running.of_module[id(module)])
-            enter = module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True)
+            enter = module.register_forward_pre_hook(
+                meter.enter, prepend=True, with_kwargs=True
+            )
             stack.callback(enter.remove)
-            stack.callback(module.register_forward_hook(partial(meter.leave, now)).remove)
+            stack.callback(
+                module.register_forward_hook(partial(meter.leave, now)).remove
+            )
         stack.enter_context(running.followed({layer.name for layer in layers}))
-        # The inner mode is asked first, and takes apart an operator without a formula; the meter,
-        # outside, sees what that is made of.
+        # The inner mode is asked first, and takes apart an operator without a formula;
+        # the meter, outside, sees what that is made of.
         with meter, meter.flops:
             forward(model.module, [arg.to(model.device) for arg in blank])
     return meter
@@ -332,8 +359,8 @@ class _Frame:
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Reads the counts at every module's entry and exit; and counts operators from outside torch
-    that have no formula, as `torchvision::deform_conv2d`."""
+    """Reads the counts at every module's entry and exit; and counts operators from
+    outside torch that have no formula, as `torchvision::deform_conv2d`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -354,10 +381,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         input_shape = _shape_of_first(tensors([args, kwargs]))
         self._running.append(_Frame(module, input_shape, self._macs(), self.memory))
 
-    def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
+    def leave(
+        self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any
+    ) -> None:
         """A forward hook; `now` tells the layer to which the call belongs."""
         frame = self._running.pop()
-        # no hook leaves a module that raised; where that was caught, its work is its caller's
+        # no hook leaves a module that raised; where that was caught, its work is its
+        # caller's
         while frame.module is not module:
             self._running[-1].macs_inside += frame.macs_inside
             frame = self._running.pop()
@@ -380,7 +410,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return int(self.flops.get_total_flops()) // FLOPS_PER_MAC
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         has_formula = func._overloadpacket in self.flops.flop_registry
         if func.namespace not in ("aten", "prim") and not has_formula:

@@ -1,4 +1,5 @@
-"""The story of `look`: one image goes through a model, and one page shows its layers' maps."""
+"""The story of `look`: one image goes through a model, and one page shows its layers'
+maps."""
 
 from __future__ import annotations
 
@@ -41,7 +42,14 @@ from featviz.records import (
     Skip,
     finite,
 )
-from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare, read_input
+from featviz.run.prepare import (
+    ModelInput,
+    Prepared,
+    files_read,
+    find_images,
+    prepare,
+    read_input,
+)
 from featviz.rundir.place import check_apart, check_file, picture_of, write_file
 from featviz.text import by, counted, listed, quoted, safe_name
 
@@ -89,9 +97,11 @@ class ShownLayer:
     ranges: tuple[Span, ...]
     """Of each shown map, or of all numbers of a vector."""
     strip: bool
-    """Its numbers are one strip: those of a vector, or of maps that are all constant."""
+    """Its numbers are one strip: those of a vector, or of maps that are all constant.
+    """
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
-    """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its numbers."""
+    """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its
+    numbers."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +115,8 @@ class LookResult:
     preprocessing: str
     prediction: tuple[ClassScore, ...]
     detections: tuple[Detection, ...]
-    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them."""
+    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them.
+    """
     layers: tuple[ShownLayer, ...]
     left_out: tuple[str, ...]
     """Stages that are not shown, since there are more than MOST_STAGES."""
@@ -113,7 +124,9 @@ class LookResult:
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
     """What the model saw, uint8 [H, W, 3]."""
-    picture: Bytes = field(repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8))
+    picture: Bytes = field(
+        repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8)
+    )
     """The page, uint8 [H, W, 3]."""
     out: Path | None = None
     """The file of the picture; None where a caller wanted none, and `path` is gone."""
@@ -157,7 +170,8 @@ class LookResult:
 def look(
     model: ModelOptions | LoadedModel, images: Sequence[str], options: LookOptions
 ) -> LookResult:
-    """Draw one page: the input, the prediction, and the most telling maps of each layer.
+    """Draw one page: the input, the prediction, and the most telling maps of each
+    layer.
 
     Args:
         images: as for `run`; of several the first one is shown.
@@ -169,17 +183,23 @@ def look(
         inputs=options.inputs,
     )
     samples = find_images(images, run)
-    spec = model.spec if isinstance(model, ModelOptions) else type(model.module).__name__
+    spec = (
+        model.spec if isinstance(model, ModelOptions) else type(model.module).__name__
+    )
     name = Path(spec).name
     out = options.out
     if out is None:
-        short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name).replace(":", "-")
+        short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name).replace(
+            ":", "-"
+        )
         out = Path(safe_name(f"look-{short}-{Path(samples[0].name).stem}.png"))
     check_files("look", [out], model, samples, options.overwrite)
     prepared = prepare(model, samples, run)
     if len(prepared.samples) > 1:
         first = quoted(prepared.samples[0].name)
-        log.info("the first of %d images, %s; name another one", len(prepared.samples), first)
+        log.info(
+            "the first of %d images, %s; name another one", len(prepared.samples), first
+        )
     if prepared.model.source.get("weights") == "none":
         name += " (random weights)"
     result = _see(name, prepared, options, out)
@@ -195,8 +215,12 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
     stages = prepared.layers
     if options.layers is None:
         stages = spread(stages)
-    image = read_input(prepared.samples[0], prepared.model.preprocess, prepared.options.inputs)
-    collector = _Collector(stages, prepared.hints(image.args), prepared.options.draw, options.maps)
+    image = read_input(
+        prepared.samples[0], prepared.model.preprocess, prepared.options.inputs
+    )
+    collector = _Collector(
+        stages, prepared.hints(image.args), prepared.options.draw, options.maps
+    )
     # The model itself is watched, too: its output may be a picture.
     root = list_layers(prepared.model.module)[0]
     with prepared.watched(stages if root in stages else [*stages, root]) as show:
@@ -217,7 +241,11 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
     )
     if result.left_out:
         count = len(result.layers)
-        log.info("%d of %d stages; --layers takes others", count, count + len(result.left_out))
+        log.info(
+            "%d of %d stages; --layers takes others",
+            count,
+            count + len(result.left_out),
+        )
     return replace(result, picture=_page(result, outcome, collector, options.cmap))
 
 
@@ -228,26 +256,32 @@ def check_files(
     samples: Sequence[Sample],
     overwrite: bool,
 ) -> None:
-    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded; with
-    `overwrite` any file may go."""
+    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded;
+    with `overwrite` any file may go."""
     inputs = files_read(model, samples)
     for path in paths:
         if path.suffix.lower() != ".png":
             png = quoted(str(path.with_suffix(".png")))
-            raise UsageError(f"--out {quoted(str(path))}: {command} writes PNG", f"--out {png}")
+            raise UsageError(
+                f"--out {quoted(str(path))}: {command} writes PNG", f"--out {png}"
+            )
         check_apart(path, "--out", inputs)
         check_file(path, picture_of(command), overwrite=overwrite)
 
 
 def spread(stages: Sequence[Layer]) -> list[Layer]:
-    """At most MOST_STAGES of the stages, evenly spread, the first and the last among them."""
+    """At most MOST_STAGES of the stages, evenly spread, the first and the last among
+    them."""
     if len(stages) <= MOST_STAGES:
         return list(stages)
-    return [stages[round(number)] for number in np.linspace(0, len(stages) - 1, MOST_STAGES)]
+    return [
+        stages[round(number)] for number in np.linspace(0, len(stages) - 1, MOST_STAGES)
+    ]
 
 
 def _seen(image: ModelInput) -> Bytes:
-    """What the model saw, uint8 [H, W, 3]; of a clip or a volume the slice in the middle."""
+    """What the model saw, uint8 [H, W, 3]; of a clip or a volume the slice in the
+    middle."""
     picture = image.preprocess.shown(image.args)[0]
     if image.args[0].ndim == 5:
         slices = image.preprocess.pictures(image.args[:1])
@@ -256,10 +290,15 @@ def _seen(image: ModelInput) -> Bytes:
 
 
 class _Collector:
-    """Keeps the most telling maps of each stage while the model runs, and pictures its output."""
+    """Keeps the most telling maps of each stage while the model runs, and pictures its
+    output."""
 
     def __init__(
-        self, stages: Sequence[Layer], hints: HintBook, draw_options: DrawOptions, most_maps: int
+        self,
+        stages: Sequence[Layer],
+        hints: HintBook,
+        draw_options: DrawOptions,
+        most_maps: int,
     ) -> None:
         self.hints = hints
         self.layers: dict[str, ShownLayer] = {}
@@ -271,8 +310,8 @@ class _Collector:
         self._most_maps = most_maps
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks: of a stage the first maps that it gives; numbers only where it
-        gives no maps."""
+        """The sink of the hooks: of a stage the first maps that it gives; numbers only
+        where it gives no maps."""
         name = site.layer.name
         if not name and not tensor.is_nested:
             if not self.output_shapes:
@@ -292,14 +331,18 @@ class _Collector:
 
 
 def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer, ...]:
-    """The layers of which there are maps; FeatvizError with the reasons where there are none."""
+    """The layers of which there are maps; FeatvizError with the reasons where there are
+    none."""
     if not collector.layers:
         reasons = []
         if recorder.never_ran:
             names = [layer.name for layer in recorder.never_ran]
             reasons.append(f"never ran: {listed(names, 3)}")
         if recorder.skipped:
-            skipped = [f"{skip.layer or skip.type} ({skip.reason})" for skip in recorder.skipped]
+            skipped = [
+                f"{skip.layer or skip.type} ({skip.reason})"
+                for skip in recorder.skipped
+            ]
             reasons.append(f"skipped: {listed(skipped, 3)}")
         raise FeatvizError(f"no picture was drawn; {'; '.join(reasons)}", NOTHING_DRAWN)
     layers = []
@@ -311,7 +354,9 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
     return tuple(layers)
 
 
-def _page(result: LookResult, outcome: Outcome, collector: _Collector, cmap: str) -> Bytes:
+def _page(
+    result: LookResult, outcome: Outcome, collector: _Collector, cmap: str
+) -> Bytes:
     """The page, uint8 [H, W, 3]."""
     pictures = [Tile("input", result.shown)]
     bars = [PageBar(guess.title, guess.probability) for guess in result.prediction]
@@ -322,10 +367,15 @@ def _page(result: LookResult, outcome: Outcome, collector: _Collector, cmap: str
         count = len(outcome.detections)
         title = f"boxes 0 to {len(shown) - 1} of {count}" if count > 1 else "1 box"
         pictures = [Tile(title, _boxed(result.shown, shown))]
-        bars = [PageBar(f"{n}  {box.title}", box.score) for n, box in enumerate(shown[:_BARS])]
+        bars = [
+            PageBar(f"{n}  {box.title}", box.score)
+            for n, box in enumerate(shown[:_BARS])
+        ]
         bars_title = "boxes, with their scores"
     picture = collector.output_picture
-    if outcome.regions is not None and (picture is None or picture.title.startswith("classes")):
+    if outcome.regions is not None and (
+        picture is None or picture.title.startswith("classes")
+    ):
         bars = _region_bars(outcome.regions)
         bars_title = "regions, with their shares of the pixels"
     if picture is not None:
@@ -333,7 +383,9 @@ def _page(result: LookResult, outcome: Outcome, collector: _Collector, cmap: str
             pictures.append(picture)
     elif outcome.regions is not None:
         winners = outcome.regions.winners
-        pictures.append(Tile(f"classes {by(winners.shape)}", class_colors()[winners % 256]))
+        pictures.append(
+            Tile(f"classes {by(winners.shape)}", class_colors()[winners % 256])
+        )
     elif collector.output_shapes:
         remarks = [f"output {listed(collector.output_shapes, 3)}", ""]
     # the steps stand between commas, but for those inside brackets
@@ -354,8 +406,8 @@ def _page(result: LookResult, outcome: Outcome, collector: _Collector, cmap: str
 
 
 def _boxed(shown: Bytes, detections: Sequence[Detection]) -> Bytes:
-    """The input with numbered boxes, in about the size in which the page shows it, so that the
-    numbers can be read."""
+    """The input with numbered boxes, in about the size in which the page shows it, so
+    that the numbers can be read."""
     height, width = shown.shape[:2]
     factor = _BOXED_SIDE / max(height, width)
     if factor > 1:
@@ -387,14 +439,14 @@ def _rgb(pixels: Bytes) -> Bytes:
 def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile | None:
     """An output [1, C, H, W] as a picture; None where it is none.
 
-    One or three channels are pixels: 0..1 as they are, others from the least to the greatest.
-    Scores of a segmentation are the likeliest class, in colours that mean nothing.
-    """
+    One or three channels are pixels: 0..1 as they are, others from the least to the
+    greatest. Scores of a segmentation are the likeliest class, in colours that mean
+    nothing."""
     shape = tuple(output.shape)
     if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
         return None
-    # Two libraries call scores of classes so. Without a name, maps of the input's own size are
-    # taken for scores, smaller ones for features, which are no picture.
+    # Two libraries call scores of classes so. Without a name, maps of the input's own
+    # size are taken for scores, smaller ones for features, which are no picture.
     channels = shape[1]
     named = key in ("logits", "out") and channels > 1  # by Hugging Face and torchvision
     is_pixels = channels in (1, 3) and not named
@@ -415,14 +467,19 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
     return Tile(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))
 
 
-def _telling(site: CaptureSite, tensor: Tensor, picture: GridPicture, most_maps: int) -> ShownLayer:
+def _telling(
+    site: CaptureSite, tensor: Tensor, picture: GridPicture, most_maps: int
+) -> ShownLayer:
     """The most telling maps of a tensor that is drawn."""
     stats = picture.stats
     slices = picture.slices[0]
     colors = colormap.table(picture.palette)
     levels = picture.tiles[:]
     order = ranked(stats)
-    spans = [(finite(float(low)), finite(float(high))) for low, high in stats[:, : values.MEAN]]
+    spans = [
+        (finite(float(low)), finite(float(high)))
+        for low, high in stats[:, : values.MEAN]
+    ]
     if picture.strip:
         channels = order[:most_maps]
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
@@ -460,9 +517,9 @@ def _overall(spans: Sequence[Span]) -> Span:
 
 
 def ranked(stats: Floats) -> list[int]:
-    """Channels by how much their maps vary, from statistics [C, 6], or by the mean where all maps
-    are constant. Constant maps are left out where others are; those without a finite value come
-    last, and equal ones in their order."""
+    """Channels by how much their maps vary, from statistics [C, 6], or by the mean
+    where all maps are constant. Constant maps are left out where others are; those
+    without a finite value come last, and equal ones in their order."""
     constant = values.is_constant(stats)
     column = values.MEAN if constant.all() else values.STD
     keys = np.nan_to_num(-stats[:, column], nan=np.inf)
@@ -471,8 +528,9 @@ def ranked(stats: Floats) -> list[int]:
 
 
 def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
-    """The first `count` channels of an order of which no two look alike, and none is blank, in
-    levels [C, H, W]; where there are fewer, the others follow in their order."""
+    """The first `count` channels of an order of which no two look alike, and none is
+    blank, in levels [C, H, W]; where there are fewer, the others follow in their
+    order."""
     # Thinned out: maps that look alike do so at 64 pixels, too.
     step = max(1, max(maps.shape[1:]) // _COMPARED_SIDE)
     chosen: list[int] = []
@@ -532,8 +590,8 @@ def _span(span: Span) -> str:
 
 
 def _brief(value: float) -> str:
-    """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten below 0.01 and from
-    100000 on."""
+    """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten below
+    0.01 and from 100000 on."""
     if value == 0 or 0.01 <= abs(value) < 1e5:
         return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
     base, _, power = f"{value:.1e}".partition("e")

@@ -1,8 +1,7 @@
 """From a layer's tensor to maps [C, S, H, W].
 
-A wrong guess would draw noise without complaint, so a shape that no layout fits is refused with a
-reason instead.
-"""
+A wrong guess would draw noise without complaint, so a shape that no layout fits is
+refused with a reason instead."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
         hints: on its layout; those of a `HintBook` hold the layout that was decided on.
 
     Returns:
-        The maps under the empty key. Tokens before and behind the grid are under their names
-        (`class_token`): each is a vector, several of a name its rows.
+        The maps under the empty key. Tokens before and behind the grid are under their
+        names (`class_token`): each is a vector, several of a name its rows.
 
     Raises:
         LayoutError: the tensor has no real, dense values, or no layout fits its shape.
@@ -50,18 +49,23 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
         tokens = values.movedim(layout.token_axis or 0, 1)[0].flatten(1)
     else:  # they stand in front of each piece
         *piece_axes, token_axis = arrangement.trace.axes
-        channel_axes = [axis for axis in range(values.ndim) if axis not in arrangement.trace.axes]
+        channel_axes = [
+            axis for axis in range(values.ndim) if axis not in arrangement.trace.axes
+        ]
         tokens = values.permute(token_axis, *piece_axes, *channel_axes)
         tokens = tokens.reshape(*tokens.shape[: 1 + len(piece_axes)], -1)
     for name, rows in indices.items():
         vectors = tokens[rows].flatten(0, -2)
-        by_name[name] = Maps("vector", LAYOUTS["vector"].to_maps(vectors, Arrangement("vector")))
+        by_name[name] = Maps(
+            "vector", LAYOUTS["vector"].to_maps(vectors, Arrangement("vector"))
+        )
     return by_name
 
 
 def to_floats(tensor: Tensor) -> Tensor:
-    """The values of a tensor of any real type as float32, in its shape, dequantised; LayoutError
-    for complex numbers, and for a tensor that is not dense or has no values."""
+    """The values of a tensor of any real type as float32, in its shape, dequantised;
+    LayoutError for complex numbers, and for a tensor that is not dense or has no
+    values."""
     if tensor.is_complex():
         raise LayoutError(f"holds complex numbers ({tensor.dtype})")
     if tensor.is_quantized:
@@ -75,4 +79,6 @@ def to_floats(tensor: Tensor) -> Tensor:
     try:
         return tensor.float().resolve_neg()
     except RuntimeError:  # NotImplementedError, too
-        raise LayoutError(f"holds {tensor.dtype}, which torch cannot turn into floats") from None
+        raise LayoutError(
+            f"holds {tensor.dtype}, which torch cannot turn into floats"
+        ) from None

@@ -1,8 +1,8 @@
-"""The layouts: how the axes of a tensor stand, and how they become feature maps, a record for each;
-which grid so many tokens make, and where pieces of a map belong.
+"""The layouts: how the axes of a tensor stand, and how they become feature maps, a
+record for each; which grid so many tokens make, and where pieces of a map belong.
 
-Nothing here imports torch or numpy: what reads a run directory and what prints help read this, too.
-"""
+Nothing here imports torch or numpy: what reads a run directory and what prints help
+read this, too."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Maps:
-    """The maps of one tensor, float32 [C, S, H, W], which may be a view of it. S is 1 but for clips
-    (time steps) and batches (regions, items), whose slices stand side by side."""
+    """The maps of one tensor, float32 [C, S, H, W], which may be a view of it. S is 1
+    but for clips (time steps) and batches (regions, items), whose slices stand side by
+    side."""
 
     layout: str
     data: Tensor
@@ -77,28 +78,32 @@ class Layout:
     dimensions: tuple[int, ...]
     """How many axes a tensor of it may have."""
     to_maps: Callable[[Tensor, Arrangement], Tensor]
-    """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible."""
+    """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible.
+    """
     rows: Callable[[np.ndarray, int], np.ndarray] | None = None
-    """Turns an array into [channels, N]; takes the number of channels. None where moving the
-    channel axis to the front does. See `channels_first`."""
+    """Turns an array into [channels, N]; takes the number of channels. None where
+    moving the channel axis to the front does. See `channels_first`."""
     channel_axis: int | None = None
     """None where several axes make channels, or none does."""
     spatial_axes: tuple[int, int] | None = None
-    """The axes of height and width; None for tokens and for what is no map of the input."""
+    """The axes of height and width; None for tokens and for what is no map of the
+    input."""
     token_axis: int | None = None
     allows_many: bool = False
     aligned: bool = True
     """Whether the maps are pictures of the input, so that they can be laid over it."""
     strip: bool = False
-    """Whether the maps are drawn as one row without padding: the numbers of a vector."""
+    """Whether the maps are drawn as one row without padding: the numbers of a vector.
+    """
     of_pieces: bool = False
-    """Whether the shape alone does not say how to draw it: `--tensor-layout` does not take the
-    name, and `channels_first` gives the values in another order than that of the maps."""
+    """Whether the shape alone does not say how to draw it: `--tensor-layout` does not
+    take the name, and `channels_first` gives the values in another order than that of
+    the maps."""
 
     def channels_first(self, array: np.ndarray, channels: int) -> np.ndarray:
-        """Turn an array of this layout into [channels, N] without knowing the model, the values of
-        each channel in the order of `to_maps`; tokens beside a grid lie where they lie. ValueError
-        or IndexError for an array without values."""
+        """Turn an array of this layout into [channels, N] without knowing the model,
+        the values of each channel in the order of `to_maps`; tokens beside a grid lie
+        where they lie. ValueError or IndexError for an array without values."""
         if self.rows is not None:
             return self.rows(array, channels)
         assert self.channel_axis is not None
@@ -115,7 +120,9 @@ def _on_grid(channels: Tensor, arrangement: Arrangement) -> Tensor:
     """[D, T] to maps, without the tokens beside the grid."""
     end = channels.shape[1] - len(arrangement.suffix)
     tokens = channels[:, len(arrangement.prefix) : end].contiguous()
-    return tokens.view(len(tokens), arrangement.time, arrangement.height, arrangement.width)
+    return tokens.view(
+        len(tokens), arrangement.time, arrangement.height, arrangement.width
+    )
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
@@ -126,7 +133,8 @@ def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _attention(tensor: Tensor, arrangement: Arrangement) -> Tensor:
-    """A map for each head (of each window), with a row for each query, a column for each key."""
+    """A map for each head (of each window), with a row for each query, a column for
+    each key."""
     if _has_heads_last(tensor.shape):
         return tensor[0].permute(2, 0, 1).contiguous()[:, None]
     return tensor.reshape(-1, 1, *tensor.shape[-2:])
@@ -149,18 +157,23 @@ def _vector(tensor: Tensor, arrangement: Arrangement) -> Tensor:
 
 
 def channels_of_pieces(shape: Sequence[int], trace: Trace) -> list[int]:
-    """The axes of pieces of a map that count channels: one, or heads and what each of them has."""
+    """The axes of pieces of a map that count channels: one, or heads and what each of
+    them has."""
     return [i for i in range(len(shape)) if i not in trace.axes and shape[i] > 1]
 
 
 def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
-    """Put each value of a tensor back to its position in the map: [C, T, H, W]; padding goes."""
+    """Put each value of a tensor back to its position in the map: [C, T, H, W]; padding
+    goes."""
     assert trace is not None and trace.grid is not None and trace.positions is not None
     channel_axes = channels_of_pieces(tensor.shape, trace)
     moved = {*trace.axes, *channel_axes}
-    other_axes = [axis for axis in range(tensor.ndim) if axis not in moved]  # of length 1
+    # of length 1
+    other_axes = [axis for axis in range(tensor.ndim) if axis not in moved]
     in_map = trace.positions >= 0
-    rows = tensor.permute(*channel_axes, *other_axes, *trace.axes).reshape(-1, len(in_map))
+    rows = tensor.permute(*channel_axes, *other_axes, *trace.axes).reshape(
+        -1, len(in_map)
+    )
     joined = tensor.new_empty(len(rows), int(in_map.sum()))
     joined[:, trace.positions[in_map]] = rows[:, in_map]
     return joined.reshape(-1, *trace.grid)
@@ -176,7 +189,8 @@ _ALL = (
         shape="[1, C, H, W]",
         description=_EACH_CHANNEL,
         dimensions=(4,),
-        to_maps=lambda tensor, arrangement: tensor[0][:, None],  # torchvision's [C, 1, H, W]
+        # torchvision's [C, 1, H, W]
+        to_maps=lambda tensor, arrangement: tensor[0][:, None],
         channel_axis=1,
         spatial_axes=(2, 3),
     ),
@@ -194,7 +208,9 @@ _ALL = (
         shape="[1, H, W, C]",
         description=_EACH_CHANNEL,
         dimensions=(4,),
-        to_maps=lambda tensor, arrangement: tensor[0].permute(2, 0, 1).contiguous()[:, None],
+        to_maps=lambda tensor, arrangement: (
+            tensor[0].permute(2, 0, 1).contiguous()[:, None]
+        ),
         channel_axis=3,
         spatial_axes=(1, 2),
     ),
@@ -203,7 +219,8 @@ _ALL = (
         shape="[1, T, D]",
         description=_ON_GRID,
         dimensions=(3, 4),
-        to_maps=lambda tensor, grid: _on_grid(tensor[0].flatten(1).T, grid),  # or [1, T, heads, D]
+        # or [1, T, heads, D]
+        to_maps=lambda tensor, grid: _on_grid(tensor[0].flatten(1).T, grid),
         rows=lambda array, channels: _axis_first(array.reshape(array.shape[1], -1), 1),
         channel_axis=-1,
         token_axis=1,
@@ -222,14 +239,20 @@ _ALL = (
         shape="[1, heads, T, D]",
         description=f"{_ON_GRID}; one head after another",
         dimensions=(4,),
-        to_maps=lambda tensor, grid: _on_grid(tensor[0].permute(0, 2, 1).flatten(0, 1), grid),
-        rows=lambda array, channels: array[0].swapaxes(1, 2).reshape(-1, array.shape[2]),
+        to_maps=lambda tensor, grid: _on_grid(
+            tensor[0].permute(0, 2, 1).flatten(0, 1), grid
+        ),
+        rows=lambda array, channels: (
+            array[0].swapaxes(1, 2).reshape(-1, array.shape[2])
+        ),
         token_axis=2,
     ),
     Layout(
         name="attention",
         shape="[N, heads, T, T]",
-        description="a matrix for each head: a row for each query, a column for each key",
+        description=(
+            "a matrix for each head: a row for each query, a column for each key"
+        ),
         dimensions=(3, 4, 5),
         to_maps=_attention,
         rows=_rows_of_attention,
@@ -250,8 +273,10 @@ _ALL = (
     Layout(
         name="sequence",
         shape="[N, T, D]",
-        description="rows of a matrix, no places of the image: a row for each token, a column for "
-        "each channel",
+        description=(
+            "rows of a matrix, no places of the image: a row for each token, a column"
+            " for each channel"
+        ),
         dimensions=(3, 4),
         to_maps=_vector,
         channel_axis=-1,
@@ -264,7 +289,9 @@ _ALL = (
         shape="[N, C, H, W]",
         description="for each channel the items side by side",
         dimensions=(4, 5),
-        to_maps=lambda tensor, arrangement: tensor.transpose(0, 1).flatten(1, -3).contiguous(),
+        to_maps=lambda tensor, arrangement: (
+            tensor.transpose(0, 1).flatten(1, -3).contiguous()
+        ),
         channel_axis=1,
         allows_many=True,
         aligned=False,
@@ -288,7 +315,8 @@ _ALL = (
         spatial_axes=(2, 3),
     ),
     Layout(
-        name="windows",  # channels may stand in the middle, too: [windows, C, rows, columns]
+        # channels may stand in the middle, too: [windows, C, rows, columns]
+        name="windows",
         shape="[windows, places, C]",
         description="pieces of a map for each channel, put back into their places",
         dimensions=(3, 4, 5, 6),
@@ -308,11 +336,14 @@ CHOICES = tuple(layout for layout in _ALL if not layout.of_pieces)
 
 
 def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
-    """Read `14x20`, `14x20+1` with the number of tokens in front of the grid, or `14x20+1,10` with
-    that of tokens behind it, too; 9999 at most."""
+    """Read `14x20`, `14x20+1` with the number of tokens in front of the grid, or
+    `14x20+1,10` with that of tokens behind it, too; 9999 at most."""
     match = _GRID.fullmatch(text)
     if match is None:
-        hint = "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of at most "
+        hint = (
+            "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of"
+            " at most "
+        )
         hint += "9999) in front, or 14x20+1,10 with ten behind"
         raise LayoutError(f"{quoted(repr(text))} is no grid", hint)
     height, width, before, behind = (int(number or 0) for number in match.groups())
@@ -321,9 +352,9 @@ def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
 
 
 def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement | None:
-    """Find the grid into which `length` tokens divide the input; None where there is no such grid.
-    In front of it may be the model's prefix, the first part of it, or nothing; one token where the
-    model names none."""
+    """Find the grid into which `length` tokens divide the input; None where there is no
+    such grid. In front of it may be the model's prefix, the first part of it, or
+    nothing; one token where the model names none."""
     if hints.input_size is None:
         return None
     names = hints.prefix_tokens
@@ -341,16 +372,20 @@ def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement 
 
 @cache
 def map_sizes(size: Size) -> tuple[Size, ...]:
-    """Sizes of the maps that strides of whole pixels make of an input, the likelier ones first.
+    """Sizes of the maps that strides of whole pixels make of an input, the likelier
+    ones first.
 
-    With a stride p, H pixels give ceil(H / p) rows where the border is padded, floor(H / p) where
-    it is not, and one less where the kernel is larger than the stride; several strides of 2 may
-    round rows up and columns down. A square input gives square maps only."""
+    With a stride p, H pixels give ceil(H / p) rows where the border is padded, floor(H
+    / p) where it is not, and one less where the kernel is larger than the stride;
+    several strides of 2 may round rows up and columns down. A square input gives square
+    maps only."""
     sizes: dict[Size, None] = {}
     for stride in STRIDES:
         rounded = []  # for rows and columns: up, down, and one less
         for pixels in size:
-            rounded.append((-(-pixels // stride), pixels // stride, pixels // stride - 1))
+            rounded.append(
+                (-(-pixels // stride), pixels // stride, pixels // stride - 1)
+            )
         rows, columns = rounded
         pairs = [*zip(rows, columns, strict=True)]
         if stride in _USUAL_STRIDES:

@@ -37,10 +37,12 @@ IMAGE = "image"
 _NAMED_VALUE = re.compile(r"([^\W\d]\w*)(?:\.([^=]+))?=(.+)", re.DOTALL)
 """NAME=VALUE, or NAME.KEY=VALUE for a key of a dict."""
 _VALUES = (
-    "a number, true, false, none, zeros:1,77, ones:1,77:int64, randn:1,128, a file .npy, .npz or "
-    ".pt, or image"
+    "a number, true, false, none, zeros:1,77, ones:1,77:int64, randn:1,128, a file"
+    " .npy, .npz or .pt, or image"
 )
-_NEW_TENSOR = re.compile(r"(zeros|ones|randn(?!.*:[ib])):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
+_NEW_TENSOR = re.compile(
+    r"(zeros|ones|randn(?!.*:[ib])):(\d+(?:,\d+)*)(?::(float32|int64|bool))?"
+)
 _CONSTANTS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
 _DIGITS = 16
 """Digits of a sha256 in descriptions for people."""
@@ -64,7 +66,9 @@ class Argument(NamedTuple):
     """For the manifest; of a file its name and sha256, no folder."""
 
 
-def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> list[Argument]:
+def parse(
+    texts: Sequence[str], seed: int = 0, option: str = "forward_args"
+) -> list[Argument]:
     """Read the values of `--forward-arg`, or of `--input`.
 
     Args:
@@ -73,7 +77,8 @@ def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> 
         option: The option that has the texts, for messages.
 
     Raises:
-        UsageError: Where a text is neither, its value cannot be read, or a name stands twice.
+        UsageError: Where a text is neither, its value cannot be read, or a name stands
+            twice.
     """
     arguments: list[Argument] = []
     # one for all texts: two of `randn` differ
@@ -88,13 +93,16 @@ def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> 
         value, description = _value(f"{option} {label}", value_text, random)
         for earlier in arguments:
             if earlier.name == name and (key is None or earlier.key in (None, key)):
-                raise UsageError(f"{option} {label} is given twice", "give it once, or its keys")
+                raise UsageError(
+                    f"{option} {label} is given twice", "give it once, or its keys"
+                )
         arguments.append(Argument(name, key, value, f"{label}={description}"))
     return arguments
 
 
 def _value(label: str, text: str, random: torch.Generator) -> tuple[Any, str]:
-    """A value that a text stands for, and its description; `label` is its name in messages."""
+    """A value that a text stands for, and its description; `label` is its name in
+    messages."""
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()], text
     new_tensor = _NEW_TENSOR.fullmatch(text)
@@ -111,7 +119,9 @@ def _value(label: str, text: str, random: torch.Generator) -> tuple[Any, str]:
     return number, text
 
 
-def _make_tensor(label: str, match: re.Match[str], random: torch.Generator) -> tuple[Tensor, str]:
+def _make_tensor(
+    label: str, match: re.Match[str], random: torch.Generator
+) -> tuple[Tensor, str]:
     """The tensor of a text such as `ones:1,77:int64`, and its description."""
     text = match[0]
     function, sizes, dtype = match.groups()
@@ -121,8 +131,14 @@ def _make_tensor(label: str, match: re.Match[str], random: torch.Generator) -> t
         message = f"{label}={quoted(text)} has {count:,} values"
         raise UsageError(message, f"at most {_MAX_VALUES:,}")
     if function == "randn":
-        return torch.randn(shape, generator=random), f"{text} (seed {random.initial_seed()})"
-    return getattr(torch, function)(shape, dtype=getattr(torch, dtype or "float32")), text
+        return (
+            torch.randn(shape, generator=random),
+            f"{text} (seed {random.initial_seed()})",
+        )
+    return (
+        getattr(torch, function)(shape, dtype=getattr(torch, dtype or "float32")),
+        text,
+    )
 
 
 def _read_file(label: str, path: Path) -> tuple[Tensor, str]:
@@ -132,13 +148,17 @@ def _read_file(label: str, path: Path) -> tuple[Tensor, str]:
         data = read_bytes(path, _MAX_BYTES)
         array = _READERS[path.suffix](data)
         # torch takes no byte order but this machine's
-        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+        tensor = torch.from_numpy(
+            array.astype(array.dtype.newbyteorder("="), order="C")
+        )
     except FileNotFoundError:
         raise UsageError(f"{subject} is no file", "check the path") from None
     except FileError as error:
         raise UsageError(f"{subject} {error.message}", error.hint) from error
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{subject} cannot be read: {error}", "np.save of an array") from error
+        raise UsageError(
+            f"{subject} cannot be read: {error}", "np.save of an array"
+        ) from error
     return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:_DIGITS]})"
 
 
@@ -146,8 +166,8 @@ def from_values(values: Mapping[str, Any]) -> list[Argument]:
     """Arguments of forward that a program has at hand.
 
     Args:
-        values: By name: tensors, arrays, numbers, whatever forward takes; dicts of these by their
-            keys; `"image"` for the image itself.
+        values: By name: tensors, arrays, numbers, whatever forward takes; dicts of
+            these by their keys; `"image"` for the image itself.
     """
     arguments = []
     for name, value in values.items():
@@ -159,7 +179,8 @@ def from_values(values: Mapping[str, Any]) -> list[Argument]:
 
 
 def _argument(name: str, key: str | None, value: Any) -> Argument:
-    """An argument with its description: a short value as it is, any other with its digest."""
+    """An argument with its description: a short value as it is, any other with its
+    digest."""
     label = f"{name}.{key}" if key else name
     if isinstance(value, str) and value == IMAGE:
         return Argument(name, key, IMAGE, f"{label}={IMAGE}")
@@ -175,8 +196,9 @@ def _argument(name: str, key: str | None, value: Any) -> Argument:
 
 
 def digest(value: Any) -> str:
-    """sha256 of a value: of a tensor its values; of a function its bytecode with default and bound
-    values, but not what it calls; of all else what pickle makes of it, or else its `repr`."""
+    """sha256 of a value: of a tensor its values; of a function its bytecode with
+    default and bound values, but not what it calls; of all else what pickle makes of
+    it, or else its `repr`."""
     sha256 = hashlib.sha256()
     if isinstance(value, Tensor):
         add_values(value, sha256)
@@ -187,31 +209,44 @@ def digest(value: Any) -> str:
     # torch would pickle the storage, of which a tensor may be a view
     pickler.dispatch_table = {
         **copyreg.dispatch_table,
-        Tensor: lambda tensor: (str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)),
+        Tensor: lambda tensor: (
+            str,
+            (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",),
+        ),
     }
     try:
         pickler.dump(_picklable(value))
         sha256.update(pickled.getvalue())
     except Exception:  # it cannot be pickled, or holds itself
-        sha256.update(ADDRESS.sub("0x", repr(value)).encode("utf-8", "backslashreplace"))
+        sha256.update(
+            ADDRESS.sub("0x", repr(value)).encode("utf-8", "backslashreplace")
+        )
     return sha256.hexdigest()
 
 
 def _picklable(value: Any) -> Any:
-    """What can be called, as plain values that say what it does; a class counts by its name."""
+    """What can be called, as plain values that say what it does; a class counts by its
+    name."""
     if isinstance(value, functools.partial):
         return _picklable(value.func), value.args, value.keywords
     if isinstance(value, MethodType):
         return _picklable(value.__func__), getattr(value.__self__, "__dict__", None)
     if isinstance(value, FunctionType):
         bound = [_picklable(cell.cell_contents) for cell in value.__closure__ or ()]
-        return _picklable(value.__code__), value.__defaults__, value.__kwdefaults__, bound
+        return (
+            _picklable(value.__code__),
+            value.__defaults__,
+            value.__kwdefaults__,
+            bound,
+        )
     if isinstance(value, CodeType):
         constants = []
         for constant in value.co_consts:
             # the order of a set differs from process to process
             is_set = isinstance(constant, frozenset)
-            constants.append(sorted(map(repr, constant)) if is_set else _picklable(constant))
+            constants.append(
+                sorted(map(repr, constant)) if is_set else _picklable(constant)
+            )
         return value.co_code, value.co_names, constants
     # an object of a class with __call__, such as a transform of torchvision
     call = inspect.getattr_static(type(value), "__call__", None)
@@ -229,14 +264,16 @@ def feed(
 
     Args:
         module: The module that gets the hooks.
-        preprocess: How images become its input; with the user's transform, if there is one.
-        transform: The transform, where it is new to the module: what it returns goes to the
-            arguments of its names.
+        preprocess: How images become its input; with the user's transform, if there is
+            one.
+        transform: The transform, where it is new to the module: what it returns goes to
+            the arguments of its names.
         forward_args: Arguments beside images.
         device: Where their tensors go.
 
     Returns:
-        The preprocessing with descriptions of the arguments, and the hooks, to be removed.
+        The preprocessing with descriptions of the arguments, and the hooks, to be
+        removed.
 
     Raises:
         UsageError: Where forward takes no such argument, or the transform returns it.
@@ -253,11 +290,16 @@ def feed(
         _parameters(module, transform.names, "input")
     if transform is not None and outputs:
 
-        def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        def by_name(
+            module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+        ) -> Any:
             return (), {**kwargs, **dict(zip(outputs, args, strict=True))}
 
-        # before the hook that adds arguments, which gives free names to those that have none
-        hooks.append(module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True))
+        # before the hook that adds arguments, which gives free names to those that have
+        # none
+        hooks.append(
+            module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
+        )
     return replace(preprocess, dtype=input_dtype(module)), hooks
 
 
@@ -294,8 +336,8 @@ def _adding(
 
 
 def _copied(value: Any, args: Sequence[Any]) -> Any:
-    """A value for one call alone, since the model may change it; a tensor with a batch of one
-    grows to the batch of the call's first argument."""
+    """A value for one call alone, since the model may change it; a tensor with a batch
+    of one grows to the batch of the call's first argument."""
     if isinstance(value, list | dict):
         return value.copy()
     if not isinstance(value, Tensor):
@@ -305,19 +347,27 @@ def _copied(value: Any, args: Sequence[Any]) -> Any:
     return value.clone()
 
 
-def _refuse_twice(forward_args: Sequence[Argument], transform: Any, outputs: Sequence[str]) -> None:
+def _refuse_twice(
+    forward_args: Sequence[Argument], transform: Any, outputs: Sequence[str]
+) -> None:
     """Refuse an argument of forward that is among the outputs of a transform."""
     for argument in forward_args:
         if argument.name in outputs or (outputs and argument.value is IMAGE):
             option = "--transform" if transform.blank is None else "--input"
-            message = f"forward_args {argument.name}: {option} gives {listed(list(outputs), 12)}"
+            message = (
+                f"forward_args {argument.name}: {option} gives"
+                f" {listed(list(outputs), 12)}"
+            )
             raise UsageError(message, "one of the two")
 
 
 def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
-    """The names that a module's forward takes; UsageError where it takes none of one of `names`."""
+    """The names that a module's forward takes; UsageError where it takes none of one of
+    `names`."""
     parameters = inspect.signature(module.forward).parameters.values()
-    accepted = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    accepted = [
+        p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for name in names:
         if name not in accepted and not takes_any:
@@ -329,8 +379,8 @@ def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[st
 
 @dataclass(frozen=True)
 class UserTransform:
-    """A function in place of the model's own preprocessing: the user's, from a PIL image of mode L
-    or RGB or from an array; or one that hands on what is no image."""
+    """A function in place of the model's own preprocessing: the user's, from a PIL
+    image of mode L or RGB or from an array; or one that hands on what is no image."""
 
     text: str
     """What the user calls it, for messages."""
@@ -340,19 +390,24 @@ class UserTransform:
     names: tuple[str, ...] = ()
     """Where the function returns a dict: the arguments of forward, the image first."""
     blank: Tensor | None = None
-    """Where the input is no image: zeros [N] or [1, N], shown as the input's pixels are."""
+    """Where the input is no image: zeros [N] or [1, N], shown as the input's pixels
+    are."""
 
     @classmethod
     def of(cls, function: Callable[[Any], Any]) -> UserTransform:
         """A function that a program has at hand."""
         name = getattr(function, "__qualname__", type(function).__name__)
-        return cls(name, f"transform {name} (sha256 {digest(function)[:_DIGITS]})", function)
+        return cls(
+            name, f"transform {name} (sha256 {digest(function)[:_DIGITS]})", function
+        )
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
         """The function that `--transform` names."""
         if sources.CODE_REFERENCE.fullmatch(text) is None:
-            raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
+            raise UsageError(
+                f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn"
+            )
         function = sources.target(text)
         if not callable(function):
             message = f"--transform {text!r} is a {type(function).__name__}"
@@ -399,7 +454,8 @@ class UserTransform:
         """The preprocessing that the function does, whatever the model's own would be.
 
         Args:
-            channels: Of the images that the function gets: 1 or 3 of a picture, any of an array.
+            channels: Of the images that the function gets: 1 or 3 of a picture, any of
+                an array.
 
         Raises:
             LoadError: Where the function does not take an empty image.
@@ -426,11 +482,14 @@ class UserTransform:
         outputs = self.outputs(image)
         names = self.names or ("",)
         if set(outputs) != set(names):
-            raise ImageError(f"{self.text} gave another kind of output than for an empty image")
+            raise ImageError(
+                f"{self.text} gave another kind of output than for an empty image"
+            )
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
-        """The output of the function by names, the image first; a tensor has the empty name."""
+        """The output of the function by names, the image first; a tensor has the empty
+        name."""
         try:
             output = self.function(image)
         except Exception as error:  # the user's own code
@@ -445,19 +504,21 @@ class UserTransform:
             if images:
                 tensors = {str(name): output[name] for name in images}
                 return tensors | {str(name): tensor for name, tensor in output.items()}
-            description = f"a dict of {quoted(', '.join(map(str, output))) or 'nothing'}"
+            description = (
+                f"a dict of {quoted(', '.join(map(str, output))) or 'nothing'}"
+            )
         else:
             description = f"a {type(output).__name__}"
         raise ImageError(
-            f"{self.text} gave {description}, expected a tensor [C, H, W] or [1, C, H, W], or a "
-            "dict of tensors by the names of forward's arguments, one of them [1, C, H, W] or "
-            "[1, F]"
+            f"{self.text} gave {description}, expected a tensor [C, H, W] or [1, C, H,"
+            " W], or a dict of tensors by the names of forward's arguments, one of"
+            " them [1, C, H, W] or [1, F]"
         )
 
 
 def _images(tensors: Mapping[Any, Any]) -> list[Any]:
-    """The names of images and clips among the outputs of a transform, or else of vectors; none
-    where not all of them are tensors."""
+    """The names of images and clips among the outputs of a transform, or else of
+    vectors; none where not all of them are tensors."""
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         return []
     images = [name for name, tensor in tensors.items() if tensor.ndim in (4, 5)]

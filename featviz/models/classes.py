@@ -12,15 +12,17 @@ from featviz.text import printable, quoted
 
 _HINT = "a name on each line; or JSON or YAML with a list, or with numbers and names"
 _KEYS = ("names", "id2label")
-"""Where the YAML of Ultralytics' data sets and the config.json of transformers keep names."""
+"""Where the YAML of Ultralytics' data sets and the config.json of transformers keep
+names."""
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
     """The names of a model's classes, by their numbers from 0 on.
 
     Args:
-        path: a text with a name on each line; or a `.json`, `.yaml` or `.yml` that holds a list, or
-            a mapping from numbers to names, itself or under `names` or `id2label`.
+        path: a text with a name on each line; or a `.json`, `.yaml` or `.yml` that
+            holds a list, or a mapping from numbers to names, itself or under `names` or
+            `id2label`.
 
     Raises:
         UsageError: there is no such file, or it holds no names.
@@ -31,7 +33,9 @@ def read_classes(path: Path) -> tuple[str, ...]:
     except FileNotFoundError:
         raise UsageError(f"{title}: there is no such file", _HINT) from None
     except (FileError, ValueError, TypeError) as error:
-        raise UsageError(f"{title} cannot be read: {quoted(str(error))}", _HINT) from None
+        raise UsageError(
+            f"{title} cannot be read: {quoted(str(error))}", _HINT
+        ) from None
     if not names:
         raise UsageError(f"{title} holds no names", _HINT)
     return tuple(printable(name) for name in names)
@@ -47,7 +51,9 @@ def _content(path: Path) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError as error:
-        raise UsageError(f"{path.name} is YAML: {error}", "pip install pyyaml") from error
+        raise UsageError(
+            f"{path.name} is YAML: {error}", "pip install pyyaml"
+        ) from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

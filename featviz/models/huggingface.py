@@ -1,4 +1,5 @@
-"""Folders of models of transformers (extra `featviz[hf]`), which itself reads no file of theirs."""
+"""Folders of models of transformers (extra `featviz[hf]`), which itself reads no file
+of theirs."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ _LEFT_OUT = re.compile(  # how to load and compute, not what the model is
 
 
 class ImageTower(nn.Module):
-    """The part of a dual encoder that sees images; its modules keep the names they have there."""
+    """The part of a dual encoder that sees images; its modules keep the names they have
+    there."""
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
@@ -68,12 +70,21 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
     if (folder / _ADAPTER_FILE).is_file() and not (folder / _FILE).exists():
         message = f"{quoted(str(folder))} holds an adapter, which is no model by itself"
-        hint = "merge it with its model by peft: model.merge_and_unload().save_pretrained('DIR')"
+        hint = (
+            "merge it with its model by peft:"
+            " model.merge_and_unload().save_pretrained('DIR')"
+        )
         raise LoadError(message, f"{hint}; MODEL is DIR")
     path = _weights_file(folder, options.weights)
     architecture = architecture_beside(folder / _FILE)
-    if path is not None and architecture is not None and architecture.startswith("timm:"):
-        by_timm = structs.replace(options, spec=str(path), weights=None, arch=architecture)
+    if (
+        path is not None
+        and architecture is not None
+        and architecture.startswith("timm:")
+    ):
+        by_timm = structs.replace(
+            options, spec=str(path), weights=None, arch=architecture
+        )
         loaded = load_source(by_timm)
         return loaded._replace(record={**loaded.record, "kind": "huggingface"})
     where = quoted(str(folder / _FILE))
@@ -104,11 +115,14 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     record |= weights.record(path)
     if steps:
         record["taken"] = list(steps)
-    return Loaded(module, record, from_transformers(folder, config), (None, image_size(config)))
+    return Loaded(
+        module, record, from_transformers(folder, config), (None, image_size(config))
+    )
 
 
 def _weights_file(folder: Path, chosen: str | None) -> Path | None:
-    """The file that the user names, or the first of a folder's; None where there is none."""
+    """The file that the user names, or the first of a folder's; None where there is
+    none."""
     if chosen is not None:
         if not Path(chosen).is_file():
             raise UsageError(f"--weights {chosen!r} is no file", "give a file")
@@ -123,7 +137,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = read_json(folder / _FILE)
     except FileNotFoundError as error:
-        message = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
+        message = (
+            f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks"
+            f" {_FILE}"
+        )
         hint = "give a file of weights and its architecture: FILE --arch MODEL"
         raise LoadError(message, hint) from error
     except FileError as error:
@@ -132,7 +149,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _built(
-    where: str, name: str, fields: dict[str, Any], file: str, tensors: Any, options: ModelOptions
+    where: str,
+    name: str,
+    fields: dict[str, Any],
+    file: str,
+    tensors: Any,
+    options: ModelOptions,
 ) -> nn.Module:
     """The module of a checked config, with the tensors of a file.
 
@@ -141,7 +163,8 @@ def _built(
         name: the class that the config names.
         fields: of the config.
     """
-    attention = str(fields.pop("attn_implementation", "eager"))  # so that its weights can be seen
+    # so that its weights can be seen
+    attention = str(fields.pop("attn_implementation", "eager"))
     try:
         library: Any = import_module("transformers")
     except ImportError as error:
@@ -166,7 +189,8 @@ def _built(
             )
         except LoadError:
             raise
-        except Exception as error:  # whatever the constructors of a class make of a bad config
+        # whatever the constructors of a class make of a bad config
+        except Exception as error:
             reason = quoted(first_line(error))
             message = f"{name} could not be built of {where} and {file}: {reason}"
             hint = "is it the config of these weights? --partial loads what fits"
@@ -174,7 +198,9 @@ def _built(
     unfit = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     message = f"{file} does not fit {name}: missing or of another shape: {_some(unfit)}"
     if unfit and not options.partial:
-        raise LoadError(message, "the config of these weights, or --partial for what fits")
+        raise LoadError(
+            message, "the config of these weights, or --partial for what fits"
+        )
     if unfit:
         log.warning("%s (--partial: these are random)", message)
     if info["unexpected_keys"]:
@@ -190,17 +216,21 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
         return value
     if value.get("auto_map"):
         message = f"{where} wants code of its own to run (auto_map)"
-        raise LoadError(message, "if you trust it: --arch file.py:factory, which loads it")
+        raise LoadError(
+            message, "if you trust it: --arch file.py:factory, which loads it"
+        )
     if value.get("quantization_config"):
-        message = f"{where} says that the weights of {quoted(architecture)} are quantised"
+        message = (
+            f"{where} says that the weights of {quoted(architecture)} are quantised"
+        )
         raise LoadError(message, "save the model that they were made from, in float")
     kept = {key: item for key, item in value.items() if not _LEFT_OUT.fullmatch(key)}
     return {key: _checked(item, where, architecture) for key, item in kept.items()}
 
 
 def _model_class(where: str, name: str, library: Any) -> Any:
-    """The class that a config names: transformers' own, which takes an image, and none of
-    timm's."""
+    """The class that a config names: transformers' own, which takes an image, and none
+    of timm's."""
     model_class: Any = None
     try:
         model_class = getattr(library, name, None) if name.isidentifier() else None
@@ -208,7 +238,9 @@ def _model_class(where: str, name: str, library: Any) -> Any:
         log.debug("%s cannot be imported", name, exc_info=True)
     if not _is_model_of(library, model_class):
         message = f"{where} names {quoted(name)}, which is no model of transformers "
-        hint = "pip install --upgrade transformers; a model of timm's is --arch timm:NAME"
+        hint = (
+            "pip install --upgrade transformers; a model of timm's is --arch timm:NAME"
+        )
         raise LoadError(message + library.__version__, hint)
     first = list(inspect.signature(model_class.forward).parameters)[1]
     if first != _IMAGE and not hasattr(model_class, "get_image_features"):
@@ -220,19 +252,24 @@ def _is_model_of(library: Any, value: Any) -> bool:
     """Whether a value is a class of a model that transformers itself defines."""
     if not isinstance(value, type) or not issubclass(value, library.PreTrainedModel):
         return False
-    is_own = value.__module__.startswith("transformers.models.") and "timm" not in value.__module__
+    is_own = (
+        value.__module__.startswith("transformers.models.")
+        and "timm" not in value.__module__
+    )
     return is_own and getattr(value, "config_class", None) is not None
 
 
 def _no_image(name: str, first: str) -> LoadError:
     return LoadError(
         f"{name} takes {first} first, and featviz gives it an image",
-        f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory that wraps it",
+        f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory that"
+        " wraps it",
     )
 
 
 def _check_parts(value: Any, where: str, config_class: type) -> None:
-    """Refuse what a configuration, or one in it at any depth, would fetch or build elsewhere."""
+    """Refuse what a configuration, or one in it at any depth, would fetch or build
+    elsewhere."""
     if isinstance(value, config_class):
         for key in ("architecture", "backbone"):
             name = str(getattr(value, key, ""))

@@ -1,5 +1,6 @@
-"""Which torchvision architecture the tensors of a file belong to, by their names and shapes, from
-an index of every builder (`scripts/make_architectures.py`), but for the number of classes."""
+"""Which torchvision architecture the tensors of a file belong to, by their names and
+shapes, from an index of every builder (`scripts/make_architectures.py`), but for the
+number of classes."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _AUXILIARY = {
     "aux2.": "aux_logits",
     "AuxLogits.": "aux_logits",
 }
-"""Heads that only training uses, and the builders' argument that says whether they are there."""
+"""Heads that only training uses, and the builders' argument that says whether they are
+there."""
 
 
 class Near(NamedTuple):
@@ -70,13 +72,19 @@ class Match:
         if not self.names and not self.nearest:
             return "no architecture of torchvision has such tensors"
         if not self.names:
-            near = (f"{name} ({fit} of {total} tensors fit)" for name, fit, total in self.nearest)
+            near = (
+                f"{name} ({fit} of {total} tensors fit)"
+                for name, fit, total in self.nearest
+            )
             return f"nearest: {', '.join(near)}"
         text = f"it is {self.name}"
         if "num_classes" in self.arguments:
             text += f" with {self.arguments['num_classes']} classes"
         for argument in {"aux_loss", "aux_logits"} & self.arguments.keys():
-            text += f" {'with' if self.arguments[argument] else 'without'} its auxiliary heads"
+            text += (
+                f" {'with' if self.arguments[argument] else 'without'} its auxiliary"
+                " heads"
+            )
         if len(self.names) > 1:
             text += f" (or {', '.join(self.names[1:])}, of the same shapes)"
         return text
@@ -90,8 +98,8 @@ def identify_file(
     Args:
         path: The file.
         arch: What a config.json beside it names (`load.architecture_beside`).
-        key: Where its weights are, `prefix`: what is stripped from their names, and `ema`: whether
-            they are averaged ones, as `weights.unwrap` takes them.
+        key: Where its weights are, `prefix`: what is stripped from their names, and
+            `ema`: whether they are averaged ones, as `weights.unwrap` takes them.
 
     Returns:
         A line for people, and a document for programs.
@@ -150,15 +158,17 @@ def identify_variants(state_dicts: Iterable[Weights]) -> Match:
         if match.names:
             return match
     # of equals the first, whose names were changed least
-    return max(matches, key=lambda match: match.nearest[0].share if match.nearest else 0.0)
+    return max(
+        matches, key=lambda match: match.nearest[0].share if match.nearest else 0.0
+    )
 
 
 def identify(state_dict: Weights) -> Match:
     """Find the architecture of a state dict from its keys and shapes.
 
-    An architecture fits entirely where all tensors that both have agree in their shapes, but for
-    the number of classes, and those that one of them lacks are of auxiliary heads.
-    """
+    An architecture fits entirely where all tensors that both have agree in their
+    shapes, but for the number of classes, and those that one of them lacks are of
+    auxiliary heads."""
     shapes = {
         key: list(tensor.shape)
         for key, tensor in state_dict.tensors.items()
@@ -168,15 +178,22 @@ def identify(state_dict: Weights) -> Match:
     index = _index()
     names = []
     candidates = []
-    # the plainest first: `resnet50` before `quantized_resnet50`, whose tensors are the same
-    for name in sorted(index, key=lambda name: (name.startswith("quantized_"), len(name), name)):
+    # the plainest first: `resnet50` before `quantized_resnet50`, whose tensors are the
+    # same
+    for name in sorted(
+        index, key=lambda name: (name.startswith("quantized_"), len(name), name)
+    ):
         head = index[name]["head"]
         expected = index[name]["tensors"]
         common = shapes.keys() & expected.keys()
-        fitting = sum(_fits(shapes[key], expected[key], head.get(key)) for key in common)
+        fitting = sum(
+            _fits(shapes[key], expected[key], head.get(key)) for key in common
+        )
         candidates.append(Near(name, fitting, len(expected)))
         differing = shapes.keys() ^ expected.keys()
-        if fitting == len(common) and all(key.startswith(tuple(_AUXILIARY)) for key in differing):
+        if fitting == len(common) and all(
+            key.startswith(tuple(_AUXILIARY)) for key in differing
+        ):
             names.append(name)
     if names:
         return Match(state_dict, tuple(names), _arguments(shapes, index[names[0]]))
@@ -185,23 +202,28 @@ def identify(state_dict: Weights) -> Match:
     return Match(state_dict, nearest=tuple(nearest))
 
 
-def _fits(shape: Sequence[int], expected: Sequence[int], head: Sequence[int] | None) -> bool:
-    """Whether a tensor has the shape that an architecture expects; along the first of the three
-    numbers in `head` (`_arguments`), if it is a layer's that gives classes, any size."""
+def _fits(
+    shape: Sequence[int], expected: Sequence[int], head: Sequence[int] | None
+) -> bool:
+    """Whether a tensor has the shape that an architecture expects; along the first of
+    the three numbers in `head` (`_arguments`), if it is a layer's that gives classes,
+    any size."""
     if len(shape) != len(expected):
         return False
     differing = [axis for axis, size in enumerate(shape) if size != expected[axis]]
     return not differing or (head is not None and differing == [head[0]])
 
 
-def _arguments(shapes: Mapping[str, Sequence[int]], entry: Mapping[str, Any]) -> dict[str, int]:
+def _arguments(
+    shapes: Mapping[str, Sequence[int]], entry: Mapping[str, Any]
+) -> dict[str, int]:
     """The arguments of a builder that make tensors of these shapes.
 
     Args:
         shapes: Of the tensors of a file.
-        entry: The builder's in the index: `tensors`, shapes by names, and `head`: for each tensor
-            whose size follows from the number of classes, the axis, and the factor and the offset
-            of size = factor * num_classes + offset.
+        entry: The builder's in the index: `tensors`, shapes by names, and `head`: for
+            each tensor whose size follows from the number of classes, the axis, and the
+            factor and the offset of size = factor * num_classes + offset.
     """
     arguments = {}
     for key, (axis, factor, offset) in entry["head"].items():

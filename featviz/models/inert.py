@@ -1,7 +1,9 @@
-"""Pickles read as inert stand-ins: what a file names is noted, never imported, made or called.
+"""Pickles read as inert stand-ins: what a file names is noted, never imported, made or
+called.
 
-A pickle is a program for a machine with a stack. Here the machine is pickle's own reader in Python,
-in which every instruction that would touch something real makes a note instead:
+A pickle is a program for a machine with a stack. Here the machine is pickle's own
+reader in Python, in which every instruction that would touch something real makes a
+note instead:
 
     instructions                          pickle                          here
     GLOBAL, STACK_GLOBAL                  imports what is named           Name
@@ -12,11 +14,10 @@ in which every instruction that would touch something real makes a note instead:
     BINPERSID                             torch reads numbers of tensors  Storage around them
     EXT1, EXT2, EXT4, PERSID              looks into a registry           an error
 
-Numbers, texts, bytes, lists and tuples are what they are. So nothing on the stack can be called,
-and the order of instructions makes no difference: `models.rebuild` makes values of the notes
-afterwards. (The reader in C is no basis: it takes classes of the EXT registry unseen, and one
-instruction makes it fill 64 GB.)
-"""
+Numbers, texts, bytes, lists and tuples are what they are. So nothing on the stack can
+be called, and the order of instructions makes no difference: `models.rebuild` makes
+values of the notes afterwards. (The reader in C is no basis: it takes classes of the
+EXT registry unseen, and one instruction makes it fill 64 GB.)"""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ class Unpickler(pickle._Unpickler):
         """What the pickle holds, as stand-ins."""
         try:
             return super().load()
-        except (KeyError, IndexError) as error:  # no such instruction, nothing on the stack
+        # no such instruction, nothing on the stack
+        except (KeyError, IndexError) as error:
             raise pickle.UnpicklingError("it is no pickle, or a damaged one") from error
 
     def find_class(self, module: str, name: str) -> Any:
@@ -131,11 +133,12 @@ class Unpickler(pickle._Unpickler):
 
     def _bytearray(self) -> None:
         length = int.from_bytes(self.read(8), "little")
-        self.append(self.read(length))  # reserves no memory for bytes that are not there
+        # reserves no memory for bytes that are not there
+        self.append(self.read(length))
 
     def _persistent(self) -> None:
-        """What torch reads for a persistent id, after a look at it: torch itself would look up the
-        source code of a class, and reserve whatever length is written."""
+        """What torch reads for a persistent id, after a look at it: torch itself would
+        look up the source code of a class, and reserve whatever length is written."""
         identity = self.stack.pop()
         types = [*map(type, identity)] if type(identity) is tuple else []
         if types[:2] == [str, Name] and identity[0] == "module":
@@ -144,8 +147,11 @@ class Unpickler(pickle._Unpickler):
         if types[2:5] != [str, str, int] or types[5:] not in ([], [type(None)]):
             raise pickle.UnpicklingError("a persistent id that is none of torch.save's")
         _, marker, key, device, length, *view = identity
-        if length < 0 or (view and length > self.size):  # in zip files torch compares the sizes
-            raise pickle.UnpicklingError(f"a storage of {length:,} numbers, which are not there")
+        # in zip files torch compares the sizes
+        if length < 0 or (view and length > self.size):
+            raise pickle.UnpicklingError(
+                f"a storage of {length:,} numbers, which are not there"
+            )
         if type(marker) is Name and marker.text == "torch.storage.UntypedStorage":
             marker = torch.UntypedStorage
         elif type(marker) is not torch.serialization.StorageType:
@@ -205,8 +211,8 @@ def read(file: BinaryIO) -> Any:
         file.seek(0)
         return torch.load(file, "cpu", pickle_module=Inert, weights_only=False)
     file.seek(0)
-    # A copy has no descriptor: of one, torch would first try to unpack a tar file, and tar files
-    # make links, and open what these lead to
+    # A copy has no descriptor: of one, torch would first try to unpack a tar file, and
+    # tar files make links, and open what these lead to
     return read_pickle(file.read())
 
 

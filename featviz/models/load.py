@@ -1,5 +1,6 @@
-"""From a MODEL string to a module on its device: files (whole models, programs, weights with the
-architecture that they belong to), names of torchvision and timm, and the user's own code."""
+"""From a MODEL string to a module on its device: files (whole models, programs, weights
+with the architecture that they belong to), names of torchvision and timm, and the
+user's own code."""
 
 from __future__ import annotations
 
@@ -39,7 +40,12 @@ from featviz.models.presets import (
     required_arguments,
 )
 from featviz.models.rebuild import UnbuiltModule
-from featviz.models.requirements import first_line, pick_device, require_torchvision, unfit
+from featviz.models.requirements import (
+    first_line,
+    pick_device,
+    require_torchvision,
+    unfit,
+)
 from featviz.models.sources import (
     EXPORTED,
     Loaded,
@@ -73,14 +79,18 @@ class LoadedModel:
     """For run.json; no absolute path."""
     categories: tuple[str, ...] = ()
     scores: str | None = ""
-    """The output's key with scores of classes; empty for itself, None where there are none."""
+    """The output's key with scores of classes; empty for itself, None where there are
+    none."""
 
 
-def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
+def load_model(
+    options: ModelOptions | LoadedModel, inputs: InputOptions
+) -> LoadedModel:
     """Load a model, ready to be run.
 
     Args:
-        options: What to load, and from where; a model that is loaded already stays as it is.
+        options: What to load, and from where; a model that is loaded already stays as
+            it is.
         inputs: The user's choices for the model's input.
 
     Returns:
@@ -106,11 +116,16 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     preprocess = _preprocess(module, loaded, inputs, options.seed, device)
     source = dict(loaded.record)
     if options.model_args:
-        source["arguments"] = {name: repr(value) for name, value in options.model_args.items()}
+        source["arguments"] = {
+            name: repr(value) for name, value in options.model_args.items()
+        }
     scores, categories = _classes(module)
-    if not categories and source.get("weights") != "none":  # random weights know no classes
+    # random weights know no classes
+    if not categories and source.get("weights") != "none":
         categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
-    return LoadedModel(module, preprocess, device, source, class_names or categories, scores)
+    return LoadedModel(
+        module, preprocess, device, source, class_names or categories, scores
+    )
 
 
 def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module:
@@ -127,10 +142,14 @@ def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module
 
 
 def _preprocess(
-    module: nn.Module, loaded: Loaded, inputs: InputOptions, seed: int, device: torch.device
+    module: nn.Module,
+    loaded: Loaded,
+    inputs: InputOptions,
+    seed: int,
+    device: torch.device,
 ) -> Preprocess:
-    """How images become the model's input: by `--input`, by `--transform`, or by what the model's
-    source says; with hooks on the module that pass it `--forward-arg`."""
+    """How images become the model's input: by `--input`, by `--transform`, or by what
+    the model's source says; with hooks on the module that pass it `--forward-arg`."""
     forward_arguments = arguments.parse(inputs.forward_args, seed)
     transform: UserTransform | None = None
     if inputs.input:
@@ -143,47 +162,70 @@ def _preprocess(
         preprocess = choose_preprocess(
             module, loaded.entry, inputs, loaded.input, forward_arguments
         )
-    preprocess, _ = arguments.feed(module, preprocess, transform, forward_arguments, device)
+    preprocess, _ = arguments.feed(
+        module, preprocess, transform, forward_arguments, device
+    )
     return preprocess
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
-    """Take a module that the caller already has, on the device where it is, out of its wrappers.
+    """Take a module that the caller already has, on the device where it is, out of its
+    wrappers.
 
     Raises:
-        UsageError: Where the options are text that goes with a MODEL string only, or the module
-            has lazy parameters.
+        UsageError: Where the options are text that goes with a MODEL string only, or
+            the module has lazy parameters.
         LoadError: Where all of the module's tensors are on the device meta.
     """
     if inputs.transform is not None:
-        raise UsageError("--transform as text is for a MODEL string", "give the function itself")
+        raise UsageError(
+            "--transform as text is for a MODEL string", "give the function itself"
+        )
     if inputs.forward_args:
-        raise UsageError("forward_args as text is for a MODEL string", "forward_args={'t': 10}")
+        raise UsageError(
+            "forward_args as text is for a MODEL string", "forward_args={'t': 10}"
+        )
     module = weights.unwrapped(module)
     _refuse_lazy(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    source = {"kind": "module", "type": type(module).__name__, "parameters": weights.digest(module)}
+    source = {
+        "kind": "module",
+        "type": type(module).__name__,
+        "parameters": weights.digest(module),
+    }
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
     return LoadedModel(module, preprocess, tensor.device, source, names, scores)
 
 
 def refuse_meta(module: nn.Module) -> None:
-    """Refuse a module whose tensors have no values: its layers can be listed, but nothing drawn."""
+    """Refuse a module whose tensors have no values: its layers can be listed, but
+    nothing drawn."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
-            message = f"the model's {name} is on the device meta, where tensors have no values"
-            raise LoadError(message, "model.to_empty(device='cpu') where it is built, and weights")
+            message = (
+                f"the model's {name} is on the device meta, where tensors have no"
+                " values"
+            )
+            raise LoadError(
+                message, "model.to_empty(device='cpu') where it is built, and weights"
+            )
 
 
 def _refuse_lazy(model: nn.Module) -> None:
-    """Refuse a caller's module that gets sizes from its first input, since it could not be given
-    back as it was."""
+    """Refuse a caller's module that gets sizes from its first input, since it could not
+    be given back as it was."""
     for name, module in model.named_modules():
         if any(map(is_lazy, module.parameters(recurse=False))):
-            label = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            message = f"the model's {label} gets its size from the first input, and saw none"
-            raise UsageError(message, "run the model on an input of yours first: model(x)")
+            label = (
+                f"{name} ({type(module).__name__})" if name else type(module).__name__
+            )
+            message = (
+                f"the model's {label} gets its size from the first input, and saw none"
+            )
+            raise UsageError(
+                message, "run the model on an input of yours first: model(x)"
+            )
 
 
 @contextmanager
@@ -193,12 +235,13 @@ def fed(
     transform: UserTransform | None,
     forward_args: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
-    """The model with a function of the caller's as its preprocessing, or with further arguments for
-    its forward, for as long as the context lasts: hooks pass them.
+    """The model with a function of the caller's as its preprocessing, or with further
+    arguments for its forward, for as long as the context lasts: hooks pass them.
 
     Args:
         model: The model, of which the module gets the hooks.
-        inputs: Choices for the input: `input_channels` and `images_per_pass` count here.
+        inputs: Choices for the input: `input_channels` and `images_per_pass` count
+            here.
         transform: Takes the place of the model's own preprocessing.
         forward_args: Values by the names of forward's arguments.
     """
@@ -210,7 +253,9 @@ def fed(
         # an argument that has its value is an image less that forward needs
         count = inputs.images_per_pass or required_arguments(model.module, values)
         preprocess = replace(preprocess, inputs=count)
-    preprocess, hooks = arguments.feed(model.module, preprocess, transform, values, model.device)
+    preprocess, hooks = arguments.feed(
+        model.module, preprocess, transform, values, model.device
+    )
     try:
         yield replace(model, preprocess=preprocess)
     finally:
@@ -219,8 +264,8 @@ def fed(
 
 
 def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
-    """Where the scores of classes are in a model's output (`LoadedModel.scores`), and their names
-    by number."""
+    """Where the scores of classes are in a model's output (`LoadedModel.scores`), and
+    their names by number."""
     module_class = type(module)
     package = module_class.__module__
     name = f"{package}.{module_class.__qualname__}"
@@ -231,7 +276,9 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
         # a classifier returns its probabilities, then the scores
         scores = "1" if name.endswith(".ClassificationModel") else None
         labels = getattr(module, "names", None)
-    elif any(o.startswith(("transformers.", "featviz.models.huggingface.")) for o in origins):
+    elif any(
+        o.startswith(("transformers.", "featviz.models.huggingface.")) for o in origins
+    ):
         scores = "logits" if "ForImageClassification" in name else None
         labels = getattr(getattr(module, "config", None), "id2label", None)
     else:
@@ -249,17 +296,21 @@ def _class_names(labels: Any) -> tuple[str, ...]:
         return ()
     names = tuple(printable(str(labels[number])) for number in numbers)
     # what libraries make up
-    if names in (tuple(map(str, numbers)), tuple(f"LABEL_{number}" for number in numbers)):
+    if names in (
+        tuple(map(str, numbers)),
+        tuple(f"LABEL_{number}" for number in numbers),
+    ):
         return ()
     return names
 
 
-# Files ----------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------
 
 
 def load_file(options: ModelOptions) -> Loaded:
-    """Load a whole model; or weights into `options.arch`, else into what a config.json beside the
-    file names, else into the architecture whose tensors they are."""
+    """Load a whole model; or weights into `options.arch`, else into what a config.json
+    beside the file names, else into the architecture whose tensors they are."""
     with weights.one_line(Path(options.spec)):
         return _load_file(options)
 
@@ -273,11 +324,16 @@ def _load_file(options: ModelOptions) -> Loaded:
     if arch is not None:
         return _load_weights_into(arch, path, options)
     if options.hparams:
-        message = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
+        message = (
+            f"--model-arg @hparams is for a class of your own, and {path.name} names"
+            " none"
+        )
         raise UsageError(message, "--arch net.py:CLASS names it")
     record = {"kind": "file", **weights.record(path)}
     if file_format == EXPORTED:
-        program, fixed = weights.read_program(path, options.trust, pick_device(options.device))
+        program, fixed = weights.read_program(
+            path, options.trust, pick_device(options.device)
+        )
         return Loaded(program, record, None, fixed)
     content = weights.read(path, options.trust)
     if isinstance(content, nn.Module) and options.key is None:
@@ -312,7 +368,9 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
     if source.name == "file":
         message = f"--arch {arch!r} is a file of its own"
         raise UsageError(message, "give a name or a factory")
-    loaded = load_source(structs.replace(options, spec=arch, arch=None, weights=str(path)))
+    loaded = load_source(
+        structs.replace(options, spec=arch, arch=None, weights=str(path))
+    )
     if source.name in ("huggingface", "factory"):
         arch = source.model_name(arch)
     return loaded._replace(record={**loaded.record, "kind": "file", "arch": arch})
@@ -321,7 +379,8 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
 def _load_recognised(
     path: Path, content: Any, state_dict: weights.Weights, options: ModelOptions
 ) -> Loaded:
-    """Load the weights of a file into the architecture of torchvision whose tensors they are."""
+    """Load the weights of a file into the architecture of torchvision whose tensors
+    they are."""
     from featviz.models import identify
 
     match = identify.identify_variants(weights.stripped_variants(state_dict))
@@ -329,13 +388,17 @@ def _load_recognised(
     if name is None and match.nearest and options.partial:
         name = match.nearest[0].name
     if name is None:
-        raise _not_recognised(path, content, match.description if match.nearest else None)
+        raise _not_recognised(
+            path, content, match.description if match.nearest else None
+        )
     module, entry = build_torchvision(
         name, None, options.seed, {**match.arguments, **options.model_args}
     )
     tensors, steps = match.state_dict
     log.info("%s: %s", path.name, "; ".join((*steps, match.description)))
-    loaded = weights.put_into(module, tensors, f"{path.name} does not fit {name}", options.partial)
+    loaded = weights.put_into(
+        module, tensors, f"{path.name} does not fit {name}", options.partial
+    )
     record = {"kind": "file", **weights.record(path), "arch": name, **match.arguments}
     return Loaded(module, {**record, "taken": [*steps, loaded]}, entry)
 
@@ -349,7 +412,9 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
         nearest: The architectures that fit in part, for people.
     """
     if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
-        message = f"{path.name} is a Lightning checkpoint, and does not say of which class"
+        message = (
+            f"{path.name} is a Lightning checkpoint, and does not say of which class"
+        )
         hint = "name the class: --arch net.py:CLASS"
         hparams = content.get(_HPARAMS)
         if hparams:
@@ -358,34 +423,45 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
             hint += " --model-arg @hparams"
         return LoadError(message, hint)
     message = f"{path.name} matches no torchvision architecture"
-    hint = "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
+    hint = (
+        "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
+    )
     if nearest is not None:
         message += f"; {nearest}"
         hint += "; --partial loads what fits into the nearest"
     return LoadError(message, hint)
 
 
-# Names of torchvision and timm (extra `featviz[timm]`) ------------------------------------------
+# Names of torchvision and timm (extra `featviz[timm]`)
+# ------------------------------------------
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
-    """Build a model of torchvision or timm with the library's weights, a file's, or random ones."""
+    """Build a model of torchvision or timm with the library's weights, a file's, or
+    random ones."""
     is_timm = options.spec.startswith("timm:")
     name = options.spec.rpartition(":")[2]
     build = _build_timm if is_timm else build_torchvision
-    source: dict[str, Any] = {"kind": "timm" if is_timm else "torchvision", "name": name}
+    source: dict[str, Any] = {
+        "kind": "timm" if is_timm else "torchvision",
+        "name": name,
+    }
     weights_name = options.weights or "default"
     path = Path(weights_name)
     if path.is_file():
         state_dict = weights.read_weights(path, options)
-        sizes = _sizes_of(name, weights.stripped_variants(state_dict)) if is_timm else {}
+        sizes = (
+            _sizes_of(name, weights.stripped_variants(state_dict)) if is_timm else {}
+        )
         module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
         record = weights.put_weights(module, state_dict, path, options)
         return Loaded(module, {**source, **sizes, **record}, entry)
     module, entry = build(name, weights_name, options.seed, options.model_args)
     source["weights"] = weights_name
     if weights_name == "none":
-        log.warning("%s has random weights (--weights none, --seed %d)", name, options.seed)
+        log.warning(
+            "%s has random weights (--weights none, --seed %d)", name, options.seed
+        )
         source["seed"] = options.seed
     return Loaded(module, source, entry)
 
@@ -408,16 +484,19 @@ def build_torchvision(
 
     Args:
         name: As torchvision lists it.
-        weights_name: `default`, the name of a weights entry, or `none` or None for random ones.
+        weights_name: `default`, the name of a weights entry, or `none` or None for
+            random ones.
         seed: Of random weights.
         arguments: Of the builder, by name.
 
     Returns:
-        The module, and the weights entry whose transforms fit it (None where there is none).
+        The module, and the weights entry whose transforms fit it (None where there is
+        none).
 
     Raises:
         UsageError: Where torchvision has no such model or weights.
-        LoadError: Where the builder refuses the arguments, or the weights cannot be downloaded.
+        LoadError: Where the builder refuses the arguments, or the weights cannot be
+            downloaded.
     """
     require_torchvision()
     from torchvision import models
@@ -428,13 +507,15 @@ def build_torchvision(
     entry = _weights_entry(name, entries, weights_name)
     loading: dict[str, Any] = {"weights": entry, "progress": sys.stderr.isatty()}
     parameters = inspect.signature(models.get_model_builder(name)).parameters
-    # builders of detectors and segmentations would download a backbone for random weights
+    # builders of detectors and segmentations would download a backbone for random
+    # weights
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
         loading["weights_backbone"] = None
     try:
         # torch.hub says on stdout what it downloads
         with _random(seed), redirect_stdout(sys.stderr), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # how inception and googlenet initialise
+            # how inception and googlenet initialise
+            warnings.simplefilter("ignore", FutureWarning)
             module: nn.Module = models.get_model(name, **loading, **arguments)
     except (TypeError, ValueError) as error:
         message = f"torchvision's {name} refused its arguments: {error}"
@@ -445,27 +526,35 @@ def build_torchvision(
         file = Path(urlparse(entry.url).path).name
         folder = Path(torch.hub.get_dir()) / "checkpoints"
         hint = f"put {file} into {folder}, or use --weights none for random ones"
-        raise LoadError(f"the weights {entry} could not be loaded: {error}", hint) from error
+        raise LoadError(
+            f"the weights {entry} could not be loaded: {error}", hint
+        ) from error
     return module, entry or getattr(entries, "DEFAULT", None)
 
 
 def _weights_entry(name: str, entries: Any, weights_name: str | None) -> Any:
-    """The entry of a torchvision model's weights that a name means; None for random weights."""
+    """The entry of a torchvision model's weights that a name means; None for random
+    weights."""
     if weights_name in (None, "none"):
         return None
     if weights_name == "default":
         default = getattr(entries, "DEFAULT", None)
         if default is None:
-            raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
+            raise UsageError(
+                f"torchvision has no weights for {name}", "--weights none, or a file"
+            )
         return default
     if weights_name not in entries.__members__:
         message = f"--weights {weights_name!r} is neither a file nor an entry of {name}"
-        raise UsageError(message, f"one of default, none, {', '.join(entries.__members__)}")
+        raise UsageError(
+            message, f"one of default, none, {', '.join(entries.__members__)}"
+        )
     return entries[weights_name]
 
 
 def architecture_beside(path: Path) -> str | None:
-    """What a `config.json` beside weights names: `timm:NAME`, a class of transformers, or None."""
+    """What a `config.json` beside weights names: `timm:NAME`, a class of transformers,
+    or None."""
     try:
         config = read_json(path.with_name("config.json"))
     except FileNotFoundError:
@@ -482,9 +571,15 @@ def architecture_beside(path: Path) -> str | None:
             if timm.is_model(arch):
                 pretrained = config.get("pretrained_cfg")
                 tag = pretrained.get("tag", "") if isinstance(pretrained, dict) else ""
-                return f"timm:{arch}.{tag}" if tag in _tags(timm, arch) else f"timm:{arch}"
+                return (
+                    f"timm:{arch}.{tag}" if tag in _tags(timm, arch) else f"timm:{arch}"
+                )
     class_names = config.get("architectures")
-    if isinstance(class_names, list) and class_names and isinstance(class_names[0], str):
+    if (
+        isinstance(class_names, list)
+        and class_names
+        and isinstance(class_names[0], str)
+    ):
         return class_names[0]
     return None
 
@@ -492,18 +587,22 @@ def architecture_beside(path: Path) -> str | None:
 def _build_timm(
     name: str, weights_name: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Chain]:
-    """Build a timm model, `resnet18` or `resnet18.a1_in1k`; weights are `default`, a tag or
-    none."""
+    """Build a timm model, `resnet18` or `resnet18.a1_in1k`; weights are `default`, a
+    tag or none."""
     timm = _timm()
     tagged_name = _tagged(timm, name, weights_name)
     config = timm.get_pretrained_cfg(tagged_name)
     pretrained = weights_name not in (None, "none")
     if pretrained:
         if config is None or not config.has_weights:
-            raise UsageError(f"timm has no weights for {tagged_name}", "--weights none, or a file")
+            raise UsageError(
+                f"timm has no weights for {tagged_name}", "--weights none, or a file"
+            )
         num_classes = arguments.get("num_classes", config.num_classes)
         if num_classes not in (0, config.num_classes):
-            message = "the classifier of %s is random: its weights have %d classes, not %s"
+            message = (
+                "the classifier of %s is random: its weights have %d classes, not %s"
+            )
             log.warning(message, tagged_name, config.num_classes, num_classes)
     try:
         overlay = _hub_overlay(config) if pretrained else {}
@@ -516,7 +615,9 @@ def _build_timm(
         if config.hf_hub_id:
             file = config.hf_hub_filename or _HUB_FILES[0]
             source = f"`hf download {config.hf_hub_id} {file}` elsewhere"
-        message = f"the weights of {tagged_name} could not be loaded: {first_line(error)}"
+        message = (
+            f"the weights of {tagged_name} could not be loaded: {first_line(error)}"
+        )
         hint = f"{source} for --weights FILE; or use --weights none for random ones"
         raise LoadError(message, hint) from error
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
@@ -526,11 +627,13 @@ def _build_timm(
 
 
 def _hub_overlay(config: Any) -> dict[str, Any]:
-    """Where the weights of a timm model lie in the hub's cache, as an argument of `create_model`.
+    """Where the weights of a timm model lie in the hub's cache, as an argument of
+    `create_model`.
 
     Raises:
-        OSError: Where they are not in the cache, and the hub does not answer at once. Its own
-            client would ask again for a minute, even before it looks into the cache.
+        OSError: Where they are not in the cache, and the hub does not answer at once.
+            Its own client would ask again for a minute, even before it looks into the
+            cache.
     """
     if not config.hf_hub_id:
         return {}
@@ -543,7 +646,9 @@ def _hub_overlay(config: Any) -> dict[str, Any]:
     try:
         get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
     except Exception as error:  # of either library that the client may use
-        raise OSError(f"{constants.ENDPOINT} does not answer: {first_line(error)}") from error
+        raise OSError(
+            f"{constants.ENDPOINT} does not answer: {first_line(error)}"
+        ) from error
     return {}
 
 
@@ -557,7 +662,8 @@ def _timm_chain(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Chai
 
 
 def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, int]:
-    """`num_classes` and `in_chans` of weights for a timm model, where they are not its default.
+    """`num_classes` and `in_chans` of weights for a timm model, where they are not its
+    default.
 
     Args:
         name: The model's.
@@ -570,7 +676,8 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
         ("num_classes", config.classifier, 0, config.num_classes),
         ("in_chans", config.first_conv, 1, config.input_size[0]),
     ):
-        if isinstance(layer, (tuple, list)) and layer:  # distilled models have two classifiers
+        # distilled models have two classifiers
+        if isinstance(layer, (tuple, list)) and layer:
             layer = layer[0]
         key = f"{layer}.weight"
         # the last has the fewest prefixes, so its key is the model's own
@@ -595,12 +702,16 @@ def _tagged(timm: ModuleType, name: str, weights_name: str | None) -> str:
         raise unknown_name("timm", name, timm.list_models())
     if weights_name not in (None, "none", "default"):
         if tag and weights_name != tag:
-            raise UsageError(f"--weights {weights_name} and timm:{name} differ", "leave one out")
+            raise UsageError(
+                f"--weights {weights_name} and timm:{name} differ", "leave one out"
+            )
         tag = str(weights_name)
     tags = _tags(timm, arch)
     if tag and tag not in tags:
         message = f"{tag!r} is neither a file nor weights that timm has for {arch}"
-        raise UsageError(message, f"one of default, none, {', '.join(tags) or 'or a file'}")
+        raise UsageError(
+            message, f"one of default, none, {', '.join(tags) or 'or a file'}"
+        )
     return f"{arch}.{tag}" if tag else arch
 
 
@@ -609,14 +720,16 @@ def _tags(timm: ModuleType, arch: str) -> list[str]:
     return [name.partition(".")[2] for name in names if name.partition(".")[0] == arch]
 
 
-# Factories, `pkg.mod:factory` and `file.py:factory` --------------------------------------------
+# Factories, `pkg.mod:factory` and `file.py:factory`
+# --------------------------------------------
 
 
 def _arguments_hint(error: Exception) -> str | None:
-    """The arguments of the class or function that did not take one of --model-arg; None for another
-    error. It need not be MODEL itself: builders pass their arguments on."""
+    """The arguments of the class or function that did not take one of --model-arg; None
+    for another error. It need not be MODEL itself: builders pass their arguments on."""
     refused = re.match(
-        r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'",
+        r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument"
+        r" '(\w+)'",
         str(error),
     )
     if refused is None or error.__traceback__ is None:
@@ -626,7 +739,11 @@ def _arguments_hint(error: Exception) -> str | None:
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
         if callable(value) and getattr(value, "__name__", None) == name:
             parameters = inspect.signature(value).parameters.values()
-            names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            names = [
+                p.name
+                for p in parameters
+                if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+            ]
             close = difflib.get_close_matches(wrong, names, 1)
             question = f"did you mean {close[0]}? " if close else ""
             return f"{question}{name} takes {', '.join(names) or 'no arguments'}"
@@ -638,7 +755,9 @@ def load_factory(options: ModelOptions) -> Loaded:
     spec = options.spec
     path = None if options.weights in (None, "none") else Path(str(options.weights))
     if path is not None and not path.is_file():
-        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
+        raise UsageError(
+            f"no weights file {options.weights!r}", "a factory takes a file, or none"
+        )
     hparams = _hyper_parameters(path, options.trust) if options.hparams else {}
     with _random(options.seed):
         # a module may also be made when its file is imported
@@ -655,7 +774,9 @@ def load_factory(options: ModelOptions) -> Loaded:
     else:
         record["seed"] = options.seed
     if hparams:
-        record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
+        record[_HPARAMS] = {
+            name: quoted(repr(value)) for name, value in hparams.items()
+        }
     code_sha256 = code_digest(spec)
     if code_sha256 is not None:
         record["code_sha256"] = code_sha256
@@ -671,11 +792,16 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
     content: Any = weights.read(path, trust) if path is not None else None
     hparams = content.get(_HPARAMS) if isinstance(content, Mapping) else None
     if not isinstance(hparams, Mapping) or not hparams:
-        message = f"--model-arg @hparams: {path and path.name} has no dict of {_HPARAMS}"
-        raise LoadError(message, "--weights names a Lightning checkpoint; or NAME=VALUE for each")
+        message = (
+            f"--model-arg @hparams: {path and path.name} has no dict of {_HPARAMS}"
+        )
+        raise LoadError(
+            message, "--weights names a Lightning checkpoint; or NAME=VALUE for each"
+        )
     hparams = {str(name): value for name, value in hparams.items()}
     name = content.get("hparams_name")
-    # the class takes all of them as one argument, unless they are named as its keywords are
+    # the class takes all of them as one argument, unless they are named as its keywords
+    # are
     if isinstance(name, str) and name not in ("", "kwargs"):
         return {name: hparams}
     return hparams
@@ -694,7 +820,9 @@ def _call(
             # as Lightning itself chooses them
             parameters = inspect.signature(factory).parameters
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                hparams = {name: hparams[name] for name in hparams if name in parameters}
+                hparams = {
+                    name: hparams[name] for name in hparams if name in parameters
+                }
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"

@@ -51,7 +51,8 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Chain:
-    """Resize, centre crop, 0..1, normalise, as torchvision does; None leaves a step out."""
+    """Resize, centre crop, 0..1, normalise, as torchvision does; None leaves a step
+    out."""
 
     resize: Size | None = None  # the shorter side, or (height, width)
     crop: Size | None = None
@@ -66,12 +67,13 @@ class Chain:
     """Without a crop, both sides are cropped to multiples of it."""
     bgr: bool = False
     stride: int = 0
-    """Of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up to a multiple
-    of it, the rest is padded with grey to one. 0: no LetterBox."""
+    """Of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up to
+    a multiple of it, the rest is padded with grey to one. 0: no LetterBox."""
     stretch: bool = False
     """Whether LetterBox resizes to a square and pads nothing."""
     library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
-    """A library's own function, which does these steps, or nearly, until the user changes one."""
+    """A library's own function, which does these steps, or nearly, until the user
+    changes one."""
     library_steps: tuple[str, ...] = field(default=(), compare=False)
     """Its steps in words."""
     library_own_size: bool = field(default=False, compare=False)
@@ -117,7 +119,9 @@ class Chain:
         elif self.library is None and self.multiple > 1:
             steps.append(f"centre crop to multiples of {self.multiple}")
         if self.mean is not None and self.std is not None:
-            steps.append(f"normalise by mean {listed(self.mean)} and std {listed(self.std)}")
+            steps.append(
+                f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
+            )
         else:
             steps.append(_UNIT)
         return tuple(steps)
@@ -140,7 +144,9 @@ class Chain:
             picture = _cropped(picture, size, crop)
         return picture if isinstance(picture, Tensor) else to_tensor(picture)
 
-    def _resized(self, picture: Image.Image | Tensor, size: HeightWidth) -> Image.Image | Tensor:
+    def _resized(
+        self, picture: Image.Image | Tensor, size: HeightWidth
+    ) -> Image.Image | Tensor:
         mode = self.interpolation
         if not isinstance(picture, Tensor):
             resampling = Image.Resampling[mode.removesuffix("-exact").upper()]
@@ -153,7 +159,8 @@ class Chain:
         return resized.clamp(0, 255).round().to(picture.dtype)
 
     def _cropped_to(self, size: HeightWidth) -> HeightWidth:
-        """The (height, width) of the crop: as chosen, or the largest multiple that fits."""
+        """The (height, width) of the crop: as chosen, or the largest multiple that
+        fits."""
         if self.crop is not None:
             return _both_sides(self.crop)
         height, width = (max(side // self.multiple, 1) * self.multiple for side in size)
@@ -164,14 +171,20 @@ class Chain:
         if isinstance(image, Raster):
             values = image.values
             if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:
-                message = "numbers that are no picture are not padded as Ultralytics pads pictures"
+                message = (
+                    "numbers that are no picture are not padded as Ultralytics pads"
+                    " pictures"
+                )
                 raise ImageError(message, "--size HxW, --preset none")
             levels = (values * 255 + 0.5).astype(np.uint8)
             pixels = np.ascontiguousarray(np.moveaxis(levels, 0, -1))
         else:
             pixels = np.atleast_3d(np.asarray(image))
         resize = letterbox()(
-            self._side, auto=not self.stretch, scale_fill=self.stretch, stride=self.stride
+            self._side,
+            auto=not self.stretch,
+            scale_fill=self.stretch,
+            stride=self.stride,
         )
         padded = torch.from_numpy(resize(image=pixels))
         return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
@@ -190,15 +203,18 @@ class Chain:
         return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
 
     def placed(self, size: tuple[int, int], input_size: HeightWidth) -> Window:
-        """Where an image of a size (width, height) lies in the input, also where it is cropped and
-        lies beyond the input's edges; a library's own function is taken to resize all of it."""
+        """Where an image of a size (width, height) lies in the input, also where it is
+        cropped and lies beyond the input's edges; a library's own function is taken to
+        resize all of it."""
         if self.stride:
             return self.window(size)
         if self.library is not None:
             return Window(0, 0, *input_size)
         height, width = self._resized_to(size[::-1])
         crop = self._cropped_to((height, width))
-        return Window(-_margin(height, crop[0]), -_margin(width, crop[1]), height, width)
+        return Window(
+            -_margin(height, crop[0]), -_margin(width, crop[1]), height, width
+        )
 
     def _resized_to(self, size: HeightWidth) -> HeightWidth:
         """The (height, width) of a resized image; the longer side is rounded down."""
@@ -208,7 +224,9 @@ class Chain:
         shorter = self.resize
         longer = int(shorter * max(size) / min(size))
         if shorter * longer > max(_MAX_ENLARGED, shorter**2, height * width):
-            message = f"it is {width}×{height} pixels, and would become {shorter * longer:,}"
+            message = (
+                f"it is {width}×{height} pixels, and would become {shorter * longer:,}"
+            )
             raise ImageError(message, "--size HxW brings it to a size")
         return (shorter, longer) if height <= width else (longer, shorter)
 
@@ -231,8 +249,8 @@ def _cropped(
 
 
 def _margin(side: int, crop: int) -> int:
-    """Where a crop begins, as torchvision's center_crop rounds: between two pixels at the nearest
-    even one; negative where the side is shorter."""
+    """Where a crop begins, as torchvision's center_crop rounds: between two pixels at
+    the nearest even one; negative where the side is shorter."""
     return -((crop - side) // 2) if crop > side else round((side - crop) / 2)
 
 
@@ -254,11 +272,13 @@ def listed(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes the model's input: by a chain, or by a function of the user's."""
+    """How an image becomes the model's input: by a chain, or by a function of the
+    user's."""
 
     chain: Chain
     transform: Callable[[Any], list[Tensor]] | None = None
-    """The user's own function from a picture or an array to all arguments of forward."""
+    """The user's own function from a picture or an array to all arguments of forward.
+    """
     frames: int | None = None
     """Of a clip; None for a model of images."""
     inputs: int = 1
@@ -271,12 +291,13 @@ class Preprocess:
     any_values: bool = field(default=False, compare=False)
     """Whether values beyond 0..1 may be normalised."""
     stretched: bool = field(default=False, compare=False)
-    """Whether pictures go from their least value to their largest: of 12 bits in 16, say."""
+    """Whether pictures go from their least value to their largest: of 12 bits in 16,
+    say."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
-        """The model's arguments, of `dtype`: [1, C, H, W], or [1, C, T, H, W] for a clip or a
-        volume."""
+        """The model's arguments, of `dtype`: [1, C, H, W], or [1, C, T, H, W] for a
+        clip or a volume."""
         if self.transform is not None:
             image = images[0]
             tensors = self.transform(
@@ -286,10 +307,13 @@ class Preprocess:
             tensors = [self.tensor(image) for image in images]
             if self.frames is not None and tensors[0].ndim == 4:
                 if len({tensor.shape for tensor in tensors}) > 1:
-                    raise ImageError("the frames differ in size", "--size HxW brings them to one")
+                    raise ImageError(
+                        "the frames differ in size", "--size HxW brings them to one"
+                    )
                 tensors = [torch.stack(tensors, dim=2)]
         return [
-            tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in tensors
+            tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+            for tensor in tensors
         ]
 
     def _rgb(self, image: Image.Image) -> Image.Image:
@@ -297,7 +321,8 @@ class Preprocess:
         return image.convert(_MODES[self.chain.channels == 1])
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
-        """A picture, numbers [C, H, W] or each slice of a volume [C, D, H, W] through the chain."""
+        """A picture, numbers [C, H, W] or each slice of a volume [C, D, H, W] through
+        the chain."""
         if not isinstance(image, Raster):
             return self.chain(self._rgb(image))
         if self.chain.mean is not None and not self.any_values:
@@ -305,11 +330,15 @@ class Preprocess:
             if low < -_ROUNDING or high > 1 + _ROUNDING:
                 values = f"its values are {low:g} to {high:g} ({image.description})"
                 message = f"{values}, and the model's mean and std are for 0..1"
-                hint = "--preset none leaves values as they are, --mean and --std take any"
+                hint = (
+                    "--preset none leaves values as they are, --mean and --std take any"
+                )
                 raise ImageError(message, hint)
         if image.values.ndim == 3:
             return self.chain(image)
-        slices = [Raster(values, image.description) for values in image.values.swapaxes(0, 1)]
+        slices = [
+            Raster(values, image.description) for values in image.values.swapaxes(0, 1)
+        ]
         return torch.stack([self.chain(one_slice) for one_slice in slices], dim=2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
@@ -320,8 +349,9 @@ class Preprocess:
         return torch.cat(padded, dim=3)
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image, frame and
-        slice; C is 1 or 3. Values that are no picture's go from their least to their largest."""
+        """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image,
+        frame and slice; C is 1 or 3. Values that are no picture's go from their least
+        to their largest."""
         pictures: list[Tensor] = []
         for arg in args[:1] if self.transform is not None else args:
             values = self._shown_values(arg.float())
@@ -352,7 +382,9 @@ class Preprocess:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
         *shape, height, width = self.tensor(self.empty()).shape
         time = [] if self.frames is None else [self.frames]
-        return [torch.zeros(*shape, *time, height, width, dtype=self.dtype)] * self.inputs
+        return [
+            torch.zeros(*shape, *time, height, width, dtype=self.dtype)
+        ] * self.inputs
 
     def empty(self) -> Image.Image | Raster:
         """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""
@@ -368,7 +400,11 @@ class Preprocess:
         numbers = [image.description for image in images if isinstance(image, Raster)]
         if self.transform is not None:
             takes_numbers = getattr(self.transform, "blank", None) is not None
-            steps = [str(self.transform)] if takes_numbers else [self._color, str(self.transform)]
+            steps = (
+                [str(self.transform)]
+                if takes_numbers
+                else [self._color, str(self.transform)]
+            )
         elif numbers:
             steps = [self._color, numbers[0], *self.chain.steps]
             steps = [step for step in steps if step != _UNIT]
@@ -404,8 +440,14 @@ def _as_rows(values: Tensor) -> Tensor:
 
 
 def input_dtype(module: nn.Module) -> torch.dtype:
-    """The type of a model's first parameter of half, bfloat16, single or double precision."""
+    """The type of a model's first parameter of half, bfloat16, single or double
+    precision."""
     for parameter in module.parameters():
-        if parameter.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        if parameter.dtype in (
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+            torch.float64,
+        ):
             return parameter.dtype
     return torch.float32

@@ -51,12 +51,14 @@ def choose_preprocess(
     fixed: Fixed = ANY,
     further: Sequence[Argument] = (),
 ) -> Preprocess:
-    """The preset that the user names, else the library's own, else what fits the first convolution
-    or is fixed; then the user's wishes.
+    """The preset that the user names, else the library's own, else what fits the first
+    convolution or is fixed; then the user's wishes.
 
     Args:
-        entry: what the library says: a chain, an entry of torchvision's weights, or None.
-        fixed: the channels, and height and width, of the one input that the model takes.
+        entry: what the library says: a chain, an entry of torchvision's weights, or
+            None.
+        fixed: the channels, and height and width, of the one input that the model
+            takes.
         further: arguments of forward beside images.
     """
     library = _of_library(module, entry)
@@ -98,7 +100,8 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
     if chain is not None:
         return chain
     classes = {type(part).__name__ for part in module.modules()}
-    if "GeneralizedRCNNTransform" in classes:  # torchvision's detectors resize and normalise
+    # torchvision's detectors resize and normalise
+    if "GeneralizedRCNNTransform" in classes:
         return Chain()
     if "RAFT" in classes:
         return Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8)
@@ -136,7 +139,8 @@ def _changed(base: Chain, options: InputOptions) -> Chain:
 
 
 def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
-    """How many arguments forward cannot do without, beside those that are given; at least 1."""
+    """How many arguments forward cannot do without, beside those that are given; at
+    least 1."""
     given = [argument.name for argument in forward_args if argument.value is not IMAGE]
     count = 0
     for parameter in inspect.signature(module.forward).parameters.values():
@@ -144,7 +148,9 @@ def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ())
             inspect.Parameter.POSITIONAL_ONLY,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
-        is_needed = parameter.default is inspect.Parameter.empty and parameter.name not in given
+        is_needed = (
+            parameter.default is inspect.Parameter.empty and parameter.name not in given
+        )
         count += is_positional and is_needed
     return max(1, count)
 
@@ -163,12 +169,15 @@ def first_channels(module: nn.Module) -> FirstLayer:
         if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             channels = part.in_channels  # 0 in a lazy one; a file can say anything
             is_believed = type(channels) is int and 0 < channels <= _MAX_CHANNELS
-            return FirstLayer(channels if is_believed else 3, isinstance(part, nn.Conv3d))
+            return FirstLayer(
+                channels if is_believed else 3, isinstance(part, nn.Conv3d)
+            )
     return FirstLayer(3, False)
 
 
 def first_features(module: nn.Module) -> int | None:
-    """Numbers that the model takes where its first layer is linear; None where it is another."""
+    """Numbers that the model takes where its first layer is linear; None where it is
+    another."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             return part.in_features or None
@@ -177,13 +186,20 @@ def first_features(module: nn.Module) -> int | None:
     return None
 
 
-def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None) -> Chain:
-    """A preset, for models that take `channels`; in the size of those that take one size alone."""
+def _named(
+    name: str, channels: int, module: nn.Module, size: HeightWidth | None
+) -> Chain:
+    """A preset, for models that take `channels`; in the size of those that take one
+    size alone."""
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
-        message = f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}"
+        message = (
+            f"--preset {name} is for RGB, and the model takes"
+            f" {counted(channels, 'channel')}"
+        )
         raise UsageError(
-            message, "--preset none, with --size, --mean and --std; or --input-channels 3"
+            message,
+            "--preset none, with --size, --mean and --std; or --input-channels 3",
         )
     if preset.letterbox is not None:
         letterbox()
@@ -191,8 +207,11 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
             message = f"--preset {name} pads to squares, and the model takes {by(size)}"
             raise UsageError(message, "--preset none")
         if size is None:
-            return Chain(preset.letterbox, channels=channels, stride=_largest_stride(module))
-        return Chain(size[0], channels=channels, stride=size[1])  # which pads to that very size
+            return Chain(
+                preset.letterbox, channels=channels, stride=_largest_stride(module)
+            )
+        # which pads to that very size
+        return Chain(size[0], channels=channels, stride=size[1])
     resize: Size | None = preset.resize
     crop: Size | None = preset.crop
     if size is not None and crop is not None and size[0] == size[1]:
@@ -202,11 +221,13 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
     return Chain(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
 
 
-# torchvision and timm -------------------------------------------------------------------------
+# torchvision and timm
+# -------------------------------------------------------------------------
 
 
 def from_torchvision(entry: Any) -> Chain | None:
-    """The transforms of an entry of torchvision's weights; None where they only make numbers."""
+    """The transforms of an entry of torchvision's weights; None where they only make
+    numbers."""
     settings = vars(entry.transforms())
     if "resize_size" not in settings:
         return None
@@ -224,11 +245,16 @@ def _torchvision_size(sizes: Sequence[int] | None) -> Size | None:
     """[256] is the shorter side, [height, width] both."""
     if not sizes:
         return None
-    return sizes[0] if isinstance(sizes, list) and len(sizes) == 1 else (sizes[0], sizes[1])
+    return (
+        sizes[0]
+        if isinstance(sizes, list) and len(sizes) == 1
+        else (sizes[0], sizes[1])
+    )
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation, of what `timm.data.resolve_model_data_config` gives."""
+    """timm's transform for evaluation, of what `timm.data.resolve_model_data_config`
+    gives."""
     channels, height, width = config["input_size"]
     mean = tuple(float(value) for value in config["mean"])
     std = tuple(float(value) for value in config["std"])
@@ -245,7 +271,12 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
     elif config["crop_mode"] == "center" and is_square:
         resize = resized_height
     chain = Chain(
-        resize or crop, crop if resize else None, mean, std, channels, config["interpolation"]
+        resize or crop,
+        crop if resize else None,
+        mean,
+        std,
+        channels,
+        config["interpolation"],
     )
     if resize:
         return chain
@@ -260,7 +291,8 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
     return replace(chain, library=prepare, library_steps=steps)
 
 
-# Ultralytics ----------------------------------------------------------------------------------
+# Ultralytics
+# ----------------------------------------------------------------------------------
 
 _SMALLEST_STRIDE = 32
 _LARGEST_STRIDE = 1024
@@ -271,15 +303,23 @@ _LARGEST_SIZE = 8192
 def _largest_stride(module: nn.Module) -> int:
     """Of the heads of a model of Ultralytics, at least 32; a file can say anything."""
     stride = getattr(module, "stride", None)
-    largest = float(stride.max()) if isinstance(stride, Tensor) and stride.numel() else 0.0
-    return int(largest) if _SMALLEST_STRIDE <= largest <= _LARGEST_STRIDE else _SMALLEST_STRIDE
+    largest = (
+        float(stride.max()) if isinstance(stride, Tensor) and stride.numel() else 0.0
+    )
+    return (
+        int(largest)
+        if _SMALLEST_STRIDE <= largest <= _LARGEST_STRIDE
+        else _SMALLEST_STRIDE
+    )
 
 
 def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
-    """How Ultralytics' predictors prepare images; None for another model. `trained` are the
-    `train_args` of the checkpoint."""
+    """How Ultralytics' predictors prepare images; None for another model. `trained` are
+    the `train_args` of the checkpoint."""
     bases = type(module).__mro__
-    classes = {base.__name__ for base in bases if base.__module__ == "ultralytics.nn.tasks"}
+    classes = {
+        base.__name__ for base in bases if base.__module__ == "ultralytics.nn.tasks"
+    }
     if not classes:
         return None
     size = _trained_size(trained) or _trained_size(getattr(module, "args", None))
@@ -292,15 +332,18 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 
 
 def _trained_size(arguments: Any) -> int | None:
-    """The size of images in arguments of a training, a dict or a namespace; a file can say
-    anything."""
-    is_namespace = hasattr(arguments, "__dict__") and not isinstance(arguments, (type, nn.Module))
+    """The size of images in arguments of a training, a dict or a namespace; a file can
+    say anything."""
+    is_namespace = hasattr(arguments, "__dict__") and not isinstance(
+        arguments, (type, nn.Module)
+    )
     values = vars(arguments) if is_namespace else arguments
     side = values.get("imgsz") if isinstance(values, dict) else None
     return side if type(side) is int and 0 < side <= _LARGEST_SIZE else None
 
 
-# transformers ---------------------------------------------------------------------------------
+# transformers
+# ---------------------------------------------------------------------------------
 
 _FILE = "preprocessor_config.json"
 _LARGEST = 4096
@@ -333,7 +376,10 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
         channels = 1 if _vision(config).get("num_channels") == 1 else 3
         return _measured(_processor(settings, config), channels)
     except Exception as error:  # whatever the code of a processor makes of a bad file
-        reason = f"{type(error).__name__}: {quoted(str(error).strip().partition(chr(10))[0])}"
+        reason = (
+            f"{type(error).__name__}:"
+            f" {quoted(str(error).strip().partition(chr(10))[0])}"
+        )
         raise LoadError(f"{where} cannot be understood: {reason}", _AGAIN) from error
 
 
@@ -358,7 +404,9 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         return None
     height, width = value
-    are_sizes = all(type(side) is int and 0 < side <= _LARGEST for side in (height, width))
+    are_sizes = all(
+        type(side) is int and 0 < side <= _LARGEST for side in (height, width)
+    )
     return (height, width) if are_sizes else None
 
 
@@ -369,7 +417,8 @@ def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_numbers(value: Any, where: str) -> None:
-    """Refuse numbers that no processor has, at every depth: they decide how large images become."""
+    """Refuse numbers that no processor has, at every depth: they decide how large
+    images become."""
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             _check_numbers(item, where)
@@ -379,20 +428,26 @@ def _check_numbers(value: Any, where: str) -> None:
 
 def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """The image processor, from a folder that holds nothing but what was checked."""
-    name = settings.get("image_processor_type") or settings.get("feature_extractor_type")
+    name = settings.get("image_processor_type") or settings.get(
+        "feature_extractor_type"
+    )
     if name is None:
         auto = import_module("transformers.models.auto.image_processing_auto")
         backends = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {})
         name = backends.get("torchvision")
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast)?$", "", str(name))
     if name not in _ALLOWED.split("|"):
-        raise ValueError(f"{name} names no image processor that featviz lets prepare an image")
+        raise ValueError(
+            f"{name} names no image processor that featviz lets prepare an image"
+        )
     plain = {key: value for key, value in settings.items() if key != "auto_map"}
     with TemporaryDirectory(prefix="featviz-") as folder:
         content = json.dumps({**plain, "image_processor_type": f"{name}ImageProcessor"})
         Path(folder, _FILE).write_text(content, "utf-8")
         auto = import_module("transformers").AutoImageProcessor
-        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return auto.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
 
 
 def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
@@ -403,31 +458,37 @@ def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
         inputs = {"images": numbers, "input_data_format": "channels_first"}
     name = type(processor).__name__
     try:
-        values: Tensor = processor(**inputs, return_tensors="pt")["pixel_values"].float()
+        values: Tensor = processor(**inputs, return_tensors="pt")[
+            "pixel_values"
+        ].float()
     except Exception as error:  # whatever its own code makes of an image
         reason = f"{type(error).__name__}: {quoted(str(error))}"
         raise ImageError(f"{name} raised {reason}", "-v shows the traceback") from error
     if values.ndim == 5 and values.shape[:2] == (1, 1):  # a clip of one frame
         values = values[0]
     if values.ndim != 4 or len(values) != 1:
-        raise ImageError(f"{name} gave {list(values.shape)}, not [1, C, H, W]", "--size HxW")
+        raise ImageError(
+            f"{name} gave {list(values.shape)}, not [1, C, H, W]", "--size HxW"
+        )
     return values
 
 
 def _measured(processor: Any, channels: int) -> Chain:
-    """A processor, with its mean, deviation and size as its outputs show them: the settings of a
-    hundred processors have no common names. The user's changes then go to a chain of ours.
+    """A processor, with its mean, deviation and size as its outputs show them: the
+    settings of a hundred processors have no common names. The user's changes then go to
+    a chain of ours.
 
-    Black gives -mean / std, white (1 - mean) / std; a narrower image tells whether the size of the
-    output is that of the image.
-    """
+    Black gives -mean / std, white (1 - mean) / std; a narrower image tells whether the
+    size of the output is that of the image."""
     height, width = FALLBACK_SIZE
     mode = "L" if channels == 1 else "RGB"
     black = _pixels(processor, Image.new(mode, (width, height), 0))
     white = _pixels(processor, Image.new(mode, (width, height), "white"))
     narrow = _pixels(processor, Image.new(mode, (width, height * 3 // 4), 0))
     if black.shape[1] != channels:
-        raise ValueError(f"it gives {black.shape[1]} channels, and the model takes {channels}")
+        raise ValueError(
+            f"it gives {black.shape[1]} channels, and the model takes {channels}"
+        )
     low = _in_the_middle(black)
     span = _in_the_middle(white) - low
     if not (np.isfinite(span).all() and span.all()):

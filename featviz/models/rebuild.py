@@ -1,10 +1,10 @@
 """From inert stand-ins (`models.inert`) to weights, and to whole modules.
 
-`Data` makes containers, tensors and numbers, wherever they are, and leaves the rest out. `Modules`
-makes modules: of the classes listed here, by `object.__new__`, with attributes of which each was
-made here, too; anything else refuses the module. So no constructor runs, no class that a module
-keeps can be called, and of functions it keeps only those of `_FUNCTIONS`.
-"""
+`Data` makes containers, tensors and numbers, wherever they are, and leaves the rest
+out. `Modules` makes modules: of the classes listed here, by `object.__new__`, with
+attributes of which each was made here, too; anything else refuses the module. So no
+constructor runs, no class that a module keeps can be called, and of functions it keeps
+only those of `_FUNCTIONS`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from featviz.text import listed, quoted
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
 _OPTIONAL = ("timm.models.", "timm.layers.", *_YOLO)
 _PACKAGES = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", *_OPTIONAL)
-"""Below these, classes of modules: their forward methods call no value that they keep but modules,
-functions of the lists below and forward methods; none evaluates text, opens a file or imports."""
+"""Below these, classes of modules: their forward methods call no value that they keep
+but modules, functions of the lists below and forward methods; none evaluates text,
+opens a file or imports."""
 
 _MODULES = (
     "torch.ao.nn.quantized.modules.functional_modules.FloatFunctional",
@@ -69,7 +70,10 @@ _FUNCTIONS = (
     "ultralytics.nn.modules.head.Detect.forward",
 )
 
-_ENUMS = ("timm.layers.format.Format", "torchvision.transforms.functional.InterpolationMode")
+_ENUMS = (
+    "timm.layers.format.Format",
+    "torchvision.transforms.functional.InterpolationMode",
+)
 
 _RENAMED = {
     "ultralytics.nn.modules.block.Silence": "torch.nn.modules.linear.Identity",
@@ -78,7 +82,8 @@ _RENAMED = {
 
 _SETTERS = (
     "torch.nn.modules.",
-    "torch._dynamo.mutation_guard",  # which torch.compile puts in front of that of nn.Module
+    # which torch.compile puts in front of that of nn.Module
+    "torch._dynamo.mutation_guard",
     "timm.layers.ml_decoder",
     "ultralytics.nn.modules.block",
 )
@@ -91,7 +96,8 @@ _OWN_FORWARDS = (
     "forward_split",
     "forward_split_cat",
 )
-"""Methods that Ultralytics, and timm's FasterNet, put in the place of a module's forward."""
+"""Methods that Ultralytics, and timm's FasterNet, put in the place of a module's
+forward."""
 
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+", re.ASCII)
 _NUMBER_TYPE = re.compile(r"f[248]|[iu][1248]|b1")
@@ -103,11 +109,13 @@ _PLAIN_ATTRIBUTES = (bool, int, float, str, type(None), Tensor)
 _BYTES_BESIDE = 64 * 2**20
 """Bytes that a tensor may have beside four times its data: it may be expanded."""
 _MOST_MODULES = 100_000
-"""Modules of a model, each as often as it is reached: shared ones make a small file endless."""
+"""Modules of a model, each as often as it is reached: shared ones make a small file
+endless."""
 
 
 class RefusedError(Exception):
-    """What is not made of a file, as a predicate (`holds a ...`), and the names that it needs."""
+    """What is not made of a file, as a predicate (`holds a ...`), and the names that it
+    needs."""
 
     def __init__(self, message: str, names: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -131,14 +139,15 @@ def rebuild(content: Any, modules: bool = True) -> tuple[Any, list[str]]:
 
     Args:
         content: Stand-ins.
-        modules: Make modules of the classes that are listed here. Otherwise, and where a module
-            needs more, there is an UnbuiltModule.
+        modules: Make modules of the classes that are listed here. Otherwise, and where
+            a module needs more, there is an UnbuiltModule.
 
     Returns:
         Containers of data, tensors and modules; and the names of what was left out.
 
     Raises:
-        RefusedError: Where the content itself is not made, or nothing in it that has weights.
+        RefusedError: Where the content itself is not made, or nothing in it that has
+            weights.
     """
     data = Data(modules)
     value = data.build(content)
@@ -148,7 +157,8 @@ def rebuild(content: Any, modules: bool = True) -> tuple[Any, list[str]]:
 
 
 def lacks(name: str) -> bool:
-    """Whether a name is of a class that Ultralytics or timm should have, and is not there."""
+    """Whether a name is of a class that Ultralytics or timm should have, and is not
+    there."""
     if not name.startswith(_OPTIONAL) or not _NAME.fullmatch(name):
         return False
     try:
@@ -159,7 +169,8 @@ def lacks(name: str) -> bool:
 
 
 class Data:
-    """Makes data of stand-ins: each of them once, so that what was shared is shared again."""
+    """Makes data of stand-ins: each of them once, so that what was shared is shared
+    again."""
 
     def __init__(self, modules: bool = False) -> None:
         self.modules = modules
@@ -186,7 +197,9 @@ class Data:
         except RefusedError as error:
             return error
         except Exception as error:  # of arguments that are none of its maker's
-            return RefusedError(f"holds a broken {_called(value)}: {quoted(str(error))}")
+            return RefusedError(
+                f"holds a broken {_called(value)}: {quoted(str(error))}"
+            )
 
     def _built(self, value: Any) -> Any:
         if type(value) in (list, tuple):
@@ -206,7 +219,9 @@ class Data:
             if made.pairs:
                 return self.mapping(made)
             if _called(made).startswith("torch._utils._rebuild"):
-                raise RefusedError(f"holds a tensor that is not plain ({_called(made)})")
+                raise RefusedError(
+                    f"holds a tensor that is not plain ({_called(made)})"
+                )
             raise _needs([_called(made)])
         refusal = _needs([_called(made)])
         if self.modules:
@@ -232,7 +247,8 @@ class Data:
         """A dict of any class, as a dict or OrderedDict, without what is left out."""
         built = OrderedDict() if _called(made) == "collections.OrderedDict" else {}
         pairs = [*made.pairs]
-        for argument in made.arguments:  # of OrderedDict, Counter: a list of pairs, or a dict
+        # of OrderedDict, Counter: a list of pairs, or a dict
+        for argument in made.arguments:
             pairs[:0] = argument if type(argument) is list else _pairs(argument)
         for key, value in pairs:
             try:
@@ -242,7 +258,8 @@ class Data:
         return built
 
     def key(self, value: Any) -> Any:
-        """A key of a dict or an element of a set; hashing it is as deep as building it was."""
+        """A key of a dict or an element of a set; hashing it is as deep as building it
+        was."""
         key = self.build(value)
         for element in key if type(key) is tuple else [key]:
             if type(element) not in _KEY_TYPES:
@@ -268,7 +285,8 @@ class Data:
 
 
 class OwnForward(NamedTuple):
-    """What a file says stands in the place of a module's forward: another of its methods."""
+    """What a file says stands in the place of a module's forward: another of its
+    methods."""
 
     owner: Made
     name: str
@@ -283,7 +301,11 @@ class KeptClass(type):
 
 
 _FRESH = vars(nn.Module())
-_CONTENTS: dict[str, Any] = {"_parameters": Tensor, "_buffers": Tensor, "_modules": nn.Module}
+_CONTENTS: dict[str, Any] = {
+    "_parameters": Tensor,
+    "_buffers": Tensor,
+    "_modules": nn.Module,
+}
 _HOOKS = {name for name, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys()
 _MISSING = object()
 
@@ -296,14 +318,18 @@ class Modules(Data):
         module: nn.Module = self._unknown(made)
         if self.left_out:
             raise self.refusal()
-        reached = itertools.islice(module.named_modules(remove_duplicate=False), _MOST_MODULES)
+        reached = itertools.islice(
+            module.named_modules(remove_duplicate=False), _MOST_MODULES
+        )
         if len([*reached]) == _MOST_MODULES:
             raise RefusedError(f"holds a {type(module).__name__} of too many modules")
         try:  # what every command does first with a module
             module.state_dict()
-            module.to(non_blocking=False)  # goes through all tensors as any .to, changing none
+            # goes through all tensors as any .to, changing none
+            module.to(non_blocking=False)
             for child in module.modules():
-                child.extra_repr()  # reads the settings of a layer, which others rely on
+                # reads the settings of a layer, which others rely on
+                child.extra_repr()
         except Exception as error:  # whatever a state that a file made up leads to
             raise _broken(type(module)) from error
         return module
@@ -322,13 +348,17 @@ class Modules(Data):
         if name == "functools.partial":
             target, arguments, keywords, _ = self.elements(made.states[-1])
             if not isinstance(target, (KeptClass, FunctionType)):
-                raise RefusedError("holds a functools.partial of what is no class of layers")
+                raise RefusedError(
+                    "holds a functools.partial of what is no class of layers"
+                )
             return functools.partial(target, *arguments, **keywords or {})
         if name == "builtins.getattr":
             return _attribute(*made.arguments)
         if name in _ENUMS:
             return _imported(name)(*made.arguments)
-        module_class = _module_class(name) or (_imported(name) if name in _HELPERS else None)
+        module_class = _module_class(name) or (
+            _imported(name) if name in _HELPERS else None
+        )
         if module_class is None:
             raise _needs([name])
         return self._object(made, module_class)
@@ -337,7 +367,9 @@ class Modules(Data):
         """An empty object with these attributes; a module is completed by its own
         `__setstate__`."""
         if made.arguments or made.items or made.pairs or len(made.states) > 1:
-            raise RefusedError(f"makes a {module_class.__name__} in a way that torch.save does not")
+            raise RefusedError(
+                f"makes a {module_class.__name__} in a way that torch.save does not"
+            )
         built: Any = object.__new__(module_class)
         # an object without attributes (torchvision's ToTensor) has no state in the file
         attributes = self.build(made.states[0]) if made.states else {}
@@ -350,9 +382,13 @@ class Modules(Data):
             elif name in _HOOKS:
                 if value:
                     text = f"a {module_class.__name__} with {name}"
-                    raise RefusedError(f"holds {text}, which would call what the file says")
+                    raise RefusedError(
+                        f"holds {text}, which would call what the file says"
+                    )
                 attributes[name] = type(_FRESH[name])()
-            elif name == "forward" and type(value) is OwnForward and value.owner is made:
+            elif (
+                name == "forward" and type(value) is OwnForward and value.owner is made
+            ):
                 method = inspect.getattr_static(module_class, value.name)
                 attributes[name] = MethodType(method, built)
             else:
@@ -372,8 +408,8 @@ class Modules(Data):
 
 
 def _check_contents(module_class: type, group: str, contents: Any) -> None:
-    """Parameters, buffers and children have names that torch would take, and are what they
-    should be."""
+    """Parameters, buffers and children have names that torch would take, and are what
+    they should be."""
     if not isinstance(contents, dict):
         raise _broken(module_class)
     for name, content in contents.items():
@@ -385,13 +421,15 @@ def _check_contents(module_class: type, group: str, contents: Any) -> None:
 
 
 def _refuse_shadow(module_class: type, name: Any, value: Any) -> None:
-    """No attribute takes the place of what the class defines, but a plain value of a plain one."""
+    """No attribute takes the place of what the class defines, but a plain value of a
+    plain one."""
     default = inspect.getattr_static(module_class, name, _MISSING)
     values = value if isinstance(value, (list, tuple)) else [value]
     is_plain = all(isinstance(element, _PLAIN_ATTRIBUTES) for element in values)
     if name == "type" and type(value) is str:  # Ultralytics sets it
         return
-    if name == "all_weights" and issubclass(module_class, nn.RNNBase):  # of torch before 1.0
+    # of torch before 1.0
+    if name == "all_weights" and issubclass(module_class, nn.RNNBase):
         return
     is_method = callable(default) or hasattr(type(default), "__get__")
     replaces = default is not _MISSING and (is_method or not is_plain)
@@ -416,17 +454,21 @@ def _broken(module_class: type) -> RefusedError:
     return RefusedError(f"holds a broken {module_class.__name__}: {text}")
 
 
-# Names -----------------------------------------------------------------------------------------
+# Names
+# -----------------------------------------------------------------------------------------
 
 
 def _needs(names: Iterable[str]) -> RefusedError:
     """The error for names that are on no list."""
     text = listed([*map(quoted, sorted(names))], 20)
-    return RefusedError(f"needs {text}, which could run any code; nothing was executed", names)
+    return RefusedError(
+        f"needs {text}, which could run any code; nothing was executed", names
+    )
 
 
 def _called(value: Any) -> str:
-    """The name of what a stand-in is, or is made by; of anything else the name of its type."""
+    """The name of what a stand-in is, or is made by; of anything else the name of its
+    type."""
     if type(value) is Made:
         is_nested = type(value.maker) is Made
         return f"{_called(value.maker)}()" if is_nested else _called(value.maker)
@@ -441,7 +483,9 @@ def _constant(name: str) -> Any:
 def _module_class(name: str) -> Any:
     """The class of modules of this name, if it is one that may be made; None otherwise."""
     name = _RENAMED.get(name, name)
-    if name not in _MODULES and not (name.startswith(_PACKAGES) and _NAME.fullmatch(name)):
+    if name not in _MODULES and not (
+        name.startswith(_PACKAGES) and _NAME.fullmatch(name)
+    ):
         return None
     try:
         module_class = _imported(name)
@@ -451,9 +495,12 @@ def _module_class(name: str) -> Any:
         return None
     home = module_class.__module__
     package = name.rpartition(".")[0]
-    has_moved = package == "ultralytics.nn.modules" and home.startswith(package)  # in 8.0.100
+    # in 8.0.100
+    has_moved = package == "ultralytics.nn.modules" and home.startswith(package)
     setter: Any = module_class.__setstate__
-    is_plain = module_class.__new__ is object.__new__ and setter.__module__.startswith(_SETTERS)
+    is_plain = module_class.__new__ is object.__new__ and setter.__module__.startswith(
+        _SETTERS
+    )
     return module_class if is_plain and (home == package or has_moved) else None
 
 
@@ -466,7 +513,8 @@ def _imported(name: str) -> Any:
     return pkgutil.resolve_name(name)
 
 
-# Data ------------------------------------------------------------------------------------------
+# Data
+# ------------------------------------------------------------------------------------------
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
@@ -475,8 +523,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _tensor(data: Data, made: Made) -> Tensor:
-    """`_rebuild_tensor`, and v2 and v3 of it: storage, offset, size, stride, requires_grad, hooks,
-    dtype (v3), and marks of conjugated or negated values. All its elements lie in its storage."""
+    """`_rebuild_tensor`, and v2 and v3 of it: storage, offset, size, stride,
+    requires_grad, hooks, dtype (v3), and marks of conjugated or negated values. All its
+    elements lie in its storage."""
     storage, offset, size, stride, *more = data.elements(made.arguments)
     if any(isinstance(value, dict) and value for value in more):
         raise RefusedError("holds a tensor that has hooks, or is conjugated or negated")
@@ -490,21 +539,27 @@ def _tensor(data: Data, made: Made) -> Tensor:
         raise UnusableTensorError(f"holds a tensor of shape {[*size]} without its data")
     if math.prod(size) == 0:
         return torch.empty(size, dtype=dtype)
-    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    last = offset + sum(
+        (length - 1) * step for length, step in zip(size, stride, strict=True)
+    )
     if (last + 1) * dtype.itemsize > untyped.nbytes():
-        raise UnusableTensorError(f"holds a tensor of shape {[*size]} that ends beyond its data")
+        raise UnusableTensorError(
+            f"holds a tensor of shape {[*size]} that ends beyond its data"
+        )
     tensor = torch.empty(0, dtype=dtype).set_(untyped, offset, size, stride)
     return tensor.requires_grad_() if True in more else tensor
 
 
 def _parameter(data: Data, made: Made) -> nn.Parameter:
     """`_rebuild_parameter`: a tensor, requires_grad; hooks and attributes are left out."""
-    return nn.Parameter(data.build(made.arguments[0]).detach(), made.arguments[1] is True)
+    return nn.Parameter(
+        data.build(made.arguments[0]).detach(), made.arguments[1] is True
+    )
 
 
 def _typed_tensor(data: Data, made: Made) -> Any:
-    """`_rebuild_from_type_v2`: a maker, a class, its arguments, attributes; the class and the
-    attributes are left out."""
+    """`_rebuild_from_type_v2`: a maker, a class, its arguments, attributes; the class
+    and the attributes are left out."""
     return data._built(Made(made.arguments[0], made.arguments[2]))
 
 
@@ -531,15 +586,18 @@ def _number(data: Data, made: Made) -> bool | int | float:
 
 
 def _array(data: Data, made: Made) -> np.ndarray:
-    """`_reconstruct`, whose state is version, shape, type, is_fortran, bytes; or of protocol 5
-    `_frombuffer`: bytes, type, shape, order."""
+    """`_reconstruct`, whose state is version, shape, type, is_fortran, bytes; or of
+    protocol 5 `_frombuffer`: bytes, type, shape, order."""
     if made.states:
         _, shape, dtype, is_fortran, content = data.elements(made.states[0])
     else:
         content, dtype, shape, order = data.elements(made.arguments)
         is_fortran = order == "F"
-    content = content.encode("latin1") if type(content) is str else content  # of Python 2
-    return np.frombuffer(content, dtype.str).reshape(shape, order="F" if is_fortran else "C")
+    # of Python 2
+    content = content.encode("latin1") if type(content) is str else content
+    return np.frombuffer(content, dtype.str).reshape(
+        shape, order="F" if is_fortran else "C"
+    )
 
 
 def _set(data: Data, made: Made) -> set[Any]:
@@ -578,7 +636,9 @@ _MAKERS: dict[str, Callable[[Data, Made], Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
     "torch.device": lambda data, made: torch.device(*made.arguments),
-    "torch.storage._load_from_bytes": lambda data, made: inert.read_pickle(_bytes(data, made)),
+    "torch.storage._load_from_bytes": lambda data, made: inert.read_pickle(
+        _bytes(data, made)
+    ),
     "types.SimpleNamespace": _namespace,
     "ultralytics.utils.IterableSimpleNamespace": _namespace,
     "ultralytics.yolo.utils.IterableSimpleNamespace": _namespace,

@@ -32,7 +32,9 @@ MATPLOTLIBRC = NEUTRAL_FOLDER / "featviz.matplotlibrc"
 
 _IMPORTING = RLock()
 
-_NO_MEMORY = re.compile("cannot allocate memory|failed to map segment|cannot map", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    "cannot allocate memory|failed to map segment|cannot map", re.IGNORECASE
+)
 """What the system's loader says of a library that does not fit into the memory."""
 
 _TRIM_THRESHOLD = -1
@@ -41,8 +43,8 @@ _MMAP_THRESHOLD = -3
 
 
 def check_current_folder() -> None:
-    """Refuse to work where the current folder is gone: relative paths lead nowhere, and oneMKL
-    would end the process without a word."""
+    """Refuse to work where the current folder is gone: relative paths lead nowhere, and
+    oneMKL would end the process without a word."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -53,12 +55,13 @@ def check_current_folder() -> None:
 def import_library(name: str) -> Any:
     """Import a library that would read the current folder, in NEUTRAL_FOLDER instead.
 
-    The current folder may be somebody else's, a download or a shared one, and what merely lies
-    there would be run: `libcuda.so.1` (a RUNPATH of torch's has an empty part), `matplotlibrc`
-    (evaluated before matplotlib 3.11), `.numba_config.yaml` (names a cache of pickles).
+    The current folder may be somebody else's, a download or a shared one, and what
+    merely lies there would be run: `libcuda.so.1` (a RUNPATH of torch's has an empty
+    part), `matplotlibrc` (evaluated before matplotlib 3.11), `.numba_config.yaml`
+    (names a cache of pickles).
 
-    The current folder is that of all threads, so this belongs before threads that open files.
-    """
+    The current folder is that of all threads, so this belongs before threads that open
+    files."""
     if name in sys.modules:
         return import_module(name)  # waits for a thread that is importing it
     with _IMPORTING:
@@ -84,8 +87,9 @@ def require_matplotlib() -> None:
 
 
 def require_numba() -> Any:
-    """Import numba, which reads `.numba_config.yaml` again whenever it compiles: that, too, is
-    not to be that of the current folder, unless the program itself has imported numba."""
+    """Import numba, which reads `.numba_config.yaml` again whenever it compiles: that,
+    too, is not to be that of the current folder, unless the program itself has imported
+    numba."""
     is_first = "numba" not in sys.modules
     numba = import_library("numba")
     if is_first:
@@ -94,12 +98,13 @@ def require_numba() -> Any:
 
 
 def require_torch(alone: bool = False) -> None:
-    """Import torch, and numba, whose loops every picture needs; later ones would change the current
-    folder while threads read images.
+    """Import torch, and numba, whose loops every picture needs; later ones would change
+    the current folder while threads read images.
 
     Args:
-        alone: the process has begun for this, so all that there is stays, and glibc keeps freed
-            memory, else the next layer waits for new pages (of vgg16's 160 ms an image, 15).
+        alone: the process has begun for this, so all that there is stays, and glibc
+            keeps freed memory, else the next layer waits for new pages (of vgg16's 160
+            ms an image, 15).
     """
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
@@ -115,7 +120,8 @@ def require_torch(alone: bool = False) -> None:
 
 
 def require_torchvision() -> None:
-    """Import torchvision, which takes as long as torch; most models of one's own do without it."""
+    """Import torchvision, which takes as long as torch; most models of one's own do
+    without it."""
     if "torchvision" not in sys.modules:
         _import("torchvision")
         if gc.get_freeze_count():  # a command has set aside what torch made
@@ -129,9 +135,20 @@ def _import(package: str) -> None:
     try:
         import_library(package)
     # SystemError: a library written in C returned without a word
-    except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
-        if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):
-            message = f"there is too little memory to load {package}: {first_line(error)}"
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+        AttributeError,
+        MemoryError,
+        SystemError,
+    ) as error:
+        if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(
+            str(error)
+        ):
+            message = (
+                f"there is too little memory to load {package}: {first_line(error)}"
+            )
             hint = "raise the limit (ulimit -v); torch takes several GB of addresses"
             raise FeatvizError(message, hint) from error
         raise unfit(error) from error
@@ -143,8 +160,14 @@ def _import(package: str) -> None:
 def unfit(error: Exception) -> FeatvizError:
     """The error for a torchvision whose build does not fit that of torch."""
     found = versions()
-    words = f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together"
-    hint = "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision"
+    words = (
+        f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used"
+        " together"
+    )
+    hint = (
+        "install a pair that fits: pip install --upgrade --force-reinstall torch"
+        " torchvision"
+    )
     return FeatvizError(f"{words}: {first_line(error)}", hint)
 
 
@@ -155,11 +178,14 @@ def first_line(error: BaseException) -> str:
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:
     """The error of a module of featviz for a library that is not installed."""
-    return ImportError(f"{module} cannot be used: {error}; pip install 'featviz[{extra}]'")
+    return ImportError(
+        f"{module} cannot be used: {error}; pip install 'featviz[{extra}]'"
+    )
 
 
 def versions() -> dict[str, str]:
-    """The versions that records name: with the build's suffix, read, since an import takes long."""
+    """The versions that records name: with the build's suffix, read, since an import
+    takes long."""
     found = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         spec = find_spec(package)
@@ -175,8 +201,9 @@ def versions() -> dict[str, str]:
 
 
 def import_ultralytics(name: str) -> ModuleType:
-    """A module of Ultralytics, without what its first import does beside: it asks for the network,
-    reports on stdout, writes settings, and replaces `torch.save` and `PIL.Image.open`."""
+    """A module of Ultralytics, without what its first import does beside: it asks for
+    the network, reports on stdout, writes settings, and replaces `torch.save` and
+    `PIL.Image.open`."""
     import torch
     from PIL import Image
 
@@ -184,7 +211,11 @@ def import_ultralytics(name: str) -> ModuleType:
     if module is not None:
         return module
     variables = ("YOLO_CONFIG_DIR", "YOLO_OFFLINE")
-    before = {variable: os.environ[variable] for variable in variables if variable in os.environ}
+    before = {
+        variable: os.environ[variable]
+        for variable in variables
+        if variable in os.environ
+    }
     image_open = Image.open
     torch_save = torch.save
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
@@ -213,17 +244,22 @@ def letterbox() -> Any:
 def check_device(name: str) -> None:
     """Refuse what is the name of no device anywhere; needs no torch."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
+        raise UsageError(
+            f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps"
+        )
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then the CPU; each process of torchrun a GPU of its own."""
+    """`auto` takes cuda, then mps, then the CPU; each process of torchrun a GPU of its
+    own."""
     import torch
 
     check_device(name)
     if name == "auto" and torch.cuda.is_available():
         rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
-        return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if rank else "cuda")
+        return torch.device(
+            f"cuda:{int(rank) % torch.cuda.device_count()}" if rank else "cuda"
+        )
     if name == "auto":
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     device = torch.device(name)

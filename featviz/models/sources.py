@@ -1,5 +1,6 @@
-"""What a MODEL string can name. A source is a record of SOURCES, and a function in the file that it
-names, which is imported when a model is loaded: help and completion import no torch."""
+"""What a MODEL string can name. A source is a record of SOURCES, and a function in the
+file that it names, which is imported when a model is loaded: help and completion import
+no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-CODE_REFERENCE = re.compile(r"(?P<module>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
+CODE_REFERENCE = re.compile(
+    r"(?P<module>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)"
+)
 """`pkg.mod:name` or `file.py:name`."""
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pkl", ".npz", ".pt2")
@@ -47,7 +50,8 @@ _LOOKS = {
 """What a file looks like, by the bytes that it begins with."""
 
 _MAX_RATIO = 20
-"""A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
+"""A zip that unpacks to more times its size is a bomb; torch.save does not compress at
+all."""
 
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
 """In lower case: torch's reader of archives makes no difference."""
@@ -63,7 +67,8 @@ FILE_FORMATS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
 """What `sniff` calls the files that hold a model or its weights."""
 
 Fixed = tuple[int | None, tuple[int, int] | None]
-"""Channels, and height and width in pixels, of the one input that a model takes; None for any."""
+"""Channels, and height and width in pixels, of the one input that a model takes; None
+for any."""
 
 ANY: Fixed = (None, None)
 
@@ -84,7 +89,8 @@ class ModelSource:
     """Where models come from, and how a MODEL string names them."""
 
     name: str
-    """What run.json calls it; also the end of the name of the function that loads (`load_NAME`)."""
+    """What run.json calls it; also the end of the name of the function that loads
+    (`load_NAME`)."""
     file: str
     """The module of `featviz.models` that has this function."""
     spelling: str
@@ -149,10 +155,12 @@ SOURCES = (
         recognises=lambda spec: CODE_REFERENCE.fullmatch(spec) is not None,
     ),
 )
-"""In the order of help, in which they are tried: files before factories, since a file's name may
-have a colon."""
+"""In the order of help, in which they are tried: files before factories, since a file's
+name may have a colon."""
 
-MODEL_HELP = "MODEL is one of: " + ", ".join(source.spelling for source in SOURCES) + "."
+MODEL_HELP = (
+    "MODEL is one of: " + ", ".join(source.spelling for source in SOURCES) + "."
+)
 
 WEIGHTS_HELP = "With " + "; with ".join(
     f"{source.spelling.partition(' (')[0]}: {source.weights}"
@@ -162,7 +170,8 @@ WEIGHTS_HELP = "With " + "; with ".join(
 
 
 def source_of(spec: str, option: str = "MODEL") -> ModelSource:
-    """The source that a MODEL string belongs to; `option` is where it stands, for messages."""
+    """The source that a MODEL string belongs to; `option` is where it stands, for
+    messages."""
     if spec.endswith(".py") and Path(spec).is_file():
         hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
         raise UsageError(f"{option} {spec!r} is code", hint)
@@ -182,7 +191,8 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
 
 
 def download_hint(spec: str) -> str:
-    """What to do where there is no such file or folder: it may be a model id of Hugging Face's."""
+    """What to do where there is no such file or folder: it may be a model id of Hugging
+    Face's."""
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec)
     if is_id is None or Path(spec).suffix.lower() in SUFFIXES:
         return "check the path"
@@ -202,17 +212,23 @@ def check_source(options: ModelOptions) -> ModelSource:
     """The source of a model, found without torch.
 
     Raises:
-        UsageError: Where options do not go with it, or what MODEL or `arch` names is not there.
+        UsageError: Where options do not go with it, or what MODEL or `arch` names is
+            not there.
     """
     source = source_of(options.spec)
     if options.arch and source.name != "file":
         message = f"--arch is for files of weights, and {options.spec!r} is none"
-        raise UsageError(message, f"--weights FILE with MODEL {options.arch} gives weights")
+        raise UsageError(
+            message, f"--weights FILE with MODEL {options.arch} gives weights"
+        )
     if options.weights and not source.weights:
         message = f"--weights does not go with a model file ({Path(options.spec).name})"
         raise UsageError(message, "the file has the weights itself")
     if options.hparams and source.name not in ("file", "factory"):
-        message = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
+        message = (
+            f"--model-arg @hparams is for a class of your own, and {options.spec!r} is"
+            " none"
+        )
         raise UsageError(message, "--arch net.py:CLASS names it")
     _check_name(options.spec, source)
     if options.arch:
@@ -221,7 +237,8 @@ def check_source(options: ModelOptions) -> ModelSource:
 
 
 def _check_name(spec: str, source: ModelSource) -> None:
-    """Refuse a name that torchvision lacks, before torch is imported, which takes seconds."""
+    """Refuse a name that torchvision lacks, before torch is imported, which takes
+    seconds."""
     package = find_spec("torchvision") if source.name == "torchvision" else None
     if package is None or package.origin is None:
         return
@@ -229,7 +246,8 @@ def _check_name(spec: str, source: ModelSource) -> None:
     names = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
     if name in names:
         return
-    # the installed torchvision may be newer than our list: then one of its files has the builder
+    # the installed torchvision may be newer than our list: then one of its files has
+    # the builder
     builder = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
     for file in (Path(package.origin).parent / "models").rglob("*.py"):
         if builder.search(file.read_text("utf-8")):
@@ -273,8 +291,8 @@ def sniff(path: Path) -> str:
         return "empty"
     if head.startswith(b"PK\x03\x04"):
         return _sniff_zip(path)
-    # The length of a header of JSON comes first. This is asked before pickles are, since a header
-    # of 640 bytes begins as a pickle does.
+    # The length of a header of JSON comes first. This is asked before pickles are,
+    # since a header of 640 bytes begins as a pickle does.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return SAFETENSORS
     if re.match(rb"\x80[\x02-\x05]", head):  # the protocol
@@ -303,7 +321,10 @@ def _sniff_zip(path: Path) -> str:
         return "a zip archive that is truncated or damaged"
     if unpacked > _MAX_RATIO * path.stat().st_size:
         return f"a zip archive that would unpack to {unpacked:,} bytes"
-    if any(name.endswith("/constants.pkl") or name.startswith("constants.pkl") for name in names):
+    if any(
+        name.endswith("/constants.pkl") or name.startswith("constants.pkl")
+        for name in names
+    ):
         return TORCHSCRIPT
     if any(name.casefold().endswith(_EXPORTED_NAMES) for name in names):
         return EXPORTED
@@ -314,7 +335,8 @@ def _sniff_zip(path: Path) -> str:
     return "a zip archive that is no checkpoint"
 
 
-# The user's own code, which MODEL, `--transform` or a trusted file names -----------------------
+# The user's own code, which MODEL, `--transform` or a trusted file names
+# -----------------------
 
 
 def target(spec: str) -> Any:
@@ -322,11 +344,15 @@ def target(spec: str) -> Any:
     match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
     value: Any = _imported(match["module"], spec)
-    public = [n for n, v in vars(value).items() if not n.startswith("_") and callable(v)]
+    public = [
+        n for n, v in vars(value).items() if not n.startswith("_") and callable(v)
+    ]
     for attribute in match["attribute"].split("."):
         if not hasattr(value, attribute):
             names = ", ".join(map(quoted, public)) or "nothing"
-            raise UsageError(f"{spec!r}: there is no {match['attribute']!r}", f"there is {names}")
+            raise UsageError(
+                f"{spec!r}: there is no {match['attribute']!r}", f"there is {names}"
+            )
         value = getattr(value, attribute)
     return value
 
@@ -334,7 +360,11 @@ def target(spec: str) -> Any:
 def code_digest(spec: str) -> str | None:
     """sha256 of the file of what `target` has imported; None for a module without one."""
     module = spec.rpartition(":")[0]
-    file = module if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
+    file = (
+        module
+        if module.endswith(".py")
+        else getattr(sys.modules.get(module), "__file__", None)
+    )
     if file is None or not Path(file).is_file():
         return None
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
@@ -369,9 +399,10 @@ def _imported(module: str, spec: str) -> ModuleType:
 
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
-    """Let modules of the user's be imported: from the current folder first, as with `python -m`,
-    and from `folders` where nothing installed has the name. They stay on `sys.path`, since a model
-    may import in its forward, unless what is done in the context fails."""
+    """Let modules of the user's be imported: from the current folder first, as with
+    `python -m`, and from `folders` where nothing installed has the name. They stay on
+    `sys.path`, since a model may import in its forward, unless what is done in the
+    context fails."""
     before = list(sys.path)
     current = str(Path.cwd())
     if current not in sys.path:
@@ -394,7 +425,8 @@ def _from_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
-    # before it runs, as dataclasses and pickle look the module up; what it imports lies beside it
+    # before it runs, as dataclasses and pickle look the module up; what it imports lies
+    # beside it
     sys.modules[name] = module
     sys.path.insert(0, str(real(path.parent)))
     try:

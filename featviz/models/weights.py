@@ -1,4 +1,5 @@
-"""Files of weights, whole models and programs; tensors by name, and from these into a module."""
+"""Files of weights, whole models and programs; tensors by name, and from these into a
+module."""
 
 from __future__ import annotations
 
@@ -37,22 +38,27 @@ _SHOWN = 4
 
 _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
-# Files -------------------------------------------------------------------------------------------
+# Files
+# -------------------------------------------------------------------------------------------
 
 
 def record(path: Path) -> dict[str, Any]:
     """What run.json says of a file: its name and sha256, no folder."""
     with path.open("rb") as file:
-        return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "file": path.name,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 @contextmanager
 def one_line(path: Path) -> Iterator[None]:
-    """The boundary around all that is done with a file's content: whatever exception the content
-    leads to becomes a LoadError, which says what would work."""
+    """The boundary around all that is done with a file's content: whatever exception
+    the content leads to becomes a LoadError, which says what would work."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
+            # about old ways to save, which a reader cannot change
+            warnings.simplefilter("ignore")
             yield
     except FeatvizError:
         raise
@@ -67,19 +73,24 @@ def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
 
     Args:
         path: A file of any of `sources.FILE_FORMATS`.
-        trust: Let the file run what it holds; its modules are imported from beside it, too.
+        trust: Let the file run what it holds; its modules are imported from beside it,
+            too.
         modules: Make whole modules. Otherwise they are dicts of their tensors.
 
     Returns:
         A module, or a mapping with tensors somewhere in it.
 
     Raises:
-        LoadError: Where it is no checkpoint, is truncated, or holds a pickle that needs more.
+        LoadError: Where it is no checkpoint, is truncated, or holds a pickle that needs
+            more.
     """
     with one_line(path):
         file_format = sources.sniff(path)
         if file_format == sources.TORCHSCRIPT:
-            hint = "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL"
+            hint = (
+                "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and"
+                " --arch MODEL"
+            )
             message = f"{path.name} is TorchScript, which takes no hooks on its layers"
             raise LoadError(message, hint)
         if file_format == sources.EXPORTED:
@@ -102,7 +113,9 @@ def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
         if modules and isinstance(content, UnbuiltModule):
             raise content.refusal
         if left_out:
-            log.debug("%s: left out %s", path.name, listed([*map(quoted, left_out)], 20))
+            log.debug(
+                "%s: left out %s", path.name, listed([*map(quoted, left_out)], 20)
+            )
         return content
 
 
@@ -125,20 +138,29 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
-    """The error for content that is broken, whatever a broken pickle made somebody raise."""
+    """The error for content that is broken, whatever a broken pickle made somebody
+    raise."""
     if isinstance(error, RecursionError):
         message = f"{path.name} cannot be loaded: it nests values in values without end"
         return LoadError(message, "save the state_dict() of the model alone")
     if isinstance(error, OSError) and error.strerror and error.filename:
         return LoadError(f"{path} cannot be read: {error.strerror}")
     if isinstance(error, ModuleNotFoundError):  # of a file that is trusted
-        message = f"{path.name} needs the module {str(error.name)!r}, which cannot be found"
+        message = (
+            f"{path.name} needs the module {str(error.name)!r}, which cannot be found"
+        )
         return LoadError(message, "PYTHONPATH=FOLDER adds the folder that has it")
     text = quoted(re.split(r"(?<=\w)\. |\n", str(error).strip())[0])
     if isinstance(error, AttributeError) and "__main__" in text:
         hint = "save its state_dict(), and give --arch SCRIPT.py:CLASS"
-        return LoadError(f"{path.name} was saved by the script of its class: {text}", hint)
-    message = f"{path.name} cannot be loaded: {type(error).__name__}: {text}".removesuffix(": ")
+        return LoadError(
+            f"{path.name} was saved by the script of its class: {text}", hint
+        )
+    message = (
+        f"{path.name} cannot be loaded: {type(error).__name__}: {text}".removesuffix(
+            ": "
+        )
+    )
     return LoadError(message, "is the file whole, and from this torch or older?")
 
 
@@ -164,21 +186,30 @@ def read_tensor(data: bytes) -> np.ndarray:
     if isinstance(content, UnbuiltModule):
         raise FileError(str(content.refusal), _SAVE_IMAGE)
     if isinstance(content, dict):
-        tensors = {str(k): value for k, value in content.items() if isinstance(value, Tensor)}
+        tensors = {
+            str(k): value for k, value in content.items() if isinstance(value, Tensor)
+        }
         content = npy.only(tensors, "tensors", "torch.save(tensors[NAME], 'image.pt')")
     if not isinstance(content, Tensor):
         raise FileError(f"holds a {type(content).__name__}, and no tensor", _SAVE_IMAGE)
     if content.is_complex() or content.is_meta:
-        raise FileError("holds a tensor that is sparse, complex or quantised", _SAVE_IMAGE)
+        raise FileError(
+            "holds a tensor that is sparse, complex or quantised", _SAVE_IMAGE
+        )
     tensor = content.detach()
-    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    array: np.ndarray = (
+        tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    ).numpy()
     return array
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's
+    wrapper."""
     inner = getattr(module, "_orig_mod", None)
-    if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+    if inner is None and isinstance(
+        module, (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    ):
         inner = module.module
     return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
@@ -186,7 +217,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
     """The files that an index.json names, which must lie beside it."""
     try:
-        names = {Path(str(name)).name for name in read_json(path)["weight_map"].values()}
+        names = {
+            Path(str(name)).name for name in read_json(path)["weight_map"].values()
+        }
     except (FileError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path.name} is no index of shards: {error}"
         raise LoadError(message, "it lacks a weight_map") from error
@@ -204,12 +237,15 @@ def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
     return tensors
 
 
-# torch.export programs, .pt2, as modules whose layers take hooks ---------------------------------
+# torch.export programs, .pt2, as modules whose layers take hooks
+# ---------------------------------
 
 Shape = tuple[int | None, ...]
 """The sizes of a tensor; None for any."""
 
-_NEEDED = re.compile(rb'(?<=\\"type\\": \\")[\w.]+(?=\.\w+\\")|(?<=torch\.ops\.)torchvision(?=\.)')
+_NEEDED = re.compile(
+    rb'(?<=\\"type\\": \\")[\w.]+(?=\.\w+\\")|(?<=torch\.ops\.)torchvision(?=\.)'
+)
 """Modules that have classes of a program's outputs, or operators."""
 
 
@@ -221,15 +257,16 @@ def read_program(
     Args:
         path: The file.
         trust: Whether the user lets it run that code.
-        device: Where the program is to run. It names devices itself, so it is rewritten unless
-            this is a CPU; None leaves it as it was exported.
+        device: Where the program is to run. It names devices itself, so it is rewritten
+            unless this is a CPU; None leaves it as it was exported.
 
     Returns:
-        The program as a tree of modules by the original's names, and the channels and the size of
-        its input.
+        The program as a tree of modules by the original's names, and the channels and
+        the size of its input.
 
     Raises:
-        LoadError: Where the file is not trusted, cannot be loaded, or takes anything but one image.
+        LoadError: Where the file is not trusted, cannot be loaded, or takes anything
+            but one image.
     """
     if not trust:
         reason = "is an exported program, and torch reads it by running what it holds"
@@ -251,7 +288,10 @@ def read_program(
         while cause.__cause__ is not None:  # torch says last what it was doing
             cause = cause.__cause__
         message = f"{quoted(path.name)} cannot be loaded: {quoted(first_line(cause))}"
-        hint = "is the file whole, as torch.export.save wrote it, and from this torch or older?"
+        hint = (
+            "is the file whole, as torch.export.save wrote it, and from this torch or"
+            " older?"
+        )
         raise LoadError(message, hint) from error
     finally:
         logging.disable(disabled_level)
@@ -270,22 +310,30 @@ def read_program(
 
 
 def _import_needed(path: Path) -> None:
-    """Import what a program names: torch finds no operator or class of outputs before that."""
+    """Import what a program names: torch finds no operator or class of outputs before
+    that."""
     with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if name.endswith("models/model.json")]
+        names = [
+            name for name in archive.namelist() if name.endswith("models/model.json")
+        ]
         for name in names:
             for module in _NEEDED.findall(archive.read(name)):
                 import_module(module.decode())
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
-    """The shape [1, C, H, W] of a program's input; LoadError where this is not just one image."""
+    """The shape [1, C, H, W] of a program's input; LoadError where this is not just one
+    image."""
     names = program.graph_signature.user_inputs
     one_positional = torch.utils._pytree.tree_structure(((0,), {}))
     if program.module_call_graph[0].signature.in_spec != one_positional:
         inputs = ", ".join(map(str, names)) or "no input"
     else:
-        values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+        values = {
+            n.name: n.meta.get("val")
+            for n in program.graph.nodes
+            if n.op == "placeholder"
+        }
         value = values.get(names[0])
         dtype = getattr(value, "dtype", None)
         sizes = getattr(value, "shape", ())
@@ -304,15 +352,17 @@ def _shape_text(shape: Sequence[int | None]) -> str:
     return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
 
 
-# Digests -----------------------------------------------------------------------------------------
+# Digests
+# -----------------------------------------------------------------------------------------
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 """An address in memory in an object's `repr`, which differs from process to process."""
 
 
 def digest(module: nn.Module) -> str | None:
-    """sha256 of a module: names, classes and settings (`extra_repr`) of what it consists of,
-    parameters and buffers, not code; None where a tensor does not tell its values."""
+    """sha256 of a module: names, classes and settings (`extra_repr`) of what it
+    consists of, parameters and buffers, not code; None where a tensor does not tell its
+    values."""
     sha256 = hashlib.sha256()
     for name, submodule in module.named_modules():
         try:
@@ -347,7 +397,8 @@ def add_values(tensor: Tensor, sha256: Any) -> None:
     sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-# From what a training script saved to tensors by name ---------------------------------------------
+# From what a training script saved to tensors by name
+# ---------------------------------------------
 _PLAIN = (
     "state_dict",
     "model_state_dict",
@@ -358,8 +409,16 @@ _PLAIN = (
     "weights",
     "params",
 )
-_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
-"""Keys under which checkpoints keep weights; the second are exponential moving averages."""
+_AVERAGED = (
+    "state_dict_ema",
+    "model_ema",
+    "ema_state_dict",
+    "ema_model",
+    "ema",
+    "params_ema",
+)
+"""Keys under which checkpoints keep weights; the second are exponential moving
+averages."""
 
 _PREFIXES = (
     "module.",
@@ -380,7 +439,8 @@ _WRAPPERS = (
     re.compile(r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."),
     re.compile(r"(?<=\.)module\."),
 )
-"""What wrappers of submodules put into names; the last may also be a module's own name."""
+"""What wrappers of submodules put into names; the last may also be a module's own name.
+"""
 
 _PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
 """Buffers that profilers (thop) leave in modules."""
@@ -389,7 +449,8 @@ _MAX_DEPTH = 4
 """Of usual keys inside each other."""
 
 _MAX_MODULES = 100_000
-"""Of a model that is read without its class: shared ones, in shared ones, may be without end."""
+"""Of a model that is read without its class: shared ones, in shared ones, may be
+without end."""
 
 
 class Weights(NamedTuple):
@@ -412,7 +473,9 @@ def read_weights(path: Path, options: ModelOptions) -> Weights:
     """The tensors of a file by name, of whatever class its module may be."""
     with one_line(path):
         content = read(path, options.trust, modules=False)
-        unwrapped = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+        unwrapped = unwrap(
+            content, options.key, options.strip_prefix, options.ema, path.name
+        )
     return unwrapped.weights
 
 
@@ -427,11 +490,11 @@ def unwrap(
 
     Args:
         content: What `read` returned.
-        key: Where it is: keys of dicts and indices of lists, with dots between. By default in the
-            usual places.
+        key: Where it is: keys of dicts and indices of lists, with dots between. By
+            default in the usual places.
         prefix: Stripped from names; tensors without it are left out.
-        ema: Averaged weights, or plain ones (False); by default averaged ones only if there are no
-            others.
+        ema: Averaged weights, or plain ones (False); by default averaged ones only if
+            there are no others.
         name: Of the file, for messages.
 
     Raises:
@@ -449,7 +512,9 @@ def unwrap(
             raise inner.refusal
         missing = "averaged weights (--ema)" if ema and not key else "weights"
         under = f" under {key!r}" if key else ""
-        hint = "leave out --ema for the plain ones" if ema else "--key says where they are"
+        hint = (
+            "leave out --ema for the plain ones" if ema else "--key says where they are"
+        )
         raise LoadError(f"{name} holds no {missing}{under}: {_describe(content)}", hint)
     weights = Weights(tensors, tuple(steps))
     if prefix:
@@ -458,9 +523,14 @@ def unwrap(
     return Unwrapped(weights, module)
 
 
-def _without_counters(tensors: dict[str, Tensor], steps: list[str]) -> dict[str, Tensor]:
-    """The tensors without those of a profiler, unless there are no others; adds to the steps."""
-    model_tensors = {n: tensor for n, tensor in tensors.items() if not _PROFILED.fullmatch(n)}
+def _without_counters(
+    tensors: dict[str, Tensor], steps: list[str]
+) -> dict[str, Tensor]:
+    """The tensors without those of a profiler, unless there are no others; adds to the
+    steps."""
+    model_tensors = {
+        n: tensor for n, tensor in tensors.items() if not _PROFILED.fullmatch(n)
+    }
     count = len(tensors) - len(model_tensors)
     if not count or not model_tensors:
         return tensors
@@ -474,7 +544,11 @@ def _at(content: Any, key: str) -> Any:
         return content[key]
     inner = content
     for name in key.split("."):
-        if isinstance(inner, (list, tuple)) and name.isdecimal() and int(name) < len(inner):
+        if (
+            isinstance(inner, (list, tuple))
+            and name.isdecimal()
+            and int(name) < len(inner)
+        ):
             inner = inner[int(name)]
         elif isinstance(inner, Mapping) and name in inner:
             inner = inner[name]
@@ -484,7 +558,9 @@ def _at(content: Any, key: str) -> Any:
     return inner
 
 
-def _dig(content: Any, ema: bool | None, steps: list[str], depth: int = _MAX_DEPTH) -> Any:
+def _dig(
+    content: Any, ema: bool | None, steps: list[str], depth: int = _MAX_DEPTH
+) -> Any:
     """What lies under the first usual key with more tensors than lie beside it."""
     if not isinstance(content, Mapping) or not depth:
         return content
@@ -511,7 +587,8 @@ def _nested(content: Any) -> Iterator[Any]:
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:
-    """The tensors of a module or mapping; anything else in it (an epoch) does not matter."""
+    """The tensors of a module or mapping; anything else in it (an epoch) does not
+    matter."""
     if isinstance(content, nn.Module):
         content = content.state_dict()
     if isinstance(content, UnbuiltModule):
@@ -547,7 +624,10 @@ def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
 
 def _describe(content: Any) -> str:
     if isinstance(content, (list, tuple)):
-        return f"a {type(content).__name__} of {len(content)}, of which --key 0 takes the first"
+        return (
+            f"a {type(content).__name__} of {len(content)}, of which --key 0 takes the"
+            " first"
+        )
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
     keys = [quoted(repr(key)) for key in content if isinstance(key, (str, int))]
@@ -571,8 +651,8 @@ def _without(weights: Weights, prefix: str) -> Weights:
 
 
 def stripped_variants(weights: Weights) -> list[Weights]:
-    """The tensors as they are, then without one usual prefix after the other, and without
-    wrappers."""
+    """The tensors as they are, then without one usual prefix after the other, and
+    without wrappers."""
     variants = [weights]
     prefix = _common_prefix(weights)
     while prefix is not None:
@@ -582,7 +662,9 @@ def stripped_variants(weights: Weights) -> list[Weights]:
     for wrapper in _WRAPPERS:
         for tensors, steps in [*variants]:
             wrappers = {text for name in tensors for text in wrapper.findall(name)}
-            renamed = {wrapper.sub("", name): tensor for name, tensor in tensors.items()}
+            renamed = {
+                wrapper.sub("", name): tensor for name, tensor in tensors.items()
+            }
             if wrappers and len(renamed) == len(tensors):  # else two names became one
                 step = f"took {', '.join(map(repr, sorted(wrappers)))} out of names"
                 variants.append(Weights(renamed, (*steps, step)))
@@ -611,7 +693,10 @@ def put_weights(
 
 
 def put_into(
-    module: nn.Module, tensors: Mapping[str, Tensor], message: str, partial: bool = False
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    message: str,
+    partial: bool = False,
 ) -> str:
     """Load tensors into a module, cast to its own precision.
 
@@ -633,13 +718,15 @@ def put_into(
     if fit.misfits and not (partial and fit.tensors):
         raise LoadError(
             f"{message}: {counts} tensors; {fit.misfits}",
-            "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
+            "another --arch, --model-arg (for example num_classes=10), or --partial for"
+            " what fits",
         )
     # MNASNet loads no unknown version
     vars(fit.tensors)["_metadata"] = getattr(state, "_metadata", {})
     try:
         module.load_state_dict(fit.tensors, strict=False)
-    except (RuntimeError, KeyError) as error:  # of sparse and quantised tensors and modules
+    # of sparse and quantised tensors and modules
+    except (RuntimeError, KeyError) as error:
         reason = quoted(str(error).strip().splitlines()[-1].strip())
         hint = "save the weights as plain dense tensors"
         raise LoadError(f"{message}: {reason}", hint) from error
@@ -656,18 +743,22 @@ class _Fit(NamedTuple):
     total: int
     """How many tensors the module has."""
     misfits: str
-    """What is missing, unexpected or of another shape, for people; empty where all fit."""
+    """What is missing, unexpected or of another shape, for people; empty where all fit.
+    """
 
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     """Compare tensors with a module's state dict, by names and shapes."""
-    expected = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    expected = {
+        name: value for name, value in state.items() if isinstance(value, Tensor)
+    }
     fitting: OrderedDict[str, Tensor] = OrderedDict()
     missing = []
     differing = []
     for name, value in expected.items():
         if name not in tensors:
-            # old checkpoints lack BatchNorm's step counter, and nothing depends on it here
+            # old checkpoints lack BatchNorm's step counter, and nothing depends on it
+            # here
             if not name.endswith("num_batches_tracked"):
                 missing.append(quoted(name))
         elif tensors[name].shape != value.shape:

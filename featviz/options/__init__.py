@@ -1,7 +1,7 @@
 """Every option, declared once.
 
-A field of these records is an option of the command line, a keyword of the Python API, a key of a
-TOML file, and what run.json records.
+A field of these records is an option of the command line, a keyword of the Python API,
+a key of a TOML file, and what run.json records.
 
     values    what options take, and how it is read
     help      the help texts of all options

@@ -54,7 +54,9 @@ class LookOptions(Struct, frozen=True):
     ] = None
     out: Annotated[
         File | None,
-        option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="look-MODEL-IMAGE.png"),
+        option(
+            OUTPUT, first=True, flags=OUT_FLAGS, default_text="look-MODEL-IMAGE.png"
+        ),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     maps: Annotated[PositiveInt, option(LAYERS, first=True)] = 8
@@ -79,7 +81,9 @@ class CamOptions(Struct, frozen=True):
         Target | None,
         option(GRADIENTS, first=True, default_text="what is predicted"),
     ] = None
-    method: Annotated[str, option(GRADIENTS, first=True, choices=CLASS_MAPS)] = "gradcam"
+    method: Annotated[str, option(GRADIENTS, first=True, choices=CLASS_MAPS)] = (
+        "gradcam"
+    )
     overlay: Annotated[Share, option(DRAWING, "ALPHA")] = 0.5
     cmap: Annotated[str, option(DRAWING, "CMAP")] = "auto"
     tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
@@ -90,7 +94,8 @@ class ListOptions(Struct, frozen=True):
     """The options of `layers` beside the model and its input."""
 
     layers: Annotated[
-        Selectors | None, option(LAYERS, first=True, default_text="one layer for each stage")
+        Selectors | None,
+        option(LAYERS, first=True, default_text="one layer for each stage"),
     ] = None
     functions: Annotated[bool, option(LAYERS, first=True)] = False
     tree: Annotated[bool, option(OUTPUT, first=True)] = False
@@ -103,7 +108,9 @@ class KernelOptions(Struct, frozen=True):
     layers: Annotated[
         Selectors | None, option(LAYERS, first=True, default_text="all convolutions")
     ] = None
-    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path("featviz-kernels")
+    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path(
+        "featviz-kernels"
+    )
     overwrite: Annotated[bool, OVERWRITE] = False
     all_slices: Annotated[bool, option(DRAWING, first=True)] = False
     tensorboard: Annotated[Folder | None, TENSORBOARD] = None
@@ -130,7 +137,9 @@ class AuditOptions(Struct, frozen=True):
     thresholds: Thresholds = Thresholds()
     prove: Annotated[bool, option(FINDINGS, first=True)] = False
     max_suspects: Annotated[NonNegativeInt, option(OUTPUT)] = 48
-    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path("featviz-audit")
+    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path(
+        "featviz-audit"
+    )
     overwrite: Annotated[bool, OVERWRITE] = False
     nul_separated: Annotated[bool, NUL_SEPARATED] = False
     fail_on: Annotated[Texts, option(FINDINGS, "GATE", first=True)] = ()
@@ -143,14 +152,19 @@ class ExemplarOptions(Struct, frozen=True):
     """The options of `exemplars` beside the model and the images."""
 
     layers: Annotated[
-        Selectors | None, option(LAYERS, first=True, default_text="one layer for each stage")
+        Selectors | None,
+        option(LAYERS, first=True, default_text="one layer for each stage"),
     ] = None
-    top: Annotated[Annotated[int, Meta(ge=1, le=MOST_TOP)], option(DRAWING, first=True)] = 9
+    top: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST_TOP)], option(DRAWING, first=True)
+    ] = 9
     pick: Annotated[Literal["max", "mean"], option(DRAWING, first=True)] = "max"
     per_class: Annotated[bool, option(DRAWING, first=True)] = False
     inputs: InputOptions = InputOptions()
     batch_size: Annotated[PositiveInt, option(LIMITS)] = 1
-    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path("featviz-exemplars")
+    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path(
+        "featviz-exemplars"
+    )
     overwrite: Annotated[bool, OVERWRITE] = False
     nul_separated: Annotated[bool, NUL_SEPARATED] = False
 
@@ -159,8 +173,8 @@ class DiffThresholds(Struct, frozen=True):
     """What counts as a difference."""
 
     tolerance: Annotated[Share, option(OPTIONS, "T")] = 1e-4
-    """How far a value may change, in the terms of `diff.compare.compare`. Threads and oneDNN moved
-    values by up to 3e-6 (ten of torchvision's models on two cores)."""
+    """How far a value may change, in the terms of `diff.compare.compare`. Threads and
+    oneDNN moved values by up to 3e-6 (ten of torchvision's models on two cores)."""
     max_diff_ratio: Annotated[Share, option(OPTIONS, "SHARE")] = 0.0
     ignore_added: Annotated[bool, option(OPTIONS)] = False
 
@@ -200,7 +214,9 @@ class ReportOptions(Struct, frozen=True):
     compare: Annotated[RunLocation | None, option(OPTIONS, "RUN")] = None
     kernels: Annotated[AnyPath | None, option(OPTIONS, "DIR")] = None
     exemplars: Annotated[AnyPath | None, option(OPTIONS, "DIR")] = None
-    audit: Annotated[AnyPath | None, option(OPTIONS, default_text="RUN/audit.json")] = None
+    audit: Annotated[AnyPath | None, option(OPTIONS, default_text="RUN/audit.json")] = (
+        None
+    )
 
 
 class SheetOptions(Struct, frozen=True):
@@ -208,12 +224,15 @@ class SheetOptions(Struct, frozen=True):
 
     layer: Annotated[str, option(OPTIONS, "NAME")]
     stem: Annotated[str, option(OPTIONS, "FILE", flags=("--tensor",))] = "output"
-    pick: Annotated[str | None, option(OPTIONS, "0-31,40", default_text="all drawn")] = None
-    order: Annotated[Literal["index", "mean", "max", "variance", "zeros"], option(OPTIONS)] = (
-        "index"
-    )
+    pick: Annotated[
+        str | None, option(OPTIONS, "0-31,40", default_text="all drawn")
+    ] = None
+    order: Annotated[
+        Literal["index", "mean", "max", "variance", "zeros"], option(OPTIONS)
+    ] = "index"
     transpose: Annotated[bool, option(OPTIONS)] = False
     out: Annotated[
-        File | None, option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="sheet-NAME.png")
+        File | None,
+        option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="sheet-NAME.png"),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False

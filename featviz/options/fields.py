@@ -1,7 +1,8 @@
-"""Fields of records as options: what the command line, Python, TOML and the docs know of them.
+"""Fields of records as options: what the command line, Python, TOML and the docs know
+of them.
 
-A field is an option if `help.HELP` has a text for it. Its type says what values it takes, `option`
-what else there is to know:
+A field is an option if `help.HELP` has a text for it. Its type says what values it
+takes, `option` what else there is to know:
 
     cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "auto"
 """
@@ -85,7 +86,9 @@ def option(
         choices: the values that there are.
         is_path: whether a shell completes names of files for a text.
     """
-    notes = FieldNotes(group, metavar, first, flags, default_text, tuple(choices), is_path)
+    notes = FieldNotes(
+        group, metavar, first, flags, default_text, tuple(choices), is_path
+    )
     return Meta(extra={"notes": notes})
 
 
@@ -96,7 +99,8 @@ class Option:
     name: str
     """In Python."""
     help: str
-    """One or two sentences; what stands behind a form feed is for `--help-all` and Python alone."""
+    """One or two sentences; what stands behind a form feed is for `--help-all` and
+    Python alone."""
     default: Any
     """`msgspec.NODEFAULT` where it must be given."""
     expects: str
@@ -114,7 +118,8 @@ class Option:
     is_path: bool
 
     def value(self, value: Any) -> Any:
-        """The value of the field: from text as a user types it, or as a program passes it.
+        """The value of the field: from text as a user types it, or as a program passes
+        it.
 
         Raises:
             UsageError: the value is none that this option takes.
@@ -144,7 +149,8 @@ class Option:
 
 @cache
 def declared(record_type: type[Struct]) -> dict[str, Option]:
-    """The options of a record by name, in the order of help; not those of records in it."""
+    """The options of a record by name, in the order of help; not those of records in
+    it."""
     help_texts: dict[str, str] = {}
     # a record inherits fields with their texts, and may say something else of one
     for ancestor in reversed(record_type.__mro__):
@@ -153,7 +159,9 @@ def declared(record_type: type[Struct]) -> dict[str, Option]:
     options = {}
     for field in types.type_info(record_type).fields:  # type: ignore[attr-defined]
         if field.name in help_texts:
-            options[field.name] = _option_of(field, hints[field.name], help_texts[field.name])
+            options[field.name] = _option_of(
+                field, hints[field.name], help_texts[field.name]
+            )
     return options
 
 
@@ -187,7 +195,8 @@ def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
 
 
 def _taken_apart(field_type: types.Type) -> tuple[list[types.Type], dict[str, Any]]:
-    """The types in a union, and what annotations say at any level: `notes` and `reader`."""
+    """The types in a union, and what annotations say at any level: `notes` and
+    `reader`."""
     if isinstance(field_type, types.Metadata):
         leaves, extras = _taken_apart(field_type.type)
         return leaves, extras | (field_type.extra or {})
@@ -201,11 +210,15 @@ def _taken_apart(field_type: types.Type) -> tuple[list[types.Type], dict[str, An
     return leaves, extras
 
 
-def _reader_of(leaves: Sequence[types.Type], hint: Any, choices: Sequence[str]) -> ValueReader:
+def _reader_of(
+    leaves: Sequence[types.Type], hint: Any, choices: Sequence[str]
+) -> ValueReader:
     """The reader of a plain type: choices, a number, true or false, texts or a text."""
     if choices:
         several = "one of " if len(choices) > 1 else ""
-        return ValueReader(several + ", ".join(choices), partial(_read_choice, choices=choices))
+        return ValueReader(
+            several + ", ".join(choices), partial(_read_choice, choices=choices)
+        )
     read = partial(convert, value_type=hint)
     for leaf in leaves:
         if isinstance(leaf, types.BoolType):
@@ -231,11 +244,17 @@ def _read_choice(value: Any, choices: Sequence[str]) -> str:
 
 def _bounds_text(number: types.IntType | types.FloatType) -> str:
     if number.gt is not None:
-        end = f" and below {number.lt}" if number.lt is not None else f", at most {number.le}"
+        end = (
+            f" and below {number.lt}"
+            if number.lt is not None
+            else f", at most {number.le}"
+        )
         return f" above {number.gt}{end}"
     if number.ge is None:
         return ""
-    return f" ≥ {number.ge}" if number.le is None else f" from {number.ge} to {number.le}"
+    return (
+        f" ≥ {number.ge}" if number.le is None else f" from {number.ge} to {number.le}"
+    )
 
 
 def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
@@ -248,7 +267,8 @@ def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
 
 
 def every_option(*record_types: type[Struct]) -> dict[str, Option]:
-    """The options of records and of those in them, whose defaults are the outer record's."""
+    """The options of records and of those in them, whose defaults are the outer
+    record's."""
     options: dict[str, Option] = {}
     for record_type in record_types:
         options |= declared(record_type)
@@ -261,7 +281,8 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
 
 
 def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
-    """A record of values as a user or a program passes them; other fields are passed as they are.
+    """A record of values as a user or a program passes them; other fields are passed as
+    they are.
 
     Raises:
         UsageError: a value is wrong, or there is no such option.
@@ -279,7 +300,10 @@ def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
 
 
 def read_from(
-    record_type: type[RecordT], values: dict[str, Any], but: Collection[str] = (), **fields: Any
+    record_type: type[RecordT],
+    values: dict[str, Any],
+    but: Collection[str] = (),
+    **fields: Any,
 ) -> RecordT:
     """A record, and the records in it, of those values that are their options.
 
@@ -310,5 +334,7 @@ def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
     """The error for keywords that do not exist."""
     names = list(wrong)
     close = difflib.get_close_matches(names[0], sorted(known), 1)
-    hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(sorted(known))}"
+    hint = (
+        f"did you mean {close[0]}?" if close else f"there is {', '.join(sorted(known))}"
+    )
     return UsageError(f"no option {', '.join(names)}", hint)

@@ -1,106 +1,157 @@
 """The help texts of all options: one table, by record and field.
 
-`featviz COMMAND --help` shows a text up to its form feed, `--help-all` and Python's documentation
-all of it. `{MODES}`, `{LAYOUTS}` and `{WEIGHTS}` stand for tables of folders above this one
-(`drawing.normalize.in_full`).
-"""
+`featviz COMMAND --help` shows a text up to its form feed, `--help-all` and Python's
+documentation all of it. `{MODES}`, `{LAYOUTS}` and `{WEIGHTS}` stand for tables of
+folders above this one (`drawing.normalize.in_full`)."""
 
 from __future__ import annotations
 
 from featviz.records.tables import FORMATS, KINDS, PRESETS, REDUCTIONS
 
 TARGETS = (
-    "top1, class:N, class:NAME, box, box:N or box:NAME of a detector, pixel:X,Y of a segmentation "
-    "or depth, keypoint:N, sum, mean, norm, output[KEY]:sum|mean|norm, layer:NAME or "
-    "layer:NAME:CHANNEL."
+    "top1, class:N, class:NAME, box, box:N or box:NAME of a detector, pixel:X,Y of a"
+    " segmentation or depth, keypoint:N, sum, mean, norm, output[KEY]:sum|mean|norm,"
+    " layer:NAME or layer:NAME:CHANNEL."
 )
 
 _LAYERS = (
-    "Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'.\f Selectors are class names, "
-    "globs, re:REGEX, CLASS@GLOB, fn:FUNCTION, SELECTOR#INDEX, !NOT; commas separate them."
+    "Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'.\f Selectors are"
+    " class names, globs, re:REGEX, CLASS@GLOB, fn:FUNCTION, SELECTOR#INDEX, !NOT;"
+    " commas separate them."
 )
-_NUL_SEPARATED = "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -."
+_NUL_SEPARATED = (
+    "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -."
+)
 _TENSOR_LAYOUT = (
-    "Read tensors in this layout instead of the guessed one: {LAYOUTS}. tokens:14x20+1 is a grid "
-    "of 14 by 20 tokens behind one other token; tokens:14x20+1,10 has ten more behind the grid. "
-    "Repeatable."
+    "Read tensors in this layout instead of the guessed one: {LAYOUTS}. tokens:14x20+1"
+    " is a grid of 14 by 20 tokens behind one other token; tokens:14x20+1,10 has ten"
+    " more behind the grid. Repeatable."
 )
 _TENSORBOARD = (
-    "Also write grids and histograms for TensorBoard, into a folder below this one that is named "
-    "like --out."
+    "Also write grids and histograms for TensorBoard, into a folder below this one that"
+    " is named like --out."
 )
 _OVERLAY = "Blend each map with the input: 0 shows the input alone, 1 the map alone."
 _JUNIT = "Write the verdicts as JUnit XML into this file."
 _BATCH_SIZE = "Pass up to N images of one shape through the model together."
 
-_PRESETS = "; ".join(f"{name}: {preset.description}" for name, preset in PRESETS.items())
-_REDUCTIONS = "; ".join(f"{name}: {reduction.help}" for name, reduction in REDUCTIONS.items())
-_FORMATS = "; ".join(f"{name}, {format.description}" for name, format in FORMATS.items())
+_PRESETS = "; ".join(
+    f"{name}: {preset.description}" for name, preset in PRESETS.items()
+)
+_REDUCTIONS = "; ".join(
+    f"{name}: {reduction.help}" for name, reduction in REDUCTIONS.items()
+)
+_FORMATS = "; ".join(
+    f"{name}, {format.description}" for name, format in FORMATS.items()
+)
 _KINDS = ", ".join(kind.help for kind in KINDS.values())
 
 HELP: dict[str, dict[str, str]] = {
     "ModelOptions": {
-        "arch": "Build this architecture, such as resnet50 or net.py:Net, for a file of weights.",
+        "arch": (
+            "Build this architecture, such as resnet50 or net.py:Net, for a file of"
+            " weights."
+        ),
         "weights": "Load these weights: default, none (random) or a file.\f {WEIGHTS}.",
         "seed": "Seed the random numbers of random weights and of noise.",
-        "model_args": "Pass this argument to MODEL's factory; repeatable.\f A torchvision or timm "
-        "name takes arguments, too. @hparams passes the hyper_parameters of a Lightning "
-        "checkpoint.",
-        "trust": "Trust MODEL, and let code in its file run.\f Classes may be in the current "
-        "folder or beside the file.",
+        "model_args": (
+            "Pass this argument to MODEL's factory; repeatable.\f A torchvision or timm"
+            " name takes arguments, too. @hparams passes the hyper_parameters of a"
+            " Lightning checkpoint."
+        ),
+        "trust": (
+            "Trust MODEL, and let code in its file run.\f Classes may be in the current"
+            " folder or beside the file."
+        ),
         "key": "Take the weights at this key of the checkpoint.",
         "strip_prefix": "Cut this off the beginning of the names of weights.",
         "ema": "Take the averaged (EMA) weights of the checkpoint.",
         "partial": "Load the weights that fit, and leave the others out.",
-        "classes": "Name the model's classes by this file.\f It has a name on each line; or it is "
-        "JSON or YAML with a list, or with numbers and names.",
+        "classes": (
+            "Name the model's classes by this file.\f It has a name on each line; or it"
+            " is JSON or YAML with a list, or with numbers and names."
+        ),
         "device": "Run the model on auto, cpu, cuda, cuda:N or mps.",
     },
     "InputOptions": {
         "preset": f"Prepare images as these models expect them. {_PRESETS}.",
-        "size": "Resize the shorter side of images to N pixels, or images to HxW.\f A YOLO makes "
-        "the longer side N pixels.",
+        "size": (
+            "Resize the shorter side of images to N pixels, or images to HxW.\f A YOLO"
+            " makes the longer side N pixels."
+        ),
         "crop": "Crop resized images to NxN or HxW pixels around their centre.",
         "interpolation": "Resize images with this filter.",
-        "mean": "Subtract these means from the channels of images, whose values are 0..1.",
-        "std": "Divide the channels of images by these standard deviations, after --mean.",
-        "input_channels": "Read images as greyscale (1) or RGB (3), or files of N channels "
-        "(.npy, .npz, .pt, .tif, or pictures with alpha).",
+        "mean": (
+            "Subtract these means from the channels of images, whose values are 0..1."
+        ),
+        "std": (
+            "Divide the channels of images by these standard deviations, after --mean."
+        ),
+        "input_channels": (
+            "Read images as greyscale (1) or RGB (3), or files of N channels "
+            "(.npy, .npz, .pt, .tif, or pictures with alpha)."
+        ),
         "background": "Put this colour behind transparent images.",
-        "frames": "Take N frames of each clip for a video model, or N images of each video file "
-        "for another model.",
-        "input": "Give the model this tensor in place of an image: randn:1,128 (random numbers of "
-        "--seed), zeros:1,128, or a file (.npy, .npz, .pt). NAME is a parameter of its forward; "
-        "repeatable.",
-        "images_per_pass": "Pass N images to each call of the model, for models that compare "
-        "images, as those of optical flow do.",
-        "forward_args": "Pass a further argument to the model's forward: a number, true, false, "
-        "none, zeros:1,77, ones:1,77:int64, randn:1,9, a file (.npy, .npz, .pt), or image. "
-        "NAME.KEY=VALUE fills a dict; repeatable.",
-        "transform": "Prepare images with this function, file.py:fn or pkg.mod:fn. It takes a PIL "
-        "image or an array, and returns a tensor [C, H, W] or a dict of arguments of the model.",
+        "frames": (
+            "Take N frames of each clip for a video model, or N images of each video"
+            " file for another model."
+        ),
+        "input": (
+            "Give the model this tensor in place of an image: randn:1,128 (random"
+            " numbers of --seed), zeros:1,128, or a file (.npy, .npz, .pt). NAME is a"
+            " parameter of its forward; repeatable."
+        ),
+        "images_per_pass": (
+            "Pass N images to each call of the model, for models that compare "
+            "images, as those of optical flow do."
+        ),
+        "forward_args": (
+            "Pass a further argument to the model's forward: a number, true, false,"
+            " none, zeros:1,77, ones:1,77:int64, randn:1,9, a file (.npy, .npz, .pt),"
+            " or image. NAME.KEY=VALUE fills a dict; repeatable."
+        ),
+        "transform": (
+            "Prepare images with this function, file.py:fn or pkg.mod:fn. It takes a"
+            " PIL image or an array, and returns a tensor [C, H, W] or a dict of"
+            " arguments of the model."
+        ),
     },
     "DrawOptions": {
-        "normalize": "Scale values to brightness: map, layer, symmetric, range:LO,HI, "
-        "percentile:LO,HI, none.\f Modes are {MODES}; auto is map, and for gradients "
-        "symmetric-percentile:99.",
-        "cmap": "Colour maps with grey, viridis, coolwarm or another colormap of matplotlib.\f "
-        "With auto, maps are grey, and gradients coolwarm.",
+        "normalize": (
+            "Scale values to brightness: map, layer, symmetric, range:LO,HI,"
+            " percentile:LO,HI, none.\f Modes are {MODES}; auto is map, and for"
+            " gradients symmetric-percentile:99."
+        ),
+        "cmap": (
+            "Colour maps with grey, viridis, coolwarm or another colormap of"
+            " matplotlib.\f With auto, maps are grey, and gradients coolwarm."
+        ),
         "nrow": "Put N maps in a row; auto makes the picture about square.",
         "padding": "Leave N pixels between maps and around them.",
-        "pad_value": "Fill the pixels between maps with this grey, from 0 (black) to 1 (white).",
+        "pad_value": (
+            "Fill the pixels between maps with this grey, from 0 (black) to 1 (white)."
+        ),
         "scale": "Enlarge maps N times; auto enlarges small ones.",
         "max_maps": "Draw at most N maps of a layer.",
-        "max_slices": "Draw at most N slices of each map of a clip, volume or batch: the first of "
-        "a batch, else evenly spread ones.",
+        "max_slices": (
+            "Draw at most N slices of each map of a clip, volume or batch: the first of"
+            " a batch, else evenly spread ones."
+        ),
         "tensor_layout": _TENSOR_LAYOUT,
-        "pick": "Choose which maps --max-maps draws: the first, those of the highest mean, or "
-        "evenly spread ones.",
+        "pick": (
+            "Choose which maps --max-maps draws: the first, those of the highest mean,"
+            " or evenly spread ones."
+        ),
         "order": "Sort maps by channel, by mean (largest first), or by similarity.",
-        "collapse": "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.",
+        "collapse": (
+            "Draw maps that correlate by R or more, such as 0.98, as one tile,"
+            " marked ×N."
+        ),
         "labels": "Write the channel on each map.",
-        "marks": "Cross out maps of zeros, strike through other constant maps, and add a strip of "
-        "values where all maps are constant.",
+        "marks": (
+            "Cross out maps of zeros, strike through other constant maps, and add a"
+            " strip of values where all maps are constant."
+        ),
         "overlay": _OVERLAY,
         "reduce": f"Draw one picture of all channels. {_REDUCTIONS}.",
         "figure": "Also draw a figure with title, input and colour bar.",
@@ -113,41 +164,59 @@ HELP: dict[str, dict[str, str]] = {
         "target": f"Take gradients of {TARGETS}",
         "grad_rule": "Pass gradients back through ReLUs by this rule.",
         "ablate": "Set these channels of the outputs of layers to zero; repeatable.",
-        "edit": "Change the outputs of layers, after --ablate: 'conv1:channel 3,5-7*2' multiplies "
-        "channels, 'relu:clamp=0,6' limits values, 'conv1:noise=0.1' adds Gaussian noise, "
-        "'layer4:grad*0.5' multiplies gradients; repeatable.",
+        "edit": (
+            "Change the outputs of layers, after --ablate: 'conv1:channel 3,5-7*2'"
+            " multiplies channels, 'relu:clamp=0,6' limits values, 'conv1:noise=0.1'"
+            " adds Gaussian noise, 'layer4:grad*0.5' multiplies gradients; repeatable."
+        ),
     },
     "RunOptions": {
         "layers": _LAYERS,
-        "out": "Write the run into this folder.\f With a URL, such as s3://bucket/maps, the run "
-        "is written into the folder maps, and copied to the URL.",
+        "out": (
+            "Write the run into this folder.\f With a URL, such as s3://bucket/maps,"
+            " the run is written into the folder maps, and copied to the URL."
+        ),
         "overwrite": "Replace the run in --out.",
         "resume": "Continue the run in --out where it stopped.",
         "nul_separated": _NUL_SEPARATED,
         "jobs": "Draw images in N processes, on a CPU.",
         "tensorboard": _TENSORBOARD,
-        "shard": "Draw only part I of N parts of the images; all parts may write into one --out.",
+        "shard": (
+            "Draw only part I of N parts of the images; all parts may write into one"
+            " --out."
+        ),
     },
     "LookOptions": {
         "layers": _LAYERS,
-        "out": "Write the picture into this PNG file, in place of an earlier picture of look.",
+        "out": (
+            "Write the picture into this PNG file, in place of an earlier picture of"
+            " look."
+        ),
         "overwrite": "Replace any file in --out.",
         "maps": "Show N maps of each layer.",
         "cmap": "Colour maps with this colormap.",
     },
     "CamOptions": {
         "layers": _LAYERS,
-        "out": "Write cam-IMAGE.png of each image (with --target cam-IMAGE-TARGET.png) into this "
-        "folder; or the picture of one image into this PNG file.",
+        "out": (
+            "Write cam-IMAGE.png of each image (with --target cam-IMAGE-TARGET.png)"
+            " into this folder; or the picture of one image into this PNG file."
+        ),
         "overwrite": "Replace any file in --out.",
         "nul_separated": _NUL_SEPARATED,
-        "target": "Show evidence for this class, box or region, such as class:281, class:tabby or "
-        f"box:1.\f Other targets are {TARGETS}",
-        "method": "Make the map by this method; xgradcam and gradxact also show what speaks "
-        "against the target.",
+        "target": (
+            "Show evidence for this class, box or region, such as class:281,"
+            f" class:tabby or box:1.\f Other targets are {TARGETS}"
+        ),
+        "method": (
+            "Make the map by this method; xgradcam and gradxact also show what speaks "
+            "against the target."
+        ),
         "overlay": _OVERLAY,
-        "cmap": "Colour maps with auto (turbo; coolwarm for maps with a sign), grey, or a colormap "
-        "of matplotlib.",
+        "cmap": (
+            "Colour maps with auto (turbo; coolwarm for maps with a sign), grey, or a"
+            " colormap of matplotlib."
+        ),
         "tensor_layout": _TENSOR_LAYOUT,
     },
     "ListOptions": {
@@ -156,7 +225,9 @@ HELP: dict[str, dict[str, str]] = {
         "tree": "Indent modules below their parents.",
     },
     "KernelOptions": {
-        "layers": "Draw the convolutions that these selectors match, as in `featviz run`.",
+        "layers": (
+            "Draw the convolutions that these selectors match, as in `featviz run`."
+        ),
         "out": "Write the pictures into this folder.",
         "overwrite": "Replace the kernels in --out.",
         "all_slices": "Draw a tile for each input channel.",
@@ -164,34 +235,51 @@ HELP: dict[str, dict[str, str]] = {
     },
     "Thresholds": {
         "eps": "Count values up to E as zero, and values at most E apart as equal.",
-        "saturated_at": "Call a channel saturated if more than this share of its values is at a "
-        "bound of the activation.",
-        "redundant_at": "Call a channel redundant if its correlation with another is above R.",
+        "saturated_at": (
+            "Call a channel saturated if more than this share of its values is at a "
+            "bound of the activation."
+        ),
+        "redundant_at": (
+            "Call a channel redundant if its correlation with another is above R."
+        ),
     },
     "AuditOptions": {
         "layers": _LAYERS,
         "batch_size": _BATCH_SIZE,
-        "prove": "Run the images again without the channels that can be cut out, and print by how "
-        "much the output changes.",
+        "prove": (
+            "Run the images again without the channels that can be cut out, and print"
+            " by how much the output changes."
+        ),
         "max_suspects": "Draw at most N channels with a finding.",
         "out": "Write the results into this folder.",
         "overwrite": "Replace the audit in --out, and any files.",
         "nul_separated": _NUL_SEPARATED,
-        "fail_on": "End with exit code 4 if this gate fails: dead>5%, nonfinite>0, "
-        "'layer3.*:constant>2'; repeatable.",
-        "baseline": "End with exit code 4 if a layer has more channels of a finding than in this "
-        "earlier audit.json.",
+        "fail_on": (
+            "End with exit code 4 if this gate fails: dead>5%, nonfinite>0, "
+            "'layer3.*:constant>2'; repeatable."
+        ),
+        "baseline": (
+            "End with exit code 4 if a layer has more channels of a finding than in"
+            " this earlier audit.json."
+        ),
         "junit": _JUNIT,
-        "prune_out": "Write the channels that can be cut out into this JSON file: {layer: "
-        "[channels]}.",
+        "prune_out": (
+            "Write the channels that can be cut out into this JSON file: {layer: "
+            "[channels]}."
+        ),
     },
     "ExemplarOptions": {
         "layers": _LAYERS,
         "top": "Show N images of each channel.",
-        "pick": "Rank images by the largest value of a map, or by its mean.\f The picture shows "
-        "what the unit with the largest value sees, or with mean the whole image.",
-        "per_class": "Rank the images of each class apart; the class of an image is the name of "
-        "its folder.",
+        "pick": (
+            "Rank images by the largest value of a map, or by its mean.\f The picture"
+            " shows what the unit with the largest value sees, or with mean the whole"
+            " image."
+        ),
+        "per_class": (
+            "Rank the images of each class apart; the class of an image is the name of "
+            "its folder."
+        ),
         "batch_size": _BATCH_SIZE,
         "out": "Write the pictures and exemplars.json into this folder.",
         "overwrite": "Replace the exemplars in --out.",
@@ -199,8 +287,10 @@ HELP: dict[str, dict[str, str]] = {
     },
     "DiffThresholds": {
         "tolerance": "Accept relative differences up to T.",
-        "max_diff_ratio": "Accept that up to this share of all channels, each counted in each "
-        "image, differs, 0..1.",
+        "max_diff_ratio": (
+            "Accept that up to this share of all channels, each counted in each "
+            "image, differs, 0..1."
+        ),
         "ignore_added": "Accept layers and images that only NEW has.",
     },
     "DiffFiles": {
@@ -210,25 +300,38 @@ HELP: dict[str, dict[str, str]] = {
         "overwrite": "Replace any file at --html and --junit.",
     },
     "ReportOptions": {
-        "out": "Write the report into this folder, or with --single-file or --zip into this file.",
+        "out": (
+            "Write the report into this folder, or with --single-file or --zip into"
+            " this file."
+        ),
         "overwrite": "Replace any file that is in --out.",
         "single_file": "Write one HTML file, with fewer tiles where the run is large.",
         "zip": "Write one zip file of the report and its pictures.",
         "compare": "Show the pictures of this other run beside those of RUN.",
-        "kernels": "Show the kernels in this folder, which featviz kernels wrote, with their "
-        "channels.",
-        "exemplars": "Show the pictures in this folder, which featviz exemplars wrote, with their "
-        "channels.",
-        "audit": "Show the findings of this audit.json, or of the one in this folder with the "
-        "pictures of its suspects.",
+        "kernels": (
+            "Show the kernels in this folder, which featviz kernels wrote, with their "
+            "channels."
+        ),
+        "exemplars": (
+            "Show the pictures in this folder, which featviz exemplars wrote, with"
+            " their channels."
+        ),
+        "audit": (
+            "Show the findings of this audit.json, or of the one in this folder with"
+            " the pictures of its suspects."
+        ),
     },
     "SheetOptions": {
         "layer": "Draw the layer of this qualified name.",
-        "stem": "Cut the tiles from this picture of the layer: its file name without the ending, "
-        "such as output.call1 or output.boxes.",
+        "stem": (
+            "Cut the tiles from this picture of the layer: its file name without the"
+            " ending, such as output.call1 or output.boxes."
+        ),
         "pick": "Show these channels.",
-        "order": "Sort channels by number, or by a statistic averaged over the images, largest "
-        "first.",
+        "order": (
+            "Sort channels by number, or by a statistic averaged over the images,"
+            " largest first."
+        ),
         "transpose": "Draw images as rows and channels as columns.",
         "out": "Write the sheet into this PNG file.",
         "overwrite": "Replace any file in --out.",

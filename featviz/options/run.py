@@ -1,4 +1,5 @@
-"""The options of `run`, and those that several commands share: model, input, and drawing."""
+"""The options of `run`, and those that several commands share: model, input, and
+drawing."""
 
 from __future__ import annotations
 
@@ -45,10 +46,11 @@ from featviz.records.tables import BACKWARD, CLASS_MAPS, FORMATS, PRESETS, REDUC
 from featviz.text import safe_name
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
-"""How images are resized: what torchvision takes for pictures of Pillow and for tensors alike."""
+"""How images are resized: what torchvision takes for pictures of Pillow and for tensors
+alike."""
 PAD_GREY = 0.4
-"""Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
-(0.5) of a constant map."""
+"""Between tiles unless the user says otherwise: neither the black in which maps begin,
+nor the grey (0.5) of a constant map."""
 
 NUL_SEPARATED = option(INPUT, flags=("-0", "--null"))
 TENSOR_LAYOUT = option(DRAWING, "[SELECTORS=]LAYOUT")
@@ -66,7 +68,8 @@ class ModelOptions(Struct, frozen=True):
         default_factory=dict
     )
     hparams: bool = False
-    """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
+    """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args`
+    win."""
     trust: Annotated[bool, option(MODEL)] = False
     key: Annotated[str | None, option(MODEL, "KEY")] = None
     strip_prefix: Annotated[str | None, option(MODEL, "PREFIX")] = None
@@ -89,7 +92,8 @@ class InputOptions(Struct, frozen=True):
     """The user's choices for the model's input; None leaves a choice to the model."""
 
     preset: Annotated[
-        str | None, option(INPUT, choices=PRESETS, default_text="as the model says, else imagenet")
+        str | None,
+        option(INPUT, choices=PRESETS, default_text="as the model says, else imagenet"),
     ] = None
     size: Annotated[Size | None, option(INPUT, first=True)] = None
     crop: Annotated[Size | None, option(INPUT)] = None
@@ -101,24 +105,30 @@ class InputOptions(Struct, frozen=True):
         option(INPUT, default_text="as the first convolution says"),
     ] = None
     background: Annotated[str, option(INPUT, "COLOUR")] = "white"
-    frames: Annotated[PositiveInt | None, option(INPUT, default_text="16, else the first")] = None
+    frames: Annotated[
+        PositiveInt | None, option(INPUT, default_text="16, else the first")
+    ] = None
     input: Annotated[Texts, option(INPUT, "NAME=VALUE")] = ()
     images_per_pass: Annotated[
         PositiveInt | None, option(INPUT, default_text="as many as its forward takes")
     ] = None
-    forward_args: Annotated[Texts, option(INPUT, "NAME=VALUE", flags=("--forward-arg",))] = ()
+    forward_args: Annotated[
+        Texts, option(INPUT, "NAME=VALUE", flags=("--forward-arg",))
+    ] = ()
     transform: Annotated[str | None, option(INPUT, "FUNCTION", is_path=True)] = None
 
 
 class DrawOptions(Struct, frozen=True):
-    """How maps become a picture; names and meanings are torchvision's where it has the option."""
+    """How maps become a picture; names and meanings are torchvision's where it has the
+    option."""
 
     normalize: Annotated[str, option(DRAWING, "MODE", first=True)] = "auto"
     cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "auto"
     nrow: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
     padding: Annotated[NonNegativeInt | None, option(DRAWING, default_text="2")] = None
     pad_value: Annotated[
-        Share | None, option(DRAWING, "GREY", default_text=f"{PAD_GREY}, with padding 0")
+        Share | None,
+        option(DRAWING, "GREY", default_text=f"{PAD_GREY}, with padding 0"),
     ] = None
     scale: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
     min_tile: int = 32
@@ -128,11 +138,15 @@ class DrawOptions(Struct, frozen=True):
     tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
     pick: Annotated[Literal["first", "top", "spread"], option(DRAWING)] = "first"
     order: Annotated[Literal["index", "mean", "similarity"], option(DRAWING)] = "index"
-    collapse: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, option(DRAWING, "R")] = None
+    collapse: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None, option(DRAWING, "R")
+    ] = None
     labels: Annotated[bool, option(DRAWING)] = False
     marks: Annotated[bool, option(DRAWING)] = True
     overlay: Annotated[Share | None, option(DRAWING, "ALPHA")] = None
-    reduce: Annotated[str | None, option(DRAWING, "REDUCTION", choices=REDUCTIONS)] = None
+    reduce: Annotated[str | None, option(DRAWING, "REDUCTION", choices=REDUCTIONS)] = (
+        None
+    )
     figure: Annotated[bool, option(DRAWING)] = False
     format: Annotated[str, option(OUTPUT, choices=FORMATS)] = "png"
     flat: Annotated[bool, option(OUTPUT)] = False
@@ -140,8 +154,8 @@ class DrawOptions(Struct, frozen=True):
 
     @property
     def weighs(self) -> bool:
-        """Whether each picture is a class activation map, which takes a layer's output and its
-        gradient together."""
+        """Whether each picture is a class activation map, which takes a layer's output
+        and its gradient together."""
         return self.reduce in CLASS_MAPS
 
     @property
@@ -151,8 +165,8 @@ class DrawOptions(Struct, frozen=True):
 
     @property
     def gap_grey(self) -> float:
-        """Grey level of the gaps, and of cells without a map, 0..1: make_grid's 0 where `padding`
-        is set."""
+        """Grey level of the gaps, and of cells without a map, 0..1: make_grid's 0 where
+        `padding` is set."""
         if self.pad_value is not None:
             return self.pad_value
         return PAD_GREY if self.padding is None else 0.0
@@ -169,7 +183,8 @@ class DrawOptions(Struct, frozen=True):
             if getattr(self, name) != declared(DrawOptions)[name].default:
                 raise UsageError(
                     f"{name} and reduce={self.reduce} exclude each other",
-                    "reduce leaves one tile of all channels, of pca in colours of its own",
+                    "reduce leaves one tile of all channels, of pca in colours of"
+                    " its own",
                 )
 
 
@@ -178,7 +193,9 @@ class PassOptions(Struct, frozen=True):
 
     capture: Annotated[Captures, option(GRADIENTS, default_text="output")] = ("output",)
     target: Annotated[Target | None, option(GRADIENTS, default_text="top1")] = None
-    grad_rule: Annotated[Literal["plain", "guided", "deconv"], option(GRADIENTS)] = "plain"
+    grad_rule: Annotated[Literal["plain", "guided", "deconv"], option(GRADIENTS)] = (
+        "plain"
+    )
     ablate: Annotated[Texts, option(GRADIENTS, "SELECTORS:C,C")] = ()
     edit: Annotated[Texts, option(GRADIENTS, "SELECTORS:WHAT")] = ()
     seed: Seed = 0  # of noise: that of the model, which has the option
@@ -190,24 +207,30 @@ class PassOptions(Struct, frozen=True):
 
     @property
     def interventions(self) -> list[tuple[str, str]]:
-        """All changes to the outputs of layers, in order: `ablate` or `edit`, and the text."""
-        return [("ablate", text) for text in self.ablate] + [("edit", text) for text in self.edit]
+        """All changes to the outputs of layers, in order: `ablate` or `edit`, and the
+        text."""
+        return [("ablate", text) for text in self.ablate] + [
+            ("edit", text) for text in self.edit
+        ]
 
 
 class RunOptions(Struct, frozen=True):
     """All options of `run` beside the model and the images."""
 
     layers: Annotated[
-        Selectors | None, option(LAYERS, first=True, default_text="one layer for each stage")
+        Selectors | None,
+        option(LAYERS, first=True, default_text="one layer for each stage"),
     ] = None
-    out: Annotated[RunLocation, option(OUTPUT, "DIRECTORY", first=True, flags=("-o", "--out"))] = (
-        Path("featviz-out")
-    )
+    out: Annotated[
+        RunLocation, option(OUTPUT, "DIRECTORY", first=True, flags=("-o", "--out"))
+    ] = Path("featviz-out")
     """A path, or a `files.urls.Url` below which a copy of the run is kept."""
     overwrite: Annotated[bool, option(OUTPUT, first=True)] = False
     resume: Annotated[bool, option(OUTPUT)] = False
     nul_separated: Annotated[bool, NUL_SEPARATED] = False
-    jobs: Annotated[PositiveInt | None, option(LIMITS, default_text="one a core")] = None
+    jobs: Annotated[PositiveInt | None, option(LIMITS, default_text="one a core")] = (
+        None
+    )
     tensorboard: Annotated[Folder | None, TENSORBOARD] = None
     shard: Annotated[
         ShardNumber | None, option(LIMITS, default_text="that of torchrun or srun")

@@ -1,8 +1,8 @@
-"""What options take: how a value is read from text or from Python, and what help calls it.
+"""What options take: how a value is read from text or from Python, and what help calls
+it.
 
-A reader raises ValueError or TypeError for what it cannot read; `Option.value` makes one message of
-either.
-"""
+A reader raises ValueError or TypeError for what it cannot read; `Option.value` makes
+one message of either."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from featviz.records.tables import KINDS
 from featviz.records.types import Shard
 from featviz.text import quoted
 
-LONGEST_SIDE = 2**16  # pixels; no image is larger, and its tensor would not fit into memory
-HPARAMS = "@hparams"  # an argument of a model: all those that a Lightning checkpoint holds
+# pixels; no image is larger, and its tensor would not fit into memory
+LONGEST_SIDE = 2**16
+# an argument of a model: all those that a Lightning checkpoint holds
+HPARAMS = "@hparams"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class ValueReader:
 
 
 def convert(value: Any, value_type: Any) -> Any:
-    """A value of a type, also from its text; numbers of numpy and torch become Python's.
+    """A value of a type, also from its text; numbers of numpy and torch become
+    Python's.
 
     Raises:
         ValueError: a float that is not finite.
@@ -72,7 +75,8 @@ def _number_or_text(text: str) -> int | float | str:
 
 
 def split_list(value: Any) -> list[Any]:
-    """The items of a list, each of which may be a list in a text: `224x224`, `.5,.5`, `1 2`."""
+    """The items of a list, each of which may be a list in a text: `224x224`, `.5,.5`,
+    `1 2`."""
     # x is between sides as people type them, × as messages show them
     if isinstance(value, str):
         return re.split(r"[\s,x×]+", value.strip().lower())
@@ -135,8 +139,11 @@ def _read_folder(value: Any) -> Path:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError as error:  # a name that is too long, or a folder that may not be searched
-        raise UsageError(f"{quoted(str(path))}: {error.strerror}", "name another path") from error
+    # a name that is too long, or a folder that may not be searched
+    except OSError as error:
+        raise UsageError(
+            f"{quoted(str(path))}: {error.strerror}", "name another path"
+        ) from error
 
 
 def _read_run_location(value: Any) -> Path | Url:
@@ -154,8 +161,11 @@ def _read_shard(value: Any) -> Shard:
     return Shard(int(match[1]) - 1, int(match[2]))
 
 
-_INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))")
-"""A class or function with an index as in Python, `Conv2d[0]`, which is written `Conv2d#0`."""
+_INDEXED = re.compile(
+    r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))"
+)
+"""A class or function with an index as in Python, `Conv2d[0]`, which is written
+`Conv2d#0`."""
 
 
 def _read_selectors(value: Any) -> str:
@@ -165,7 +175,9 @@ def _read_selectors(value: Any) -> str:
 
 def _read_target(value: Any) -> str:
     # a number alone is a class, as in other tools
-    text = value.strip() if isinstance(value, str) else str(convert(value, NonNegativeInt))
+    text = (
+        value.strip() if isinstance(value, str) else str(convert(value, NonNegativeInt))
+    )
     return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
@@ -233,7 +245,12 @@ Size = Annotated[
 Numbers = Annotated[
     tuple[float, ...],
     _typed(
-        ValueReader("numbers, such as 0.5,0.5,0.5", _read_numbers, metavar="N,N,N", repeatable=True)
+        ValueReader(
+            "numbers, such as 0.5,0.5,0.5",
+            _read_numbers,
+            metavar="N,N,N",
+            repeatable=True,
+        )
     ),
 ]
 AutoInt = Annotated[
@@ -243,15 +260,30 @@ AutoInt = Annotated[
 RunLocation = Annotated[
     Any,  # a Path, or the `files.urls.Url` of a folder in an object store
     _typed(
-        ValueReader("a path, or a URL of a store", _read_run_location, metavar="PATH", is_path=True)
+        ValueReader(
+            "a path, or a URL of a store",
+            _read_run_location,
+            metavar="PATH",
+            is_path=True,
+        )
     ),
 ]
-AnyPath = Annotated[Path, _typed(ValueReader("a path", _read_path, metavar="PATH", is_path=True))]
+AnyPath = Annotated[
+    Path, _typed(ValueReader("a path", _read_path, metavar="PATH", is_path=True))
+]
 File = Annotated[
-    Path, _typed(ValueReader("a file, not a folder", _read_file, metavar="FILE", is_path=True))
+    Path,
+    _typed(
+        ValueReader("a file, not a folder", _read_file, metavar="FILE", is_path=True)
+    ),
 ]
 Folder = Annotated[
-    Path, _typed(ValueReader("a folder, not a file", _read_folder, metavar="FOLDER", is_path=True))
+    Path,
+    _typed(
+        ValueReader(
+            "a folder, not a file", _read_folder, metavar="FOLDER", is_path=True
+        )
+    ),
 ]
 Selectors = Annotated[
     str,
@@ -266,12 +298,21 @@ Selectors = Annotated[
 ]
 Target = Annotated[
     str,
-    _typed(ValueReader("a target, such as class:281 or mean", _read_target, metavar="TARGET")),
+    _typed(
+        ValueReader(
+            "a target, such as class:281 or mean", _read_target, metavar="TARGET"
+        )
+    ),
 ]
 Captures = Annotated[
     Texts,
     _typed(
-        ValueReader(f"some of {', '.join(KINDS)}", _read_captures, metavar="KINDS", repeatable=True)
+        ValueReader(
+            f"some of {', '.join(KINDS)}",
+            _read_captures,
+            metavar="KINDS",
+            repeatable=True,
+        )
     ),
 ]
 WeightsSource = Annotated[
@@ -289,11 +330,16 @@ Arguments = Annotated[
     Mapping[str, Any],
     _typed(
         ValueReader(
-            "KEY=VALUE, or a mapping", _read_arguments, metavar="KEY=VALUE", repeatable=True
+            "KEY=VALUE, or a mapping",
+            _read_arguments,
+            metavar="KEY=VALUE",
+            repeatable=True,
         )
     ),
 ]
 ShardNumber = Annotated[
     Shard,
-    _typed(ValueReader("I/N with I from 1 to N, such as 2/8", _read_shard, metavar="I/N")),
+    _typed(
+        ValueReader("I/N with I from 1 to N, such as 2/8", _read_shard, metavar="I/N")
+    ),
 ]

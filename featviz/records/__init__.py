@@ -1,4 +1,5 @@
-"""The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
+"""The passive data that stages hand to each other: frozen, with shapes and units on the
+fields."""
 
 from featviz.records.tables import (
     BACKWARD,

@@ -1,4 +1,5 @@
-"""What options choose from, one record each: formats, capture kinds, reductions and presets."""
+"""What options choose from, one record each: formats, capture kinds, reductions and
+presets."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class PictureFormat:
     mime: str
     largest: int
     save: Mapping[str, object] | None
-    """Options with which Pillow writes it; None for PNG, which our own encoder writes."""
+    """Options with which Pillow writes it; None for PNG, which our own encoder writes.
+    """
     description: str = "lossless"
     grey: bool = True
     """Whether a picture of greys is written as such, instead of as RGB."""
@@ -28,7 +30,9 @@ class PictureFormat:
 
 FORMATS = {
     "png": PictureFormat("png", "PNG", "image/png", 2**31 - 1, None, levels=True),
-    "webp": PictureFormat("webp", "WEBP", "image/webp", 16_383, {"lossless": True}, grey=False),
+    "webp": PictureFormat(
+        "webp", "WEBP", "image/webp", 16_383, {"lossless": True}, grey=False
+    ),
     "jpg": PictureFormat(
         name="jpg",
         pillow="JPEG",
@@ -59,7 +63,8 @@ class CaptureKind(NamedTuple):
 
 
 SALIENCY = "saliency"
-"""The key of the picture of all channels of a gradient of the image; its values have no sign."""
+"""The key of the picture of all channels of a gradient of the image; its values have no
+sign."""
 
 # A few values of a gradient are so large that all others would be white beside them
 _GRADIENT_SCALE = "symmetric-percentile:99"
@@ -103,12 +108,14 @@ class Reduction:
     unit: str = ""
     """What its values are counted in, where that is not the unit of the tensor."""
     colors: tuple[tuple[str, str], ...] = ()
-    """Colours (`#rrggbb`) of its components and what they stand for; none where it has one, which
-    is drawn in levels."""
+    """Colours (`#rrggbb`) of its components and what they stand for; none where it has
+    one, which is drawn in levels."""
     weighs: bool = False
-    """Whether it is a class activation map, which needs a backward pass and places of the image."""
+    """Whether it is a class activation map, which needs a backward pass and places of
+    the image."""
     signed: bool = False
-    """Whether its values are for or against something: zero is the middle of its colours."""
+    """Whether its values are for or against something: zero is the middle of its
+    colours."""
 
 
 REDUCTIONS = {
@@ -117,7 +124,9 @@ REDUCTIONS = {
         Reduction("mean", "mean", "their mean"),
         Reduction("max", "maximum", "their maximum"),
         Reduction("l2", "L2 norm", "their L2 norm"),
-        Reduction("max-abs", "largest absolute value", "the largest of their absolute values"),
+        Reduction(
+            "max-abs", "largest absolute value", "the largest of their absolute values"
+        ),
         Reduction(
             "pca",
             "principal components 1 to 3",
@@ -130,12 +139,21 @@ REDUCTIONS = {
             ),
         ),
         Reduction(
-            "gradcam", "Grad-CAM", "the class activation map Grad-CAM (see --target)", weighs=True
+            "gradcam",
+            "Grad-CAM",
+            "the class activation map Grad-CAM (see --target)",
+            weighs=True,
         ),
         Reduction("gradcam++", "Grad-CAM++", "Grad-CAM++", weighs=True),
         Reduction("layercam", "LayerCAM", "LayerCAM", weighs=True),
         Reduction("hirescam", "HiResCAM", "HiResCAM", weighs=True),
-        Reduction("xgradcam", "XGrad-CAM", "XGrad-CAM, for and against", weighs=True, signed=True),
+        Reduction(
+            "xgradcam",
+            "XGrad-CAM",
+            "XGrad-CAM, for and against",
+            weighs=True,
+            signed=True,
+        ),
         Reduction(
             "gradxact",
             "gradient × activation",
@@ -145,21 +163,24 @@ REDUCTIONS = {
         ),
     )
 }
-"""By name, in the order of help texts; `--reduce`, figures and the report read it. The arithmetic
-is `drawing.drawer.REDUCTIONS`, a function for each of one component, and
+"""By name, in the order of help texts; `--reduce`, figures and the report read it. The
+arithmetic is `drawing.drawer.REDUCTIONS`, a function for each of one component, and
 `drawing.drawer.METHODS`, which has one for each that weighs."""
 
-CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
+CLASS_MAPS = {
+    name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs
+}
 SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 
 
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
-"""Types of calls whose output is zero below a threshold, whatever the model: a channel that is zero
-there in all images is dead."""
+"""Types of calls whose output is zero below a threshold, whatever the model: a channel
+that is zero there in all images is dead."""
 
 
 class InputPreset(NamedTuple):
-    """How images become the input of a family of models; steps that are None are left out."""
+    """How images become the input of a family of models; steps that are None are left
+    out."""
 
     description: str
     resize: int | None = None
@@ -171,7 +192,8 @@ class InputPreset(NamedTuple):
     """Of the channels, for values 0..1."""
     interpolation: str = "bilinear"
     letterbox: int | None = None
-    """The longer side in pixels, where Ultralytics' LetterBox pads the image instead."""
+    """The longer side in pixels, where Ultralytics' LetterBox pads the image instead.
+    """
 
 
 PRESETS = {

@@ -1,5 +1,5 @@
-"""Passive data that stages hand to each other: layers and the tensors taken there, hints on their
-layout, images, and what became of them."""
+"""Passive data that stages hand to each other: layers and the tensors taken there,
+hints on their layout, images, and what became of them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Floats: TypeAlias = "NDArray[np.float32]"
 Integers: TypeAlias = "NDArray[np.int64]"
 
 Tiles: TypeAlias = Any
-"""The tiles of a picture, uint8 [N, h, w] or [N, h, w, 3]: an array, or what has its `shape` and
-`nbytes` and makes them as slices are asked for."""
+"""The tiles of a picture, uint8 [N, h, w] or [N, h, w, 3]: an array, or what has its
+`shape` and `nbytes` and makes them as slices are asked for."""
 
 STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
 """The columns of every array in `stats.npz`."""
@@ -48,8 +48,8 @@ class Layer:
     """A module of the model, or a function that a module calls, as selectors see it."""
 
     index: int
-    """Position in `model.named_modules()`, where a shared module counts in each place; 0 is the
-    model."""
+    """Position in `model.named_modules()`, where a shared module counts in each place;
+    0 is the model."""
     name: str
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
@@ -65,7 +65,11 @@ class Layer:
     @property
     def owner(self) -> str:
         """Qualified name of the module, or of the module that calls the function."""
-        return self.name.rpartition("fn:")[0].rstrip("/") if self.is_function else self.name
+        return (
+            self.name.rpartition("fn:")[0].rstrip("/")
+            if self.is_function
+            else self.name
+        )
 
     @property
     def label(self) -> str:
@@ -74,14 +78,17 @@ class Layer:
 
 
 class CaptureAddress(NamedTuple, Generic[_L]):
-    """Which capture of an image: its file is `KIND[.callN][.KEY]` in the folder of its layer."""
+    """Which capture of an image: its file is `KIND[.callN][.KEY]` in the folder of its
+    layer."""
 
     layer: _L
     kind: str
-    """One of the capture kinds, `output`, `input`, `grad`, `grad-input`; or `kernel`."""
+    """One of the capture kinds, `output`, `input`, `grad`, `grad-input`; or `kernel`.
+    """
     call: int
     key: str
-    """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain tensor."""
+    """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain
+    tensor."""
 
     @property
     def stats_key(self) -> str:
@@ -108,17 +115,20 @@ CaptureSite: TypeAlias = CaptureAddress[Layer]
 
 @dataclass(frozen=True)
 class Trace:
-    """Where the values of one tensor lie in the image, followed through the model's functions."""
+    """Where the values of one tensor lie in the image, followed through the model's
+    functions."""
 
     is_weights: bool = False
     """Whether a softmax inside an attention made it."""
     grid: tuple[int, int, int] | None = None
-    """Time steps, height and width of the map each of whose positions the tensor holds once."""
+    """Time steps, height and width of the map each of whose positions the tensor holds
+    once."""
     axes: tuple[int, ...] = ()
     """The axes along which the position changes; along the others are channels."""
     positions: NDArray[np.int64] | None = field(default=None, compare=False)
-    """For each index into `axes`, the last axis fastest, the position in the map, counted row by
-    row; -1 for a value that belongs to none, such as padding or a class token."""
+    """For each index into `axes`, the last axis fastest, the position in the map,
+    counted row by row; -1 for a value that belongs to none, such as padding or a class
+    token."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +136,8 @@ class Hints:
     """Facts on a tensor's layout that its shape does not show."""
 
     input_size: tuple[int, int] | None = None
-    """Height and width in pixels of what the layers see: of the input, unless the model resizes
-    it."""
+    """Height and width in pixels of what the layers see: of the input, unless the model
+    resizes it."""
     time_steps: int | None = None
     """Time steps of a clip behind the first convolution."""
     patch_size: tuple[int, int] | None = None
@@ -137,14 +147,15 @@ class Hints:
     in_attention: bool = False
     """Whether the layer is an attention, or inside one."""
     features_last: bool = False
-    """Whether the layer makes the numbers along the last axis, as linear layers do: its output is
-    no attention, even where there are as many numbers as tokens."""
+    """Whether the layer makes the numbers along the last axis, as linear layers do: its
+    output is no attention, even where there are as many numbers as tokens."""
     token_count: int | None = None
     """The only number of tokens that there can be; 0 where there are none."""
     channels: Literal["first", "last"] | None = None
     """Where a layer has its channels, if that is certain."""
     trace: Trace | None = None
-    """Of the one tensor that these are the hints for, where the image was followed to it."""
+    """Of the one tensor that these are the hints for, where the image was followed to
+    it."""
     arrangement: Any = None
     """The `layout.layouts.Arrangement` of that tensor, once it is settled."""
     override: str | None = None
@@ -158,16 +169,20 @@ class Raster:
     """An image that is no photograph, as numbers: any channels, or a volume."""
 
     values: np.ndarray
-    """float32 [C, H, W] or [C, D, H, W]; for a function of the user's own as the file holds it."""
+    """float32 [C, H, W] or [C, D, H, W]; for a function of the user's own as the file
+    holds it."""
     description: str
     """How numbers of the file became these, for people: `uint16 / 65535`."""
     narrow_range: tuple[int, int] | None = None
-    """The least and the largest value of a file of 16 bits that uses less than a tenth of them."""
+    """The least and the largest value of a file of 16 bits that uses less than a tenth
+    of them."""
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
-        return self.values.shape[-1], self.values.shape[-2] if self.values.ndim > 1 else 1
+        return self.values.shape[-1], self.values.shape[
+            -2
+        ] if self.values.ndim > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -175,7 +190,8 @@ class Sample:
     """The input of one forward pass: an image, the frames of a clip, or several images."""
 
     name: str
-    """Unique, relative, with forward slashes: the image's folder in the run directory."""
+    """Unique, relative, with forward slashes: the image's folder in the run directory.
+    """
     paths: tuple[Path | Url, ...]
     archive: str | None = None
     """The archive that holds the file, by which `Shard` divides."""
@@ -190,8 +206,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the images: every `count`-th, from the one at `index` on; or whole archives, where
-    all images lie in archives and there are enough of them."""
+    """A part of the images: every `count`-th, from the one at `index` on; or whole
+    archives, where all images lie in archives and there are enough of them."""
 
     index: int = 0
     count: int = 1
@@ -208,9 +224,14 @@ class Shard:
         archives = list(dict.fromkeys(sample.archive for sample in samples))
         if None in archives or len(archives) < self.count:
             return range(self.index, len(samples), self.count)
-        # An archive is read from its begin to its end, and often from afar: one shard reads it
+        # An archive is read from its begin to its end, and often from afar: one shard
+        # reads it
         of_shard = set(archives[self.index :: self.count])
-        return [number for number, sample in enumerate(samples) if sample.archive in of_shard]
+        return [
+            number
+            for number, sample in enumerate(samples)
+            if sample.archive in of_shard
+        ]
 
 
 @dataclass(frozen=True)
@@ -334,13 +355,15 @@ class Outcome:
     largest_change: float | None = None
     """Of a finite value of the output by the interventions; None for UNLIKE_OUTPUTS."""
     nonfinite: int = 0
-    """Values of the output that are not finite with the interventions or without, but not alike."""
+    """Values of the output that are not finite with the interventions or without, but
+    not alike."""
     target: float | None = None
     """The value that was differentiated; None where there was no backward pass."""
     target_title: str = ""
     """What was differentiated, for people."""
     focus: Detection | Integers | None = field(default=None, repr=False, compare=False)
-    """Of which part of the image the target is: a box, or a mask [h, w]; None for all of it."""
+    """Of which part of the image the target is: a box, or a mask [h, w]; None for all
+    of it."""
     detections: tuple[Detection, ...] = ()
     """The boxes of a detector, the most confident one first."""
     regions: RegionMap | None = None
@@ -356,7 +379,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a check held that was asked for: a gate, a baseline, or two runs being equal."""
+    """Whether a check held that was asked for: a gate, a baseline, or two runs being
+    equal."""
 
     gate: str
     """What was checked: the text of a gate, `baseline`, or a layer and its tensor."""

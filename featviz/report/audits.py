@@ -23,14 +23,16 @@ class AuditedLayer:
     id: str
     """The id of its section on the audit's own page."""
     home: str
-    """The layer on whose page of a run it stands: itself, or where the run has no page of it, the
-    layer before it whose maps come to it; empty where there is none."""
+    """The layer on whose page of a run it stands: itself, or where the run has no page
+    of it, the layer before it whose maps come to it; empty where there is none."""
     suspects: Sequence[Extra]
 
     @property
     def findings(self) -> ChannelFindings:
         """Channels by what was found of them."""
-        return {name: channels for name, channels in self.row.findings.items() if channels}
+        return {
+            name: channels for name, channels in self.row.findings.items() if channels
+        }
 
 
 @dataclass(frozen=True)
@@ -62,20 +64,26 @@ class AuditView:
             if pages is not None:
                 homes = [name for name in homes if name in pages]
             home = homes[0] if homes else ""
-            layers.append(AuditedLayer(row, f"audited-{number:03d}", home, suspects[row.label]))
+            layers.append(
+                AuditedLayer(row, f"audited-{number:03d}", home, suspects[row.label])
+            )
         return cls(record, layers)
 
     @property
     def total(self) -> Mapping[str, int]:
-        """How many channels of all layers have each finding, those that were looked for."""
+        """How many channels of all layers have each finding, those that were looked
+        for."""
         counts: Counter[str] = Counter()
         for layer in self.layers:
-            counts.update({name: len(found) for name, found in layer.row.findings.items()})
+            counts.update(
+                {name: len(found) for name, found in layer.row.findings.items()}
+            )
         return counts
 
     @property
     def dead_summary(self) -> str | None:
-        """`4 in 1 layer, by the audit of 20 images`; None where no layer could be judged."""
+        """`4 in 1 layer, by the audit of 20 images`; None where no layer could be
+        judged."""
         findings = [layer.row.findings for layer in self.layers]
         counts = [len(channels["dead"]) for channels in findings if "dead" in channels]
         if not counts:
@@ -99,7 +107,9 @@ class AuditView:
 def _suspects(
     number: int, drawn: DrawnSuspects, pictures: ReadImage, size: tuple[int, int]
 ) -> Extra:
-    text = f"{len(drawn.channels)} of {counted(drawn.suspects, 'channel')} with a finding"
+    text = (
+        f"{len(drawn.channels)} of {counted(drawn.suspects, 'channel')} with a finding"
+    )
     if drawn.shown and drawn.shown != drawn.layer:
         text += f"; maps of {drawn.shown}, the input of {drawn.layer}"
     alt = (

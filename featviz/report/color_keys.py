@@ -36,9 +36,11 @@ class LegendEntry(NamedTuple):
     meaning: str
 
 
-def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[LegendEntry]:
-    """What single colours of some pictures of a run mean. Only maps by themselves are marked: no
-    overlay, no tile of all channels, and nothing under `--no-marks`."""
+def legend(
+    options: Mapping[str, Any], captures: Iterable[Capture]
+) -> list[LegendEntry]:
+    """What single colours of some pictures of a run mean. Only maps by themselves are
+    marked: no overlay, no tile of all channels, and nothing under `--no-marks`."""
     entries: dict[LegendEntry, None] = {}
     for row in captures:
         mode = normalize.MODES.get(row.normalize)
@@ -49,7 +51,9 @@ def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[Lege
                 entries[LegendEntry(color, meaning)] = None
         elif mode and (mode.shared or is_overlay or options.get("marks") is not False):
             levels = mode.over if mode.over and is_overlay else mode.legend
-            colors = scale_colors(_colormap(row, options), tuple(level for level, _ in levels))
+            colors = scale_colors(
+                _colormap(row, options), tuple(level for level, _ in levels)
+            )
             for color, (_, meaning) in zip(colors, levels, strict=False):
                 entries[LegendEntry(color, meaning)] = None
     magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)
@@ -107,8 +111,8 @@ def _is_fixed(row: Capture) -> bool:
 
 
 def _ends(row: Capture) -> tuple[str, str]:
-    """The values of the darkest and the brightest colour, with a sign where values beyond are
-    clipped to it."""
+    """The values of the darkest and the brightest colour, with a sign where values
+    beyond are clipped to it."""
     assert row.range is not None
     bottom, top = row.range
     mode = _mode(row)
@@ -146,7 +150,8 @@ def _colors(row: Capture, options: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 
 @lru_cache
 def scale_colors(cmap: str, levels: tuple[int, ...] = _STOPS) -> tuple[str, ...]:
-    """Colours of levels 0..255 of a colormap; none where matplotlib here does not have it."""
+    """Colours of levels 0..255 of a colormap; none where matplotlib here does not have
+    it."""
     try:
         ramp = colormap.ramp(cmap).tolist()
     except KeyError:
@@ -155,7 +160,8 @@ def scale_colors(cmap: str, levels: tuple[int, ...] = _STOPS) -> tuple[str, ...]
 
 
 def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
-    """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
+    """The colormap of a picture; the saliency of an image has no sign, and is no
+    gradient there."""
     if row.cmap is not None:
         return row.cmap
     kind = "output" if is_saliency(row) else row.kind

@@ -1,4 +1,5 @@
-"""What was made of the same model as a run and stands on its pages: audits, kernels, exemplars."""
+"""What was made of the same model as a run and stands on its pages: audits, kernels,
+exemplars."""
 
 from __future__ import annotations
 
@@ -60,11 +61,17 @@ def read_companions(
         CompareError: something is of another model.
         StoreError: something is of none of the run's layers.
     """
-    groups = {_Tensor(page.name, group.stem): group.id for page in pages for group in page.groups}
+    groups = {
+        _Tensor(page.name, group.stem): group.id
+        for page in pages
+        for group in page.groups
+    }
     first_groups = {page.name: page.groups[0].id for page in pages}
     extras: dict[str, list[Extra]] = {id: [] for id in groups.values()}
     if options.kernels is not None:
-        for layer, kernels in _shared_kernels(run, options.kernels, first_groups).items():
+        for layer, kernels in _shared_kernels(
+            run, options.kernels, first_groups
+        ).items():
             extras[first_groups[layer]].append(kernels)
     audit = _audit(run, options.audit, first_groups)
     if audit is not None:
@@ -77,7 +84,9 @@ def read_companions(
     return Companions(extras, audit)
 
 
-def _shared_kernels(run: ReadRun, path: Path, layers: Container[str]) -> dict[str, Extra]:
+def _shared_kernels(
+    run: ReadRun, path: Path, layers: Container[str]
+) -> dict[str, Extra]:
     """The kernels of some layers of a run."""
     record, pictures = read_kernels(path)
     check_model(run, "kernels", path, record["model"])
@@ -87,7 +96,9 @@ def _shared_kernels(run: ReadRun, path: Path, layers: Container[str]) -> dict[st
     return shared
 
 
-def _audit(run: ReadRun, path: Path | None, layers: Collection[str]) -> AuditView | None:
+def _audit(
+    run: ReadRun, path: Path | None, layers: Collection[str]
+) -> AuditView | None:
     """The audit at a path, or in the run's folder if there is one."""
     audit_and_pictures = read_audit(run.root, path)
     if audit_and_pictures is None:
@@ -116,14 +127,18 @@ def _check_shared(
     if not shared:
         names = [quoted(name or ".") for name in dict.fromkeys(layers)]
         hint = f"run again with these --layers: {listed(names, 5)}"
-        raise StoreError(f"{quoted(str(path))} has {option} of no layer of this run", hint)
+        raise StoreError(
+            f"{quoted(str(path))} has {option} of no layer of this run", hint
+        )
 
 
-def check_model(run: ReadRun, option: str, path: Path, record: Mapping[str, Any]) -> None:
+def check_model(
+    run: ReadRun, option: str, path: Path, record: Mapping[str, Any]
+) -> None:
     """Refuse what is of another model, and warn where that is not known.
 
-    Models are compared by a digest, whatever they are called, the surest first; where neither
-    record has one, as torchvision's own by name, weights and seed.
+    Models are compared by a digest, whatever they are called, the surest first; where
+    neither record has one, as torchvision's own by name, weights and seed.
 
     Args:
         record: `model` of what was read from `path`.
@@ -139,7 +154,9 @@ def check_model(run: ReadRun, option: str, path: Path, record: Mapping[str, Any]
     if differing:
         other = _identity(record, differing)
         own = _identity(model, differing)
-        message = f"{title} is of another model than the run: {other} there, {own} in the run"
+        message = (
+            f"{title} is of another model than the run: {other} there, {own} in the run"
+        )
         hint = f"make it with featviz {option} {quoted(model_name(model))}"
         raise CompareError(message, hint)
     if not compared:
@@ -155,8 +172,11 @@ def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
     return text
 
 
-def kernel_extras(record: Mapping[str, Any], pictures: ReadImage) -> Iterator[tuple[str, Extra]]:
-    """The kernels of each convolution with its name: a tile or a row of tiles for each channel."""
+def kernel_extras(
+    record: Mapping[str, Any], pictures: ReadImage
+) -> Iterator[tuple[str, Extra]]:
+    """The kernels of each convolution with its name: a tile or a row of tiles for each
+    channel."""
     for n, row in enumerate(pictures.captures.values()):
         alt = f"{counted(row.maps, 'kernel')} of {row.label}"
         size = (row.plan.width, row.plan.height)
@@ -186,14 +206,18 @@ def _kernel_text(row: Capture) -> str:
     )
 
 
-def _exemplar_extras(record: ExemplarRecord, pictures: ReadImage) -> dict[_Tensor, list[Extra]]:
+def _exemplar_extras(
+    record: ExemplarRecord, pictures: ReadImage
+) -> dict[_Tensor, list[Extra]]:
     """The sheets of each tensor, one for each class with `--per-class`."""
     extras: defaultdict[_Tensor, list[Extra]] = defaultdict(list)
     ranked_by = "value" if record.options["by"] == "max" else "mean"
     for n, layer in enumerate(record.layers):
         text = f"the largest {ranked_by} over {counted(record.images.seen, 'image')}"
         if layer.receptive_field.how == "computed":
-            text += f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
+            text += (
+                f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
+            )
         alt = f"Exemplars of all channels of {layer.label}"
         size = pictures.pixels[layer.sheet]
         extra = Extra(
@@ -206,12 +230,20 @@ def _exemplar_extras(record: ExemplarRecord, pictures: ReadImage) -> dict[_Tenso
     return extras
 
 
-def _exemplar_channels(layer: ExemplarLayer, pictures: ReadImage) -> dict[int, PictureView]:
+def _exemplar_channels(
+    layer: ExemplarLayer, pictures: ReadImage
+) -> dict[int, PictureView]:
     views = {}
     for row in layer.channels:
         if row.file:
-            images = [f"{exemplar.image} {number(exemplar.value)}" for exemplar in row.exemplars]
-            alt = f"What excites channel {row.channel} of {layer.label} most: {', '.join(images)}"
+            images = [
+                f"{exemplar.image} {number(exemplar.value)}"
+                for exemplar in row.exemplars
+            ]
+            alt = (
+                f"What excites channel {row.channel} of {layer.label} most:"
+                f" {', '.join(images)}"
+            )
             size = pictures.pixels[row.file]
             views[row.channel] = PictureView("", pictures, row.file, size, alt)
     return views

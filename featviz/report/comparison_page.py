@@ -1,4 +1,5 @@
-"""The page of `diff`: the verdict, and of each layer the maps of both runs and the difference."""
+"""The page of `diff`: the verdict, and of each layer the maps of both runs and the
+difference."""
 
 from __future__ import annotations
 
@@ -96,9 +97,12 @@ def render_comparison(
         maps: the folder of the difference maps.
 
     Returns:
-        The text of the page, and the texts of the files that are to lie with the maps, by name.
+        The text of the page, and the texts of the files that are to lie with the maps,
+        by name.
     """
-    maps_address = quote(os.fsencode(f"{Path(os.path.relpath(maps, page.parent)).as_posix()}/"))
+    maps_address = quote(
+        os.fsencode(f"{Path(os.path.relpath(maps, page.parent)).as_posix()}/")
+    )
     site = Site(
         links=Links(page.absolute().parent),
         model=" → ".join(_run_names(base, new)),
@@ -172,7 +176,9 @@ class _LayerBuilder:
         figure = Figure.of(f"g{suffix}", row, seen, DIFF_GRIDS, other=is_new)
         stats = image.stats()[layer.key.stats_key]
         is_grey = self.site.color_key(figure).is_grey
-        self.grids[figure.picture.id] = figure_grid(figure, stats, is_grey, layer.change)
+        self.grids[figure.picture.id] = figure_grid(
+            figure, stats, is_grey, layer.change
+        )
         return figure
 
 
@@ -187,7 +193,8 @@ def _changed_settings(base: ReadRun, new: ReadRun) -> list[SettingChange]:
         settings.append(values)
     old, now = settings
     changes = [
-        SettingChange(name, old.get(name, "–"), now.get(name, "–")) for name in {**old, **now}
+        SettingChange(name, old.get(name, "–"), now.get(name, "–"))
+        for name in {**old, **now}
     ]
     return [change for change in changes if change.base != change.new]
 

@@ -65,7 +65,8 @@ def is_saliency(row: Capture) -> bool:
 
 
 def tensor_role(row: Capture) -> str:
-    """What a tensor is of its layer, `the gradient at the layer's input`; empty for the output."""
+    """What a tensor is of its layer, `the gradient at the layer's input`; empty for the
+    output."""
     if row.kind not in KINDS or row.kind == "output":
         return ""
     role = f"the layer’s {KINDS[row.kind].of}"
@@ -79,7 +80,9 @@ def tensor_role(row: Capture) -> str:
 def map_count(row: Capture) -> str:
     """How many maps there are, and how many of them are drawn."""
     if row.reduce is not None:
-        return f"{row.maps}, as one tile: their {_reduction(row)} (--reduce {row.reduce})"
+        return (
+            f"{row.maps}, as one tile: their {_reduction(row)} (--reduce {row.reduce})"
+        )
     drawn = len(row.drawn)
     if drawn == row.maps:
         return str(row.maps)
@@ -97,11 +100,16 @@ def shared_tiles(row: Capture) -> str:
 
 
 def slice_list(row: Capture) -> str:
-    """`5 of 24: 0, 6, 12, 17, 23`, the slices that stand side by side; empty where there is one."""
+    """`5 of 24: 0, 6, 12, 17, 23`, the slices that stand side by side; empty where
+    there is one."""
     if not row.slices or row.slices[1] < 2:
         return ""
     drawn, total = row.slices
-    return str(total) if drawn == total else f"{drawn} of {total}: {channel_list(row.beside)}"
+    return (
+        str(total)
+        if drawn == total
+        else f"{drawn} of {total}: {channel_list(row.beside)}"
+    )
 
 
 # What ran
@@ -126,20 +134,29 @@ def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     model = record.get("model") or {}
     shown_apart = ("kind", "name", "file", "sha256", "taken")
     details = {
-        key: value for key, value in model.items() if value is not None and key not in shown_apart
+        key: value
+        for key, value in model.items()
+        if value is not None and key not in shown_apart
     }
     versions = ("featviz", "torch", "torchvision")
     return [
-        ("Model", ", ".join([model_name(model), *([setting(details)] if details else [])])),
+        (
+            "Model",
+            ", ".join([model_name(model), *([setting(details)] if details else [])]),
+        ),
         ("Weights", setting(model.get("taken") or "")),
         ("SHA-256", setting(model.get("sha256") or "")),
-        ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),
+        (
+            "Versions",
+            ", ".join(f"{name} {record[name]}" for name in versions if name in record),
+        ),
         ("Device", str(record.get("device", ""))),
     ]
 
 
 def setting(value: Any) -> str:
-    """One option's value, as one would write it; `name resnet18, weights none` of several."""
+    """One option's value, as one would write it; `name resnet18, weights none` of
+    several."""
     if value is None:
         return "auto"
     if isinstance(value, bool):
@@ -149,5 +166,8 @@ def setting(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(setting, value)) or "none"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {setting(inner)}" for key, inner in value.items()) or "none"
+        return (
+            ", ".join(f"{key} {setting(inner)}" for key, inner in value.items())
+            or "none"
+        )
     return str(value)

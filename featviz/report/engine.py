@@ -1,8 +1,7 @@
 """From dataclasses to HTML, by Jinja templates that escape whatever they show.
 
-Each template has a dataclass, its `page`; all have the `site`, which holds what the pages of a
-report share.
-"""
+Each template has a dataclass, its `page`; all have the `site`, which holds what the
+pages of a report share."""
 
 from __future__ import annotations
 
@@ -50,7 +49,9 @@ class Site:
     """How the ids of a tensor's channels begin, by id of the layer's page and stem."""
 
     @classmethod
-    def alone(cls, links: Links, model: str, assets: Sequence[str] = REPORT_ASSETS) -> Site:
+    def alone(
+        cls, links: Links, model: str, assets: Sequence[str] = REPORT_ASSETS
+    ) -> Site:
         """Of a report that is one page, as of an audit."""
         return cls(links, model, links.page(RUN_PAGE), assets)
 
@@ -59,7 +60,8 @@ class Site:
         return color_keys.color_key(figure.row, self.options[figure.other])
 
     def anchor(self, group: Group, channel: int | str) -> str:
-        """The id of a channel on the page of its layer; how all these begin for an empty one."""
+        """The id of a channel on the page of its layer; how all these begin for an
+        empty one."""
         return f"{self.anchors[group.page, group.stem]}c{channel}"
 
 
@@ -139,7 +141,8 @@ def _engine() -> jinja2.Environment:
 
 
 def render(template: str, site: Site, page: object) -> Iterator[Markup]:
-    """A filled template, piece by piece; it raises on what it lacks, and has escaped everything."""
+    """A filled template, piece by piece; it raises on what it lacks, and has escaped
+    everything."""
     values = {"site": site, "links": site.links, "page": page}
     return map(Markup, _engine().get_template(f"{template}.html").generate(values))
 

@@ -1,4 +1,5 @@
-"""Pictures that stand with the maps of a layer: kernels, suspects of an audit, exemplars."""
+"""Pictures that stand with the maps of a layer: kernels, suspects of an audit,
+exemplars."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Extra:
     key: ColorKey | None = None
 
     def channels_json(self, links: Links) -> str:
-        """What the script knows of the channels: where they are in the picture, or pictures of
-        their own, which a report of one file has not."""
+        """What the script knows of the channels: where they are in the picture, or
+        pictures of their own, which a report of one file has not."""
         channels: dict[int, Any] = dict(self.boxes)
         if not links.inline:
             for channel, view in self.pictures.items():

@@ -1,7 +1,7 @@
 """A run's grids as figures, sorted by image and by layer.
 
-Statistics are in none of these: the page of an image reads its own, and no report holds all.
-"""
+Statistics are in none of these: the page of an image reads its own, and no report holds
+all."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WIDE = 3.0
 # tiles in a row up to which a picture takes a third, or two thirds, of a page
 _SMALL = 8
 _MIDDLE = 16
-# The numbers of neighbouring grids stand in one script, since a file for each would be slow to
-# load: up to 16 grids of up to 8 images. A layer's page loads twice what it shows then, an image's
-# page up to eight times: it has fewer grids.
+# The numbers of neighbouring grids stand in one script, since a file for each would be
+# slow to load: up to 16 grids of up to 8 images. A layer's page loads twice what it
+# shows then, an image's page up to eight times: it has fewer grids.
 _GRIDS_PER_SCRIPT = 16
 IMAGES_PER_SCRIPT = 8
 
@@ -60,7 +60,8 @@ class Figure:
 
     @property
     def width_class(self) -> str:
-        """How much room its tiles need to be seen: `small`, `middle`, or a row of its own."""
+        """How much room its tiles need to be seen: `small`, `middle`, or a row of its
+        own."""
         width, height = self.picture.size
         columns = self.row.plan.columns
         if width > _WIDE * height or columns > _MIDDLE:
@@ -128,7 +129,8 @@ class ReportPage:
     groups: tuple[Group, ...]
     type: str = ""
     inputs: Mapping[bool, PictureView] = field(default_factory=dict)
-    """What the model saw of an image in this run (False), and in the other (True), if it has it."""
+    """What the model saw of an image in this run (False), and in the other (True), if
+    it has it."""
     missing_layers: Sequence[MissingLayer] = ()
     """Of an image."""
 
@@ -143,7 +145,9 @@ class ReportPage:
         maps = dict.fromkeys(str(group.figures[0].row.maps) for group in self.groups)
         rows = [figure.row for group in self.groups for figure in group.of_this_run]
         zeros = sum(row.zero_fraction for row in rows) / len(rows)
-        return LayerNumbers(" + ".join(maps), percent(zeros), sum(row.nonfinite for row in rows))
+        return LayerNumbers(
+            " + ".join(maps), percent(zeros), sum(row.nonfinite for row in rows)
+        )
 
 
 class ReportPages(NamedTuple):
@@ -165,7 +169,8 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportPages:
     """Sort the grids of a run into pages of images and of layers.
 
     Args:
-        other: a run to compare with, whose grids stand with those of the same image and tensor.
+        other: a run to compare with, whose grids stand with those of the same image and
+            tensor.
     """
     numbers = _layer_numbers(run)
     images_per_script = max(1, min(IMAGES_PER_SCRIPT, len(run.images)))
@@ -182,7 +187,9 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportPages:
         if other_image is not None:
             inputs[True] = _input_view(f"o{n}-i", other_image, page_id)
             other_captures = list(other_image.captures.values())
-        other_index = {(row.layer, row.place.stem): m for m, row in enumerate(other_captures)}
+        other_index = {
+            (row.layer, row.place.stem): m for m, row in enumerate(other_captures)
+        }
         groups = []
         for m, row in enumerate(image.captures.values()):
             number = numbers[_LayerKey(row.index, row.layer)]
@@ -193,12 +200,18 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportPages:
             if (row.layer, stem) in other_index:
                 k = other_index[row.layer, stem]
                 other_row = other_captures[k]
-                figures.append(Figure.of(f"o{n}-{k}", other_row, inputs[True], script, other=True))
-            group = Group(f"{page_id}-{m}", row.label, row.type, stem, layer_page, tuple(figures))
+                figures.append(
+                    Figure.of(f"o{n}-{k}", other_row, inputs[True], script, other=True)
+                )
+            group = Group(
+                f"{page_id}-{m}", row.label, row.type, stem, layer_page, tuple(figures)
+            )
             groups.append(group)
             groups_of_layer[layer_page].setdefault(stem, []).append(group)
         missing = _missing_layers(image)
-        image_pages.append(ReportPage(page_id, image.name, tuple(groups), "", inputs, missing))
+        image_pages.append(
+            ReportPage(page_id, image.name, tuple(groups), "", inputs, missing)
+        )
     layer_pages = [_layer_page(id, groups) for id, groups in groups_of_layer.items()]
     return ReportPages(image_pages, layer_pages)
 
@@ -220,7 +233,9 @@ def _input_view(id: str, image: ReadImage, home: str) -> PictureView:
 
 def _missing_layers(image: ReadImage) -> list[MissingLayer]:
     manifest = image.manifest
-    missing = [MissingLayer(skip.layer or skip.type, skip.reason) for skip in manifest.skipped]
+    missing = [
+        MissingLayer(skip.layer or skip.type, skip.reason) for skip in manifest.skipped
+    ]
     return missing + [MissingLayer(name, "never ran") for name in manifest.never_ran]
 
 

@@ -1,4 +1,5 @@
-"""A report in one file that mail servers take: of a large run each layer shows fewer maps."""
+"""A report in one file that mail servers take: of a large run each layer shows fewer
+maps."""
 
 from __future__ import annotations
 
@@ -68,11 +69,12 @@ def _encoded(picture: Image.Image, name: str) -> bytes:
 
 
 def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
-    """Leave out maps so that one file has about MOST_BYTES: each layer shows those of its most
-    varied channels in the first image.
+    """Leave out maps so that one file has about MOST_BYTES: each layer shows those of
+    its most varied channels in the first image.
 
     Returns:
-        The runs, and the most maps that a layer shows; None, and all maps, where all pictures fit.
+        The runs, and the most maps that a layer shows; None, and all maps, where all
+        pictures fit.
     """
     images = [image for run in runs for image in run.images.values()]
     total = sum(size for image in images for size in image.sizes.values())
@@ -87,7 +89,9 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
                 channels[key] = set(most_varied(row, stats[key.stats_key], count))
     fitted_runs = []
     for run in runs:
-        fewer = {name: _with_fewer(image, channels) for name, image in run.images.items()}
+        fewer = {
+            name: _with_fewer(image, channels) for name, image in run.images.items()
+        }
         fitted_runs.append(replace(run, images=fewer))
     return fitted_runs, count
 
@@ -114,9 +118,13 @@ def _fitting_count(images: Sequence[ReadImage]) -> int:
     return count
 
 
-def _with_fewer(image: ReadImage, channels: Mapping[CaptureKey, set[int | None]]) -> ReadImage:
+def _with_fewer(
+    image: ReadImage, channels: Mapping[CaptureKey, set[int | None]]
+) -> ReadImage:
     """An image whose grids show some channels."""
-    rows = [_fewer(row, channels.get(row.place, set())) for row in image.manifest.captures]
+    rows = [
+        _fewer(row, channels.get(row.place, set())) for row in image.manifest.captures
+    ]
     return FewerMaps(
         root=image.root,
         folder=image.folder,
@@ -130,14 +138,17 @@ def _with_fewer(image: ReadImage, channels: Mapping[CaptureKey, set[int | None]]
 
 
 def _fewer(row: Capture, channels: set[int | None]) -> Capture:
-    """A row that draws some channels; where none of them is drawn, as many of the first ones."""
+    """A row that draws some channels; where none of them is drawn, as many of the first
+    ones."""
     remaining = [channel for channel in row.drawn if channel in channels]
     remaining = remaining or row.drawn[: len(channels)]
     if not remaining or len(remaining) == len(row.drawn) or is_numbers(row):
         return row
     columns = min(row.plan.columns, math.ceil(math.sqrt(len(remaining))) * row.side)
     collapsed = {
-        leader: group for leader, group in (row.collapsed or {}).items() if int(leader) in remaining
+        leader: group
+        for leader, group in (row.collapsed or {}).items()
+        if int(leader) in remaining
     }
     return replace(
         row,

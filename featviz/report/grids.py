@@ -1,12 +1,13 @@
-"""What the scripts of a page know of grids: where tiles lie, and the statistics of their channels.
+"""What the scripts of a page know of grids: where tiles lie, and the statistics of
+their channels.
 
 These stand in scripts, which work from file:// where JSON does not:
 
-    window.FEATVIZ = Object.assign(window.FEATVIZ || {}, {"p0-3": {"nrow": 8, ...}, ...});
+    window.FEATVIZ = Object.assign(window.FEATVIZ || {}, {"p0-3": {"nrow": 8, ...},
+    ...});
 
-A column of the statistics (those of stats.npz bit for bit) is base64 of little-endian float32, of
-one number where all are the same.
-"""
+A column of the statistics (those of stats.npz bit for bit) is base64 of little-endian
+float32, of one number where all are the same."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def script(grids: Mapping[str, str]) -> str:
     return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
 
 
-def figure_grid(figure: Figure, stats: Floats, is_grey: bool, change: Floats | None = None) -> str:
+def figure_grid(
+    figure: Figure, stats: Floats, is_grey: bool, change: Floats | None = None
+) -> str:
     """The grid of a figure as JSON.
 
     Args:
@@ -65,7 +68,9 @@ def difference_grid(
     return _json({**_grid(plan, slices, unknown, change), "channels": channels})
 
 
-def _grid(plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None) -> dict[str, Any]:
+def _grid(
+    plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None
+) -> dict[str, Any]:
     columns = []
     for column in np.ascontiguousarray(stats.astype("<f4").T):
         # compared as bits, by which NaN equals itself
@@ -90,7 +95,8 @@ def _base64(values: np.ndarray) -> str:
 
 
 def _json(grid: Mapping[str, Any]) -> str:
-    """JSON without text that ends a script, or that another parser takes for the end of a line
+    """JSON without text that ends a script, or that another parser takes for the end of
+    a line
     (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
     text = msgspec.json.encode(grid).decode()
     for character in "<>&\u2028\u2029":

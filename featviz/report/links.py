@@ -35,8 +35,8 @@ class PackedPicture(NamedTuple):
 
 
 class Links:
-    """Addresses in a folder, whose pictures stay where they are; in one file, with a picture only
-    on its image's page; or in a zip file, under names of our own."""
+    """Addresses in a folder, whose pictures stay where they are; in one file, with a
+    picture only on its image's page; or in a zip file, under names of our own."""
 
     def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
         """Lay out a report.
@@ -60,11 +60,13 @@ class Links:
         return f"{page}-{name}" if self.inline else name
 
     def element(self, page: str, name: str) -> str:
-        """The address of such an element: `layer-003.html#c17`, in one file `#layer-003-c17`."""
+        """The address of such an element: `layer-003.html#c17`, in one file
+        `#layer-003-c17`."""
         return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
 
     def picture(self, view: PictureView) -> str:
-        """Relative to the folder; the picture itself, in base64; or `pictures/000123.png`."""
+        """Relative to the folder; the picture itself, in base64; or
+        `pictures/000123.png`."""
         image = view.image
         format = format_of(view.file)
         if self.inline:

@@ -1,4 +1,5 @@
-"""The story of `report`: from a run directory, an audit, kernels or a series to pages of HTML."""
+"""The story of `report`: from a run directory, an audit, kernels or a series to pages
+of HTML."""
 
 from __future__ import annotations
 
@@ -27,12 +28,24 @@ from featviz.report.fitting import fitted
 from featviz.report.links import Links
 from featviz.report.run_report import RunComparison, RunReport
 from featviz.report.series import read_series
-from featviz.rundir import REPORT_ASSETS, REPORT_FILE, REPORT_RECORD, REPORT_ZIP, SERIES_ASSETS
+from featviz.rundir import (
+    REPORT_ASSETS,
+    REPORT_FILE,
+    REPORT_RECORD,
+    REPORT_ZIP,
+    SERIES_ASSETS,
+)
 from featviz.rundir import place as outputs
 from featviz.rundir.mirror import copied
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
-from featviz.rundir.studies import is_audit, is_kernels, read_audit, read_kernels, read_steps
+from featviz.rundir.studies import (
+    is_audit,
+    is_kernels,
+    read_audit,
+    read_kernels,
+    read_steps,
+)
 from featviz.rundir.write import write_record
 
 log = logging.getLogger(__name__)
@@ -78,8 +91,8 @@ class _Report(NamedTuple):
 def build_report(
     source: Path | Url, options: ReportOptions, compare: Compare | None = None
 ) -> ReportResult:
-    """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
-    series of runs.
+    """Write the report of a run, here or in an object store, of an audit, of kernels,
+    or of a series of runs.
 
     Args:
         compare: compares a run with that of `options.compare`.
@@ -106,7 +119,8 @@ def build_report(
         pages = arrange(run, None if comparison is None else comparison.other)
         companions = read_companions(run, pages.layers, options)
         run_report = RunReport(run, pages, companions, comparison, max_maps)
-        # the search for cycles that templates leave passes over what is in memory before
+        # the search for cycles that templates leave passes over what is in memory
+        # before
         gc.freeze()
         gc.collect()
         try:
@@ -123,7 +137,8 @@ def _check_output(source: Path | Url, options: ReportOptions) -> Path:
     for origin in (source, options.compare):
         if isinstance(origin, Url) and not (options.out and one_file):
             raise UsageError(
-                f"the pages of a report show pictures where they are, and {origin} is no folder",
+                f"the pages of a report show pictures where they are, and {origin} is"
+                " no folder",
                 "--single-file --out maps.html, or --zip --out maps.zip",
             )
     name = "report"
@@ -161,7 +176,10 @@ def _fitted(run: ReadRun, comparison: RunComparison | None) -> _Fitted:
     runs = [run] if comparison is None else [run, comparison.other]
     fitted_runs, max_maps = fitted(runs)
     if max_maps is not None:
-        message = "each layer shows at most %d of its maps, so that one file stays small; --zip "
+        message = (
+            "each layer shows at most %d of its maps, so that one file stays small;"
+            " --zip "
+        )
         log.warning(message + "has all", max_maps)
     if comparison is not None:
         comparison = replace(comparison, other=fitted_runs[1])
@@ -216,7 +234,9 @@ def _series_report(root: Path) -> _Report:
     page = read_series(root)
     record = page.steps[-1].run.record.get("model") or {}
     model = str(record.get("type") or model_name(record))
-    render = partial(_render_alone, model, "series", real(root).name, page, assets=SERIES_ASSETS)
+    render = partial(
+        _render_alone, model, "series", real(root).name, page, assets=SERIES_ASSETS
+    )
     return _Report(render, page.left_out)
 
 
@@ -237,13 +257,17 @@ def _render_alone(
 def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
     """Write a report as a folder, as one file of HTML, or as a zip file."""
     if options.single_file:
-        with outputs.writing(out, outputs.REPORT_ALONE, "--out", options.overwrite) as file:
+        with outputs.writing(
+            out, outputs.REPORT_ALONE, "--out", options.overwrite
+        ) as file:
             ((_, parts),) = report.render(Links())
             file.writelines(_encoded(parts))
         return ReportResult(out, (out,), report.left_out)
     if options.zip:
         with (
-            outputs.writing(out, outputs.REPORT_ALONE, "--out", options.overwrite) as file,
+            outputs.writing(
+                out, outputs.REPORT_ALONE, "--out", options.overwrite
+            ) as file,
             zipfile.ZipFile(file, "w") as archive,
         ):
             _write_zip(report.render, archive)
@@ -265,8 +289,8 @@ def _encoded(parts: Iterable[str]) -> Iterator[bytes]:
 
 
 def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:
-    """Pages, then pictures, which are compressed already; without times, so that the bytes are the
-    same again."""
+    """Pages, then pictures, which are compressed already; without times, so that the
+    bytes are the same again."""
 
     def add(name: str, content: bytes, compression: int) -> None:
         info = zipfile.ZipInfo(name)

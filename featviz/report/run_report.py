@@ -95,20 +95,26 @@ class RunPage:
     """With the number of images that lack them."""
     comparison: RunComparison | None
     divergent: Sequence[Figure]
-    """The first layer that diverges, in this run and in the other; empty where none is drawn."""
+    """The first layer that diverges, in this run and in the other; empty where none is
+    drawn."""
     audit: AuditView | None
     max_maps: int | None
-    """The most maps that a layer shows, where they are fewer so that one file stays small."""
+    """The most maps that a layer shows, where they are fewer so that one file stays
+    small."""
 
     @property
     def is_dead_by_audit(self) -> bool:
-        """Whether an audit says which channels are dead: of more images than most runs have."""
+        """Whether an audit says which channels are dead: of more images than most runs
+        have."""
         return self.audit is not None and self.audit.dead_summary is not None
 
     @property
     def failed(self) -> list[tuple[str, str]]:
         """Images that failed or are incomplete, with reasons."""
-        incomplete = [(name, f"incomplete: {reason}") for name, reason in self.run.left_out.items()]
+        incomplete = [
+            (name, f"incomplete: {reason}")
+            for name, reason in self.run.left_out.items()
+        ]
         return [*self.run.failures.items(), *incomplete]
 
     @property
@@ -172,22 +178,25 @@ class _RenderedImage(NamedTuple):
 
 @dataclass
 class RunReport:
-    """Renders the pages of a run: those of images first, whose numbers the other pages total."""
+    """Renders the pages of a run: those of images first, whose numbers the other pages
+    total."""
 
     run: ReadRun
     pages: ReportPages
     companions: Companions
     comparison: RunComparison | None = None
     max_maps: int | None = None
-    """The most maps that a layer shows, where they are fewer so that one file stays small."""
+    """The most maps that a layer shows, where they are fewer so that one file stays
+    small."""
     _totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
     """By id of the layer's page and stem."""
     _first_stats: Mapping[str, Floats] = field(default_factory=dict)
-    """The statistics of the first image, by id of the picture, for the page of the run."""
+    """The statistics of the first image, by id of the picture, for the page of the run.
+    """
 
     def render(self, links: Links) -> ReportFiles:
-        """The files of the report. Only the numbers of a few images, and no page as a whole, are in
-        memory at a time; a report of one file has its articles."""
+        """The files of the report. Only the numbers of a few images, and no page as a
+        whole, are in memory at a time; a report of one file has its articles."""
         site = self._site(links)
         yield from asset_files(site)
         if links.inline:
@@ -203,7 +212,8 @@ class RunReport:
                 for name, entries in grids.items():
                     yield name, [script(entries)]
                 grids.clear()
-                gc.collect()  # templates leave cycles, which hold findings of thousands of channels
+                # templates leave cycles, which hold findings of thousands of channels
+                gc.collect()
         for page in self.pages.layers:
             yield f"{page.id}.html", _document(site, page, self._layer(page, site))
         yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
@@ -217,19 +227,26 @@ class RunReport:
             articles.append(article)
             for entries in image_grids.values():
                 grids |= entries
-        layers = [piece for page in self.pages.layers for piece in self._layer(page, site)]
+        layers = [
+            piece for page in self.pages.layers for piece in self._layer(page, site)
+        ]
         pieces = [*self._index(site), *articles, *layers]
         return render_document(site, Document(pieces, data=script(grids)))
 
     def _site(self, links: Links) -> Site:
-        options: dict[bool, Mapping[str, Any]] = {False: self.run.record.get("options") or {}}
+        options: dict[bool, Mapping[str, Any]] = {
+            False: self.run.record.get("options") or {}
+        }
         labels = {}
         if self.comparison is not None:
             other = self.comparison.other
             options[True] = other.record.get("options") or {}
             labels = {False: real(self.run.root).name, True: real(other.root).name}
             if labels[False] == labels[True]:
-                labels = {False: f"{labels[False]} (this)", True: f"{labels[True]} (other)"}
+                labels = {
+                    False: f"{labels[False]} (this)",
+                    True: f"{labels[True]} (other)",
+                }
         anchors = {}
         for layer in self.pages.layers:
             for number, group in enumerate(layer.groups):
@@ -287,10 +304,13 @@ class RunReport:
 
     def _layer_row(self, layer: ReportPage) -> LayerTableRow:
         totals = [self._totals_of(group) for group in layer.groups]
-        return LayerTableRow(layer, sum(int(tensor.all_zero.sum()) for tensor in totals))
+        return LayerTableRow(
+            layer, sum(int(tensor.all_zero.sum()) for tensor in totals)
+        )
 
     def _divergent(self) -> Sequence[Figure]:
-        """The figures of the first layer that diverges, in the image in which it differs most."""
+        """The figures of the first layer that diverges, in the image in which it
+        differs most."""
         result = None if self.comparison is None else self.comparison.result
         first = None if result is None else result.first
         if first is None:
@@ -342,7 +362,9 @@ class RunReport:
         for group in page.groups:
             totals = self._totals_of(group)
             rows = channel_rows(totals, audited)
-            tensors.append(TensorView(group, totals, rows, self.companions.extras[group.id]))
+            tensors.append(
+                TensorView(group, totals, rows, self.companions.extras[group.id])
+            )
         content = LayerPage(
             layer=page,
             neighbours=_neighbours(page, self.pages.layers),
@@ -354,7 +376,9 @@ class RunReport:
         return render("layer", site, content)
 
 
-def _document(site: Site, page: ReportPage, article: Iterable[Markup]) -> Iterator[Markup]:
+def _document(
+    site: Site, page: ReportPage, article: Iterable[Markup]
+) -> Iterator[Markup]:
     """The document of an image or a layer, which loads the grids of its figures."""
     scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
     return render_document(site, Document(article, page.name, list(scripts)))

@@ -85,7 +85,9 @@ class SeriesPage:
         """Where a step lies in the charts, in pixels from the left."""
         first = self.steps[0].number
         last = self.steps[-1].number
-        return round(self.box.left + self.box.width * (step - first) / max(1, last - first), 2)
+        return round(
+            self.box.left + self.box.width * (step - first) / max(1, last - first), 2
+        )
 
 
 def read_series(root: Path) -> SeriesPage:
@@ -103,7 +105,11 @@ def read_series(root: Path) -> SeriesPage:
         except StoreError as error:
             left_out[path.name] = error.message
             continue
-        audit = None if audit_and_pictures is None else AuditView.of_record(*audit_and_pictures)
+        audit = (
+            None
+            if audit_and_pictures is None
+            else AuditView.of_record(*audit_and_pictures)
+        )
         steps.append(SeriesStep(number, run, audit))
         for name, reason in {**run.failures, **run.left_out}.items():
             left_out[f"{path.name}/{name}"] = reason
@@ -135,7 +141,9 @@ def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
                 alt = f"{tile_count(row)} of {row.label} at step {number}, of {name}"
                 size = (row.plan.width, row.plan.height)
                 picture = PictureView("", image, row.file, size, alt)
-                tensor.strips.setdefault(name, []).append(SeriesFrame(number, row, picture))
+                tensor.strips.setdefault(name, []).append(
+                    SeriesFrame(number, row, picture)
+                )
     return [tensors[key] for key in sorted(tensors)]
 
 
@@ -155,5 +163,6 @@ def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
     for name in FINDINGS:
         if any(name in findings for findings in findings_at.values()):
             tensor.curves[name] = {
-                number: len(findings.get(name, ())) for number, findings in findings_at.items()
+                number: len(findings.get(name, ()))
+                for number, findings in findings_at.items()
             }

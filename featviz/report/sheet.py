@@ -1,4 +1,5 @@
-"""The story of `sheet`: one picture of one layer, images by channels, cut from a run's grids."""
+"""The story of `sheet`: one picture of one layer, images by channels, cut from a run's
+grids."""
 
 from __future__ import annotations
 
@@ -62,10 +63,12 @@ class _Grid(NamedTuple):
 
 
 def make_sheet(source: Path | Url, options: SheetOptions) -> Sheet:
-    """Draw a layer's maps of all images of a run into one picture, as they are in its grids.
+    """Draw a layer's maps of all images of a run into one picture, as they are in its
+    grids.
 
     Raises:
-        UsageError: the run has no such layer, tensor or channels, or the sheet would be too large.
+        UsageError: the run has no such layer, tensor or channels, or the sheet would be
+            too large.
         StoreError: the run has no complete image.
     """
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
@@ -117,14 +120,17 @@ def _check_size(grids: Sequence[_Grid], channels: int) -> None:
     pixels = channels * sum(math.prod(row.plan.tile) * row.side for _, row in grids)
     if pixels > MAX_PIXELS:
         raise UsageError(
-            f"the sheet would have {pixels // 1_000_000} megapixels, more than Pillow opens",
+            f"the sheet would have {pixels // 1_000_000} megapixels, more than Pillow"
+            " opens",
             "--pick takes fewer rows",
         )
 
 
-def sort_channels(stats: Sequence[Floats], channels: Sequence[int], order: str) -> list[int]:
-    """Order channels by a statistic, its mean over the images: the largest first, equal ones in
-    their order, those without a finite value last.
+def sort_channels(
+    stats: Sequence[Floats], channels: Sequence[int], order: str
+) -> list[int]:
+    """Order channels by a statistic, its mean over the images: the largest first, equal
+    ones in their order, those without a finite value last.
 
     Args:
         stats: [channels, 6] of each image.
@@ -134,7 +140,11 @@ def sort_channels(stats: Sequence[Floats], channels: Sequence[int], order: str) 
         return sorted(channels)
 
     def rank(channel: int) -> tuple[float, int]:
-        values = [float(table[channel, ORDERS[order]]) for table in stats if channel < len(table)]
+        values = [
+            float(table[channel, ORDERS[order]])
+            for table in stats
+            if channel < len(table)
+        ]
         finite = [value for value in values if np.isfinite(value)]
         if order == "variance":  # the column has standard deviations
             finite = [value**2 for value in finite]
@@ -154,7 +164,9 @@ def _grids(run: ReadRun, options: SheetOptions) -> list[_Grid]:
             stems = grids_of.setdefault(row.label, {})
             stems.setdefault(row.place.stem, []).append(_Grid(image, row))
     if options.layer not in grids_of:
-        raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(grids_of)}")
+        raise UsageError(
+            f"the run has no layer {options.layer!r}", f"it has {', '.join(grids_of)}"
+        )
     stems = grids_of[options.layer]
     if options.stem not in stems:
         hint = f"it has {', '.join(stems)}; see --tensor"
@@ -184,13 +196,16 @@ def _channels(options: SheetOptions, grids: Sequence[_Grid]) -> list[int]:
 
 
 def _image_tiles(grid: _Grid, channels: Sequence[int]) -> list[SheetTile]:
-    """What the model saw, then an image's tiles: of a channel all its slices side by side."""
+    """What the model saw, then an image's tiles: of a channel all its slices side by
+    side."""
     image, row = grid
     picture = image.picture(row.file).convert("RGB")
     height, width = row.plan.tile
     slices = row.side
     tiles: list[SheetTile] = [_input_tile(image, width * slices, height)]
-    first_tile = {channel: slot * slices for slot, channel in enumerate(row.drawn or [ALL])}
+    first_tile = {
+        channel: slot * slices for slot, channel in enumerate(row.drawn or [ALL])
+    }
     for channel in channels:
         if channel not in first_tile:
             tiles.append(None)
@@ -207,5 +222,7 @@ def _image_tiles(grid: _Grid, channels: Sequence[int]) -> list[SheetTile]:
 def _input_tile(image: ReadImage, width: int, height: int) -> Image.Image:
     """What the model saw, as large as a tile, but large enough to be seen."""
     seen = image.picture(INPUT_FILE).convert("RGB")
-    scale = min(max(width, _MIN_INPUT) / seen.width, max(height, _MIN_INPUT) / seen.height)
+    scale = min(
+        max(width, _MIN_INPUT) / seen.width, max(height, _MIN_INPUT) / seen.height
+    )
     return sheet.resized(seen, scale, Image.Resampling.BICUBIC)

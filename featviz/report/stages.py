@@ -1,4 +1,5 @@
-"""The network as a picture: what its layers make of an image, in the order in which they ran.
+"""The network as a picture: what its layers make of an image, in the order in which
+they ran.
 
 stage 56×56     [preview: maps of its last layer]      <- folded
   step conv1      [map] [map] [map] ...                <- a tensor
@@ -31,7 +32,8 @@ _WIDEST = 3.0
 _NARROWEST = 0.5
 # layers of one resolution that need no finer division
 _FEW = 12
-# runs of one resolution that still divide a network; with more of them resolutions take turns
+# runs of one resolution that still divide a network; with more of them resolutions take
+# turns
 _MAX_STAGES = 16
 # layers whose grids are unfolded when the page of an image opens
 _OPEN = 60
@@ -105,15 +107,17 @@ class NetworkStage:
 
 
 def network(
-    page: ReportPage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
+    page: ReportPage,
+    stats: Mapping[str, Floats],
+    over: Sequence[ChannelTotals] | None = None,
 ) -> list[NetworkStage]:
     """The stages of a network: forward, then the gradients from the output back.
 
     Args:
         page: of an image.
         stats: its statistics, by id of the picture.
-        over: totals of each group over all images, for zeros, range and findings; None takes those
-            of this image.
+        over: totals of each group over all images, for zeros, range and findings; None
+            takes those of this image.
     """
     steps = []
     for n, group in enumerate(page.groups):
@@ -169,7 +173,10 @@ def _step(
 
 
 def _stage(
-    before: Sequence[NetworkStage], steps: list[NetworkStep], title: str, is_backward: bool
+    before: Sequence[NetworkStage],
+    steps: list[NetworkStep],
+    title: str,
+    is_backward: bool,
 ) -> NetworkStage:
     count = sum(len(stage.steps) for stage in before) + len(steps)
     with_maps = [step for step in steps if step.tiles]
@@ -183,8 +190,8 @@ def _stage(
 
 
 def _titles(steps: Sequence[NetworkStep]) -> list[str]:
-    """The stage of each step: its resolution, `28×28`; or the outermost module, where there is one
-    resolution, or they take turns."""
+    """The stage of each step: its resolution, `28×28`; or the outermost module, where
+    there is one resolution, or they take turns."""
     sizes = _resolutions(steps)
     has_several = len({*sizes} - {_VECTORS}) > 1
     if len(steps) <= _FEW or (has_several and _runs(sizes) <= _MAX_STAGES):
@@ -203,8 +210,8 @@ def _runs(titles: Sequence[str]) -> int:
 
 
 def _resolutions(steps: Sequence[NetworkStep]) -> list[str]:
-    """The resolution of each step. Single numbers between maps belong to the stage of these; behind
-    the last maps they are a stage of their own."""
+    """The resolution of each step. Single numbers between maps belong to the stage of
+    these; behind the last maps they are a stage of their own."""
     with_size = [n for n, step in enumerate(steps) if step.size]
     last = with_size[-1] if with_size else -1
     current = steps[with_size[0]].size if with_size else ""
@@ -225,9 +232,10 @@ def is_numbers(row: Capture) -> bool:
 
 
 def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
-    """Drawn channels whose maps vary much and differ from one another: the one of the largest
-    deviation, then always the one farthest from those that are chosen, out of the half that varies
-    most. Where none varies, those of the largest magnitude; what is not finite comes last.
+    """Drawn channels whose maps vary much and differ from one another: the one of the
+    largest deviation, then always the one farthest from those that are chosen, out of
+    the half that varies most. Where none varies, those of the largest magnitude; what
+    is not finite comes last.
 
     Args:
         stats: [channels, 6] of all channels.
@@ -236,7 +244,9 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
     if row.reduce is not None:
         return [None]
     drawn = np.asarray(row.drawn)
-    numbers = np.nan_to_num(stats[drawn].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    numbers = np.nan_to_num(
+        stats[drawn].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0
+    )
     low, high, mean, std, zeros = numbers[:, :5].T
     # maps are alike if mean, deviation (both as a share of the range) and zeros are
     width = np.where(high > low, high - low, 1.0)
@@ -248,7 +258,9 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
     varied = half[strength[half] > 0]
     chosen = varied[_farthest_first(points[varied], count)]
     others = half[strength[half] <= 0]
-    channels: list[int | None] = drawn[np.concatenate([chosen, others])[:count]].tolist()
+    channels: list[int | None] = drawn[
+        np.concatenate([chosen, others])[:count]
+    ].tolist()
     return channels
 
 
@@ -278,14 +290,19 @@ def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
         shown_width,
         shown_height,
     )
-    range = "" if channel is None else span(float(stats[channel, 0]), float(stats[channel, 1]))
+    range = (
+        ""
+        if channel is None
+        else span(float(stats[channel, 0]), float(stats[channel, 1]))
+    )
     return MapTile(channel, box, range)
 
 
 def largest_bars(
     row: Capture, stats: Floats, prediction: Sequence[ClassScore], count: int = 10
 ) -> list[Bar]:
-    """The largest entries of a vector, in magnitude for a gradient; with classes of the output."""
+    """The largest entries of a vector, in magnitude for a gradient; with classes of the
+    output."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)
     ranked = values
@@ -312,7 +329,8 @@ def largest_bars(
 
 
 def _class_names(stats: Floats, prediction: Sequence[ClassScore]) -> dict[int, str]:
-    """Names of channels, if their values are the scores of the prediction: those of the output."""
+    """Names of channels, if their values are the scores of the prediction: those of the
+    output."""
     for guess in prediction:
         if guess.index >= len(stats):
             return {}

@@ -1,5 +1,5 @@
-"""What is known of the channels of a tensor over all images of a run: their numbers, and what was
-found of them."""
+"""What is known of the channels of a tensor over all images of a run: their numbers,
+and what was found of them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ class ChannelTotals:
     def __init__(self) -> None:
         self.images = 0
         self.table = np.zeros((0, len(_EMPTY)))
-        """[channels, 7]: the images that have it; its smallest and largest finite value, NaN where
-        there is none; sums over the images of mean, share of zeros and non-finite values; and 1
-        where it is all zero in every image that has it."""
+        """[channels, 7]: the images that have it; its smallest and largest finite
+        value, NaN where there is none; sums over the images of mean, share of zeros and
+        non-finite values; and 1 where it is all zero in every image that has it."""
         self.is_activation = False
         """Whether its zeros tell which channels are dead, as behind a ReLU."""
         self.is_judged = False
-        """Whether a constant map says something of its channel: not with a single value, and not of
-        a gradient."""
+        """Whether a constant map says something of its channel: not with a single
+        value, and not of a gradient."""
 
     def add(self, row: Capture, stats: Floats) -> None:
-        """Add an image's statistics, [channels, 6] in the order of `records.STAT_COLUMNS`."""
+        """Add an image's statistics, [channels, 6] in the order of
+        `records.STAT_COLUMNS`."""
         missing = len(stats) - len(self.table)
         if missing > 0:
             self.table = np.concatenate([self.table, np.tile(_EMPTY, (missing, 1))])
@@ -61,8 +62,12 @@ class ChannelTotals:
         self.images += 1
         has_maps = row.plan.map_size != (1, 1) and row.layout != "vector"
         self.is_judged = (self.images > 1 or has_maps) and row.kind not in BACKWARD
-        looks_rectified = self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
-        self.is_activation = row.kind == "output" and (row.type in RECTIFIERS or looks_rectified)
+        looks_rectified = (
+            self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
+        )
+        self.is_activation = row.kind == "output" and (
+            row.type in RECTIFIERS or looks_rectified
+        )
 
     @property
     def all_zero(self) -> np.ndarray:
@@ -71,7 +76,8 @@ class ChannelTotals:
 
     @property
     def findings(self) -> ChannelFindings:
-        """Channels that hold one value in all images, and those with values that are not finite."""
+        """Channels that hold one value in all images, and those with values that are
+        not finite."""
         table = self.table.T
         has_one_value = (table[LOW] == table[HIGH]) & (table[NONFINITE] == 0)
         masks = {
@@ -79,7 +85,11 @@ class ChannelTotals:
             "constant": has_one_value & ~self.all_zero & self.is_judged,
             "NaN or infinite": table[NONFINITE] > 0,
         }
-        return {name: np.flatnonzero(mask).tolist() for name, mask in masks.items() if mask.any()}
+        return {
+            name: np.flatnonzero(mask).tolist()
+            for name, mask in masks.items()
+            if mask.any()
+        }
 
     @property
     def range(self) -> tuple[float, float]:
@@ -105,7 +115,9 @@ class ChannelRow(NamedTuple):
     findings: str
 
 
-def channel_rows(totals: ChannelTotals, audited: ChannelFindings) -> Iterator[ChannelRow]:
+def channel_rows(
+    totals: ChannelTotals, audited: ChannelFindings
+) -> Iterator[ChannelRow]:
     """All channels of a tensor, also with the findings of an audit."""
     findings_of: defaultdict[int, list[str]] = defaultdict(list)
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
@@ -123,9 +135,12 @@ def channel_rows(totals: ChannelTotals, audited: ChannelFindings) -> Iterator[Ch
         yield ChannelRow(channel, numbers, ", ".join(findings_of[channel]))
 
 
-def dead_summary(pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals]) -> str:
+def dead_summary(
+    pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals]
+) -> str:
     """How many channels are dead, `7 in 2 layers`, or why that is not known."""
-    # what stands behind a drawn ReLU has the same dead channels, and is not counted again
+    # what stands behind a drawn ReLU has the same dead channels, and is not counted
+    # again
     rectifiers = [page for page in pages if page.type in RECTIFIERS]
     activations = 0
     judged = 0
@@ -141,9 +156,13 @@ def dead_summary(pages: Sequence[ReportPage], totals_of: Callable[[Group], Chann
         if dead:
             dead_of_layers.append(dead)
     if not activations:
-        return "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
+        return (
+            "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
+        )
     if not judged:
-        reason = "only one value of each channel was seen (run more images, or give --audit)"
+        reason = (
+            "only one value of each channel was seen (run more images, or give --audit)"
+        )
         return f"unknown: {reason}"
     if dead_of_layers:
         return f"{sum(dead_of_layers):,} in {counted(len(dead_of_layers), 'layer')}"

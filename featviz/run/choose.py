@@ -22,25 +22,32 @@ log = logging.getLogger(__name__)
 
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
-    """The functions that the model's modules call, as layers with the number of their calls."""
+    """The functions that the model's modules call, as layers with the number of their
+    calls."""
     module = model.module
     args = [arg.to(model.device) for arg in blank]
     with in_eval_mode(module):
-        return dict(forward(module, args, call=lambda *args: list_functions(module, args)))
+        return dict(
+            forward(module, args, call=lambda *args: list_functions(module, args))
+        )
 
 
 def choose_layers(
-    model: LoadedModel, text: str | None, blank: Sequence[Tensor], tensor_layout: Sequence[str] = ()
+    model: LoadedModel,
+    text: str | None,
+    blank: Sequence[Tensor],
+    tensor_layout: Sequence[str] = (),
 ) -> list[Layer]:
     """The layers that the selectors take; without any, one for each stage of the model.
 
     Args:
-        text: the selectors. One that matches nothing beside others that do is warned of.
+        text: the selectors. One that matches nothing beside others that do is warned
+            of.
         blank: zeros, as the model takes them.
 
     Raises:
-        UsageError: no layer matches; the hint names the types that there are, and functions that
-            do the same.
+        UsageError: no layer matches; the hint names the types that there are, and
+            functions that do the same.
     """
     if text is None:
         from featviz.run.stages import first_look
@@ -70,7 +77,8 @@ def choose_layers(
 def _like_named(
     model: LoadedModel, blank: Sequence[Tensor], parsed: Sequence[selectors.Selector]
 ) -> list[str]:
-    """Notes on functions of the model that do what modules of a selected class would do."""
+    """Notes on functions of the model that do what modules of a selected class would
+    do."""
     calls: Counter[str] = Counter()
     with suppress(ForwardError):
         for layer, count in functions(model, blank).items():
@@ -80,7 +88,7 @@ def _like_named(
         for name, count in calls.items():
             if like_module(name, selector.text):
                 notes.append(
-                    f"the model calls the function {name} {count} times, which is no module: "
-                    f"--layers fn:{name}"
+                    f"the model calls the function {name} {count} times, which is no"
+                    f" module: --layers fn:{name}"
                 )
     return notes

@@ -1,5 +1,5 @@
-"""Drawing the images of a run: hooks draw what the model makes of one, while encoders write the
-files of the one before."""
+"""Drawing the images of a run: hooks draw what the model makes of one, while encoders
+write the files of the one before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from torch import Tensor
 from featviz import layout
 from featviz.drawing import colormap
 from featviz.drawing.drawer import draw, magnitude_and_phase
-from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png, write_png
+from featviz.drawing.picture import (
+    GridPicture,
+    caption,
+    describe,
+    encode,
+    to_png,
+    write_png,
+)
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, LayoutError
@@ -39,19 +46,22 @@ from featviz.rundir.write import RunDirectory, manifest_rows
 def draw_images(
     run: Drawing, samples: Sequence[Sample], stop: Event
 ) -> Generator[ImageResult, None, None]:
-    """Draw and write each image and yield its result, in order, until `stop` is set: in this
-    process, or side by side in worker processes, of which each draws and writes whole images.
+    """Draw and write each image and yield its result, in order, until `stop` is set: in
+    this process, or side by side in worker processes, of which each draws and writes
+    whole images.
 
-    The command and the machine alone decide which: so the same command gives the same bytes.
-    """
+    The command and the machine alone decide which: so the same command gives the same
+    bytes."""
     jobs = _process_count(run, samples)
     if jobs == 1:
         yield from draw_all(run, samples, stop)
         return
     with workers.one_torch_thread():
-        # A worker that is forked while the thread of `prepare` imports would wait for it for ever.
+        # A worker that is forked while the thread of `prepare` imports would wait for
+        # it for ever.
         import_module(LOOPS)
-        # The first image shows how much memory one takes, and leaves workers what it found out.
+        # The first image shows how much memory one takes, and leaves workers what it
+        # found out.
         with workers.measured_memory() as memory:
             yield from draw_all(run, samples[:1], stop)
 
@@ -75,9 +85,9 @@ def draw_images(
 def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
     """How many processes draw the images.
 
-    One where there is little to gain (a few images), or something that cannot be divided: a GPU,
-    TensorBoard's events, connections to a store, whose reader waits for the network in threads.
-    """
+    One where there is little to gain (a few images), or something that cannot be
+    divided: a GPU, TensorBoard's events, connections to a store, whose reader waits for
+    the network in threads."""
     options = run.prepared.options
     is_remote = options.mirror is not None or any(
         isinstance(path, Url) for sample in samples[:1] for path in sample.paths
@@ -97,10 +107,12 @@ def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
 def draw_all(
     run: Drawing, samples: Sequence[Sample], stop: Event
 ) -> Generator[ImageResult, None, None]:
-    """Draw and write each image here, and yield its result, in order, until `stop` is set.
+    """Draw and write each image here, and yield its result, in order, until `stop` is
+    set.
 
-    Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
-    complete the image that they have, unless the one before could not be written."""
+    Image n is yielded when image n + 1 has been through the model. Whatever ends the
+    loop, encoders complete the image that they have, unless the one before could not be
+    written."""
     kept = run.kept if run.prepared.options.resume else None
     drawn: DrawnJob | None = None
     with (
@@ -129,7 +141,11 @@ class Drawing:
     encoders: Background | AtOnce
 
     def __init__(
-        self, prepared: Prepared, store: RunDirectory, fingerprint: str, board: Board | None = None
+        self,
+        prepared: Prepared,
+        store: RunDirectory,
+        fingerprint: str,
+        board: Board | None = None,
     ) -> None:
         """Begin with no image.
 
@@ -139,16 +155,20 @@ class Drawing:
         """
         self.prepared = prepared
         self.root = prepared.options.folder
-        """The run directory as the user named it; `store` may be a hidden one beside it."""
+        """The run directory as the user named it; `store` may be a hidden one beside
+        it."""
         self.store = store
         self.fingerprint = fingerprint
         self.board = board
         self.steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
         inputs = prepared.options.inputs
-        self.read = partial(read_input, preprocess=prepared.model.preprocess, inputs=inputs)
+        self.read = partial(
+            read_input, preprocess=prepared.model.preprocess, inputs=inputs
+        )
 
     def kept(self, sample: Sample) -> ImageResult | None:
-        """What an earlier run made of an image; None where that is not whole, and then it goes."""
+        """What an earlier run made of an image; None where that is not whole, and then
+        it goes."""
         folder = self.store.image(sample.name)
         manifest = kept_manifest(folder, sample, self.fingerprint)
         if manifest is None:
@@ -221,7 +241,8 @@ class ImageWriter:
     """Draws what hooks take of one image; encoders write the files, the manifest last."""
 
     closing: Future[ImageResult] | None = None
-    """The task that writes the manifest; None before the model is through with the image."""
+    """The task that writes the manifest; None before the model is through with the
+    image."""
 
     def __init__(self, run: Drawing, sample: Sample, image: ModelInput) -> None:
         """Make the folder."""
@@ -234,15 +255,19 @@ class ImageWriter:
         """What encoders do for this image before they write its manifest."""
         self.posts: list[Iterator[dict[str, Any]]] = []
         """For TensorBoard, when the image is complete."""
-        self._rows: list[Future[Capture]] = []  # the same for the pictures, which are rows of it
+        # the same for the pictures, which are rows of it
+        self._rows: list[Future[Capture]] = []
         self._stats: dict[str, Floats] = {}
         self._sites: set[CaptureSite] = set()
-        # before the model may change it in place: frames and several images side by side
+        # before the model may change it in place: frames and several images side by
+        # side
         self._shown = to_pixels(image.preprocess.shown(image.args)[0])
         background = [] if self.options.overlay is None else image.background()
         self._drawn_over = background, image.window, [arg.shape for arg in image.args]
         self.folder = run.store.new_image(sample.name)
-        self._file = partial(self.folder.file, image=sample.name if self.options.flat else None)
+        self._file = partial(
+            self.folder.file, image=sample.name if self.options.flat else None
+        )
         """The path of a layer's file in the image's folder."""
 
     def take(
@@ -263,16 +288,22 @@ class ImageWriter:
         """
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
-            for half, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
+            for half, numbers, facts in magnitude_and_phase(
+                site, tensor, hints, self.options
+            ):
                 self.take(half, numbers, hints=facts)
             return
         pictures = draw(self.options, site, tensor, hints, *self._drawn_over, gradient)
         sites = {site, *map(site.inside, pictures)}
         taken = sites & self._sites
         if taken:  # {"a": {"b": x}, "a.b": y} has two of one name
-            raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
+            raise LayoutError(
+                f"another part of this {taken.pop().kind} has the same name"
+            )
         self._sites |= sites
-        tensor_file = self._keep(site, tensor) if self.options.tensors == "npy" else None
+        tensor_file = (
+            self._keep(site, tensor) if self.options.tensors == "npy" else None
+        )
         for key, picture in pictures.items():
             at = site.inside(key)
             work = partial(self._write_picture, picture, at, tensor.shape, tensor_file)
@@ -282,10 +313,12 @@ class ImageWriter:
                 self._post(self.run.board, at, picture, None if key else tensor)
 
     def _keep(self, site: CaptureSite, tensor: Tensor) -> str:
-        """Have a copy of a tensor written, which no later operation can change; its file."""
+        """Have a copy of a tensor written, which no later operation can change; its
+        file."""
         try:
             array = np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
-        except (TypeError, RuntimeError):  # numpy lacks bfloat16, float8 and quantised values
+        # numpy lacks bfloat16, float8 and quantised values
+        except (TypeError, RuntimeError):
             array = np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
         file = self._file(site.layer, f"{site.stem}.npy")
         work = partial(self._write_tensor, file, array)
@@ -293,17 +326,23 @@ class ImageWriter:
         return file
 
     def _post(
-        self, board: Board, site: CaptureSite, picture: GridPicture, tensor: Tensor | None
+        self,
+        board: Board,
+        site: CaptureSite,
+        picture: GridPicture,
+        tensor: Tensor | None,
     ) -> None:
-        """Have a picture drawn as `make_grid` would, and its values ready for TensorBoard, with a
-        histogram of the tensor that it shows as a whole."""
+        """Have a picture drawn as `make_grid` would, and its values ready for
+        TensorBoard, with a histogram of the tensor that it shows as a whole."""
         plain = as_make_grid(picture, self.options)
         counts = None if tensor is None else histogram(layout.to_floats(tensor))
         drawn = self.run.encoders.submit(plain.tiles.nbytes, partial(to_png, plain))
         self.tasks.append(drawn)
         maps = len(plain.drawn)
         name = self.sample.name
-        self.posts.append(board.values(site, drawn.result, picture.stats, maps, counts, name))
+        self.posts.append(
+            board.values(site, drawn.result, picture.stats, maps, counts, name)
+        )
 
     def abandon(self) -> None:
         """Remove the folder once encoders have let go of it."""
@@ -320,11 +359,16 @@ class ImageWriter:
     # What follows is run by encoders
 
     def close(self, result: ImageResult) -> ImageResult:
-        """Write the input, and the manifest once all files are there, which were begun before."""
+        """Write the input, and the manifest once all files are there, which were begun
+        before."""
         try:
             height, width, channels = self._shown.shape
             with self.folder.writing(INPUT_FILE) as file:
-                write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
+                write_png(
+                    file,
+                    (height, width),
+                    [self._shown.reshape(height, width * channels)],
+                )
             for task in self.tasks:
                 task.result()
             rows = tuple(row.result() for row in self._rows)
@@ -336,7 +380,8 @@ class ImageWriter:
         return result
 
     def _manifest(self, result: ImageResult) -> dict[str, Any]:
-        """The content of manifest.json, but for what the folder knows itself: its files."""
+        """The content of manifest.json, but for what the folder knows itself: its
+        files."""
         plan = self.run.prepared.plan
         outcome = result.outcome
         width, height = self.image.images[0].size
@@ -363,7 +408,9 @@ class ImageWriter:
             }
         if plan.changes:
             changes = plan.options.interventions
-            manifest["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
+            manifest["interventions"] = [
+                {"kind": kind, "what": what} for kind, what in changes
+            ]
         if outcome.intervened:
             manifest["effect"] = outcome.effect
         manifest |= manifest_rows(result.rows, result.skipped)
@@ -375,9 +422,14 @@ class ImageWriter:
             np.save(file, array)
 
     def _write_picture(
-        self, picture: GridPicture, site: CaptureSite, shape: Sequence[int], tensor_file: str | None
+        self,
+        picture: GridPicture,
+        site: CaptureSite,
+        shape: Sequence[int],
+        tensor_file: str | None,
     ) -> Capture:
-        """Write a picture, and its figure if there is to be one; gives the manifest's row."""
+        """Write a picture, and its figure if there is to be one; gives the manifest's
+        row."""
         file = self._file(site.layer, f"{site.stem}.{self.options.format}")
         row = describe(picture, site, shape, file)
         if tensor_file is not None:
@@ -388,11 +440,15 @@ class ImageWriter:
             row = replace(row, figure=self._write_figure(picture, site, row))
         return row
 
-    def _write_figure(self, picture: GridPicture, site: CaptureSite, row: Capture) -> str:
+    def _write_figure(
+        self, picture: GridPicture, site: CaptureSite, row: Capture
+    ) -> str:
         """Write the first maps with axes and a colour bar, beside the input; the file."""
         from featviz.drawing import page
 
-        title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
+        title = (
+            f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
+        )
         cmap = picture.cmap or colormap.resolved(
             self.options.cmap, site.kind, True, self.options.reduce
         )

@@ -17,13 +17,15 @@ from featviz.records import SALIENCY, STAT_COLUMNS, CaptureSite, Hints, Shard
 from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.text import by, counted, printable
 
-# PNG bytes, on the safe side of what was measured over the sample scenes with random weights
+# PNG bytes, on the safe side of what was measured over the sample scenes with random
+# weights
 BYTES_PER_VALUE = 0.8  # of a map at scale 1; resnet18 took 0.72 and vgg16 0.57
 ENLARGED = 1.5  # times as much for enlarged maps, however large
 BLENDED = 0.6  # times as much for each byte of maps over the input
 FIGURE = 0.5  # for each pixel of a figure
 OWN_FILES = 3  # of an image beside its pictures: input.png, stats.npz and manifest.json
-ROW_BYTES = 1000  # for each picture in manifest.json and stats.npz, without numbers of channels
+# for each picture in manifest.json and stats.npz, without numbers of channels
+ROW_BYTES = 1000
 
 
 class PlannedFile(NamedTuple):
@@ -52,23 +54,29 @@ def render(plan: Mapping[str, Any]) -> str:
     files = counted(plan["files"], "file")
     layers = counted(plan["layers"], "layer")
     rows.append(
-        f"{images}: {files} of {layers}, {plan['maps']} maps, "
-        f"{plan['megapixels']:.1f} megapixels, about {plan['estimated_bytes'] / 1e6:.1f} MB "
-        f"in {plan['all_files']} files in all"
+        f"{images}: {files} of {layers}, {plan['maps']} maps, {plan['megapixels']:.1f}"
+        f" megapixels, about {plan['estimated_bytes'] / 1e6:.1f} MB in"
+        f" {plan['all_files']} files in all"
     )
     return "\n".join(map(printable, rows))
 
 
-def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> dict[str, Any]:
-    """Plan a run without writing anything: the files of each image, and totals of all. Where a
-    model takes images in their own size, the first one stands for all."""
+def dry_run(
+    model: ModelOptions, arguments: Sequence[str], options: RunOptions
+) -> dict[str, Any]:
+    """Plan a run without writing anything: the files of each image, and totals of all.
+    Where a model takes images in their own size, the first one stands for all."""
     prepared = prepare(model, find_images(arguments, options), options)
     images = len((options.shard or Shard()).of(prepared.samples))
     planner = _Planner(prepared)
     with prepared.watched() as show:
         _, recorder = show(prepared.blank, planner.hints, planner.take)
-    skipped = [{"layer": skip.layer, "reason": skip.reason} for skip in recorder.skipped]
-    skipped += [{"layer": layer.name, "reason": "did not run"} for layer in recorder.never_ran]
+    skipped = [
+        {"layer": skip.layer, "reason": skip.reason} for skip in recorder.skipped
+    ]
+    skipped += [
+        {"layer": layer.name, "reason": "did not run"} for layer in recorder.never_ran
+    ]
     files = planner.files
     pixels = sum(file.width * file.height for file in files)
     size = sum(file.bytes for file in files) + planner.other_bytes
@@ -112,7 +120,9 @@ class _Planner:
         """
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
-            for half, numbers, facts in magnitude_and_phase(site, tensor, hints, self.draw):
+            for half, numbers, facts in magnitude_and_phase(
+                site, tensor, hints, self.draw
+            ):
                 self.take(half, numbers, hints=facts)
             return
         parts = to_maps(tensor, hints)
@@ -126,14 +136,16 @@ class _Planner:
         draw = structs.replace(self.draw, overlay=None) if hints.phase else self.draw
         for key, maps in parts.items():
             self._plan(site.inside(key), maps, draw)
-            if not key and is_saliency(site, tensor.shape, self.input_shapes, self.draw):
+            if not key and is_saliency(
+                site, tensor.shape, self.input_shapes, self.draw
+            ):
                 strongest = structs.replace(self.draw, reduce="max-abs")
                 self._plan(site.inside(SALIENCY), maps, strongest)
             self.other_bytes += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
 
     def _plan(self, site: CaptureSite, maps: Maps, draw: DrawOptions) -> None:
-        """The picture of some maps, and its figure; near-equal maps are not known yet, and
-        counted."""
+        """The picture of some maps, and its figure; near-equal maps are not known yet,
+        and counted."""
         channels, slices, *size = maps.data.shape
         layout = LAYOUTS[maps.layout]
         is_reduced = draw.reduce is not None and not layout.strip

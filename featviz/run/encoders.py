@@ -1,5 +1,5 @@
-"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and readers of
-what is needed next."""
+"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and
+readers of what is needed next."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ T = TypeVar("T")
 
 QUEUE_BYTES = 64 * 2**20  # tiles that may wait for an encoder
 STEP_BACK = sys.platform == "linux" and hasattr(os, "nice")
-"""Whether threads have a niceness of their own; elsewhere it would be the whole process."""
+"""Whether threads have a niceness of their own; elsewhere it would be the whole
+process."""
 
 NICENESS = 10
-"""How far the threads step back (Linux's scale of 0 to 19): torch's are to find every core free. At
-19 vgg16 takes 5 to 10 % less, but beside two busy programs a run takes twice as long."""
+"""How far the threads step back (Linux's scale of 0 to 19): torch's are to find every
+core free. At 19 vgg16 takes 5 to 10 % less, but beside two busy programs a run takes
+twice as long."""
 
 
 class Task(NamedTuple):
@@ -37,26 +39,28 @@ class Task(NamedTuple):
 
 
 class Background:
-    """Runs tasks in threads that step back before all others (on Linux). Whoever has to wait for
-    them runs those that have not begun: so they are done even where other programs take the cores,
-    and no more than `max_bytes` are on their way. `shared_cores` makes one.
+    """Runs tasks in threads that step back before all others (on Linux). Whoever has to
+    wait for them runs those that have not begun: so they are done even where other
+    programs take the cores, and no more than `max_bytes` are on their way.
+    `shared_cores` makes one.
 
-    A plain ThreadPoolExecutor would do neither: a task that waits in its queue can be cancelled,
-    but not taken over by the thread that needs its result.
-    """
+    A plain ThreadPoolExecutor would do neither: a task that waits in its queue can be
+    cancelled, but not taken over by the thread that needs its result."""
 
     def __init__(self, workers: int, max_bytes: int) -> None:
         """Begin without any thread."""
         self.max_bytes = max_bytes
-        step_back: Any = {"initializer": os.nice, "initargs": (NICENESS,)} if STEP_BACK else {}
+        step_back: Any = (
+            {"initializer": os.nice, "initargs": (NICENESS,)} if STEP_BACK else {}
+        )
         self.pool = ThreadPoolExecutor(workers, "featviz-writer", **step_back)
         self._done = Condition()  # notified when a task is done, and its bytes are free
         self._waiting: deque[Task] = deque()
         self._bytes = 0  # of tasks that wait or run
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
-        """Run `work`, which holds `size` bytes; one larger than the bound goes alone. While there
-        is no room, this runs other tasks."""
+        """Run `work`, which holds `size` bytes; one larger than the bound goes alone.
+        While there is no room, this runs other tasks."""
         limit = max(self.max_bytes, size)
         while True:
             with self._done:
@@ -72,15 +76,15 @@ class Background:
         return future
 
     def result(self, future: Future[T]) -> T:
-        """What a task returned, or the exception that it raised; runs other tasks until it is
-        done."""
+        """What a task returned, or the exception that it raised; runs other tasks until
+        it is done."""
         while not future.done() and self.help():
             pass
         return future.result()
 
     def help(self) -> bool:
-        """Run the task that has waited longest, unless it was cancelled; whether there was one. It
-        ends even where a caller who helps is interrupted."""
+        """Run the task that has waited longest, unless it was cancelled; whether there
+        was one. It ends even where a caller who helps is interrupted."""
         try:
             task = self._waiting.popleft()
         except IndexError:
@@ -92,7 +96,8 @@ class Background:
         except Exception as error:
             future.set_exception(error)
         except BaseException:
-            # Ctrl-C, which is the helping thread's: it ends, and the task has not failed by itself
+            # Ctrl-C, which is the helping thread's: it ends, and the task has not
+            # failed by itself
             if not future.done():
                 future.set_exception(CancelledError())
             raise
@@ -104,7 +109,8 @@ class Background:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: its affinity, and the quota of its control group."""
+    """The cores that this process may use: its affinity, and the quota of its control
+    group."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))
@@ -116,8 +122,8 @@ def usable_cores() -> int:
 
 
 class AtOnce:
-    """The encoder of a worker process: each task runs where it is submitted, since a second thread
-    would only wait for Python's lock."""
+    """The encoder of a worker process: each task runs where it is submitted, since a
+    second thread would only wait for Python's lock."""
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
         """Run `work`, and keep what it returned or raised; `size` does not matter."""
@@ -134,15 +140,16 @@ class AtOnce:
 
 
 @contextmanager
-def shared_cores(threads: int | None = None, max_bytes: int = QUEUE_BYTES) -> Iterator[Background]:
-    """Encoders beside the model: `threads`, or a quarter of the cores, at least two. Leaving
-    the block waits for all tasks, also after an exception.
+def shared_cores(
+    threads: int | None = None, max_bytes: int = QUEUE_BYTES
+) -> Iterator[Background]:
+    """Encoders beside the model: `threads`, or a quarter of the cores, at least two.
+    Leaving the block waits for all tasks, also after an exception.
 
-    Where threads can step back (Linux) torch gets all cores, and the encoders what it leaves. Else
-    it leaves them a quarter of the cores for as long as this lasts: each of its operations waits
-    for the slowest of its threads. A run never decides by what it measures, and so gives the same
-    values each time.
-    """
+    Where threads can step back (Linux) torch gets all cores, and the encoders what it
+    leaves. Else it leaves them a quarter of the cores for as long as this lasts: each
+    of its operations waits for the slowest of its threads. A run never decides by what
+    it measures, and so gives the same values each time."""
     cores = usable_cores()
     quarter = max(1, cores // 4)
     before = torch.get_num_threads()
@@ -163,8 +170,9 @@ def shared_cores(threads: int | None = None, max_bytes: int = QUEUE_BYTES) -> It
 def read_ahead(
     items: Iterable[K], read: Callable[[K], T], readers: int = 1, ahead: int = 1
 ) -> Generator[tuple[K, Callable[[], T]], None, None]:
-    """Each item, with a function that gives what was read of it or raises what `read` raised:
-    `readers` threads read it, and the next `ahead` items while the caller is busy.
+    """Each item, with a function that gives what was read of it or raises what `read`
+    raised: `readers` threads read it, and the next `ahead` items while the caller is
+    busy.
 
     Closing it waits for what is being read, and drops the rest.
     """

@@ -45,8 +45,11 @@ LOOPS = "featviz.drawing.deflate"
 """The module whose import brings numba and its compiled loops."""
 
 
-Show = Callable[[Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome, Recorder]]
-"""Shows an input to a model: the arguments of its forward, hints on layouts, a sink of tensors."""
+Show = Callable[
+    [Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome, Recorder]
+]
+"""Shows an input to a model: the arguments of its forward, hints on layouts, a sink of
+tensors."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,16 @@ class ModelInput:
     preprocess: Preprocess
     words: str
     window: Window | None
-    """Where the image lies in an input that was padded; None where nothing is padded."""
+    """Where the image lies in an input that was padded; None where nothing is padded.
+    """
 
     def background(self) -> list[Bytes]:
-        """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or
-        the frames of a clip."""
+        """What maps may lie over, uint8 [H, W, 3] each: the first picture that the
+        model saw, or the frames of a clip."""
         if getattr(self.preprocess.transform, "blank", None) is not None:
-            raise UsageError("maps of an input that is no image lie over nothing", "no --overlay")
+            raise UsageError(
+                "maps of an input that is no image lie over nothing", "no --overlay"
+            )
         pictures = self.preprocess.pictures(self.args)
         if not self.preprocess.frames:
             pictures = pictures[:1]
@@ -111,7 +117,8 @@ class Prepared:
     layers: list[Layer]
     plan: PassPlan
     books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
-    """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
+    """Hints on layouts, by shape of the input; a series has the same for all of its
+    steps."""
 
     def hints(self, args: Sequence[Tensor]) -> HintBook:
         """Hints on the layout of each layer's tensors, for inputs of this shape."""
@@ -125,21 +132,26 @@ class Prepared:
 
     @contextmanager
     def watched(self, layers: Sequence[Layer] | None = None) -> Iterator[Show]:
-        """Put the model into eval mode and its hooks in place, on these layers or those of the run,
-        for any number of images. The sink takes the site and the tensor of each capture, and the
-        gradient at the tensor where class activation maps are drawn."""
+        """Put the model into eval mode and its hooks in place, on these layers or those
+        of the run, for any number of images. The sink takes the site and the tensor of
+        each capture, and the gradient at the tensor where class activation maps are
+        drawn."""
         layers = self.layers if layers is None else layers
         with (
             in_eval_mode(self.model.module, self.plan.backward),
             passes.watched(self.model, self.plan, layers) as hooks,
         ):
             if self.options.draw.weighs:
-                yield lambda args, book, sink: hooks.show(args, book, passes.paired(sink))
+                yield lambda args, book, sink: hooks.show(
+                    args, book, passes.paired(sink)
+                )
             else:
                 yield hooks.show
 
 
-def files_read(model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()) -> list[Path]:
+def files_read(
+    model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()
+) -> list[Path]:
     """The files of images and of a model, where nothing may be written."""
     files: dict[Path, None] = {}  # in their order, each once
     for sample in samples:
@@ -156,9 +168,12 @@ def files_read(model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()
 def prepare(
     model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions
 ) -> Prepared:
-    """Load the model, group the images that were found as it takes them, choose the layers."""
+    """Load the model, group the images that were found as it takes them, choose the
+    layers."""
     # numba is loaded while the model is
-    Thread(target=import_module, args=(LOOPS,), name="featviz-loops", daemon=True).start()
+    Thread(
+        target=import_module, args=(LOOPS,), name="featviz-loops", daemon=True
+    ).start()
     loaded = fitted(load_model(model, options.inputs), images)
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
@@ -169,8 +184,9 @@ def prepare(
 
 
 def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
-    """The model as it takes what was found: vectors, where its first layer is linear and the first
-    file holds as many numbers. Warns where neither the model nor the user says how images go in.
+    """The model as it takes what was found: vectors, where its first layer is linear
+    and the first file holds as many numbers. Warns where neither the model nor the user
+    says how images go in.
 
     Raises:
         LoadError: a module of a program's has tensors without values.
@@ -184,8 +200,8 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     if preprocess.guessed:
         others = ", ".join(name for name in PRESETS if name != "imagenet")
         log.warning(
-            "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop, --mean and "
-            "--std change it)",
+            "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop,"
+            " --mean and --std change it)",
             others,
         )
     return replace(loaded, preprocess=preprocess)
@@ -196,15 +212,18 @@ def _holds_vector(sample: Sample, features: int) -> bool:
     with suppress(ImageError):
         raw = Wanted(0, raw=True)
         (image,), _ = decode.decode(sample, "white", 1, raw, read_tensor, quiet=True)
-        return isinstance(image, Raster) and image.values.shape in ((features,), (1, features))
+        return isinstance(image, Raster) and image.values.shape in (
+            (features,),
+            (1, features),
+        )
     return False
 
 
 def find_images(
     arguments: Sequence[str], options: RunOptions | AuditOptions | ExemplarOptions
 ) -> list[Sample]:
-    """Check the options and find the images; what `--input` gives is one without a file, which has
-    the name of the first tensor."""
+    """Check the options and find the images; what `--input` gives is one without a
+    file, which has the name of the first tensor."""
     inputs = options.inputs
     outside = options.out
     if isinstance(options, RunOptions):
@@ -216,15 +235,17 @@ def find_images(
         return find.find_samples(arguments, None, options.nul_separated, outside)
     if arguments or inputs.transform is not None:
         surplus = "a transform prepares one" if inputs.transform else "there are images"
-        raise UsageError(f"input takes the place of an image, and {surplus}", "one of the two")
+        raise UsageError(
+            f"input takes the place of an image, and {surplus}", "one of the two"
+        )
     return [Sample(inputs.input[0].partition("=")[0], ())]
 
 
 def grouped(
     samples: Sequence[Sample], preprocess: Preprocess, frames: int | None = None
 ) -> list[Sample]:
-    """Samples as the model takes them: images (of a video so many `frames`), clips, or several
-    images at once."""
+    """Samples as the model takes them: images (of a video so many `frames`), clips, or
+    several images at once."""
     if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
         samples = find.stills(samples, frames)
     if preprocess.frames is not None:
@@ -237,11 +258,16 @@ def grouped(
 def read_input(
     sample: Sample, preprocess: Preprocess, inputs: InputOptions, quiet: bool = False
 ) -> ModelInput:
-    """Decode a sample and preprocess it; `quiet` without a warning that frames are left out."""
+    """Decode a sample and preprocess it; `quiet` without a warning that frames are left
+    out."""
     chain = preprocess.chain
     frames = preprocess.frames
-    wanted = Wanted(chain.channels, frames is not None, preprocess.transform is not None)
-    images, sha256 = decode.decode(sample, inputs.background, frames, wanted, read_tensor, quiet)
+    wanted = Wanted(
+        chain.channels, frames is not None, preprocess.transform is not None
+    )
+    images, sha256 = decode.decode(
+        sample, inputs.background, frames, wanted, read_tensor, quiet
+    )
     if not sample.paths:  # --input
         images = (preprocess.empty(),)
     if any(isinstance(image, Raster) and image.narrow_range for image in images):
@@ -259,8 +285,8 @@ def read_input(
 def blank_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> tuple[list[Tensor], tuple[int, int]]:
-    """Zeros in the shapes of the first readable sample's inputs, and the height and width that the
-    image has in them."""
+    """Zeros in the shapes of the first readable sample's inputs, and the height and
+    width that the image has in them."""
     preprocess = loaded.preprocess
     blank = preprocess.blank()
     window = None
@@ -285,16 +311,21 @@ def check_options(options: RunOptions) -> None:
     if options.resume and options.overwrite:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
     if options.overwrite and options.shard is not None:
-        why = f"overwrite would remove what other shards write, not only shard {options.shard}"
-        raise UsageError(why, "remove the run there first, or name another place with --out")
+        why = (
+            "overwrite would remove what other shards write, not only shard"
+            f" {options.shard}"
+        )
+        raise UsageError(
+            why, "remove the run there first, or name another place with --out"
+        )
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)
     gradients.check_options(options.passes, options.draw)
 
 
 def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
-    """Refuse bad drawing options, those of `grid` and `kernels` as well; and a folder for events
-    where TensorBoard is not installed."""
+    """Refuse bad drawing options, those of `grid` and `kernels` as well; and a folder
+    for events where TensorBoard is not installed."""
     draw.check()
     for text in draw.tensor_layout:
         parse_override(text)

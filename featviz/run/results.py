@@ -1,5 +1,5 @@
-"""What `run` gives: what became of each image, and its feature maps, read from the run directory
-when they are asked for."""
+"""What `run` gives: what became of each image, and its feature maps, read from the run
+directory when they are asked for."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ class TemporaryFolder:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FeatureMaps:
-    """A drawn tensor of a layer, for one image: its picture, its values and their statistics."""
+    """A drawn tensor of a layer, for one image: its picture, its values and their
+    statistics."""
 
     of: ImageResult
     row: Capture
-    """All that the manifest says of it, also how it was drawn: `normalize`, `grid`, `cmap`, ..."""
+    """All that the manifest says of it, also how it was drawn: `normalize`, `grid`,
+    `cmap`, ..."""
 
     @property
     def layer(self) -> str:
@@ -126,7 +128,8 @@ class FeatureMaps:
 
     @property
     def channels(self) -> list[int]:
-        """The channel of each tile, in tile order; none where all channels became one tile."""
+        """The channel of each tile, in tile order; none where all channels became one
+        tile."""
         return self.row.drawn
 
     @property
@@ -136,7 +139,8 @@ class FeatureMaps:
 
     @property
     def image(self) -> Image.Image:
-        """The picture: mode L, P or RGB; a tile for each map. StoreError if its file is broken."""
+        """The picture: mode L, P or RGB; a tile for each map. StoreError if its file is
+        broken."""
         return self.of.read.picture(self.row.file)
 
     @property
@@ -151,9 +155,12 @@ class FeatureMaps:
 
     @property
     def stats(self) -> np.ndarray:
-        """Statistics of each channel: a structured array [channels] with the columns min, max,
-        mean, std, zero_fraction (0..1) and nonfinite (a count), all float32."""
-        values: Floats = np.ascontiguousarray(self.of.read.stats()[self.row.place.stats_key])
+        """Statistics of each channel: a structured array [channels] with the columns
+        min, max, mean, std, zero_fraction (0..1) and nonfinite (a count), all
+        float32."""
+        values: Floats = np.ascontiguousarray(
+            self.of.read.stats()[self.row.place.stats_key]
+        )
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
 
@@ -167,12 +174,15 @@ class FeatureMaps:
         return f"{self.row.label} ({self.type}) {self.row.place.stem}"
 
     def __repr__(self) -> str:
-        return f"<FeatureMaps of {self._name}: {counted(self.maps, 'map')}, {by(self.shape)}>"
+        return (
+            f"<FeatureMaps of {self._name}: {counted(self.maps, 'map')},"
+            f" {by(self.shape)}>"
+        )
 
 
 class Captures(tuple[FeatureMaps, ...]):
-    """Feature maps in the order of the model. Where a failed image has none, an index raises its
-    error."""
+    """Feature maps in the order of the model. Where a failed image has none, an index
+    raises its error."""
 
     error: StoreError | None = None
 
@@ -193,7 +203,8 @@ class ImageResult:
     root: Path
     """The run directory."""
     rows: tuple[Capture, ...] = ()
-    """Of its manifest. A run that is over has let go of them, and `captures` reads them."""
+    """Of its manifest. A run that is over has let go of them, and `captures` reads
+    them."""
     pictures: int = 0
     """How many feature maps were drawn."""
     skipped: tuple[Skip, ...] = ()
@@ -220,14 +231,16 @@ class ImageResult:
 
     @cached_property
     def read(self) -> ReadImage:
-        """The image as the run directory has it; StoreError if it failed, or a file is broken."""
+        """The image as the run directory has it; StoreError if it failed, or a file is
+        broken."""
         if self.failure is not None:
             raise self.failure
         return read_image(self.root, self.folder, keep_stats=True)
 
     @property
     def captures(self) -> Captures:
-        """What was drawn, in the order in which the model came to it; nothing if it failed."""
+        """What was drawn, in the order in which the model came to it; nothing if it
+        failed."""
         rows = self.read.manifest.captures if self.error is None else ()
         captures = Captures(FeatureMaps(self, row) for row in rows)
         captures.error = self.failure
@@ -255,7 +268,8 @@ class RunResult:
     interrupted: bool = False
     pictures: int = 0
     whole: bool = True
-    """Whether no image of the run is missing; like the next, with those of other shards."""
+    """Whether no image of the run is missing; like the next, with those of other
+    shards."""
     all_failures: int = 0
     temporary: TemporaryFolder | None = None
     """What holds the run directory, where the caller named none."""
@@ -285,8 +299,8 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 all complete, 3 some failed, 1 all failed, stopped at one or drew nothing, 130
-        interrupted."""
+        """0 all complete, 3 some failed, 1 all failed, stopped at one or drew nothing,
+        130 interrupted."""
         if self.interrupted:
             return 130
         if self.drew_nothing:

@@ -1,5 +1,6 @@
-"""Where a run is written: a place that no other run is written into, hidden where it is to replace
-another run; run.json as it grows; images of an earlier run that can be kept."""
+"""Where a run is written: a place that no other run is written into, hidden where it is
+to replace another run; run.json as it grows; images of an earlier run that can be
+kept."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def held(options: RunOptions) -> Iterator[Folder]:
-    """The folder to write into, which no other process has but for other shards of the run: `out`;
-    or a hidden one, which takes its place at the end, where `out` holds a run that is to be
-    replaced."""
+    """The folder to write into, which no other process has but for other shards of the
+    run: `out`; or a hidden one, which takes its place at the end, where `out` holds a
+    run that is to be replaced."""
     out = options.folder
     can_rename = not real(out).is_mount() and os.access(real(out).parent, os.W_OK)
     if options.overwrite and can_rename and holds_run(out):
@@ -43,8 +44,8 @@ def held(options: RunOptions) -> Iterator[Folder]:
             yield new
         return
     with locks.held(out, options.shard):
-        # an earlier run is refused by `open_run`, when the layers are known: a misspelt one is to
-        # be named first
+        # an earlier run is refused by `open_run`, when the layers are known: a misspelt
+        # one is to be named first
         check_destination(options, overwrite=True)
         with reported(out):
             folder = Folder.open(out)
@@ -77,26 +78,30 @@ class RunDocument:
         self.record = dict(record)
         self.names = [sample.name for sample in samples]
         self.fingerprint = fingerprint(self.record)
-        """sha256 of the model and the options: what has the same was drawn in the same way."""
+        """sha256 of the model and the options: what has the same was drawn in the same
+        way."""
         self.errors: dict[str, str | None] = {}
         """The error of each finished image, by its name; None for one without."""
-        self.failed = 0  # how many images have failed by now, those of other shards included
+        # how many images have failed by now, those of other shards included
+        self.failed = 0
 
     def write(self, run: RunDirectory, options: RunOptions | None = None) -> list[str]:
         """Write run.json, the images in their order.
 
-        An earlier run or another shard may have left manifests of other images, or failures in
-        run.json.
+        An earlier run or another shard may have left manifests of other images, or
+        failures in run.json.
 
         Args:
-            options: at the end of the run, when a shard has to be the only one that writes.
+            options: at the end of the run, when a shard has to be the only one that
+                writes.
 
         Returns:
             The names of the images that are missing.
         """
         with nullcontext() if options is None else together(options):
             _, earlier_errors = run.before()
-            errors: dict[str, str | None] = {}  # of the images that are there, in their order
+            # of the images that are there, in their order
+            errors: dict[str, str | None] = {}
             for name in self.names:
                 if name in self.errors:
                     errors[name] = self.errors[name]
@@ -106,15 +111,22 @@ class RunDocument:
                     errors[name] = earlier_errors[name]
             missing = [name for name in self.names if name not in errors]
             complete = [name for name, error in errors.items() if error is None]
-            failures = [{"image": n, "error": e} for n, e in errors.items() if e is not None]
-            images = {"total": len(self.names), "complete": complete, "missing": missing}
+            failures = [
+                {"image": n, "error": e} for n, e in errors.items() if e is not None
+            ]
+            images = {
+                "total": len(self.names),
+                "complete": complete,
+                "missing": missing,
+            }
             self.failed = len(failures)
             run.write_run({**self.record, "images": images, "failures": failures})
             return missing
 
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
-    """All that decides what is drawn, and nothing else: no time, place or number of threads."""
+    """All that decides what is drawn, and nothing else: no time, place or number of
+    threads."""
     model = prepared.model
     options = prepared.options
     inputs = structs.asdict(options.inputs)
@@ -140,8 +152,8 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 def open_run(
     folder: Folder, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
-    """The run directory in a folder that is `held`: a new one, the one that is there with `resume`,
-    or the one that other shards write.
+    """The run directory in a folder that is `held`: a new one, the one that is there
+    with `resume`, or the one that other shards write.
 
     Args:
         samples: the images of this shard.
@@ -165,9 +177,12 @@ def open_run(
             if surplus:
                 verb = "is" if len(surplus) == 1 else "are"
                 log.warning(
-                    "%s %s kept, though no longer among the inputs", listed(surplus, 3), verb
+                    "%s %s kept, though no longer among the inputs",
+                    listed(surplus, 3),
+                    verb,
                 )
-        # hidden folders that no process is writing into, also of images that are no inputs any more
+        # hidden folders that no process is writing into, also of images that are no
+        # inputs any more
         earlier_names, _ = run.before()
         removed = {*earlier_names}.difference(document.names)
         run.clear_images([*(sample.name for sample in samples), *removed])
@@ -175,11 +190,14 @@ def open_run(
     return run
 
 
-def _check_same(options: RunOptions, document: RunDocument, record: Mapping[str, Any]) -> None:
+def _check_same(
+    options: RunOptions, document: RunDocument, record: Mapping[str, Any]
+) -> None:
     """Refuse to go on with another run, whose run.json is `record`."""
     if document.record["model"].get("parameters", "") is None:
         raise StoreError(
-            f"{options.folder} holds a run, and this model's tensors do not tell their values",
+            f"{options.folder} holds a run, and this model's tensors do not tell their"
+            " values",
             "--overwrite, or another --out",
         )
     # as JSON has it: lists for tuples, text for paths
@@ -201,17 +219,24 @@ def _check_shard_is_empty(
     done = sum(run.image(sample.name).is_complete for sample in samples)
     if done:
         raise StoreError(
-            f"--out {options.folder} holds {counted(done, 'image')} of shard {options.shard}",
+            f"--out {options.folder} holds {counted(done, 'image')} of shard"
+            f" {options.shard}",
             "--resume goes on with it, --out names another place",
         )
 
 
-def kept_manifest(folder: ImageFolder, sample: Sample, fingerprint: str) -> Manifest | None:
-    """The manifest of an image that is complete, and fits the run and the file; else None."""
+def kept_manifest(
+    folder: ImageFolder, sample: Sample, fingerprint: str
+) -> Manifest | None:
+    """The manifest of an image that is complete, and fits the run and the file; else
+    None."""
     if not folder.is_complete:
         return None
     with suppress(StoreError, ImageError):
         manifest = folder.manifest()
-        if manifest.fingerprint == fingerprint and manifest.image.sha256 == decode.digest(sample):
+        if (
+            manifest.fingerprint == fingerprint
+            and manifest.image.sha256 == decode.digest(sample)
+        ):
             return manifest
     return None

@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 _NAMED = 5  # layers that gave NaN or infinite values which a warning names
 SAVED_EVERY = 5.0  # seconds between two writings of run.json while a run goes on
 SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if hasattr(signal, name)
 )
 """SIGHUP comes when the terminal closes; Windows has none."""
 
@@ -51,8 +53,8 @@ def run(
     """Draw the feature maps of images into a run directory.
 
     Args:
-        progress: called with all there is to know of each image. The result has only names and
-            errors, so that it does not grow with every picture.
+        progress: called with all there is to know of each image. The result has only
+            names and errors, so that it does not grow with every picture.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory could not be written.
@@ -78,15 +80,26 @@ def run(
                     for result in results:
                         document.errors[result.name] = result.error
                         if not result.kept:
-                            nonfinite.update({row.label for row in result.rows if row.nonfinite})
+                            nonfinite.update(
+                                {row.label for row in result.rows if row.nonfinite}
+                            )
                         images.append(
-                            replace(result, rows=(), skipped=(), never_ran=(), outcome=Outcome())
+                            replace(
+                                result,
+                                rows=(),
+                                skipped=(),
+                                never_ran=(),
+                                outcome=Outcome(),
+                            )
                         )
                         if options.shard is None and monotonic() >= save_at:
                             began = monotonic()
                             document.write(run_directory)
-                            # a fiftieth of the time at most, however long run.json grows
-                            save_at = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - began))
+                            # a fiftieth of the time at most, however long run.json
+                            # grows
+                            save_at = monotonic() + max(
+                                SAVED_EVERY, 50 * (monotonic() - began)
+                            )
                         progress(result, len(samples_of_shard))
         except BaseException:
             with suppress(FeatvizError, BrokenPipeError):
@@ -94,12 +107,18 @@ def run(
             raise
         missing = set(document.write(run_directory, options))
     if nonfinite:
-        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
-        log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
+        layers = [
+            f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()
+        ]
+        log.warning(
+            "NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED)
+        )
     return RunResult(
         options.folder,
         images=tuple(images),
-        missing=tuple(sample.name for sample in samples_of_shard if sample.name in missing),
+        missing=tuple(
+            sample.name for sample in samples_of_shard if sample.name in missing
+        ),
         interrupted=stop.is_set(),
         pictures=sum(image.pictures for image in images),
         whole=not missing,
@@ -115,7 +134,9 @@ def _board(options: RunOptions) -> AbstractContextManager[Board | None]:
     return tensorboard.opened(folder, options.folder)
 
 
-def draw_into(folder: Folder, prepared: Prepared, board: Board | None) -> list[ImageResult]:
+def draw_into(
+    folder: Folder, prepared: Prepared, board: Board | None
+) -> list[ImageResult]:
     """Draw all images into a folder, which is empty and becomes a run directory."""
     document = RunDocument(run_record(prepared), prepared.samples)
     run_directory = RunDirectory(folder)
@@ -128,9 +149,10 @@ def draw_into(folder: Folder, prepared: Prepared, board: Board | None) -> list[I
 
 @contextmanager
 def stop_requests() -> Iterator[Event]:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets, in the main thread; the same signal
-    once more raises KeyboardInterrupt (torchrun and schedulers send several). What whoever started
-    this process has ignored (`nohup`, or a shell's `&`) stays so."""
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets, in the main thread; the
+    same signal once more raises KeyboardInterrupt (torchrun and schedulers send
+    several). What whoever started this process has ignored (`nohup`, or a shell's `&`)
+    stays so."""
     event = Event()
     seen: set[int] = set()
 
@@ -144,7 +166,9 @@ def stop_requests() -> Iterator[Event]:
     if current_thread() is not main_thread():
         yield event
         return
-    not_ignored = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    not_ignored = [
+        number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, stop) for number in not_ignored}
     try:
         yield event

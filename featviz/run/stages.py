@@ -1,8 +1,10 @@
-"""The layers of a first look: the first convolution and the end of each stage of a model.
+"""The layers of a first look: the first convolution and the end of each stage of a
+model.
 
-A forward pass on zeros is cut into units, one behind the other: a module is a unit unless it is
-opened, since it holds several stages, and then its children stand in its place. Units of one
-resolution in a row are a stage, and its last unit is what is shown of it. For ResNet-18:
+A forward pass on zeros is cut into units, one behind the other: a module is a unit
+unless it is opened, since it holds several stages, and then its children stand in its
+place. Units of one resolution in a row are a stage, and its last unit is what is shown
+of it. For ResNet-18:
 
     unit    conv1  bn1  relu   maxpool  layer1   layer2   layer3   layer4   avgpool  fc
     size    112    112  112    56       56       28       14       7        -        -
@@ -55,7 +57,8 @@ class CallSide(NamedTuple):
 
 
 Shapes: TypeAlias = Mapping[CallSide, list[list[int]]]
-"""The shapes of all tensors that a layer gave or took at a call, in the order of the pass."""
+"""The shapes of all tensors that a layer gave or took at a call, in the order of the
+pass."""
 
 
 class Ran(NamedTuple):
@@ -63,10 +66,11 @@ class Ran(NamedTuple):
 
     layer: Layer
     size: Size | None
-    """Of the first of its outputs that is a map; None where none is, and for the head of a
-    detector, which gives something else first."""
+    """Of the first of its outputs that is a map; None where none is, and for the head
+    of a detector, which gives something else first."""
     takes_several: bool
-    """Whether it takes maps of several sizes or stages, as the head of a detector does."""
+    """Whether it takes maps of several sizes or stages, as the head of a detector does.
+    """
     learned: bool
     """Whether it has parameters."""
 
@@ -98,7 +102,8 @@ def probe(
         kinds: `output`, and `input` for the floats that layers take.
 
     Returns:
-        The shapes of the tensors at each call of these layers, in the order of the pass.
+        The shapes of the tensors at each call of these layers, in the order of the
+        pass.
     """
     shapes: dict[CallSide, list[list[int]]] = {}
 
@@ -108,7 +113,10 @@ def probe(
             side = CallSide(site.kind, site.layer, site.call)
             shapes.setdefault(side, []).append(list(tensor.shape))
 
-    with in_eval_mode(model.module), hooked(model.module, layers, sink, kinds) as recorder:
+    with (
+        in_eval_mode(model.module),
+        hooked(model.module, layers, sink, kinds) as recorder,
+    ):
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
     return shapes
 
@@ -116,9 +124,9 @@ def probe(
 def first_look(
     model: LoadedModel, blank: Sequence[Tensor], tensor_layout: Sequence[str]
 ) -> list[Layer]:
-    """The first convolution and the end of each stage. Where the blocks of a model all have one
-    resolution, as those of a ViT, and are most of it, each of them is taken. A model without maps
-    shows its vectors."""
+    """The first convolution and the end of each stage. Where the blocks of a model all
+    have one resolution, as those of a ViT, and are most of it, each of them is taken. A
+    model without maps shows its vectors."""
     layers = list_layers(model.module)
     book = HintBook(model.module, blank[0].shape, tensor_layout)
     with book.traced(model.module, layers):
@@ -133,8 +141,11 @@ def first_look(
     return sorted(chosen, key=lambda layer: layer.index)
 
 
-def _calls(model: LoadedModel, book: HintBook, shapes: Shapes, image: Size) -> list[Ran]:
-    """Each call with the resolution of what it gave, in the order in which they finished."""
+def _calls(
+    model: LoadedModel, book: HintBook, shapes: Shapes, image: Size
+) -> list[Ran]:
+    """Each call with the resolution of what it gave, in the order in which they
+    finished."""
 
     def sizes_of(side: CallSide, shapes: Sequence[Sequence[int]]) -> list[Size]:
         """The sizes of those tensors that are maps of more than one place."""
@@ -152,7 +163,9 @@ def _calls(model: LoadedModel, book: HintBook, shapes: Shapes, image: Size) -> l
             continue
         input = output._replace(kind="input")
         # some heads take the image and its mask as well
-        features = [shape for shape in shapes.get(input, ()) if tuple(shape[-2:]) != image]
+        features = [
+            shape for shape in shapes.get(input, ()) if tuple(shape[-2:]) != image
+        ]
         taken = sizes_of(input, features)
         takes_several = len(taken) > 2 or len(set(taken)) > 1
         # the head of a detector gives its boxes first, and what it took behind them
@@ -177,7 +190,8 @@ def _is_vector(shape: Sequence[int]) -> bool:
 
 
 class CallTree:
-    """The calls of a forward pass as a tree, which is read from the names, cut into units."""
+    """The calls of a forward pass as a tree, which is read from the names, cut into
+    units."""
 
     def __init__(self, calls: Sequence[Ran], image: Size) -> None:
         """Cut it into units; the calls come in the order in which they finished."""
@@ -185,7 +199,8 @@ class CallTree:
         self.image = image
         self.parents = _parents({call.layer.name for call in calls})
         self.children: dict[str | None, list[Ran]] = defaultdict(list)
-        self.size_before: dict[str, Size] = {}  # of the maps that first reach each module
+        # of the maps that first reach each module
+        self.size_before: dict[str, Size] = {}
         size = image
         for call in calls:
             self.children[self.parents[call.layer.name]].append(call)
@@ -195,7 +210,8 @@ class CallTree:
                 ancestor = self.parents[ancestor]
             size = call.size or size
         self.trunks: set[str] = set()
-        self.opened = {""}  # modules whose children stand in their place, the model's own first
+        # modules whose children stand in their place, the model's own first
+        self.opened = {""}
         waiting = [*self.children[""]]
         has_maps = False
         while waiting:
@@ -214,7 +230,9 @@ class CallTree:
         """
         name = call.layer.name
         before = self.size_before[name]
-        inside = [child for child in self.children.get(name, ()) if child.size is not None]
+        inside = [
+            child for child in self.children.get(name, ()) if child.size is not None
+        ]
         if not inside or call.takes_several:
             return False
         if self.is_trunk(call):
@@ -222,8 +240,9 @@ class CallTree:
             return True
         if call.size is None:  # a head has no maps either, but comes behind the stages
             return not has_maps or any(child.size != before for child in inside)
-        # Blocks at the old resolution come before a change. (A block that begins with a convolution
-        # and its norm, and then changes the resolution, has no blocks inside.)
+        # Blocks at the old resolution come before a change. (A block that begins with a
+        # convolution and its norm, and then changes the resolution, has no blocks
+        # inside.)
         for child in inside:
             if child.size != before:
                 return False
@@ -236,27 +255,30 @@ class CallTree:
         return call.layer.name in self.children
 
     def is_trunk(self, call: Ran) -> bool:
-        """Whether the children of a module, or of one in it, have two resolutions or more that are
-        new; the latter is so in a wrapper."""
+        """Whether the children of a module, or of one in it, have two resolutions or
+        more that are new; the latter is so in a wrapper."""
         children = [] if call.takes_several else self.children.get(call.layer.name, [])
         # of the image's proportions, give or take a column
         across = self.image[1] / self.image[0]
         new = {
             child.size
             for child in children
-            if child.size is not None and abs(child.size[1] - child.size[0] * across) <= 1
+            if child.size is not None
+            and abs(child.size[1] - child.size[0] * across) <= 1
         }
         new.discard(self.size_before[call.layer.name])
         return len(new) > 1 or any(map(self.is_trunk, children))
 
     def within(self, name: str | None, names: Collection[str]) -> str | None:
-        """The module of this name, or the innermost one around it, that is among others."""
+        """The module of this name, or the innermost one around it, that is among
+        others."""
         while name is not None and name not in names:
             name = self.parents[name]
         return name
 
     def stages(self) -> list[Stage]:
-        """Units with maps of one resolution in a row; the end of a trunk ends a stage, too."""
+        """Units with maps of one resolution in a row; the end of a trunk ends a stage,
+        too."""
         stages: list[Stage] = []
         trunk = ""
         for call in self.calls:
@@ -273,8 +295,8 @@ class CallTree:
         return stages
 
     def blocks(self, stage: Stage) -> list[Layer]:
-        """The outermost modules in a stage that stand in a row with others of their class, and hold
-        modules."""
+        """The outermost modules in a stage that stand in a row with others of their
+        class, and hold modules."""
         units = {unit.layer.name for unit in stage.units if not unit.takes_several}
         candidates = {
             call.layer
@@ -332,8 +354,8 @@ def _first_convolution(tree: CallTree) -> list[Layer]:
 
 
 def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[Layer]:
-    """Each block, since no change of resolution tells which of them end a stage; and the last
-    module behind them at their resolution, which is the neck."""
+    """Each block, since no change of resolution tells which of them end a stage; and
+    the last module behind them at their resolution, which is the neck."""
     last = blocks[-1]
     siblings = tree.children[tree.parents[last.name]]
     necks = [
@@ -347,14 +369,20 @@ def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[
 
 def _last_parent(tree: CallTree, stage: Stage) -> list[Layer]:
     """The last unit that holds modules: a whole stage of a CNN, or its last block."""
-    parents = [unit.layer for unit in stage.units if unit.learned and tree.is_parent(unit)]
+    parents = [
+        unit.layer for unit in stage.units if unit.learned and tree.is_parent(unit)
+    ]
     return parents[-1:]
 
 
 def _last_change(stage: Stage) -> list[Layer]:
-    """The last unit that changes values, where some unit is learned. A norm behind all stages shows
-    what the last of them showed."""
-    changing = [unit for unit in stage.units if not ADDS_NOTHING.intersection(unit.layer.classes)]
+    """The last unit that changes values, where some unit is learned. A norm behind all
+    stages shows what the last of them showed."""
+    changing = [
+        unit
+        for unit in stage.units
+        if not ADDS_NOTHING.intersection(unit.layer.classes)
+    ]
     if stage.follows_trunk or not any(unit.learned for unit in changing):
         return []
     return [changing[-1].layer]

@@ -1,4 +1,5 @@
-"""Images shown to a model for `audit` and `exemplars`, whose results are of all images together."""
+"""Images shown to a model for `audit` and `exemplars`, whose results are of all images
+together."""
 
 from __future__ import annotations
 
@@ -18,14 +19,22 @@ from featviz.models.requirements import versions
 from featviz.options import InputOptions, ModelOptions
 from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import Sample
-from featviz.run.prepare import ModelInput, files_read, find_images, fitted, grouped, read_input
+from featviz.run.prepare import (
+    ModelInput,
+    files_read,
+    find_images,
+    fitted,
+    grouped,
+    read_input,
+)
 from featviz.run.visit import ImageJob, read_batches, visit
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import FileKind, check_apart, check_file, replacing
 from featviz.rundir.read import Failure
 
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
-"""Called with each image's name, what went wrong with it, and how many there are in all."""
+"""Called with each image's name, what went wrong with it, and how many there are in
+all."""
 
 
 class Batch(NamedTuple):
@@ -33,7 +42,8 @@ class Batch(NamedTuple):
 
     images: tuple[int, ...]
     inputs: list[Tensor]
-    """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
+    """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU.
+    """
 
     @classmethod
     def of(cls, jobs: Sequence[ImageJob[ModelInput, None]]) -> Batch:
@@ -72,8 +82,9 @@ def begun(
     record_name: str,
     files: Sequence[StudyFile] = (),
 ) -> Iterator[StudyInputs]:
-    """Find the images, load the model, and open a folder that takes the place of `--out` if the
-    block succeeds. What cannot be written is refused before the model is loaded.
+    """Find the images, load the model, and open a folder that takes the place of
+    `--out` if the block succeeds. What cannot be written is refused before the model is
+    loaded.
 
     Args:
         arguments: files, folders, archives, URLs or globs, as on the command line.
@@ -109,10 +120,10 @@ class Study:
         """Show all images to the model, whose hooks fill a collector.
 
         Args:
-            collector: its `begin(batch)` is called before the model runs, and forgets what was not
-                committed: a batch that failed is shown again image by image. `commit()` is called
-                after it. `fault` is an exception of the collector itself, which is no failure of
-                the model.
+            collector: its `begin(batch)` is called before the model runs, and forgets
+                what was not committed: a batch that failed is shown again image by
+                image. `commit()` is called after it. `fault` is an exception of the
+                collector itself, which is no failure of the model.
 
         Raises:
             FeatvizError: no image could be shown.
@@ -122,7 +133,10 @@ class Study:
             batch = Batch.of(jobs)
             collector.begin(batch)
             try:
-                forward(self.model.module, [arg.to(self.model.device) for arg in batch.inputs])
+                forward(
+                    self.model.module,
+                    [arg.to(self.model.device) for arg in batch.inputs],
+                )
             except ForwardError:
                 if collector.fault is not None:
                     raise collector.fault from None
@@ -140,13 +154,18 @@ class Study:
             self.progress(job.sample.name, None, len(self.samples))
         if not self.seen and self.errors:
             first = min(self.errors)
-            message = f"no image of {len(self.samples)} went through: {self.errors[first].message}"
+            message = (
+                f"no image of {len(self.samples)} went through:"
+                f" {self.errors[first].message}"
+            )
             raise FeatvizError(message, self.errors[first].hint)
 
     def batches(self, numbers: Iterable[int]) -> Iterator[Batch]:
         """The images of these numbers once more."""
         size = self.options.batch_size
-        return batches(self.samples, self.model, self.options.inputs, size, self._failed, numbers)
+        return batches(
+            self.samples, self.model, self.options.inputs, size, self._failed, numbers
+        )
 
     def _failed(self, number: int, error: FeatvizError) -> None:
         self.errors[number] = error
@@ -162,7 +181,8 @@ class Study:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a record says of the versions, the device, the model and its preprocessing."""
+        """What a record says of the versions, the device, the model and its
+        preprocessing."""
         return {
             **versions(),
             "device": self.model.device.type,

@@ -1,8 +1,8 @@
 """The one loop over images: each is read ahead, shown to the model, and yielded.
 
-`run`, `cam`, `audit`, `exemplars` and the drawing of trainings differ in the function `show` that
-they bring: it runs the model, whose hooks hand each tensor to a drawer, a counter or a top list.
-"""
+`run`, `cam`, `audit`, `exemplars` and the drawing of trainings differ in the function
+`show` that they bring: it runs the model, whose hooks hand each tensor to a drawer, a
+counter or a top list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, Generic, TypeVar
 
-from featviz.errors import FeatvizError, ForwardError, ImageError, StoreError, UsageError
+from featviz.errors import (
+    FeatvizError,
+    ForwardError,
+    ImageError,
+    StoreError,
+    UsageError,
+)
 from featviz.files.urls import Url
 from featviz.records import Sample
 from featviz.run.encoders import read_ahead
@@ -37,7 +43,8 @@ class ImageJob(Generic[Input, T]):
     input: Input | None = None
     """None where it cannot be read, or need not be."""
     result: T | None = None
-    """What `show` returned for it, and for those that went through the model with it."""
+    """What `show` returned for it, and for those that went through the model with it.
+    """
     kept: ImageResult | None = None
     """What an earlier run made of it: then it is neither read nor shown."""
     error: FeatvizError | None = None
@@ -56,9 +63,11 @@ def visit(
 
     Args:
         read: decodes and prepares a sample, in a thread that is ahead of the model.
-        show: runs the model on an image, or on neighbours whose inputs have the same shapes. Its
-            ForwardError or UsageError is the image's own: of several, each is shown again alone.
-        kept: what an earlier run made of a sample, if that is still good; by the reading thread.
+        show: runs the model on an image, or on neighbours whose inputs have the same
+            shapes. Its ForwardError or UsageError is the image's own: of several, each
+            is shown again alone.
+        kept: what an earlier run made of a sample, if that is still good; by the
+            reading thread.
         stop: ends the loop before the next image.
     """
     for batch in read_batches(samples, read, batch_size, kept=kept, stop=stop):
@@ -90,11 +99,14 @@ def read_batches(
     kept: Callable[[Sample], ImageResult | None] | None = None,
     stop: Event | None = None,
 ) -> Iterator[list[ImageJob[Input, Any]]]:
-    """Read images ahead of the caller, and put neighbours with inputs of the same shapes together.
+    """Read images ahead of the caller, and put neighbours with inputs of the same
+    shapes together.
 
     Args:
-        batch_size: inputs in a batch at most; unreadable images between them do not count.
-        numbers: indices of the samples that are read, in this order; None reads all of them.
+        batch_size: inputs in a batch at most; unreadable images between them do not
+            count.
+        numbers: indices of the samples that are read, in this order; None reads all of
+            them.
     """
 
     def read_job(number: int) -> ImageJob[Input, Any]:
@@ -109,12 +121,16 @@ def read_batches(
             job.error = error
         return job
 
-    is_remote = any(isinstance(path, Url) for sample in samples[:1] for path in sample.paths)
+    is_remote = any(
+        isinstance(path, Url) for sample in samples[:1] for path in sample.paths
+    )
     readers = READERS_OF_STORES if is_remote else 1
     numbers = range(len(samples)) if numbers is None else numbers
     batch: list[ImageJob[Input, Any]] = []
     shapes: list[Any] = []  # of the inputs in the batch, all equal
-    with closing(read_ahead(numbers, read_job, readers, max(batch_size, readers))) as ahead:
+    with closing(
+        read_ahead(numbers, read_job, readers, max(batch_size, readers))
+    ) as ahead:
         for _, load in ahead:
             if stop is not None and stop.is_set():
                 return
@@ -127,7 +143,8 @@ def read_batches(
                     shapes = []
                 shapes.append(shape)
             batch.append(job)
-            # a batch of one is not held back for the image after it, which may be unreadable
+            # a batch of one is not held back for the image after it, which may be
+            # unreadable
             if batch_size == 1 or len(shapes) == batch_size:
                 yield batch
                 batch = []

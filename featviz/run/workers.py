@@ -1,18 +1,18 @@
-"""Images side by side: worker processes, each with a copy of the model and one torch thread.
+"""Images side by side: worker processes, each with a copy of the model and one torch
+thread.
 
-Threads cannot do it: the model, the encoders and the reader of one process share Python's global
-lock, so that a run uses little more than one core, whatever the machine has. Processes share
-nothing but the memory that they inherit: a worker is forked (25 ms) when the model is loaded and
-the first image is drawn, and so has the weights, the compiled loops and all that was found out
-about the model's layers.
+Threads cannot do it: the model, the encoders and the reader of one process share
+Python's global lock, so that a run uses little more than one core, whatever the machine
+has. Processes share nothing but the memory that they inherit: a worker is forked (25
+ms) when the model is loaded and the first image is drawn, and so has the weights, the
+compiled loops and all that was found out about the model's layers.
 
     parent   number of an image ──► worker: read, run the model, draw, write the image's folder
              its result, in order ◄── a small record
 
-A forked child must not start a second thread of OpenMP, whose threads did not survive the fork;
-hence one torch thread, as in the workers of torch's DataLoader. It also makes the bytes of a run
-independent of the number of workers.
-"""
+A forked child must not start a second thread of OpenMP, whose threads did not survive
+the fork; hence one torch thread, as in the workers of torch's DataLoader. It also makes
+the bytes of a run independent of the number of workers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from featviz.text import counted
 R = TypeVar("R")
 
 FEWEST_IMAGES = 4
-"""Images of a run below which one process draws them all: a fork and its copies of pages cost about
-half an image."""
+"""Images of a run below which one process draws them all: a fork and its copies of
+pages cost about half an image."""
 SPARE_BYTES = 256 * 2**20
 """Memory that is left to other programs when workers are counted."""
 
@@ -83,7 +83,8 @@ class _Worker:
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked safely: macOS's own libraries break in a forked child."""
+    """Whether processes can be forked safely: macOS's own libraries break in a forked
+    child."""
     return _FORK is not None and multiprocessing.parent_process() is None
 
 
@@ -130,7 +131,8 @@ def measured_memory() -> Iterator[MemoryTaken]:
 
 
 def _resident_kilobytes(name: str) -> int:
-    """A line of this process's status: `VmRSS` is its memory, `VmHWM` the most that it had."""
+    """A line of this process's status: `VmRSS` is its memory, `VmHWM` the most that it
+    had."""
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
@@ -147,7 +149,9 @@ def _available_bytes() -> int:
     group = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # "max" where there is no limit
         limit = int((group / "memory.max").read_text("ascii"))
-        available = min(available, limit - int((group / "memory.current").read_text("ascii")))
+        available = min(
+            available, limit - int((group / "memory.current").read_text("ascii"))
+        )
     return available
 
 
@@ -158,11 +162,13 @@ def in_processes(
     stop: Event,
     lost: Callable[[int, WorkerDiedError], R],
 ) -> Generator[R, None, None]:
-    """Let worker processes make a result of each number, and yield the results in order.
+    """Let worker processes make a result of each number, and yield the results in
+    order.
 
     Args:
-        work: what a worker does: it takes numbers until there are no more, and yields a result for
-            each. It runs in the worker, where it may hold on to what it needs for all of them.
+        work: what a worker does: it takes numbers until there are no more, and yields a
+            result for each. It runs in the worker, where it may hold on to what it
+            needs for all of them.
         count: how many processes.
         stop: hands out no further numbers; those that workers have are finished.
         lost: makes a result of a number whose worker died, twice.
@@ -201,7 +207,10 @@ class _Crew(Generic[R]):
     """The workers of a run, and the numbers that they have and are to have."""
 
     def __init__(
-        self, work: Callable[[Iterator[int]], Iterable[R]], numbers: Iterable[int], count: int
+        self,
+        work: Callable[[Iterator[int]], Iterable[R]],
+        numbers: Iterable[int],
+        count: int,
     ) -> None:
         """Begin without any process."""
         self.work = work
@@ -219,7 +228,8 @@ class _Crew(Generic[R]):
             self.suspects.clear()
         is_alone = any(worker.number in self.tried_again for worker in self.workers)
         if self.suspects:
-            # alone: the memory that the image lacked may have been that of the other workers
+            # alone: the memory that the image lacked may have been that of the other
+            # workers
             if not self.workers:
                 number = self.suspects.popleft()
                 self.tried_again.add(number)
@@ -235,7 +245,8 @@ class _Crew(Generic[R]):
         return [worker for worker in self.workers if worker.connection in connections]
 
     def answer_of(self, worker: _Worker) -> Answer[R] | WorkerDiedError:
-        """What a worker says. It gets the next number, or ends where there is none for it."""
+        """What a worker says. It gets the next number, or ends where there is none for
+        it."""
         try:
             answer: Answer[R] = worker.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -266,15 +277,17 @@ class _Crew(Generic[R]):
 
     def _start(self, number: int) -> None:
         ours, theirs = _FORK.Pipe()
-        # A worker sees that its parent has died by the end of its pipe; so it may not hold the
-        # parent's ends of the pipes that it inherits.
+        # A worker sees that its parent has died by the end of its pipe; so it may not
+        # hold the parent's ends of the pipes that it inherits.
         inherited = [ours, *(worker.connection for worker in self.workers)]
         process = _FORK.Process(
-            target=_run_worker, args=(self.work, theirs, inherited), name="featviz-worker"
+            target=_run_worker,
+            args=(self.work, theirs, inherited),
+            name="featviz-worker",
         )
         with warnings.catch_warnings():
-            # Python 3.12 warns of threads in the parent: those of torch and numba, which the
-            # worker does not use
+            # Python 3.12 warns of threads in the parent: those of torch and numba,
+            # which the worker does not use
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
@@ -307,7 +320,8 @@ def _run_worker(
     for other in inherited:
         other.close()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        # The parent decides what a signal means; a terminal sends it to all processes alike.
+        # The parent decides what a signal means; a terminal sends it to all processes
+        # alike.
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)
     records: SimpleQueue[logging.LogRecord] = SimpleQueue()
@@ -328,7 +342,8 @@ def _run_worker(
             for result in work(received()):
                 connection.send(Answer(number, result, records=_drained(records)))
         except BaseException as error:
-            if not isinstance(error, FeatvizError):  # a bug, whose traceback pickling would lose
+            # a bug, whose traceback pickling would lose
+            if not isinstance(error, FeatvizError):
                 error.add_note(traceback.format_exc())
             connection.send(Answer(number, error=error, records=_drained(records)))
 

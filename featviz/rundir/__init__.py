@@ -1,5 +1,5 @@
-"""The run directory: the names of the files that featviz writes. In this folder, what cannot be
-read or written is a StoreError that names it."""
+"""The run directory: the names of the files that featviz writes. In this folder, what
+cannot be read or written is a StoreError that names it."""
 
 import re
 
@@ -12,7 +12,8 @@ LOCK_FILE = ".featviz.lock"
 SHARDS_LOCK = ".featviz.shards.lock"
 """Is there for the moment in which one of several shards begins or ends."""
 SHARD_LOCKS = re.compile(r"\.featviz\.(\d+-of-\d+|shards)\.lock")
-"""Locks of shards: `.featviz.1-of-4.lock` is there as long as the first of four writes."""
+"""Locks of shards: `.featviz.1-of-4.lock` is there as long as the first of four writes.
+"""
 AUDIT_FILE, DIFF_FILE = "audit.json", "diff.json"
 EXEMPLARS_FILE = "exemplars.json"
 REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
@@ -21,6 +22,14 @@ REPORT_RECORD = "report.json"
 """Lists the files of a report's folder."""
 DIFF_GRIDS = "grids.js"
 """The numbers of the grids on the page of a comparison."""
-REPORT_ASSETS = ("style.css", "icon.svg", "tiles.js", "floating.js", "channel.js", "report.js")
+REPORT_ASSETS = (
+    "style.css",
+    "icon.svg",
+    "tiles.js",
+    "floating.js",
+    "channel.js",
+    "report.js",
+)
 SERIES_ASSETS = ("style.css", "icon.svg", "series.js")
-"""Files that every report of a run has, whatever it shows, and those of the report of a series."""
+"""Files that every report of a run has, whatever it shows, and those of the report of a
+series."""

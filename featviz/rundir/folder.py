@@ -1,16 +1,16 @@
-"""The folders that featviz writes into. `Folder` is the only code that opens, makes, replaces or
-removes anything below a destination.
+"""The folders that featviz writes into. `Folder` is the only code that opens, makes,
+replaces or removes anything below a destination.
 
-A file, or a folder with all that is in it, is written under a hidden name beside its final one and
-moved there when it is whole:
+A file, or a folder with all that is in it, is written under a hidden name beside its
+final one and moved there when it is whole:
 
     maps/                                          the result
     .maps.<digest of "maps">.<random>.part         is being written, and will take its place
     .maps.<digest of "maps">.<random>.old          has stood there, and will be removed
 
-The digest is that of the full name, since a long one is cut. Nothing is written or removed through
-a symbolic link below the folder that the user named. Nothing here needs torch.
-"""
+The digest is that of the full name, since a long one is cut. Nothing is written or
+removed through a symbolic link below the folder that the user named. Nothing here needs
+torch."""
 
 from __future__ import annotations
 
@@ -37,25 +37,29 @@ _LONGEST = 200
 """Bytes of a file's name that its hidden name shows: systems take 255 in all."""
 _BUFFER = 2**16
 """Bytes of a file's write buffer, small enough to be used again for the next file."""
-_EXISTING = os.O_RDWR | NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_EXISTING = (
+    os.O_RDWR | NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+)
 _NEW = _EXISTING | os.O_CREAT | os.O_EXCL
-"""For a file that is there, and for one that is not there yet; neither may be a link."""
+"""For a file that is there, and for one that is not there yet; neither may be a link.
+"""
 
 
 class Folder(OpenFolder):
-    """A folder that featviz writes into. What is done by it happens in this folder, whatever
-    somebody puts in its place meanwhile; links in it are neither followed nor written through.
+    """A folder that featviz writes into. What is done by it happens in this folder,
+    whatever somebody puts in its place meanwhile; links in it are neither followed nor
+    written through.
 
-    Names may be paths with forward slashes, relative to the folder. All raises OSError, and
-    StoreError where a link is in the way.
-    """
+    Names may be paths with forward slashes, relative to the folder. All raises OSError,
+    and StoreError where a link is in the way."""
 
     @classmethod
     def open(cls, path: Path, below: Path | None = None) -> Self:
         """Open a folder of the user's own, and make it where it is missing.
 
         Args:
-            below: a folder that the path lies in. Then no folder on the way from it may be a link.
+            below: a folder that the path lies in. Then no folder on the way from it may
+                be a link.
         """
         base = path if below is None else below
         base.mkdir(parents=True, exist_ok=True)
@@ -83,18 +87,20 @@ class Folder(OpenFolder):
         with suppress(FileNotFoundError):
             if stat.S_ISLNK(self.stat(name).st_mode):
                 raise StoreError(
-                    f"{quoted(str(self.path / name))} is a symbolic link, and nothing is written "
-                    "through one",
+                    f"{quoted(str(self.path / name))} is a symbolic link, and nothing"
+                    " is written through one",
                     "remove it, or name another folder with --out",
                 )
 
     def new(self, name: str) -> Self:
-        """Make a folder in this one and open it; FileExistsError where something is there."""
+        """Make a folder in this one and open it; FileExistsError where something is
+        there."""
         os.mkdir(self.at(name), dir_fd=self.descriptor)
         return self.child(name)
 
     def create(self, relative: str) -> BinaryIO:
-        """Open a new file for writing; for a folder that is itself hidden until it is whole."""
+        """Open a new file for writing; for a folder that is itself hidden until it is
+        whole."""
         above, _, name = relative.rpartition("/")
         folder = self.folder(above, make=True)
         descriptor = os.open(folder.at(name), _NEW, 0o666, dir_fd=folder.descriptor)
@@ -107,9 +113,9 @@ class Folder(OpenFolder):
 
     @contextmanager
     def write(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file under a hidden name; it gets its own if the block succeeds. What has this
-        name is replaced; a link, too, which is not followed. What goes wrong is a StoreError that
-        names the file."""
+        """Open a file under a hidden name; it gets its own if the block succeeds. What
+        has this name is replaced; a link, too, which is not followed. What goes wrong
+        is a StoreError that names the file."""
         above, _, name = relative.rpartition("/")
         with reported(self.path / relative):
             folder = self.folder(above, make=True)
@@ -124,11 +130,15 @@ class Folder(OpenFolder):
                 raise
 
     def replace(self, old: str, new: str) -> None:
-        """Rename something in this folder; it takes the place of a file, or of an empty folder."""
+        """Rename something in this folder; it takes the place of a file, or of an empty
+        folder."""
         if not BY_DESCRIPTOR:  # on Windows an empty folder is in the way
             self.remove_empty(new)
         os.replace(
-            self.at(old), self.at(new), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor
+            self.at(old),
+            self.at(new),
+            src_dir_fd=self.descriptor,
+            dst_dir_fd=self.descriptor,
         )
 
     def take(self, other: Folder, relative: str) -> None:
@@ -144,8 +154,9 @@ class Folder(OpenFolder):
         )
 
     def publish(self, new: Folder, name: str) -> None:
-        """Give a hidden folder in this one its final name. Where something else has come to stand
-        under its hidden name, nothing comes to stand under the final one."""
+        """Give a hidden folder in this one its final name. Where something else has
+        come to stand under its hidden name, nothing comes to stand under the final
+        one."""
         hidden = new.path.name
         if new.is_as(self, hidden):
             self.replace(hidden, name)
@@ -153,7 +164,9 @@ class Folder(OpenFolder):
                 return
             self.replace(name, hidden)
         where = quoted(str(new.path))
-        raise StoreError(f"{where} was replaced while featviz wrote into it", "try again")
+        raise StoreError(
+            f"{where} was replaced while featviz wrote into it", "try again"
+        )
 
     def is_as(self, above: OpenFolder, name: str) -> bool:
         """Whether this folder is what has this name in another one."""
@@ -162,8 +175,9 @@ class Folder(OpenFolder):
         return False
 
     def remove(self, relative: str) -> None:
-        """Remove a file, or a folder with all that is in it, and the folders on the way to it that
-        this empties; what is not there, or cannot be removed, stays. No link is followed."""
+        """Remove a file, or a folder with all that is in it, and the folders on the way
+        to it that this empties; what is not there, or cannot be removed, stays. No link
+        is followed."""
         first, _, rest = relative.partition("/")
         if rest:
             with suppress(OSError):
@@ -172,13 +186,16 @@ class Folder(OpenFolder):
             return
         with suppress(OSError):
             if stat.S_ISDIR(self.stat(first).st_mode):
-                shutil.rmtree(self.at(first), ignore_errors=True, dir_fd=self.descriptor)
+                shutil.rmtree(
+                    self.at(first), ignore_errors=True, dir_fd=self.descriptor
+                )
             else:
                 os.unlink(self.at(first), dir_fd=self.descriptor)
 
     def remove_files(self, names: Iterable[str]) -> None:
-        """Remove files, in this order, then all folders in this one that hold nothing. What is gone
-        already, or has become a folder or a link to one, is passed over."""
+        """Remove files, in this order, then all folders in this one that hold nothing.
+        What is gone already, or has become a folder or a link to one, is passed
+        over."""
         for name in names:
             above, _, last = name.rpartition("/")
             with (
@@ -203,7 +220,8 @@ class Folder(OpenFolder):
 
 
 def hidden_name(name: str, ending: str = PART) -> str:
-    """An unguessable name for what is being written and will have this one, or has had it."""
+    """An unguessable name for what is being written and will have this one, or has had
+    it."""
     cut = os.fsdecode(os.fsencode(name)[:_LONGEST])
     return f".{cut}.{_digest(name)}.{secrets.token_hex(8)}{ending}"
 
@@ -232,4 +250,6 @@ def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}", hint) from error
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror or error}", hint
+        ) from error

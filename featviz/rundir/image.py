@@ -1,6 +1,6 @@
-"""One image of a run directory, read back: its manifest, and files that fit it. Every file is
-opened by a name inside the image's folder, following no link, and is as large as the manifest says.
-Nothing here needs torch."""
+"""One image of a run directory, read back: its manifest, and files that fit it. Every
+file is opened by a name inside the image's folder, following no link, and is as large
+as the manifest says. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ MOST_STATS, MOST_TENSOR = 256 * 2**20, 4 * 2**30
 """Bytes of the statistics of an image (ten million channels), and of a kept tensor."""
 _ROW_BYTES = 4 * len(STAT_COLUMNS)
 _MEMBER_BYTES = 4096
-"""What an array of a few rows may take in an npz, with its name twice, headers and padding."""
+"""What an array of a few rows may take in an npz, with its name twice, headers and
+padding."""
 
 BROKEN = (
     ArithmeticError,
@@ -62,7 +63,8 @@ BROKEN = (
     zlib.error,
     Image.DecompressionBombError,
 )
-"""What zipfile, numpy and Pillow raise on broken files; Pillow's PNG reader raises SyntaxError."""
+"""What zipfile, numpy and Pillow raise on broken files; Pillow's PNG reader raises
+SyntaxError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class ImageFields:
     """`image` of a manifest."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """Relative to the argument that it came from; it is a name, and nothing is opened by it."""
+    """Relative to the argument that it came from; it is a name, and nothing is opened
+    by it."""
     sha256: Text
     size: dict[Literal["width", "height"], Count] | None = None
     files: list[Text] | None = None
@@ -94,9 +97,11 @@ class Input:
 
     @property
     def shown(self) -> tuple[int, int] | None:
-        """Width and height of input.png: frames and several images stand side by side; None where
-        an input is no picture."""
-        if not all(len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes):
+        """Width and height of input.png: frames and several images stand side by side;
+        None where an input is no picture."""
+        if not all(
+            len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes
+        ):
             return None
         frames = [math.prod(shape[2:-2]) for shape in self.shapes]
         width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))
@@ -149,7 +154,8 @@ _MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """A manifest that can be trusted to be one; else a ValueError that names the first misfit."""
+    """A manifest that can be trusted to be one; else a ValueError that names the first
+    misfit."""
     manifest: Manifest | None = None
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
@@ -181,8 +187,8 @@ class DamagedError(StoreError):
 
 @dataclass(frozen=True)
 class ReadImage:
-    """A complete image of a run, all of whose files are there and fit its manifest. What reads one
-    of them raises DamagedError where it was changed since."""
+    """A complete image of a run, all of whose files are there and fit its manifest.
+    What reads one of them raises DamagedError where it was changed since."""
 
     root: Path
     folder: str
@@ -217,17 +223,21 @@ class ReadImage:
             return stats_of(folder, self.manifest.captures)
 
     def tensor(self, row: Capture) -> np.ndarray | None:
-        """The kept tensor, in the shape in which the layer gave it; None where there is none."""
+        """The kept tensor, in the shape in which the layer gave it; None where there is
+        none."""
         if row.tensor is None:
             return None
         with self._reading(row.tensor) as file:
             return read_tensor(file, row.shape)
 
     def levels(self, row: Capture) -> tuple[Bytes, Bytes | None] | None:
-        """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours, 3], or None
-        where it is grey; None for what has colours, or is too large for Pillow."""
+        """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours,
+        3], or None where it is grey; None for what has colours, or is too large for
+        Pillow."""
         most = Image.MAX_IMAGE_PIXELS
-        if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
+        if not format_of(row.file).levels or (
+            most is not None and row.plan.pixels > most
+        ):
             return None
         picture = self.picture(row.file)
         if picture.mode not in ("L", "P"):
@@ -239,7 +249,10 @@ class ReadImage:
     def picture(self, relative: str) -> Image.Image:
         """A picture of this image, decoded."""
         formats = [format_of(relative).pillow]
-        with self._reading(relative) as file, Image.open(file, formats=formats) as picture:
+        with (
+            self._reading(relative) as file,
+            Image.open(file, formats=formats) as picture,
+        ):
             picture.load()
             return picture
 
@@ -262,7 +275,8 @@ class ReadImage:
 
     @contextmanager
     def _reading(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file; what goes wrong with its content becomes a DamagedError that names it."""
+        """Open a file; what goes wrong with its content becomes a DamagedError that
+        names it."""
         with self.open(relative) as file:
             try:
                 yield file
@@ -274,15 +288,19 @@ class ReadImage:
     @contextmanager
     def _opened(self) -> Iterator[ReadFolder]:
         try:
-            with _blamed(self.folder), ReadFolder.below(self.root, self.folder) as folder:
+            with (
+                _blamed(self.folder),
+                ReadFolder.below(self.root, self.folder) as folder,
+            ):
                 yield folder
         except StoreError as error:
             raise DamagedError(self, error.message) from error
 
 
 def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
-    """Read a complete image, and compare its files with the manifest: their sizes, the headers of
-    the pictures, and the shapes of the statistics. Checksums are left to `verify`.
+    """Read a complete image, and compare its files with the manifest: their sizes, the
+    headers of the pictures, and the shapes of the statistics. Checksums are left to
+    `verify`.
 
     Args:
         root: the run directory.
@@ -305,14 +323,20 @@ def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
             if row.tensor is not None:
                 sizes[row.tensor] = opened.size(row.tensor)
             if row.figure is not None:
-                pixels[row.figure], sizes[row.figure] = picture_header(opened, row.figure)
-        input_size, sizes[INPUT_FILE] = picture_header(opened, INPUT_FILE, manifest.input.shown)
+                pixels[row.figure], sizes[row.figure] = picture_header(
+                    opened, row.figure
+                )
+        input_size, sizes[INPUT_FILE] = picture_header(
+            opened, INPUT_FILE, manifest.input.shown
+        )
         sizes_on_disk = {**sizes, STATS_FILE: opened.size(STATS_FILE)}
     for entry in manifest.files:
         size = sizes_on_disk[entry.file]
         if size != entry.bytes:
             where = quoted(f"{folder}/{entry.file}")
-            raise StoreError(f"{where} has {size:,} bytes, by its {MANIFEST_FILE} {entry.bytes:,}")
+            raise StoreError(
+                f"{where} has {size:,} bytes, by its {MANIFEST_FILE} {entry.bytes:,}"
+            )
     kept_stats = stats if keep_stats else None
     return ReadImage(root, folder, manifest, input_size, sizes, kept_stats, pixels)
 
@@ -324,7 +348,8 @@ def pictures_beside(
     rows: Sequence[Capture] = (),
     may_be_missing: bool = False,
 ) -> ReadImage:
-    """The pictures of an audit, of exemplars or of kernels, as those of an image without input.
+    """The pictures of an audit, of exemplars or of kernels, as those of an image
+    without input.
 
     Args:
         root: the folder that holds them.
@@ -339,7 +364,9 @@ def pictures_beside(
     with ReadFolder(root) as folder:
         for file in files:
             try:
-                pixels[file], sizes[file] = picture_header(folder, file, expected.get(file))
+                pixels[file], sizes[file] = picture_header(
+                    folder, file, expected.get(file)
+                )
             except FileNotFoundError:
                 if not may_be_missing:
                     raise
@@ -381,16 +408,20 @@ def picture_header(
                 with Image.open(file, formats=[pillow_format]) as picture:
                     pixels = picture.size
             except BROKEN as error:
-                raise StoreError(f"{where} cannot be read: it is no {pillow_format}") from error
+                raise StoreError(
+                    f"{where} cannot be read: it is no {pillow_format}"
+                ) from error
     if expected is not None and pixels != expected:
         stated = by(expected)
-        raise StoreError(f"{where} has {by(pixels)} pixels, by its {MANIFEST_FILE} {stated}")
+        raise StoreError(
+            f"{where} has {by(pixels)} pixels, by its {MANIFEST_FILE} {stated}"
+        )
     return pixels, size
 
 
 def format_of(name: str) -> PictureFormat:
-    """The format of a picture, by the ending of its file's name, which Pillow is told to expect: it
-    tries no other."""
+    """The format of a picture, by the ending of its file's name, which Pillow is told
+    to expect: it tries no other."""
     return FORMATS[PurePosixPath(name).suffix[1:]]
 
 
@@ -411,14 +442,18 @@ def _blamed(folder: str) -> Iterator[None]:
 def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, float32 [maps, 6] under
     `CaptureKey.stats_key`."""
-    # twice what they need: names, headers and padding take some, and no row may claim gigabytes
+    # twice what they need: names, headers and padding take some, and no row may claim
+    # gigabytes
     limit = _MEMBER_BYTES
     for row in rows:
         limit += 2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer)
     data = folder.read(STATS_FILE, min(limit, MOST_STATS))
     where = quoted(f"{folder.name}/{STATS_FILE}")
-    if len(data) < sum(row.maps for row in rows) * _ROW_BYTES:  # arrays may overlap in a zip file
-        raise StoreError(f"{where} has {len(data):,} bytes, too few for the maps of its manifest")
+    # arrays may overlap in a zip file
+    if len(data) < sum(row.maps for row in rows) * _ROW_BYTES:
+        raise StoreError(
+            f"{where} has {len(data):,} bytes, too few for the maps of its manifest"
+        )
     stats: dict[str, Floats] = {}
     try:
         arrays = read_arrays(data, max_bytes=limit)
@@ -438,11 +473,16 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
 
 
 def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
-    """The array in an open npy file; a ValueError where it is not of the expected shape."""
+    """The array in an open npy file; a ValueError where it is not of the expected
+    shape."""
     size = os.fstat(file.fileno()).st_size
     if size > MOST_TENSOR:
-        raise ValueError(f"it has {size:,} bytes, more than the {MOST_TENSOR:,} of any tensor")
+        raise ValueError(
+            f"it has {size:,} bytes, more than the {MOST_TENSOR:,} of any tensor"
+        )
     array = npy.read_npy(file)
     if list(array.shape) != expected:
-        raise ValueError(f"its shape is {list(array.shape)}, by the manifest {expected}")
+        raise ValueError(
+            f"its shape is {list(array.shape)}, by the manifest {expected}"
+        )
     return array

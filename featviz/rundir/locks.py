@@ -1,8 +1,7 @@
 """One writer at a time: a folder is locked for as long as a command writes it.
 
-The lock is the system's own (flock, by filelock) on a file in the folder: it ends with its process,
-and the file says who holds it.
-"""
+The lock is the system's own (flock, by filelock) on a file in the folder: it ends with
+its process, and the file says who holds it."""
 
 from __future__ import annotations
 
@@ -37,11 +36,10 @@ _LONGEST_SIGNATURE = 4096
 
 @contextmanager
 def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
-    """Hold a folder that this command writes, or one shard of it, into which others of the same
-    division write theirs. The folder is made if it is missing; at the end it goes again if it is
-    empty. The locks of processes that were killed are removed, and an earlier result that one of
-    them had moved away comes back.
-    """
+    """Hold a folder that this command writes, or one shard of it, into which others of
+    the same division write theirs. The folder is made if it is missing; at the end it
+    goes again if it is empty. The locks of processes that were killed are removed, and
+    an earlier result that one of them had moved away comes back."""
     if out.exists() and not out.is_dir():
         yield
         return
@@ -67,8 +65,8 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
 
 
 def _bring_back(out: Path, holder: str) -> None:
-    """Two renames replace a folder: give the earlier result its name back, if the process was
-    killed between them. If it still runs, its own lock refuses this one."""
+    """Two renames replace a folder: give the earlier result its name back, if the
+    process was killed between them. If it still runs, its own lock refuses this one."""
     final = real(out)
     if os.path.lexists(final) or not final.parent.is_dir():
         return
@@ -86,8 +84,9 @@ def _bring_back(out: Path, holder: str) -> None:
 
 @contextmanager
 def locked_new(folder: Folder, holder: str) -> Iterator[None]:
-    """Hold the lock of a folder that was just made, for as long as it is hidden. Its file is made
-    and locked by descriptors, since a link may have come to stand under the folder's name."""
+    """Hold the lock of a folder that was just made, for as long as it is hidden. Its
+    file is made and locked by descriptors, since a link may have come to stand under
+    the folder's name."""
     if not BY_DESCRIPTOR or not hasattr(fcntl, "flock"):
         with locked(folder.path / LOCK_FILE, holder):
             yield
@@ -109,12 +108,15 @@ def among_shards(out: Path) -> Iterator[None]:
 
 def is_lock(relative_path: str) -> bool:
     """Whether a file of a folder is the lock of who writes it, or of a shard."""
-    return relative_path == LOCK_FILE or SHARD_LOCKS.fullmatch(relative_path) is not None
+    return (
+        relative_path == LOCK_FILE or SHARD_LOCKS.fullmatch(relative_path) is not None
+    )
 
 
 @contextmanager
 def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold one lock file; the folders that it needs are made, and go again if they are empty.
+    """Hold one lock file; the folders that it needs are made, and go again if they are
+    empty.
 
     Args:
         holder: what is locked, for the message of a process that is refused.
@@ -125,7 +127,9 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
     try:
         with reported(path.parent, "name another place"):
             while not lock.is_locked:
-                made[:0] = [f for f in (path.parent, *path.parent.parents) if not f.exists()]
+                made[:0] = [
+                    f for f in (path.parent, *path.parent.parents) if not f.exists()
+                ]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # not found: who made the folder has just removed it
                 with suppress(FileNotFoundError):
@@ -138,8 +142,9 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
                 identity = path.lstat()
             yield
         finally:
-            # while it is held: who waits for it sees that it has gone, and makes a new one; a lock
-            # that another process has made since the folder was replaced stays
+            # while it is held: who waits for it sees that it has gone, and makes a new
+            # one; a lock that another process has made since the folder was replaced
+            # stays
             with suppress(OSError):
                 if identity is not None and os.path.samestat(path.lstat(), identity):
                     Folder(path.parent).remove(path.name)
@@ -158,7 +163,9 @@ def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> No
     except Timeout:
         signature = ""
         with suppress(OSError, FileError):
-            content = read_bytes(path, _LONGEST_SIGNATURE).decode(errors="backslashreplace")
+            content = read_bytes(path, _LONGEST_SIGNATURE).decode(
+                errors="backslashreplace"
+            )
             signature = quoted(" ".join(content.split()))
         raise StoreError(
             f"{holder} is being written by {signature or 'another process'}",
@@ -183,6 +190,7 @@ def _check(path: Path, status: os.stat_result) -> None:
     """Refuse a lock that is somebody's file under another name."""
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise StoreError(
-            f"{quoted(str(path))} is no lock of featviz: it is a link, or no regular file",
+            f"{quoted(str(path))} is no lock of featviz: it is a link, or no regular"
+            " file",
             "remove it",
         )

@@ -1,10 +1,11 @@
-"""The mirror of a run directory in an object store, reached by fsspec: each file is an object.
+"""The mirror of a run directory in an object store, reached by fsspec: each file is an
+object.
 
-A run is written into a folder of this machine as always. Whenever its run.json is written, the
-images that are complete are put to the URL, the manifest of each last, and then run.json. Whoever
-reads the run by its URL reads a copy in a temporary folder. The store is somebody else's: only
-files that run.json and the manifests list are fetched, and no more bytes than the manifests say.
-"""
+A run is written into a folder of this machine as always. Whenever its run.json is
+written, the images that are complete are put to the URL, the manifest of each last, and
+then run.json. Whoever reads the run by its URL reads a copy in a temporary folder. The
+store is somebody else's: only files that run.json and the manifests list are fetched,
+and no more bytes than the manifests say."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from featviz.rundir.read import read_record
 from featviz.rundir.schema import MOST_RECORD
 from featviz.text import quoted, safe_name, safe_way
 
-_AT_ONCE = 8  # images that are fetched at once: an answer of a store takes a tenth of a second
+# images that are fetched at once: an answer of a store takes a tenth of a second
+_AT_ONCE = 8
 
 
 class Mirror:
@@ -41,7 +43,8 @@ class Mirror:
         """Folders of images that are there."""
 
     def put_run(self, folders: Iterable[str]) -> None:
-        """Put the images with these folders, as far as they are not there, and run.json."""
+        """Put the images with these folders, as far as they are not there, and
+        run.json."""
         for folder in folders:
             if folder not in self._complete:
                 self._put_image(folder)
@@ -63,28 +66,39 @@ class Mirror:
         try:
             urls.tried(self._url, lambda: self._store.put(sources, targets))
         except (FileNotFoundError, FileError) as error:
-            hint = f"what is complete stays in {self._root}; --resume puts the rest there"
+            hint = (
+                f"what is complete stays in {self._root}; --resume puts the rest there"
+            )
             if isinstance(error, FileNotFoundError):
                 hint = "make the bucket first"
             elif urls.lacks_rights(error.__cause__):
-                hint = "give credentials that may read and write there (for s3: AWS_PROFILE)"
-            reason = self._url.without_secrets(f"{self._url} cannot be written: {error}")
+                hint = (
+                    "give credentials that may read and write there (for s3:"
+                    " AWS_PROFILE)"
+                )
+            reason = self._url.without_secrets(
+                f"{self._url} cannot be written: {error}"
+            )
             raise StoreError(quoted(reason), hint) from error
 
 
 @contextmanager
 def copied(place: Path | Url) -> Iterator[Path]:
-    """A run directory to read: the folder itself, or a copy of the one below a URL for as long as
-    the block lasts. Errors of the block speak of the URL."""
+    """A run directory to read: the folder itself, or a copy of the one below a URL for
+    as long as the block lasts. Errors of the block speak of the URL."""
     if isinstance(place, Path):
         yield place
         return
-    with tempfile.TemporaryDirectory(prefix="featviz-", ignore_cleanup_errors=True) as above:
+    with tempfile.TemporaryDirectory(
+        prefix="featviz-", ignore_cleanup_errors=True
+    ) as above:
         folder = Path(above, safe_name(place.name))
         try:
             with reported(folder, "TMPDIR names another folder for temporary files"):
                 _copy(place, RUN_FILE, folder, MOST_RECORD)
-                images = filter(is_inside, map(safe_way, read_record(folder).images.complete))
+                images = filter(
+                    is_inside, map(safe_way, read_record(folder).images.complete)
+                )
                 with ThreadPoolExecutor(_AT_ONCE, "featviz-copy") as pool:
                     list(pool.map(partial(_copy_image, place, root=folder), images))
             yield folder
@@ -112,7 +126,9 @@ def _copy(url: Url, name: str, root: Path, limit: int) -> None:
         path.unlink()
     except FileError as error:
         where = quoted(f"{url}/{name}")
-        raise StoreError(f"{where} cannot be read: {error.message}", error.hint) from None
+        raise StoreError(
+            f"{where} cannot be read: {error.message}", error.hint
+        ) from None
 
 
 def _object(url: Url, name: str) -> Url:

@@ -1,10 +1,10 @@
 """What featviz wrote: what `--overwrite` may remove, and what must stay.
 
-A folder is ours if our record in it says what our writers always say. A file in it is ours if that
-record, or the manifest of one of its images, lists it; if its hidden name says that its command was
-killed; or, for a page or JUnit XML, if its head says so. Records are not held against the schema of
-their readers: the owner of a run that cannot be shown must be able to replace it.
-"""
+A folder is ours if our record in it says what our writers always say. A file in it is
+ours if that record, or the manifest of one of its images, lists it; if its hidden name
+says that its command was killed; or, for a page or JUnit XML, if its head says so.
+Records are not held against the schema of their readers: the owner of a run that cannot
+be shown must be able to replace it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ _LAYER_FILE = re.compile(
 
 
 class _Listing(msgspec.Struct):
-    """What the record of an audit, a comparison, exemplars or a report's folder always says."""
+    """What the record of an audit, a comparison, exemplars or a report's folder always
+    says."""
 
     schema_version: _Version
     featviz: str
@@ -91,8 +92,8 @@ _RECORDS: dict[str, Any] = {
 
 
 def record_of(root: Path, name: str) -> Any:
-    """The record of this name in a folder, if it says what our records always say; None where it is
-    another program's, or cannot be read."""
+    """The record of this name in a folder, if it says what our records always say; None
+    where it is another program's, or cannot be read."""
     folder, _, file = name.rpartition("/")
     try:
         with ReadFolder.below(root, folder) as opened:
@@ -115,8 +116,8 @@ class Contents(NamedTuple):
     """What is in a folder; locks and TensorBoard's events are left out."""
 
     ours: list[str]
-    """Paths of the files that featviz wrote, in the order in which they are to go: manifests and
-    records last, by which the rest is known to be ours."""
+    """Paths of the files that featviz wrote, in the order in which they are to go:
+    manifests and records last, by which the rest is known to be ours."""
     others: list[str]
     """Paths of all other files."""
     complete_images: int
@@ -126,7 +127,13 @@ def look(root: Path) -> Contents:
     """Tell what is ours in a folder from what is not."""
     files = {path: regular for path, regular in walk(root) if not is_lock(path)}
     listed = set[str]()
-    for name in (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD, f"{REPORT}/{REPORT_RECORD}"):
+    for name in (
+        AUDIT_FILE,
+        DIFF_FILE,
+        EXEMPLARS_FILE,
+        REPORT_RECORD,
+        f"{REPORT}/{REPORT_RECORD}",
+    ):
         record = record_of(root, name)
         if record is not None:
             listed |= {name, *_files(record, name)}
@@ -143,7 +150,9 @@ def look(root: Path) -> Contents:
     ours: list[str] = []
     others: list[str] = []
     for name, is_regular in files.items():
-        if is_regular and (name in listed or _is_left_over(name) or _is_our_page(root / name)):
+        if is_regular and (
+            name in listed or _is_left_over(name) or _is_our_page(root / name)
+        ):
             ours.append(name)
         elif not is_events(name):
             others.append(name)
@@ -183,15 +192,16 @@ def _is_left_over(name: str) -> bool:
 
 
 def walk(root: Path) -> Iterator[tuple[str, bool]]:
-    """All files below a folder, links and the like among them, and whether they are regular: the
-    folder's own by name, then those of the folders in it."""
+    """All files below a folder, links and the like among them, and whether they are
+    regular: the folder's own by name, then those of the folders in it."""
     waiting = [""]
     while waiting:
         here = waiting.pop()
         try:
             with os.scandir(root / here) as scanned:
                 entries = sorted(scanned, key=lambda entry: entry.name)
-        except OSError:  # it is gone, or closed to this user: nothing in it can be removed
+        # it is gone, or closed to this user: nothing in it can be removed
+        except OSError:
             continue
         inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         waiting += [f"{here}{name}/" for name in reversed(inner)]
@@ -209,7 +219,8 @@ class FileKind(NamedTuple):
     description: str
     """For messages."""
     head: bytes | None
-    """What stands in its first bytes, or in those of its first page; None where nothing does."""
+    """What stands in its first bytes, or in those of its first page; None where nothing
+    does."""
 
 
 _GENERATOR = b'<meta name="generator" content="featviz'
@@ -222,12 +233,22 @@ _PAGES = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}
 
 def picture_of(command: str) -> FileKind:
     """A PNG that a command wrote, by its text chunk `Software`."""
-    return FileKind(f"picture of featviz {command}", b"Software\0featviz " + command.encode())
+    return FileKind(
+        f"picture of featviz {command}", b"Software\0featviz " + command.encode()
+    )
 
 
 def is_of_kind(path: Path, kind: FileKind) -> bool:
     """Whether a file is one that featviz wrote, by its head."""
-    broken = (FileError, ValueError, KeyError, RuntimeError, EOFError, OSError, struct.error)
+    broken = (
+        FileError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        struct.error,
+    )
     with suppress(*broken, zipfile.BadZipFile, zlib.error), open_regular(path) as file:
         head = file.read(_HEAD)
         if head.startswith(b"PK"):

@@ -1,5 +1,5 @@
-"""Where a result is written: apart from what is read, in a hidden folder beside its place, and in
-the place of an earlier result only if featviz wrote all that is there."""
+"""Where a result is written: apart from what is read, in a hidden folder beside its
+place, and in the place of an earlier result only if featviz wrote all that is there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from featviz.rundir import (
     REPORT_RECORD,
     RUN_FILE,
 )
-from featviz.rundir.folder import OLD, PART, Folder, hidden_name, hides, is_hidden, reported
+from featviz.rundir.folder import (
+    OLD,
+    PART,
+    Folder,
+    hidden_name,
+    hides,
+    is_hidden,
+    reported,
+)
 from featviz.rundir.locks import held, is_lock, locked, locked_new
 from featviz.rundir.ownership import (
     JUNIT,
@@ -62,8 +70,8 @@ AUDIT = AUDIT_FILE
 DIFF = DIFF_FILE
 EXEMPLARS = EXEMPLARS_FILE
 REPORT_FOLDER = REPORT_RECORD
-"""Results that have a folder of their own, by the record which says that the folder is ours, and
-lists the others."""
+"""Results that have a folder of their own, by the record which says that the folder is
+ours, and lists the others."""
 
 
 def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | None:
@@ -73,10 +81,13 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
         record_name: the file that is the result's record.
 
     Returns:
-        The files of the earlier result, which is to be replaced; None where there is none.
+        The files of the earlier result, which is to be replaced; None where there is
+        none.
     """
     if root.exists() and not root.is_dir():
-        raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
+        raise StoreError(
+            f"--out {root} is a file, not a folder", "name another with --out"
+        )
     record = record_of(root, record_name)
     if record is None:
         _check_empty(root, record_name)
@@ -92,7 +103,9 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
                 f"`run --resume` goes on with it, {hint}",
                 add=add,
             )
-        raise StoreError(f"--out {root} holds an earlier result ({record_name})", hint, add=add)
+        raise StoreError(
+            f"--out {root} holds an earlier result ({record_name})", hint, add=add
+        )
     if contents.others:
         nearest = sorted(contents.others, key=lambda path: (path.count("/"), path))
         names = listed([quoted(path, 80) for path in nearest], 3)
@@ -104,7 +117,8 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
 
 
 def _check_empty(root: Path, record_name: str) -> None:
-    """Refuse a folder that holds more than locks, events, and what killed commands left."""
+    """Refuse a folder that holds more than locks, events, and what killed commands
+    left."""
     for path, _ in walk(root):
         if is_lock(path) or is_hidden(path.partition("/")[0]) or is_events(path):
             continue
@@ -117,9 +131,9 @@ def _check_empty(root: Path, record_name: str) -> None:
 
 @contextmanager
 def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[Folder]:
-    """A hidden folder beside `root` to write into, which takes its place if the block succeeds: the
-    result appears whole or not at all. Both are locked meanwhile, so that whoever comes to find one
-    of them can tell whether it is being written.
+    """A hidden folder beside `root` to write into, which takes its place if the block
+    succeeds: the result appears whole or not at all. Both are locked meanwhile, so that
+    whoever comes to find one of them can tell whether it is being written.
 
     Args:
         record_name: the file that is the result's record.
@@ -136,17 +150,22 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
             try:
                 locks.enter_context(locked_new(new, f"--out {quoted(str(root))}"))
                 yield new
-                # the earlier result is looked for anew: the work before may have taken hours
+                # the earlier result is looked for anew: the work before may have taken
+                # hours
                 earlier = check_free(final, record_name, True)
-                if not BY_DESCRIPTOR:  # Windows renames no folder in which a file is open
+                # Windows renames no folder in which a file is open
+                if not BY_DESCRIPTOR:
                     locks.close()
-                _exchange(above, new, final, look(final).ours if earlier is None else earlier)
+                _exchange(
+                    above, new, final, look(final).ours if earlier is None else earlier
+                )
             finally:
                 above.remove(new.path.name)
 
 
 def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> None:
-    """Let a new folder take the place of an earlier one, of which then these files are removed."""
+    """Let a new folder take the place of an earlier one, of which then these files are
+    removed."""
     old_name = hidden_name(final.name, OLD)
     is_replaced = final.exists()
     if is_replaced:
@@ -179,9 +198,9 @@ def remove_result(above: Folder, name: str, files: Iterable[str]) -> None:
 
 
 def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
-    """Remove what killed processes have left beside a folder: those that were to take its place,
-    and what is ours in those that have stood there, if their result is there again or was replaced.
-    A process that still runs holds the lock of its own."""
+    """Remove what killed processes have left beside a folder: those that were to take
+    its place, and what is ours in those that have stood there, if their result is there
+    again or was replaced. A process that still runs holds the lock of its own."""
     for entry in above.entries():
         if not hides(entry.name, final.name) or not entry.is_dir(follow_symlinks=False):
             continue
@@ -197,10 +216,14 @@ def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
                 remove_result(above, entry.name, look(above.path / entry.name).ours)
 
 
-def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False) -> None:
+def check_file(
+    out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False
+) -> None:
     """Refuse a place that holds something else than an earlier file of the same kind."""
     if out.is_dir():
-        raise StoreError(f"{option} {out} is a folder, not a file", f"name a file with {option}")
+        raise StoreError(
+            f"{option} {out} is a folder, not a file", f"name a file with {option}"
+        )
     if not overwrite and out.exists() and not is_of_kind(out, kind):
         raise StoreError(
             f"{option} {out} is there and is no {kind.description}",
@@ -221,8 +244,8 @@ def writing(
 
 @contextmanager
 def write_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file, which takes its place when all is written. Folders that are missing are made,
-    and a link in the file's place is replaced."""
+    """Write a file, which takes its place when all is written. Folders that are missing
+    are made, and a link in the file's place is replaced."""
     with reported(path):
         folder = Folder.open(path.parent)
     with folder, folder.write(path.name) as file:
@@ -249,10 +272,13 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
 
 
 def model_files(*models: str | None) -> list[Path]:
-    """The files and folders that MODEL strings lead to: `net.pth`, `net.py:make`, `hf:DIR`."""
+    """The files and folders that MODEL strings lead to: `net.pth`, `net.py:make`,
+    `hf:DIR`."""
     paths: list[Path] = []
     for text in filter(None, models):
         before, _, _ = text.rpartition(":")
         _, _, behind = text.partition(":")
         paths += [Path(part) for part in (text, behind, before) if part]
-    return [path for path in paths if path.is_file() or (path / "config.json").is_file()]
+    return [
+        path for path in paths if path.is_file() or (path / "config.json").is_file()
+    ]

@@ -1,5 +1,6 @@
-"""Run directories, read back: the one reader of all commands. A run directory comes from anywhere:
-an image that does not fit is left out and named. Nothing here needs torch."""
+"""Run directories, read back: the one reader of all commands. A run directory comes
+from anywhere: an image that does not fit is left out and named. Nothing here needs
+torch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from featviz.text import counted, quoted, safe_way
 log = logging.getLogger(__name__)
 
 DEEPEST, _MOST_NAMED = 100, 20
-"""Folders inside one another in which images are looked for; images that warnings name."""
+"""Folders inside one another in which images are looked for; images that warnings name.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,11 @@ class ReadRun:
     """The content of run.json; what `schema.RunRecord` names of it fits."""
     images: Mapping[str, ReadImage]
     incomplete: Mapping[str, str]
-    """Images without a manifest, by name, or folder where no name is known, and what is missing:
-    their run was killed, or they were copied in part."""
+    """Images without a manifest, by name, or folder where no name is known, and what is
+    missing: their run was killed, or they were copied in part."""
     damaged: Mapping[str, str]
-    """Images with a manifest that does not fit, or that their files do not fit; and why."""
+    """Images with a manifest that does not fit, or that their files do not fit; and
+    why."""
     url: Url | None = None
     """Where the user finds it, if `root` is a copy."""
 
@@ -106,7 +109,8 @@ def read_record(root: Path) -> RunRecord:
 def _checked(root: Path, record: Mapping[str, Any]) -> RunRecord:
     if (kind := record.get("kind", "run")) != "run":
         raise StoreError(
-            f"{quoted(str(root))} holds {quoted(str(kind))}, not the feature maps of a run",
+            f"{quoted(str(root))} holds {quoted(str(kind))}, not the feature maps of"
+            " a run",
             "give a folder that featviz run wrote",
         )
     try:
@@ -117,8 +121,8 @@ def _checked(root: Path, record: Mapping[str, Any]) -> RunRecord:
 
 
 def read_run(root: Path, hold: bool = False) -> ReadRun:
-    """Read a run directory: run.json, all manifests, and of all other files whether they fit; with
-    `hold` all statistics are kept in memory."""
+    """Read a run directory: run.json, all manifests, and of all other files whether
+    they fit; with `hold` all statistics are kept in memory."""
     record = schema.read_json(root / RUN_FILE)
     known = _checked(root, record)
     folders = {safe_way(name): name for name in known.images.complete}
@@ -133,42 +137,52 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
         try:
             image = read_image(root, folder, keep_stats=hold)
             if safe_way(image.name) != folder:
-                words = f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
+                words = (
+                    f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
+                )
                 raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {words}")
         except StoreError as error:
             damaged[name] = error.message
         else:
             # its files have been compared with those that are there
-            images[image.name] = replace(image, manifest=replace(image.manifest, files=[]))
+            images[image.name] = replace(
+                image, manifest=replace(image.manifest, files=[])
+            )
     listed = {name: n for n, name in enumerate(known.images.complete)}
     for name in listed.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
-    order = sorted(images, key=lambda name: (listed.get(name, len(listed)), name.split("/")))
+    order = sorted(
+        images, key=lambda name: (listed.get(name, len(listed)), name.split("/"))
+    )
     ordered = {name: images[name] for name in order}
     return ReadRun(root, record, ordered, dict(sorted(incomplete.items())), damaged)
 
 
 def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> None:
-    """Warn of images that are not whole, and what each lacks: of the first ones by name, with words
-    around each line, and how many more there are."""
+    """Warn of images that are not whole, and what each lacks: of the first ones by
+    name, with words around each line, and how many more there are."""
     for name, reason in islice(images.items(), _MOST_NAMED):
         log.warning("%s%s is incomplete (%s)%s", before, name, reason, behind)
     if (more := len(images) - _MOST_NAMED) > 0:
-        log.warning("%s%s more are incomplete%s", before, counted(more, "image"), behind)
+        log.warning(
+            "%s%s more are incomplete%s", before, counted(more, "image"), behind
+        )
 
 
 def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
-    """Folders of images, relative to the run directory, and what those that are not whole lack.
+    """Folders of images, relative to the run directory, and what those that are not
+    whole lack.
 
-    Images may lie in folders of their own. A folder with the model's input, with statistics, or
-    with a file that was being written, but without a manifest, is incomplete. Links are not
-    followed.
-    """
+    Images may lie in folders of their own. A folder with the model's input, with
+    statistics, or with a file that was being written, but without a manifest, is
+    incomplete. Links are not followed."""
     for path, folders, names in os.walk(root):
         here = Path(path).relative_to(root).as_posix()
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         whole = MANIFEST_FILE in names
-        begun = not {INPUT_FILE, STATS_FILE}.isdisjoint(names) or any(map(is_hidden, names))
+        begun = not {INPUT_FILE, STATS_FILE}.isdisjoint(names) or any(
+            map(is_hidden, names)
+        )
         if here != "." and (whole or begun):
             yield here, None if whole else f"it has no {MANIFEST_FILE}"
             folders.clear()

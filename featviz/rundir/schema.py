@@ -1,9 +1,10 @@
-"""What the records of a run directory hold: a row of a manifest, and what all records have.
+"""What the records of a run directory hold: a row of a manifest, and what all records
+have.
 
-A record may come from anybody. msgspec checks types, ranges and lengths while it decodes, in a
-third of the time of json and dataclasses, and its own message names the first field that does not
-fit. Where fields must agree with one another, that is checked here.
-"""
+A record may come from anybody. msgspec checks types, ranges and lengths while it
+decodes, in a third of the time of json and dataclasses, and its own message names the
+first field that does not fit. Where fields must agree with one another, that is checked
+here."""
 
 from __future__ import annotations
 
@@ -72,13 +73,15 @@ class Capture:
     shape: Annotated[list[Count], Meta(max_length=64)]
     layout: Text
     maps: Annotated[int, Meta(ge=1, le=MOST_MAPS)]
-    """Maps that the tensor holds; `channels` lists those that were drawn, where not all were."""
+    """Maps that the tensor holds; `channels` lists those that were drawn, where not all
+    were."""
     file: Text
     grid: GridFields
     normalize: Text
     """The scale that was used; one-number maps share the layer's even under `map`."""
     range: Annotated[list[float | None], Two] | None
-    """Values drawn darkest and brightest; None where each map has its own (see `stats.npz`)."""
+    """Values drawn darkest and brightest; None where each map has its own (see
+    `stats.npz`)."""
     min: float | None
     max: float | None
     mean: float | None
@@ -87,13 +90,14 @@ class Capture:
     nonfinite: Count
     channels: _Channels | None = None
     slices: Annotated[list[Pixels], Two] | None = None
-    """[drawn, held] tiles of each channel, side by side: steps of a clip, regions of a batch."""
+    """[drawn, held] tiles of each channel, side by side: steps of a clip, regions of a
+    batch."""
     steps: list[Count] | None = None
     """The slices that are drawn, from 0, where not all are."""
     tensor: Text | None = None
     constant: Annotated[list[Pixels], Meta(min_length=3, max_length=3)] | None = None
-    """Slices, height and width of each map, where all are constant: the picture is one strip of
-    their values."""
+    """Slices, height and width of each map, where all are constant: the picture is one
+    strip of their values."""
     collapsed: dict[Text, _Channels] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: Text | None = None
@@ -176,7 +180,8 @@ def convert(content: Any, record_type: Any) -> Any:
         record_type: a dataclass, or a generic type such as `list[str]`.
 
     Raises:
-        ValueError: it does not fit; the message, which is msgspec's, names the first misfit.
+        ValueError: it does not fit; the message, which is msgspec's, names the first
+            misfit.
     """
     try:
         return msgspec.convert(content, record_type)
@@ -192,7 +197,9 @@ def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
     """
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int:
-        raise ValueError(f"cannot be read: its schema_version is {quoted(repr(version))}")
+        raise ValueError(
+            f"cannot be read: its schema_version is {quoted(repr(version))}"
+        )
     if version != expected:
         raise ValueError(f"has schema version {version}, this featviz reads {expected}")
 
@@ -209,14 +216,19 @@ def read_json(path: Path) -> dict[str, Any]:
         message = f"{folder} is a file, not a run directory"
         raise StoreError(message, "give a folder of `featviz run`")
     if path.is_symlink():
-        raise StoreError(f"{where} is a link, and links in run directories are not read")
+        raise StoreError(
+            f"{where} is a link, and links in run directories are not read"
+        )
     try:
         content: dict[str, Any] = files.read_json(path, MOST_RECORD)
         check_version(content)
     except FileNotFoundError:
         hint = "give a folder that `featviz run` wrote"
         if any(path.parent.glob(f"*/{MANIFEST_FILE}")):
-            hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
+            hint = (
+                "the same `featviz run` with --resume writes it anew from the images'"
+                " manifests"
+            )
         message = f"{folder} is no run directory: it has no {path.name}"
         raise StoreError(message, hint) from None
     except FileError as error:
@@ -229,18 +241,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a run's settings, in hexadecimal: images of equal ones were drawn alike."""
+    """SHA-256 of a run's settings, in hexadecimal: images of equal ones were drawn
+    alike."""
     text = json.dumps(settings_of(record), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run.json says of the model and the options, without what grows during the run."""
+    """What a run.json says of the model and the options, without what grows during the
+    run."""
     return {key: value for key, value in record.items() if key not in GROWING}
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """What two run.json do not have in common, a description each; those of options come first.
+    """What two run.json do not have in common, a description each; those of options
+    come first.
 
     Args:
         old, new: two values of the same entry; first the whole content of both.
@@ -262,7 +277,10 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     shared = len(commonprefix([old_text, new_text]))  # noqa: RUF071 - characters are meant
     begin = max(0, shared - _SHOWN_BEFORE)
     old_part = _shown_from(old_text, begin)
-    return [f"its {printable(where)} is {old_part}, this one's {_shown_from(new_text, begin)}"]
+    return [
+        f"its {printable(where)} is {old_part}, this one's"
+        f" {_shown_from(new_text, begin)}"
+    ]
 
 
 def _shown_from(text: str, begin: int) -> str:
@@ -298,7 +316,8 @@ def check_rows(rows: Sequence[Capture]) -> None:
     """Refuse rows of `captures` of which one field contradicts another.
 
     Raises:
-        ValueError: the message names the first such field, its value and what was expected.
+        ValueError: the message names the first such field, its value and what was
+            expected.
     """
     row_numbers: dict[CaptureKey, int] = {}
     for number, row in enumerate(rows):
@@ -308,7 +327,9 @@ def check_rows(rows: Sequence[Capture]) -> None:
             raise ValueError(f"{field} is {value}, expected {misfit.expected}")
         first = row_numbers.setdefault(row.place, number)
         if first != number:
-            raise ValueError(f"captures[{number}] is the same tensor as captures[{first}]")
+            raise ValueError(
+                f"captures[{number}] is the same tensor as captures[{first}]"
+            )
 
 
 def _misfits(row: Capture) -> Iterator[_Misfit]:
@@ -318,13 +339,18 @@ def _misfits(row: Capture) -> Iterator[_Misfit]:
     yield from _misfits_of_slices(row)
     plan = row.plan
     if 0 in plan.map_size:
-        yield _Misfit("grid.scale", row.grid["scale"], f"no more than the tile {row.grid['tile']}")
+        yield _Misfit(
+            "grid.scale", row.grid["scale"], f"no more than the tile {row.grid['tile']}"
+        )
     if max(row.size) > _LARGEST:
-        yield _Misfit("grid", by(row.size), f"a picture of at most {_LARGEST} pixels a side")
+        yield _Misfit(
+            "grid", by(row.size), f"a picture of at most {_LARGEST} pixels a side"
+        )
 
 
 def _misfits_of_names(row: Capture) -> Iterator[_Misfit]:
-    # a manifest from elsewhere must not lead a reader out of the folder, or to another kind of file
+    # a manifest from elsewhere must not lead a reader out of the folder, or to another
+    # kind of file
     for column, suffixes in _SUFFIXES.items():
         name = getattr(row, column)
         if name is None:
@@ -346,7 +372,8 @@ def _misfits_of_channels(row: Capture) -> Iterator[_Misfit]:
         return
     drawn = set(row.drawn)
     for name, group in row.collapsed.items():
-        # nine digits hold every channel; int() of thousands of them would take long, or raise
+        # nine digits hold every channel; int() of thousands of them would take long, or
+        # raise
         is_channel = name.isascii() and name.isdecimal() and int(name[:9]) in drawn
         if not is_channel:
             yield _Misfit("collapsed", name, "drawn channels as names")
@@ -362,6 +389,8 @@ def _misfits_of_slices(row: Capture) -> Iterator[_Misfit]:
     if steps is None:
         return
     if len(steps) != drawn or sorted(set(steps)) != steps:
-        yield _Misfit("steps", steps, f"each of the {drawn} drawn slices once, in order")
+        yield _Misfit(
+            "steps", steps, f"each of the {drawn} drawn slices once, in order"
+        )
     elif steps[-1] >= total:
         yield _Misfit("steps", steps[-1], f"less than slices ({total})")

@@ -1,11 +1,11 @@
-"""Results that are no runs: reads audits, exemplars and kernels; writes verdicts of gates for CI
-servers; and finds the series of a model's training, which has a run directory for each step.
+"""Results that are no runs: reads audits, exemplars and kernels; writes verdicts of
+gates for CI servers; and finds the series of a model's training, which has a run
+directory for each step.
 
     OUT/step-000000/  OUT/step-000100/  ...
 
-A step's folder is moved to its name when all of it is written: what has such a name and a run.json
-is whole.
-"""
+A step's folder is moved to its name when all of it is written: what has such a name and
+a run.json is whole."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Exemplar:
     """Row and column in the channel's map, where one place counts."""
     map: _Two | None
     box: _Four | None
-    """What the unit there sees, in pixels of the input: left, top, right and bottom; None where it
-    sees only padding, or the image could not be read again."""
+    """What the unit there sees, in pixels of the input: left, top, right and bottom;
+    None where it sees only padding, or the image could not be read again."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,9 @@ def _check_exemplars(record: ExemplarRecord) -> None:
             count = len(row.exemplars)
             has_picture = bool(row.file)
             if count > record.room or has_picture != (count > 0):
-                raise ValueError(f"channel {row.channel} of {layer.sheet} has {count} exemplars")
+                raise ValueError(
+                    f"channel {row.channel} of {layer.sheet} has {count} exemplars"
+                )
 
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
@@ -203,7 +205,9 @@ def _reading(path: Path, result: str) -> Iterator[None]:
         raise StoreError(f"{missing} is missing", f"draw the {result} again") from None
     except (FileError, StoreError, OSError, ValueError) as error:
         reason = str(error).removeprefix("cannot be read: ")
-        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(reason)}") from error
+        raise StoreError(
+            f"{quoted(str(path))} cannot be read: {quoted(reason)}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,9 @@ class Audit:
     @property
     def clean(self) -> bool:
         """Whether nothing was found in any channel."""
-        return not any(channels for row in self.layers for channels in row.findings.values())
+        return not any(
+            channels for row in self.layers for channels in row.findings.values()
+        )
 
 
 def is_audit(root: Path) -> bool:
@@ -289,12 +295,14 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
     except (FileError, ValueError) as error:
         reason = str(error)
     raise StoreError(
-        f"{quoted(str(path))} is no audit.json: {reason}", "give one that featviz audit wrote"
+        f"{quoted(str(path))} is no audit.json: {reason}",
+        "give one that featviz audit wrote",
     )
 
 
 def is_kernels(root: Path) -> bool:
-    """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
+    """Whether a folder holds kernels: their manifest stands beside run.json, which says
+    so."""
     try:
         has_manifest = (root / MANIFEST_FILE).exists()
         return has_manifest and read_json(root / RUN_FILE).get("kind") == "kernels"
@@ -303,19 +311,22 @@ def is_kernels(root: Path) -> bool:
 
 
 def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
-    """Read what `featviz kernels` wrote: the content of run.json, whose `model` and `options` are
-    objects, and the pictures. In a row `slices`, one number there, is as in a run."""
+    """Read what `featviz kernels` wrote: the content of run.json, whose `model` and
+    `options` are objects, and the pictures. In a row `slices`, one number there, is as
+    in a run."""
     record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
     if record.get("kind") != "kernels":
         raise StoreError(
-            f"{quoted(str(root))} holds no kernels", "give a folder that `featviz kernels` wrote"
+            f"{quoted(str(root))} holds no kernels",
+            "give a folder that `featviz kernels` wrote",
         )
     with _reading(root, "kernels"):
         with ReadFolder(root) as folder:
             content = folder.read_json(MANIFEST_FILE, MOST_RECORD)
         raw = schema.convert(content, dict[str, Any]).get("captures")
         captures = schema.convert(raw, list[dict[str, Any]])
-        # all slices of a kernel are drawn, so its record has one number for [drawn, held]
+        # all slices of a kernel are drawn, so its record has one number for [drawn,
+        # held]
         as_in_runs = [{**row, "slices": [row.get("slices", 1)] * 2} for row in captures]
         rows = schema.convert(as_in_runs, list[Capture])
         schema.check_rows(rows)
@@ -326,19 +337,32 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
 
 
 def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
-    """JUnit XML, as CI servers read it: a suite for each model, a test case for each gate; nothing
-    of when and where."""
+    """JUnit XML, as CI servers read it: a suite for each model, a test case for each
+    gate; nothing of when and where."""
 
-    def legal(text: str) -> str:  # XML 1.0 cannot hold some characters, which file names may have
-        return "".join(c if c.isprintable() or c in "\t\n\r" else "\ufffd" for c in text)
+    # XML 1.0 cannot hold some characters, which file names may have
+    def legal(text: str) -> str:
+        return "".join(
+            c if c.isprintable() or c in "\t\n\r" else "\ufffd" for c in text
+        )
 
     root = ElementTree.Element("testsuites", name=f"featviz {command}")
     for model, rows in verdicts.items():
         failures = str(sum(not verdict.held for verdict in rows))
-        counts = {"tests": str(len(rows)), "failures": failures, "errors": "0", "skipped": "0"}
-        suite = ElementTree.SubElement(root, "testsuite", {"name": legal(model), **counts})
+        counts = {
+            "tests": str(len(rows)),
+            "failures": failures,
+            "errors": "0",
+            "skipped": "0",
+        }
+        suite = ElementTree.SubElement(
+            root, "testsuite", {"name": legal(model), **counts}
+        )
         for verdict in rows:
-            name = {"classname": legal(f"featviz.{command}.{model}"), "name": legal(verdict.gate)}
+            name = {
+                "classname": legal(f"featviz.{command}.{model}"),
+                "name": legal(verdict.gate),
+            }
             case = ElementTree.SubElement(suite, "testcase", name)
             message = legal(verdict.message)
             if verdict.held:
@@ -355,14 +379,15 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def read_steps(root: Path) -> dict[int, Path]:
-    """The training steps of a series and their run directories, in order; none where the folder is
-    no series. Links are no steps."""
+    """The training steps of a series and their run directories, in order; none where
+    the folder is no series. Links are no steps."""
     folders = step_folders(root).items()
     return {step: path for step, path in folders if (path / RUN_FILE).is_file()}
 
 
 def step_folders(root: Path) -> dict[int, Path]:
-    """What has the name of a step in a folder, in order, whole or not. Links are no steps."""
+    """What has the name of a step in a folder, in order, whole or not. Links are no
+    steps."""
     if not root.is_dir():
         return {}
     with reported(root):
@@ -375,20 +400,26 @@ def step_folders(root: Path) -> dict[int, Path]:
     return dict(sorted(folders.items()))
 
 
-def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:
-    """Say before the training that a folder cannot become the series'; the steps that it holds.
+def check_series(
+    root: Path, overwrite: bool, resume: bool, board: Path | None
+) -> list[int]:
+    """Say before the training that a folder cannot become the series'; the steps that
+    it holds.
 
     Args:
         board: the folder of TensorBoard's events, which may lie in it.
     """
     if root.exists() and not root.is_dir():
-        raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
+        raise StoreError(
+            f"--out {root} is a file, not a folder", "name another with --out"
+        )
     steps = list(read_steps(root))
     out = f"--out {quoted(str(root))}"
     if steps and not (overwrite or resume):
         raise StoreError(
             f"{out} holds a series up to step {steps[-1]}",
-            "overwrite=True replaces it, resume=True goes on with it, or name another --out",
+            "overwrite=True replaces it, resume=True goes on with it, or name another"
+            " --out",
         )
     if not steps and root.is_dir():
         _check_no_others(root, board, out)

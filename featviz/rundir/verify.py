@@ -1,5 +1,5 @@
-"""Complete runs: `verify` compares every file of every image with its manifest, and the manifests
-with run.json; `merge` joins parts of a run that were made apart."""
+"""Complete runs: `verify` compares every file of every image with its manifest, and the
+manifests with run.json; `merge` joins parts of a run that were made apart."""
 
 from __future__ import annotations
 
@@ -35,27 +35,32 @@ _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 
 
 def verify(
-    roots: Sequence[Path | Url], jobs: int | None = None, progress: Progress = lambda total: None
+    roots: Sequence[Path | Url],
+    jobs: int | None = None,
+    progress: Progress = lambda total: None,
 ) -> list[dict[str, Any]]:
     """Read every file of every image of runs, and hold it against its checksum.
 
     Args:
-        roots: run directories, here or in object stores; a folder with the series of a training
-            stands for the run of each of its steps.
+        roots: run directories, here or in object stores; a folder with the series of a
+            training stands for the run of each of its steps.
         jobs: threads that read; None takes as many as Python thinks good.
 
     Returns:
-        For each run its `faults`, each of an `image` or of the whole run (None); how many `images`,
-        `files` and `bytes` it has; how many images are `missing` (the run has not come to them, or
-        they failed: no fault, `--resume` goes on); and `unlisted`, the files that nothing lists (no
-        fault, but `--overwrite` would refuse them).
+        For each run its `faults`, each of an `image` or of the whole run (None); how
+        many `images`, `files` and `bytes` it has; how many images are `missing` (the
+        run has not come to them, or they failed: no fault, `--resume` goes on); and
+        `unlisted`, the files that nothing lists (no fault, but `--overwrite` would
+        refuse them).
     """
     with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
         subjects: list[_Subject] = []
         for location in roots:
             root = copies.enter_context(copied(location))
             # a folder of this machine without run.json may hold a series
-            is_run = root != location or (root / RUN_FILE).exists() or not read_steps(root)
+            is_run = (
+                root != location or (root / RUN_FILE).exists() or not read_steps(root)
+            )
             if is_run:
                 subjects.append(_Subject(location, None, _read(root, location)))
                 continue
@@ -86,10 +91,15 @@ def _read(root: Path, location: Path | Url, is_step: bool = False) -> ReadRun | 
     try:
         return read_run(root)
     except StoreError as error:
-        has_images = root.is_dir() and any(lacks is None for _, lacks in image_folders(root))
+        has_images = root.is_dir() and any(
+            lacks is None for _, lacks in image_folders(root)
+        )
         if not has_images and not is_step:
             raise
-        return f"{error.message.replace(str(root), str(location))}; --resume writes it anew"
+        return (
+            f"{error.message.replace(str(root), str(location))}; --resume writes it"
+            " anew"
+        )
 
 
 class _ImageCheck(NamedTuple):
@@ -122,7 +132,9 @@ def _verdict(
         counts["bytes"] += check.bytes
         faults += [{"image": image.name, "fault": fault} for fault in check.faults]
         advance()
-    faults = [{"image": None, "fault": fault} for fault in _faults_of_record(run)] + faults
+    faults = [
+        {"image": None, "fault": fault} for fault in _faults_of_record(run)
+    ] + faults
     unlisted = look(run.root).others if holds_run(run.root) else []
     return {**counts, "unlisted": unlisted, "faults": faults}
 
@@ -137,7 +149,9 @@ def _faults_of_record(run: ReadRun) -> Iterator[str]:
     ]
     if unlike:
         names = listed(unlike, 3)
-        yield f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
+        yield (
+            f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
+        )
     images = run.record["images"]
     missing = images.get("missing")
     if missing is None:
@@ -148,7 +162,8 @@ def _faults_of_record(run: ReadRun) -> Iterator[str]:
 
 
 def _check_image(image: ReadImage) -> _ImageCheck:
-    """Hold an image that seems complete against its checksums, which `read_run` leaves alone."""
+    """Hold an image that seems complete against its checksums, which `read_run` leaves
+    alone."""
     try:
         # anew: the files may have changed since the run was read
         current = read_image(image.root, image.folder)
@@ -156,7 +171,9 @@ def _check_image(image: ReadImage) -> _ImageCheck:
     except StoreError as error:
         return _ImageCheck(files=0, bytes=0, faults=[error.message])
     rows = current.manifest.files
-    return _ImageCheck(len(rows) + 1, bytes=sum(row.bytes for row in rows), faults=faults)
+    return _ImageCheck(
+        len(rows) + 1, bytes=sum(row.bytes for row in rows), faults=faults
+    )
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:
@@ -168,7 +185,10 @@ def faults_of(image: ReadImage) -> Iterator[str]:
     with image.open(MANIFEST_FILE) as file:
         content = file.read(MOST_RECORD)
     seal = _SEAL.search(content)
-    if seal is None or hashlib.sha256(content[: seal.start()]).hexdigest().encode() != seal[1]:
+    if (
+        seal is None
+        or hashlib.sha256(content[: seal.start()]).hexdigest().encode() != seal[1]
+    ):
         yield f"{where(MANIFEST_FILE)} is not as it was written"
     for row in image.manifest.files:
         try:
@@ -178,13 +198,17 @@ def faults_of(image: ReadImage) -> Iterator[str]:
             yield f"{where(row.file)} cannot be read: {quoted(str(error))}"
             continue
         if digest != row.sha256:
-            yield f"{where(row.file)} has SHA-256 {digest[:12]}…, not {row.sha256[:12]}…"
+            yield (
+                f"{where(row.file)} has SHA-256 {digest[:12]}…, not {row.sha256[:12]}…"
+            )
 
 
 # Parts
 
 
-def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> dict[str, Any]:
+def merge(
+    parts: Sequence[Path | Url], out: Path, overwrite: bool = False
+) -> dict[str, Any]:
     """Join parts of a run; the result is what one run over all their images writes.
 
     Args:
@@ -193,12 +217,13 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> di
         overwrite: replace an earlier run in `out`.
 
     Returns:
-        `out`, the `total` of images, and the names of the complete `images`, of the `failures` and
-        of those that are `incomplete`: named in the parts, but without a manifest there.
+        `out`, the `total` of images, and the names of the complete `images`, of the
+        `failures` and of those that are `incomplete`: named in the parts, but without a
+        manifest there.
 
     Raises:
-        FeatvizError: the parts are not of one run, or disagree on an image; a file cannot be read
-            or written. Then nothing is left under `out`.
+        FeatvizError: the parts are not of one run, or disagree on an image; a file
+            cannot be read or written. Then nothing is left under `out`.
     """
     with ExitStack() as stack:
         folders = [stack.enter_context(copied(part)) for part in parts]
@@ -234,19 +259,23 @@ def _check_folders(folders: Sequence[Path], out: Path) -> None:
             message = f"{earlier[folder]} and {part} are one folder"
             raise UsageError(message, "name each part once")
         if destination.is_relative_to(folder) or folder.is_relative_to(destination):
-            raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
+            raise UsageError(
+                f"--out {out} and the part {part} overlap", "name another --out"
+            )
         earlier[folder] = part
 
 
 def _check_one_run(runs: Sequence[ReadRun]) -> None:
-    """Refuse parts with damaged images, since the result may be all that is kept of them; and
-    parts that were drawn by other settings than the first."""
+    """Refuse parts with damaged images, since the result may be all that is kept of
+    them; and parts that were drawn by other settings than the first."""
     for run in runs:
         for reason in run.damaged.values():
             raise _not_whole(run.root, reason)
     first = runs[0]
     for run in runs[1:]:
-        for difference in differences(settings_of(first.record), settings_of(run.record)):
+        for difference in differences(
+            settings_of(first.record), settings_of(run.record)
+        ):
             raise CompareError(
                 f"{first.root} and {run.root} are not parts of one run: {difference}",
                 "run the parts with the same model, layers and options",
@@ -254,7 +283,9 @@ def _check_one_run(runs: Sequence[ReadRun]) -> None:
 
 
 def _not_whole(part: Path, fault: str) -> StoreError:
-    return StoreError(f"{quoted(str(part))}: {fault}", "take this image out, or run it again")
+    return StoreError(
+        f"{quoted(str(part))}: {fault}", "take this image out, or run it again"
+    )
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
@@ -275,14 +306,19 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
 
 
 def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
-    """`images` and `failures` of run.json, in the order of the images' paths: an image that failed
-    in one part and is complete in another is complete."""
+    """`images` and `failures` of run.json, in the order of the images' paths: an image
+    that failed in one part and is complete in another is complete."""
     names = set(complete)
     errors: dict[str, str] = {}
     unnamed = 0  # inputs that a part counts and does not name
     for run in runs:
         images = run.record["images"]
-        run_names = {*images["complete"], *run.images, *run.failures, *images.get("missing", [])}
+        run_names = {
+            *images["complete"],
+            *run.images,
+            *run.failures,
+            *images.get("missing", []),
+        }
         # less than 0 where an image was an input once, and is none any more
         unnamed += int(images["total"]) - len(run_names)
         names |= run_names
@@ -294,9 +330,13 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
         "images": {
             "total": len(order) + max(0, unnamed),
             "complete": [name for name in order if name in complete],
-            "missing": [name for name in order if name not in complete and name not in errors],
+            "missing": [
+                name for name in order if name not in complete and name not in errors
+            ],
         },
-        "failures": [{"image": name, "error": errors[name]} for name in order if name in errors],
+        "failures": [
+            {"image": name, "error": errors[name]} for name in order if name in errors
+        ],
     }
 
 
@@ -304,5 +344,9 @@ def _copy(image: ReadImage, run: Folder) -> None:
     """Copy an image's files, as far as its manifest names them, into another run."""
     for name in (*image.manifest.named, MANIFEST_FILE):
         target = f"{image.folder}/{name}"
-        with image.open(name) as source, reported(run.path / target), run.create(target) as copy:
+        with (
+            image.open(name) as source,
+            reported(run.path / target),
+            run.create(target) as copy,
+        ):
             shutil.copyfileobj(source, copy)

@@ -1,8 +1,8 @@
 """A run directory that is written.
 
-An image's files are written into a hidden folder beside its final one, and moved there at once when
-the manifest, the last of them, is in it: what has a manifest is complete. Nothing here needs torch.
-"""
+An image's files are written into a hidden folder beside its final one, and moved there
+at once when the manifest, the last of them, is in it: what has a manifest is complete.
+Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
 
 _SHORT = 40
-"""Bytes of an image's name in the names of its files, so that what follows is not cut off."""
+"""Bytes of an image's name in the names of its files, so that what follows is not cut
+off."""
 _TRIES = 10
-"""How often a hidden folder is made where another process removes the empty folder above it."""
+"""How often a hidden folder is made where another process removes the empty folder
+above it."""
 _dump = partial(json.dumps, ensure_ascii=False, allow_nan=False)
 
 
@@ -67,33 +69,45 @@ class ImageFolder:
         numbered = f"{layer.index:03d}_{layer.name or layer.type}"
         if image is None:
             return f"{safe_name(numbered)}/{safe_name(name)}"
-        stem = safe_name(PurePosixPath(image).stem).encode()[:_SHORT].decode(errors="ignore")
+        stem = (
+            safe_name(PurePosixPath(image).stem)
+            .encode()[:_SHORT]
+            .decode(errors="ignore")
+        )
         capture, _, rest = name.partition(".")
         ending = rest if capture == "output" and "." not in rest else name
         return safe_name(f"{stem}__{numbered}.{ending}")
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """A new file of this folder, `name` or `folder/name`, in memory; when the block is left it
-        is written at once, and its size and SHA-256 are noted (`sha256sum` checks it without
-        featviz)."""
+        """A new file of this folder, `name` or `folder/name`, in memory; when the block
+        is left it is written at once, and its size and SHA-256 are noted (`sha256sum`
+        checks it without featviz)."""
         content = io.BytesIO()
         yield content
         data = content.getbuffer()
         digest = hashlib.sha256(data).hexdigest()
         try:
             with reported(f"{self.path}/{relative}"):
-                folder = self.run.folder.folder(self.name) if self._new is None else self._new
+                folder = (
+                    self.run.folder.folder(self.name)
+                    if self._new is None
+                    else self._new
+                )
                 with folder.create(relative) as file:
                     file.write(data)
         except StoreError:
             self.run.check_place()  # says so, if the run was moved away
             raise
-        self._written[relative] = {"file": relative, "bytes": len(data), "sha256": digest}
+        self._written[relative] = {
+            "file": relative,
+            "bytes": len(data),
+            "sha256": digest,
+        }
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
-        """Write the statistics, then the manifest, and give a new folder its name: from now on the
-        image is complete."""
+        """Write the statistics, then the manifest, and give a new folder its name: from
+        now on the image is complete."""
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
         files = [row for _, row in sorted(self._written.items())]
@@ -123,11 +137,11 @@ class ImageFolder:
         return read_image(self.run.root, self.name).manifest
 
     def discard(self) -> None:
-        """Remove what there is of an image; a StoreError where files of others are in its folder.
+        """Remove what there is of an image; a StoreError where files of others are in
+        its folder.
 
-        What has its final name gets a hidden one first: killed here, this leaves no part of an
-        image.
-        """
+        What has its final name gets a hidden one first: killed here, this leaves no
+        part of an image."""
         above = self.name.rpartition("/")[0]
         with reported(self.path), suppress(FileNotFoundError):
             hidden = self._hide() if self._new is None else self._new.path.name
@@ -174,7 +188,11 @@ class RunDirectory:
         complete = []
         for path, _ in walk(self.root):
             folder, _, name = path.rpartition("/")
-            if folder and name == MANIFEST_FILE and not any(map(is_hidden, folder.split("/"))):
+            if (
+                folder
+                and name == MANIFEST_FILE
+                and not any(map(is_hidden, folder.split("/")))
+            ):
                 complete.append(folder)
         return complete
 
@@ -183,8 +201,8 @@ class RunDirectory:
         return read_json(self.root / RUN_FILE) if holds_run(self.root) else None
 
     def before(self) -> tuple[list[str], dict[str, str]]:
-        """The images that run.json names, and the errors of those that failed; nothing where it
-        does not fit."""
+        """The images that run.json names, and the errors of those that failed; nothing
+        where it does not fit."""
         with suppress(StoreError, ValueError, KeyError):
             record = read_json(self.root / RUN_FILE)
             images = convert(record["images"], dict[str, int | list[str]])
@@ -198,7 +216,8 @@ class RunDirectory:
         return ImageFolder(self, safe_way(name))
 
     def new_image(self, name: str) -> ImageFolder:
-        """The folder of an image that is to be written, which gets its name when it is finished."""
+        """The folder of an image that is to be written, which gets its name when it is
+        finished."""
         self.check_place()
         relative = safe_way(name)
         above, _, last = relative.rpartition("/")
@@ -207,7 +226,8 @@ class RunDirectory:
                 try:
                     folder = self.folder.folder(above, make=True)
                     return ImageFolder(self, relative, folder.new(hidden_name(last)))
-                except FileNotFoundError:  # another process has removed the empty folder above
+                # another process has removed the empty folder above
+                except FileNotFoundError:
                     if not tries_left:
                         raise
         raise AssertionError
@@ -216,13 +236,14 @@ class RunDirectory:
         """Whether this is still the folder in which the run began."""
         if not self.folder.is_in_place():
             raise StoreError(
-                f"{quoted(str(self.root))} was removed or renamed while the run wrote into it",
+                f"{quoted(str(self.root))} was removed or renamed while the run wrote"
+                " into it",
                 "where it is now, --resume goes on with what is complete",
             )
 
     def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what killed runs left beside the folders of these images and run.json: the lock of
-        the run is held, so nobody writes into it."""
+        """Remove what killed runs left beside the folders of these images and run.json:
+        the lock of the run is held, so nobody writes into it."""
         in_folders = defaultdict[str, list[str]](list)
         for path in (RUN_FILE, *map(safe_way, names)):
             above, _, name = path.rpartition("/")
@@ -230,12 +251,15 @@ class RunDirectory:
         for above, there in in_folders.items():
             with suppress(OSError, StoreError):  # nothing behind a link is ours
                 entries = self.folder.folder(above).entries()
-                for hidden in [entry.name for entry in entries if is_hidden(entry.name)]:
+                for hidden in [
+                    entry.name for entry in entries if is_hidden(entry.name)
+                ]:
                     if any(hides(hidden, name) for name in there):
                         self.folder.remove(f"{above}/{hidden}".lstrip("/"))
 
     def clear(self, ours: Iterable[str]) -> None:
-        """Remove an earlier run, image by image: killed here, this leaves no part of one."""
+        """Remove an earlier run, image by image: killed here, this leaves no part of
+        one."""
         for name in self.complete:
             ImageFolder(self, name).discard()
         self.folder.remove_files(ours)
@@ -248,12 +272,17 @@ class RunDirectory:
             self._mirror.put_run(map(safe_way, content["images"]["complete"]))
 
 
-def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
-    """`captures` and `skipped` as the manifest has them; optional fields only where set."""
+def manifest_rows(
+    captures: Sequence[Capture], skipped: Sequence[Skip]
+) -> dict[str, Any]:
+    """`captures` and `skipped` as the manifest has them; optional fields only where
+    set."""
     rows = []
     for capture in captures:
         row = {name: getattr(capture, name) for name in capture.__slots__}
-        rows.append({k: v for k, v in row.items() if v is not None or k not in OPTIONAL})
+        rows.append(
+            {k: v for k, v in row.items() if v is not None or k not in OPTIONAL}
+        )
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
 
 
@@ -266,17 +295,25 @@ def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def write_record(
-    folder: Folder, name: str, content: Mapping[str, Any], files: Iterable[str] | None = None
+    folder: Folder,
+    name: str,
+    content: Mapping[str, Any],
+    files: Iterable[str] | None = None,
 ) -> None:
-    """Write the record of a result, as the last file of its folder. It lists the others, by which
-    --overwrite knows what featviz wrote.
+    """Write the record of a result, as the last file of its folder. It lists the
+    others, by which --overwrite knows what featviz wrote.
 
     Args:
         files: relative to the folder; None takes all that are in it.
     """
     if files is None:
         files = [path for path, _ in walk(folder.path) if not is_lock(path)]
-    record = {"schema_version": 1, "featviz": __version__, **content, "files": sorted(files)}
+    record = {
+        "schema_version": 1,
+        "featviz": __version__,
+        **content,
+        "files": sorted(files),
+    }
     write_json(folder, name, record)
 
 
@@ -287,8 +324,9 @@ def write_json(folder: Folder, name: str, content: Mapping[str, Any]) -> None:
 
 
 def as_json(content: Mapping[str, Any], sealed: bool = False) -> bytes:
-    """JSON with a line for each entry and for each item of a list of objects, in a tenth of the
-    time of `indent`; where it is `sealed` the last entry is the checksum of all before it."""
+    """JSON with a line for each entry and for each item of a list of objects, in a
+    tenth of the time of `indent`; where it is `sealed` the last entry is the checksum
+    of all before it."""
     entries = []
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

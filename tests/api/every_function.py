@@ -1,5 +1,5 @@
-"""Every function of the API with the types that a caller has: mypy, which CI runs over this file,
-must be content with it, and it must run."""
+"""Every function of the API with the types that a caller has: mypy, which CI runs over
+this file, must be content with it, and it must run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def use_all(folder: Path) -> list[str]:
     array = np.zeros((20, 24, 3), np.uint8)
     tensor = torch.rand(3, 20, 24)
 
-    result = fv.run(model, [photo, array, tensor], nn.Conv2d, size=16, tensors=True, cmap="viridis")
+    result = fv.run(
+        model, [photo, array, tensor], nn.Conv2d, size=16, tensors=True, cmap="viridis"
+    )
     maps = result.captures[0]
     picture: Image.Image = maps.image
     kept: torch.Tensor | None = maps.tensor
@@ -58,7 +60,9 @@ def use_all(folder: Path) -> list[str]:
     assert difference.equal
     assert report.page.is_file()
     assert best.picture(next(iter(best.files))).width
-    with fv.Watcher(model, [photo, tensor], nn.Conv2d, 1, folder / "series", size=16) as watcher:
+    with fv.Watcher(
+        model, [photo, tensor], nn.Conv2d, 1, folder / "series", size=16
+    ) as watcher:
         step: Path | None = watcher.step()
     assert step is not None
     assert fv.report(folder / "series").page.is_file()

@@ -27,7 +27,9 @@ from featviz.errors import LayoutError, UsageError
 def test_grid_draws_maps_in_every_form(form: Callable[[Tensor], Any]) -> None:
     """[C, H, W] is [1, C, H, W] of one image; an array is a tensor."""
     maps = torch.rand(5, 6, 7, generator=torch.Generator().manual_seed(0))
-    assert np.array_equal(np.asarray(fv.grid(form(maps))), np.asarray(fv.grid(maps[None])))
+    assert np.array_equal(
+        np.asarray(fv.grid(form(maps))), np.asarray(fv.grid(maps[None]))
+    )
 
 
 def test_grid_guesses_not_between_a_map_and_tokens() -> None:
@@ -40,7 +42,9 @@ def test_grid_guesses_not_between_a_map_and_tokens() -> None:
     maps = ambiguous.reshape(1, 4, 4, 8).permute(0, 3, 1, 2)
     assert np.array_equal(np.asarray(as_tokens), np.asarray(fv.grid(maps)))
     vector = fv.grid(torch.arange(6.0).reshape(1, 1, 6))
-    assert np.array_equal(np.asarray(vector), np.asarray(fv.grid(torch.arange(6.0)[None])))
+    assert np.array_equal(
+        np.asarray(vector), np.asarray(fv.grid(torch.arange(6.0)[None]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,9 @@ def test_what_grid_cannot_draw(value: Any, message: str) -> None:
 def test_grid_takes_one_layout_for_its_one_tensor() -> None:
     """Several layouts, or one for chosen layers, are refused, and not read by half."""
     for layouts in (["nchw", "nhwc"], "Conv2d=nhwc"):
-        with pytest.raises(UsageError, match="grid draws one tensor, which has one layout"):
+        with pytest.raises(
+            UsageError, match="grid draws one tensor, which has one layout"
+        ):
             fv.grid(torch.zeros(1, 3, 4, 5), tensor_layout=layouts)
 
 

@@ -36,13 +36,21 @@ def test_an_image_in_memory_is_drawn_as_its_file(
     image_type: str, pixels: np.ndarray, picture: Path, tiny: nn.Module, tmp_path: Path
 ) -> None:
     """The same pixels give the same feature maps, under a name of their own."""
-    (memory,) = drawn(tiny, _in_memory(pixels)[image_type], tmp_path / "memory", tensors="npy")
+    (memory,) = drawn(
+        tiny, _in_memory(pixels)[image_type], tmp_path / "memory", tensors="npy"
+    )
     (file,) = drawn(tiny, picture, tmp_path / "file", tensors="npy")
     assert (memory.name, file.name) == ("image-0.png", "picture.png")
-    for name in ("input.png", memory.captures[0].row.tensor, memory.captures[0].row.file):
+    for name in (
+        "input.png",
+        memory.captures[0].row.tensor,
+        memory.captures[0].row.file,
+    ):
         memory_bytes = (tmp_path / "memory" / memory.folder / name).read_bytes()
         assert memory_bytes == (tmp_path / "file" / file.folder / name).read_bytes()
-    manifest = json.loads((tmp_path / "memory" / memory.folder / "manifest.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "memory" / memory.folder / "manifest.json").read_text()
+    )
     assert manifest["image"]["path"] == "image-0.png"
     assert len(manifest["image"]["sha256"]) == 64
     assert "featviz-" not in (tmp_path / "memory" / "run.json").read_text()
@@ -59,8 +67,11 @@ def test_paths_and_images_mix(
     assert [image.name for image in found] == names
 
 
-def test_images_in_memory_resume(pixels: np.ndarray, tiny: nn.Module, tmp_path: Path) -> None:
-    """The same pixels are the same image; others are drawn again. Any sequence holds them."""
+def test_images_in_memory_resume(
+    pixels: np.ndarray, tiny: nn.Module, tmp_path: Path
+) -> None:
+    """The same pixels are the same image; others are drawn again. Any sequence holds
+    them."""
     out = tmp_path / "out"
     drawn(tiny, deque([pixels, pixels]), out)
     again = drawn(tiny, [pixels, 255 - pixels], out, resume=True)
@@ -72,7 +83,11 @@ def test_pil_images_of_every_mode(mode: str, tmp_path: Path) -> None:
     """Nothing of an image is lost on its way but what conversion to RGB takes."""
     pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
     grey = Image.fromarray(pixels)
-    image = Image.fromarray(pixels.astype(np.uint16)) if mode == "I;16" else grey.convert(mode)
+    image = (
+        Image.fromarray(pixels.astype(np.uint16))
+        if mode == "I;16"
+        else grey.convert(mode)
+    )
     (path,) = arrays.to_files([image], tmp_path)
     with Image.open(path) as found:
         kept = image.convert("RGB") if mode in ("CMYK", "HSV") else image
@@ -109,7 +124,10 @@ def test_grey_and_bool_tensors() -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (torch.rand(3, 4, 4) - 0.5, "image 0 has values from -0.* floats of an image are 0..1"),
+        (
+            torch.rand(3, 4, 4) - 0.5,
+            "image 0 has values from -0.* floats of an image are 0..1",
+        ),
         (torch.full((3, 4, 4), NAN), "image 0 has values from nan to nan"),
         (torch.zeros(3, 4, 4, dtype=torch.complex64), "image 0 holds complex64"),
         (torch.rand(3, 4, 4).to_sparse(), "image 0 is no dense tensor"),
@@ -120,7 +138,9 @@ def test_grey_and_bool_tensors() -> None:
         ([], "there are no images"),
     ],
 )
-def test_what_is_no_image(image: Any, message: str, tiny: nn.Module, tmp_path: Path) -> None:
+def test_what_is_no_image(
+    image: Any, message: str, tiny: nn.Module, tmp_path: Path
+) -> None:
     """One line says what it is and what an image would be."""
     with pytest.raises(FeatvizError, match=message) as caught:
         fv.run(tiny, image, "Conv2d", tmp_path / "out")

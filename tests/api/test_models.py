@@ -44,14 +44,22 @@ SCRIPT = "TorchScript, which takes no hooks.*export that with torch.export"
     ("model", "layers", "of_run", "of_capture"),
     [
         *((None, layers, NO_LAYERS, NO_LAYERS) for layers in (5, [int])),
-        *((lambda m, got=got: got, None, NO_MODEL, "not a module") for got in (5, nn.Conv2d)),
+        *(
+            (lambda m, got=got: got, None, NO_MODEL, "not a module")
+            for got in (5, nn.Conv2d)
+        ),
         (None, [], "holds no selector", "holds no selector"),
         (torch.jit.script, "Conv2d", SCRIPT, SCRIPT),
     ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_is_no_model_and_what_selects_no_layers(
-    model: Any, layers: Any, of_run: str, of_capture: str, tiny: nn.Module, picture: Path
+    model: Any,
+    layers: Any,
+    of_run: str,
+    of_capture: str,
+    tiny: nn.Module,
+    picture: Path,
 ) -> None:
     """One line says what does, and what a model without hooks can be made into."""
     candidate = tiny if model is None else model(tiny)

@@ -13,7 +13,9 @@ import featviz as fv
 
 ROOT = Path(fv.__file__).parent.parent
 NOTEBOOK = ROOT / "docs" / "featviz.ipynb"
-nbformat: Any = pytest.importorskip("nbformat", reason="needs the extra test-ecosystem: nbclient")
+nbformat: Any = pytest.importorskip(
+    "nbformat", reason="needs the extra test-ecosystem: nbclient"
+)
 
 
 def _source(notebook: Any) -> str:
@@ -27,13 +29,17 @@ def test_the_notebook_is_kept_without_outputs_and_uses_every_function() -> None:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
     functions = [name for name in fv.__all__ if name != "__version__"]
-    assert [name for name in functions if f"featviz.{name}(" not in _source(notebook)] == []
+    assert [
+        name for name in functions if f"featviz.{name}(" not in _source(notebook)
+    ] == []
 
 
 @pytest.mark.slow
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and tables where it promises some, no cell fails, and no page is heavy."""
-    nbclient: Any = pytest.importorskip("nbclient", reason="needs the extra test-ecosystem")
+    nbclient: Any = pytest.importorskip(
+        "nbclient", reason="needs the extra test-ecosystem"
+    )
     pytest.importorskip("ipykernel", reason="needs the extra test-ecosystem")
     search_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search_path))
@@ -48,7 +54,10 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         if cell.cell_type == "code"
     }
     pages = {line: html for line, html in shown.items() if html}
-    assert all(len(html) < 2_000_000 and "cannot be read" not in html for html in pages.values())
+    assert all(
+        len(html) < 2_000_000 and "cannot be read" not in html
+        for html in pages.values()
+    )
     assert len(re.findall("<img", pages["featviz.look(model, photo, maps=6)"])) == 1
     assert len(re.findall("<img", pages["result"])) == 7
     assert len(re.findall("<img", pages["featviz.kernels(model)"])) == 3
@@ -56,6 +65,8 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gradient × activation for class 3" in pages["evidence"]
     assert pages["featviz.layers(model, size=28)"].count("<tr>") == 13
     assert "first at 0 (Conv2d)" in pages["featviz.diff(before, after)"]
-    text = str([output for cell in notebook.cells for output in cell.get("outputs", ())])
+    text = str(
+        [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    )
     assert "'error'" not in text
     assert "did you mean Conv2d?" in text

@@ -1,4 +1,5 @@
-"""Options: declared once, taken alike by Python, the command line and TOML, refused in one line."""
+"""Options: declared once, taken alike by Python, the command line and TOML, refused in
+one line."""
 
 from __future__ import annotations
 
@@ -90,18 +91,26 @@ GOOD: list[OptionValue] = [
 
 
 @pytest.mark.parametrize(("record", "name", "written", "value"), GOOD)
-def test_values_as_one_gives_them(record: Any, name: str, written: object, value: object) -> None:
-    """None is the default of a list; numbers of numpy, lists of texts, any case, and what other
-    tools write are read."""
+def test_values_as_one_gives_them(
+    record: Any, name: str, written: object, value: object
+) -> None:
+    """None is the default of a list; numbers of numpy, lists of texts, any case, and
+    what other tools write are read."""
     further = {"spec": "net"} if record is ModelOptions else {}
     assert getattr(read(record, {name: written, **further}), name) == value
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD)
 def test_python_and_the_command_line_use_the_same_words(
-    name: str, value: Any, message: str, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
+    name: str,
+    value: Any,
+    message: str,
+    picture: Path,
+    tmp_path: Path,
+    featviz: Callable[..., Any],
 ) -> None:
-    """Both refuse the value with the same line, before torch or a model would be loaded."""
+    """Both refuse the value with the same line, before torch or a model would be
+    loaded."""
     flag = next(
         declared_option.flags[-1]
         for record in (RunOptions, DrawOptions, PassOptions, InputOptions, ModelOptions)
@@ -136,7 +145,12 @@ def test_values_of_another_type_are_refused(
     [
         {"nrow": "AUTO", "scale": "auto", "padding": "2"},
         {"nrow": np.int64(3), "padding": np.int32(1), "pad_value": np.float32(0.5)},
-        {"nrow": torch.tensor(3), "overlay": torch.tensor(0.5), "jobs": 1, "shard": "1/1"},
+        {
+            "nrow": torch.tensor(3),
+            "overlay": torch.tensor(0.5),
+            "jobs": 1,
+            "shard": "1/1",
+        },
         {"size": "20,24", "mean": "0 0 0", "std": (".5", ".5", ".5")},
         {"capture": ["output", "input"], "ablate": ["0:1"], "edit": "0:clamp=0,1"},
     ],
@@ -158,7 +172,8 @@ class Sparkling(DrawOptions, frozen=True):
 def test_a_field_is_an_option_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Declared once, it is in help, on the command line, in TOML, in Python and in run.json."""
+    """Declared once, it is in help, on the command line, in TOML, in Python and in
+    run.json."""
     monkeypatch.setitem(HELP, "Sparkling", {"sparkle_at": "Sparkle N times."})
 
     @opts.command(Sparkling)
@@ -178,7 +193,9 @@ def test_a_field_is_an_option_everywhere(
         command.main(["--sparkle-at", "0"], standalone_mode=False)
     with pytest.raises(SystemExit):
         command.main(["--help-all"])
-    assert re.search(r"--sparkle-at N +Sparkle N times\. +\[default: 3\]", capsys.readouterr().out)
+    assert re.search(
+        r"--sparkle-at N +Sparkle N times\. +\[default: 3\]", capsys.readouterr().out
+    )
 
     @keywords_of(Sparkling)
     def function(**options: Any) -> Sparkling:
@@ -193,7 +210,17 @@ def test_a_field_is_an_option_everywhere(
 
 def test_every_function_has_its_options_in_its_signature() -> None:
     """With types, defaults and words."""
-    for name in ("run", "look", "cam", "audit", "exemplars", "layers", "kernels", "grid", "diff"):
+    for name in (
+        "run",
+        "look",
+        "cam",
+        "audit",
+        "exemplars",
+        "layers",
+        "kernels",
+        "grid",
+        "diff",
+    ):
         function = getattr(fv, name)
         parameters = inspect.signature(function).parameters
         assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
@@ -204,7 +231,8 @@ def test_every_function_has_its_options_in_its_signature() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"order": "mean", "reduce": "mean"}, {"cmap": "viridis", "reduce": "pca"}]
+    "options",
+    [{"order": "mean", "reduce": "mean"}, {"cmap": "viridis", "reduce": "pca"}],
 )
 def test_contradictions_are_refused_in_the_same_words(
     options: dict[str, Any], tmp_path: Path

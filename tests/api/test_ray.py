@@ -1,4 +1,5 @@
-"""`featviz.ray.run`: what workers of a real Ray on this machine draw is what one process draws."""
+"""`featviz.ray.run`: what workers of a real Ray on this machine draw is what one
+process draws."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def first_time():
     except FileExistsError:
         return False
 """
-"""A model that ends its process on a white image if `dies`, and fails on a black one."""
+"""A model that ends its process on a white image if `dies`, and fails on a black one.
+"""
 
 SMALL = {"size": 16, "seed": 3}
 
@@ -74,10 +76,15 @@ def test_workers_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> No
     near = fv.run(net, str(photos), "Conv2d", tmp_path / "near", **SMALL)
     assert tree(out) == tree(tmp_path / "near")
     assert len(complete(out)) == 6
-    outcomes = [[(image.name, image.error) for image in run.images] for run in (near, far)]
+    outcomes = [
+        [(image.name, image.error) for image in run.images] for run in (near, far)
+    ]
     assert outcomes[0] == outcomes[1]
     assert len(outcomes[0]) == 8
-    assert far.captures[0].stats["mean"].tolist() == near.captures[0].stats["mean"].tolist()
+    assert (
+        far.captures[0].stats["mean"].tolist()
+        == near.captures[0].stats["mean"].tolist()
+    )
     with pytest.raises(StoreError, match="holds a run, 6 images complete"):
         featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
 
@@ -96,7 +103,9 @@ def test_a_module_and_images_in_memory_go_to_the_workers(tmp_path: Path) -> None
     assert tree(tmp_path / "far") == tree(tmp_path / "near")
 
 
-def test_a_worker_that_dies_again_and_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_again_and_again_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With one error, when Ray has tried it three times."""
     ray = pytest.importorskip("ray", reason="featviz.ray needs Ray")
     from featviz.ray import _result
@@ -112,12 +121,15 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
-    """After their current image, with the code of an interruption; resuming gives the whole."""
+    """After their current image, with the code of an interruption; resuming gives the
+    whole."""
     import featviz.ray
 
     net = write_net(tmp_path, "False", pause=0.3)
     out = tmp_path / "out"
-    ending = Thread(target=lambda: wait_for(1, out) or os.kill(os.getpid(), signal.SIGTERM))
+    ending = Thread(
+        target=lambda: wait_for(1, out) or os.kill(os.getpid(), signal.SIGTERM)
+    )
     ending.start()
     run = featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
     ending.join()
@@ -150,7 +162,9 @@ def test_bad_keywords(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_ray(monkeypatch: pytest.MonkeyPatch, photos: Path, tmp_path: Path) -> None:
+def test_without_ray(
+    monkeypatch: pytest.MonkeyPatch, photos: Path, tmp_path: Path
+) -> None:
     """One line with the command that installs it."""
     import sys
 

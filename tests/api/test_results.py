@@ -39,7 +39,9 @@ def test_without_out_nothing_is_left(
     assert maps.of.temporary.path.is_dir()
     del maps
     gc.collect()
-    assert not list((tmp_path / "here").iterdir()) + list((tmp_path / "temporary").iterdir())
+    assert not list((tmp_path / "here").iterdir()) + list(
+        (tmp_path / "temporary").iterdir()
+    )
 
 
 def test_in_memory_and_on_disk_are_the_same(
@@ -47,12 +49,16 @@ def test_in_memory_and_on_disk_are_the_same(
 ) -> None:
     """Pictures, tensors and statistics; with `out` the files are the run directory's."""
     in_memory = fv.run(tiny, pixels, "Conv2d,ReLU", tensors=True, **AS_IT_IS)
-    on_disk = fv.run(tiny, pixels, "Conv2d,ReLU", tmp_path / "out", tensors=True, **AS_IT_IS)
+    on_disk = fv.run(
+        tiny, pixels, "Conv2d,ReLU", tmp_path / "out", tensors=True, **AS_IT_IS
+    )
     assert in_memory.out is None
     assert on_disk.out == tmp_path / "out"
     assert on_disk.images[0].name == "image-0.png"
     for memory, disk in zip(in_memory.captures, on_disk.captures, strict=True):
-        assert np.array_equal(np.asarray(memory.image), np.asarray(Image.open(disk.file)))
+        assert np.array_equal(
+            np.asarray(memory.image), np.asarray(Image.open(disk.file))
+        )
         assert memory.tensor is not None
         assert disk.tensor is not None
         assert torch.equal(memory.tensor, disk.tensor)
@@ -60,7 +66,9 @@ def test_in_memory_and_on_disk_are_the_same(
     assert np.array_equal(np.asarray(in_memory.images[0].input), pixels)
 
 
-def test_tensors_and_statistics_are_the_models_own(tiny: nn.Module, pixels: np.ndarray) -> None:
+def test_tensors_and_statistics_are_the_models_own(
+    tiny: nn.Module, pixels: np.ndarray
+) -> None:
     """Held against torchvision's feature extractor; without `tensors` there is none."""
     image = torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
     expected = create_feature_extractor(tiny[0:1], ["0"])(image[None])["0"]
@@ -70,15 +78,27 @@ def test_tensors_and_statistics_are_the_models_own(tiny: nn.Module, pixels: np.n
     assert maps.stats.dtype.names == STAT_COLUMNS
     assert maps.stats.shape == (4,)
     flat = expected.detach().flatten(2)[0]
-    for name, values in {"min": flat.amin(1), "max": flat.amax(1), "mean": flat.mean(1)}.items():
-        np.testing.assert_allclose(maps.stats[name], values.numpy(), rtol=1e-4, atol=1e-5)
+    for name, values in {
+        "min": flat.amin(1),
+        "max": flat.amax(1),
+        "mean": flat.mean(1),
+    }.items():
+        np.testing.assert_allclose(
+            maps.stats[name], values.numpy(), rtol=1e-4, atol=1e-5
+        )
     capture_key = (maps.layer, maps.type, maps.kind, maps.call, maps.key)
     assert capture_key == ("0", "Conv2d", "output", 0, "")
-    assert (maps.shape, maps.layout, maps.channels) == ((1, 4, 20, 24), "nchw", [0, 1, 2, 3])
+    assert (maps.shape, maps.layout, maps.channels) == (
+        (1, 4, 20, 24),
+        "nchw",
+        [0, 1, 2, 3],
+    )
     assert fv.run(tiny, image, "Conv2d", **AS_IT_IS).captures[0].tensor is None
 
 
-def test_an_image_that_fails_says_so(tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
+def test_an_image_that_fails_says_so(
+    tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
     """The others are there; it has no captures, and its input cannot be read."""
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
     result = fv.run(tiny, [picture, tmp_path / "broken.png"], "Conv2d", **AS_IT_IS)
@@ -104,7 +124,9 @@ def _pictures(html: str) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found]
 
 
-def test_the_gallery_shows_input_and_captures(tiny: nn.Module, pixels: np.ndarray) -> None:
+def test_the_gallery_shows_input_and_captures(
+    tiny: nn.Module, pixels: np.ndarray
+) -> None:
     """As pictures in the page, none larger than it may be."""
     result = fv.run(tiny, [pixels, pixels], "Conv2d,ReLU", scale=40, **AS_IT_IS)
     pictures = _pictures(result._repr_html_())
@@ -130,7 +152,9 @@ def test_the_gallery_is_bounded(
     assert "more pictures" in small
 
 
-def test_names_are_no_markup(tiny: nn.Module, pixels: np.ndarray, tmp_path: Path) -> None:
+def test_names_are_no_markup(
+    tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
+) -> None:
     """Neither those of images nor those of layers."""
     evil = "<img src=x onerror=alert(1)>"
     Image.fromarray(pixels).save(tmp_path / f"{evil}.png")
@@ -149,7 +173,9 @@ def test_names_are_no_markup(tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
         assert "onerror=alert(1)&gt;" in html
 
 
-def test_what_needs_a_run_directory_asks_for_one(tiny: nn.Module, picture: Path) -> None:
+def test_what_needs_a_run_directory_asks_for_one(
+    tiny: nn.Module, picture: Path
+) -> None:
     """There is nothing to go on with."""
     with pytest.raises(UsageError, match="resume is for a run directory"):
         fv.run(tiny, picture, "Conv2d", resume=True)
@@ -162,7 +188,9 @@ class Conditional(nn.Module):
         super().__init__()
         self.conv = nn.Identity()
 
-    def forward(self, x: Tensor, t: Tensor, more: dict[str, float] | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, t: Tensor, more: dict[str, float] | None = None
+    ) -> Tensor:
         return self.conv(x * t + (more or {"shift": 0.0})["shift"])
 
 
@@ -176,7 +204,11 @@ def test_transform_and_forward_args_are_objects(pixels: np.ndarray) -> None:
         return torch.full((3, 4, 5), 2.0)
 
     further = {"t": torch.tensor([3.0]), "more": {"shift": 0.5}}
-    options: dict[str, Any] = {"transform": transform, "forward_args": further, "tensors": True}
+    options: dict[str, Any] = {
+        "transform": transform,
+        "forward_args": further,
+        "tensors": True,
+    }
     (maps,) = fv.run(net, pixels, "conv", **options).captures
     assert maps.tensor is not None
     assert torch.equal(maps.tensor, torch.full((1, 3, 4, 5), 6.5))
@@ -187,9 +219,13 @@ def test_transform_and_forward_args_are_objects(pixels: np.ndarray) -> None:
 
 
 def test_an_argument_that_forward_needs_is_no_image(pixels: np.ndarray) -> None:
-    """forward(x, t) of a module takes one image where t is given, without a transform, too."""
+    """forward(x, t) of a module takes one image where t is given, without a transform,
+    too."""
     net = Conditional()
-    options: dict[str, Any] = {"forward_args": {"t": torch.tensor([3.0])}, "preset": "none"}
+    options: dict[str, Any] = {
+        "forward_args": {"t": torch.tensor([3.0])},
+        "preset": "none",
+    }
     for images in (pixels, [pixels] * 3):
         result = fv.run(net, images, "conv", tensors=True, **options)
         assert len(result.images) == len(images if isinstance(images, list) else [0])
@@ -200,7 +236,10 @@ def test_an_argument_that_forward_needs_is_no_image(pixels: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"forward_args": {"z": 1}}, "forward_args z: forward of Conditional takes x, t, more"),
+        (
+            {"forward_args": {"z": 1}},
+            "forward_args z: forward of Conditional takes x, t, more",
+        ),
         ({"forward_args": 5}, "forward_args is 'int'"),
         ({"transform": "file.py:f"}, "transform as text is for a MODEL string"),
         ({"transform": lambda image: 5, "forward_args": {"t": 1}}, "gave a int"),

@@ -22,9 +22,13 @@ CLI = Callable[..., Any]
 FLAGS = ("--size", "20x24", "--mean", "0,0,0", "--std", "1,1,1")
 
 
-def test_layers_are_those_of_the_command(featviz: CLI, tiny: nn.Module, tiny_file: Path) -> None:
+def test_layers_are_those_of_the_command(
+    featviz: CLI, tiny: nn.Module, tiny_file: Path
+) -> None:
     """For a module and for its file, as data; the table has a row for each."""
-    told = json.loads(featviz("layers", tiny_file, *FLAGS, "--layers", "Conv2d", "--json").out)
+    told = json.loads(
+        featviz("layers", tiny_file, *FLAGS, "--layers", "Conv2d", "--json").out
+    )
     for model in (tiny, tiny_file, str(tiny_file)):
         listed = fv.layers(model, nn.Conv2d, **AS_IT_IS)
         assert json.loads(json.dumps(listed.document)) == told
@@ -32,16 +36,20 @@ def test_layers_are_those_of_the_command(featviz: CLI, tiny: nn.Module, tiny_fil
     for row in listed.rows:
         assert f">{row.type}<" in listed._repr_html_()
     assert repr(listed) == "<Listing: 6 modules, 137 parameters, 51,860 MACs>"
-    printed = featviz("layers", tiny_file, *FLAGS, "--layers", "Conv2d").out.splitlines()
-    assert [line.split() for line in str(listed).splitlines()] == [s.split() for s in printed]
+    printed = featviz(
+        "layers", tiny_file, *FLAGS, "--layers", "Conv2d"
+    ).out.splitlines()
+    assert [line.split() for line in str(listed).splitlines()] == [
+        s.split() for s in printed
+    ]
 
 
 @pytest.mark.slow
 def test_look_is_the_page_of_the_command(
     featviz: CLI, tiny: nn.Module, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:
-    """The same pixels, prediction and numbers, for a path and for an image in memory; without `out`
-    nothing is written, and training stays on."""
+    """The same pixels, prediction and numbers, for a path and for an image in memory;
+    without `out` nothing is written, and training stays on."""
     flags = (*FLAGS, "--layers", "0,1", "--maps", "2", "--cmap", "magma", "--json")
     printed = json.loads(
         featviz("look", tiny_file, picture, *flags, "--out", tmp_path / "a.png").out
@@ -70,7 +78,10 @@ def test_kernels_are_those_of_the_command(
     featviz: CLI, tiny: nn.Module, tiny_file: Path, tmp_path: Path
 ) -> None:
     """The same pictures, in memory and in a folder; training stays on."""
-    assert featviz("kernels", tiny_file, "--out", tmp_path / "k", "--cmap", "viridis").code == 0
+    assert (
+        featviz("kernels", tiny_file, "--out", tmp_path / "k", "--cmap", "viridis").code
+        == 0
+    )
     (file,) = (tmp_path / "k").rglob("kernel.png")
     tiny.train()
     for out in (None, tmp_path / "own"):
@@ -81,7 +92,9 @@ def test_kernels_are_those_of_the_command(
     with pytest.raises(UsageError, match="no option overlay"):
         fv.kernels(tiny, overlay=0.5)  # type: ignore[call-arg]
     kernels.of.folder.joinpath(str(kernels.row["file"])).unlink()
-    with pytest.raises(StoreError, match=r"kernel\.png' cannot be read|kernel\.png cannot be read"):
+    with pytest.raises(
+        StoreError, match=r"kernel\.png' cannot be read|kernel\.png cannot be read"
+    ):
         _ = kernels.image
 
 
@@ -92,7 +105,9 @@ def test_an_audit_is_that_of_the_command(
     with torch.no_grad():
         tiny[0].bias[1] = -99.0
     torch.save(tiny, tiny_file)
-    done = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "a", "--json")
+    done = featviz(
+        "audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "a", "--json"
+    )
     told = json.loads(done.out)
     audit = fv.audit(tiny, photos, fail_on="dead>5%", **AS_IT_IS)
     document = json.loads(json.dumps(audit.document))
@@ -100,7 +115,9 @@ def test_an_audit_is_that_of_the_command(
     assert audit.exit_code == 4
     assert repr(audit).startswith("<audit of 2 images: ")
     assert repr(audit).endswith("; gates: 1 of 1 broken>")
-    printed = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "b").out.split()
+    printed = featviz(
+        "audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "b"
+    ).out.split()
     table, *broken = str(audit).rpartition("\n")
     assert table.split() == printed
     assert "gate dead>5% failed: " in broken[-1]
@@ -115,7 +132,9 @@ def test_exemplars_are_those_of_the_command(
 ) -> None:
     """The same record and sheets, by the mean or by the maximum."""
     flags = ("--layers", "Conv2d", "--top", "2", "--pick", "mean")
-    done = featviz("exemplars", tiny_file, photos, *FLAGS, *flags, "--out", tmp_path / "e")
+    done = featviz(
+        "exemplars", tiny_file, photos, *FLAGS, *flags, "--out", tmp_path / "e"
+    )
     assert done.code == 0
     record = json.loads((tmp_path / "e" / "exemplars.json").read_text())
     assert all((tmp_path / "e" / name).is_file() for name in record.pop("files"))
@@ -130,7 +149,9 @@ def test_exemplars_are_those_of_the_command(
         fv.exemplars(tiny, photos, top=0)
 
 
-def test_diff_takes_runs_and_folders(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
+def test_diff_takes_runs_and_folders(
+    tiny: nn.Module, photos: Path, tmp_path: Path
+) -> None:
     """A changed kernel is found, with and without a run directory."""
     before = fv.run(tiny, photos, "Conv2d,ReLU", **AS_IT_IS)
     kept = fv.run(tiny, photos, "Conv2d,ReLU", tmp_path / "kept", **AS_IT_IS)
@@ -151,8 +172,11 @@ def test_diff_takes_runs_and_folders(tiny: nn.Module, photos: Path, tmp_path: Pa
         fv.diff(before, 5)  # type: ignore[arg-type]
 
 
-def test_report_of_a_run(ran: Path, tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
-    """In its directory, or in one file; a temporary run would leave a page without pictures."""
+def test_report_of_a_run(
+    ran: Path, tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
+    """In its directory, or in one file; a temporary run would leave a page without
+    pictures."""
     written = fv.report(ran)
     assert written.page == ran / "report" / "index.html"
     assert written.page.is_file()
@@ -167,7 +191,8 @@ def test_report_of_a_run(ran: Path, tiny: nn.Module, picture: Path, tmp_path: Pa
 
 
 def test_capture_takes_all_leaves(tiny: nn.Module) -> None:
-    """Without layers: every module that has none inside, also the model that is one itself."""
+    """Without layers: every module that has none inside, also the model that is one
+    itself."""
     model = nn.Sequential(tiny, nn.Tanh())
     with fv.capture(model) as maps:
         model(torch.zeros(1, 3, 8, 8))

@@ -23,7 +23,8 @@ QUICK = ("capture", "diff", "grid", "layers", "run")
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS]
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS],
 )
 def test_every_function_has_an_example_that_holds(name: str) -> None:
     """And says what it takes."""
@@ -58,6 +59,11 @@ def test_importing_a_subpackage_leaves_the_function() -> None:
 
 def test_importing_featviz_is_light() -> None:
     """No torch, numpy or Pillow before a name is used."""
-    code = "import featviz, sys; dir(featviz); print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import featviz, sys; dir(featviz); print({'torch', 'numpy', 'PIL'} &"
+        " set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "set()\n"

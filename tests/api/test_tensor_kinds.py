@@ -1,4 +1,5 @@
-"""Tensors of every kind: sparse, quantised, complex ones are drawn, or skipped with a reason."""
+"""Tensors of every kind: sparse, quantised, complex ones are drawn, or skipped with a
+reason."""
 
 from __future__ import annotations
 
@@ -44,9 +45,18 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "negative view": (lambda x: torch.conj(x * 1j).imag, "float32"),
 }
 SKIPPED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "sparse complex": (lambda x: (x * 1j).to_sparse(), "holds complex numbers (torch.complex64)"),
-    "sparse": (lambda x: x.to_sparse(), "is stored as torch.sparse_coo, not as a dense tensor"),
-    "meta": (lambda x: x.to("meta"), "is on the device meta, where tensors have no values"),
+    "sparse complex": (
+        lambda x: (x * 1j).to_sparse(),
+        "holds complex numbers (torch.complex64)",
+    ),
+    "sparse": (
+        lambda x: x.to_sparse(),
+        "is stored as torch.sparse_coo, not as a dense tensor",
+    ),
+    "meta": (
+        lambda x: x.to("meta"),
+        "is on the device meta, where tensors have no values",
+    ),
     "nested": (
         lambda x: torch.nested.nested_tensor([x[0, 0], x[0, 1, :3]]),
         "is a nested tensor, not a dense one",
@@ -57,7 +67,9 @@ SKIPPED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 def mostly_slow(kinds: Iterable[str], count: int) -> list[Any]:
     """The first kinds, and the others as slow ones."""
     marks = pytest.mark.slow
-    return [k if n < count else pytest.param(k, marks=marks) for n, k in enumerate(kinds)]
+    return [
+        k if n < count else pytest.param(k, marks=marks) for n, k in enumerate(kinds)
+    ]
 
 
 def _plain(tensor: Tensor) -> np.ndarray:
@@ -70,7 +82,8 @@ def _plain(tensor: Tensor) -> np.ndarray:
 def test_tensors_of_every_kind_are_drawn_kept_and_counted(
     tensor_kind: str, picture: Path, tmp_path: Path
 ) -> None:
-    """Picture, .npy and TensorBoard's histogram of the same values; quantised ones dequantised."""
+    """Picture, .npy and TensorBoard's histogram of the same values; quantised ones
+    dequantised."""
     make, dtype = DRAWN[tensor_kind]
     torch.manual_seed(0)
     model = _beside(make)
@@ -95,7 +108,10 @@ def _histograms(board: Path) -> dict[str, Any]:
 
     found = EventAccumulator(str(board), size_guidance={"histograms": 0})
     found.Reload()
-    return {tag: found.Histograms(tag)[0].histogram_value for tag in found.Tags()["histograms"]}
+    return {
+        tag: found.Histograms(tag)[0].histogram_value
+        for tag in found.Tags()["histograms"]
+    }
 
 
 @pytest.mark.parametrize("tensor_kind", mostly_slow(SKIPPED, 2))
@@ -107,24 +123,36 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
     make, reason = SKIPPED[tensor_kind]
     for number, layers in enumerate((["conv", "odd"], None)):
         options = {"tensors": "npy", "tensorboard": tmp_path / "board"}
-        (image,) = drawn(_beside(make), picture, tmp_path / str(number), layers, **options)
+        (image,) = drawn(
+            _beside(make), picture, tmp_path / str(number), layers, **options
+        )
         assert [capture.layer for capture in image.captures] == ["conv"]
         reasons = [skip.reason for skip in image.skipped]
         assert reasons == [reason] if number == 0 else set(reasons) <= {reason}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_complex_numbers_are_drawn_as_magnitude_and_phase(picture: Path, tmp_path: Path) -> None:
-    """Two parts of real numbers, each with its own statistics and tensor; a phase from −π to π in
-    colours that meet at its ends, whatever the run's scale and colours are, and over no image."""
+def test_complex_numbers_are_drawn_as_magnitude_and_phase(
+    picture: Path, tmp_path: Path
+) -> None:
+    """Two parts of real numbers, each with its own statistics and tensor; a phase from
+    −π to π in colours that meet at its ends, whatever the run's scale and colours are,
+    and over no image."""
     made: list[Tensor] = []
 
     def spectrum(x: Tensor) -> Tensor:
         made.append(torch.fft.fft2(x.to(torch.complex64)))
         return made[-1]
 
-    options = {"tensors": "npy", "cmap": "viridis", "normalize": "layer", "overlay": 0.5}
-    (image,) = drawn(_beside(spectrum), picture, tmp_path / "out", ["odd"], figure=True, **options)
+    options = {
+        "tensors": "npy",
+        "cmap": "viridis",
+        "normalize": "layer",
+        "overlay": 0.5,
+    }
+    (image,) = drawn(
+        _beside(spectrum), picture, tmp_path / "out", ["odd"], figure=True, **options
+    )
     assert not image.skipped
     size, phase = image.captures
     wide = made[-1].to(torch.complex64)
@@ -144,19 +172,27 @@ def test_complex_numbers_are_drawn_as_magnitude_and_phase(picture: Path, tmp_pat
     pixels = np.asarray(phase.image.convert("RGB"))
     box = phase.row.plan.box(1)
     factor = phase.row.plan.scale[0]
-    tile = pixels[box[1] : box[1] + box[3] : factor, box[0] : box[0] + box[2] : factor] / 255
-    colors = np.array(colormaps["twilight"]((expected[0, 1].numpy() / np.pi + 1) / 2))[..., :3]
+    tile = (
+        pixels[box[1] : box[1] + box[3] : factor, box[0] : box[0] + box[2] : factor]
+        / 255
+    )
+    colors = np.array(colormaps["twilight"]((expected[0, 1].numpy() / np.pi + 1) / 2))[
+        ..., :3
+    ]
     assert abs(tile - colors).max() < 0.03
 
 
 def test_complex_numbers_on_the_way(picture: Path, tmp_path: Path) -> None:
-    """look shows the magnitude, a plan counts both parts, gradients have both, `--reduce` one; the
-    run is whole, has a report, and equals itself."""
+    """look shows the magnitude, a plan counts both parts, gradients have both,
+    `--reduce` one; the run is whole, has a report, and equals itself."""
 
     def way(self: Any, x: Tensor) -> Tensor:
         return torch.fft.ifft2(self.odd(self.conv(x))["a"]).real.square().mean((2, 3))
 
-    modules = {"conv": nn.Conv2d(3, 3, 1), "odd": Net(lambda self, x: {"a": torch.fft.fft2(x)})}
+    modules = {
+        "conv": nn.Conv2d(3, 3, 1),
+        "odd": Net(lambda self, x: {"a": torch.fft.fft2(x)}),
+    }
     model = Net(way, **modules).eval()
     out = tmp_path / "out"
     with_gradients = {"capture": "output,grad", "target": "class:1"}
@@ -193,14 +229,18 @@ def _ends(kind: str) -> nn.Sequential:
 
 @pytest.mark.parametrize(
     "tensor_kind",
-    ["quantised", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bool", "sparse"))],
+    [
+        "quantised",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("bool", "sparse")),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_outputs_of_every_kind_are_compared_or_not(
     tensor_kind: str, picture: Path, tmp_path: Path
 ) -> None:
-    """The change by an ablation is that of numpy, None of an output without plain values; without
-    an intervention nothing is compared, and the layer is drawn both times."""
+    """The change by an ablation is that of numpy, None of an output without plain
+    values; without an intervention nothing is compared, and the layer is drawn both
+    times."""
     model = _ends(tensor_kind)
     (image,) = drawn(model, picture, tmp_path / "plain", tensors="npy")
     assert image.outcome.largest_change is None
@@ -215,7 +255,9 @@ def test_outputs_of_every_kind_are_compared_or_not(
         return
     ablated = maps.clone()
     ablated[:, 0] = 0
-    first, second = (_plain(DRAWN[tensor_kind][0](t)).astype(np.float64) for t in (maps, ablated))
+    first, second = (
+        _plain(DRAWN[tensor_kind][0](t)).astype(np.float64) for t in (maps, ablated)
+    )
     expected = pytest.approx(np.abs(first - second).max(), rel=1e-6)
     assert image.outcome.largest_change == expected
     assert expected.expected > 0
@@ -250,13 +292,17 @@ def test_targets_of_outputs_that_torch_does_not_reduce(
 def test_kernels_without_values_are_skipped(tmp_path: Path) -> None:
     """An empty weight and one on the device meta are named; the others are drawn."""
     convs = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 0, 3), nn.Conv2d(4, 4, 3, device="meta")]
-    kernels = fv.kernels(nn.Sequential(*convs, nn.ConvTranspose2d(4, 0, 3)), out=tmp_path / "k")
+    kernels = fv.kernels(
+        nn.Sequential(*convs, nn.ConvTranspose2d(4, 0, 3)), out=tmp_path / "k"
+    )
     assert [kernel.row["layer"] for kernel in kernels.captures] == ["0"]
     assert {row["layer"]: row["reason"] for row in kernels.document["skipped"]} == {
         "1": "its weight is empty: 0×4×3×3",
         "2": "its weight is on the device meta, where tensors have no values",
         "3": "its weight is empty: 4×0×3×3",
     }
-    with pytest.raises(UsageError, match="none of 1 layers has kernels to draw: 0: its weight is"):
+    with pytest.raises(
+        UsageError, match="none of 1 layers has kernels to draw: 0: its weight is"
+    ):
         fv.kernels(nn.Sequential(convs[1]), out=tmp_path / "none")
     assert not (tmp_path / "none").exists()

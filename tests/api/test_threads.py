@@ -1,4 +1,5 @@
-"""Several threads: one module goes through them one at a time, copies of it side by side."""
+"""Several threads: one module goes through them one at a time, copies of it side by
+side."""
 
 from __future__ import annotations
 
@@ -24,16 +25,22 @@ def picture(number: int) -> np.ndarray:
 
 def means(module: nn.Module, number: int) -> tuple[list[str], list[float]]:
     """The layers of the captures of a run on a picture, and the mean of each tensor."""
-    captures = fv.run(module, picture(number), "Identity", tensors=True, **AS_IT_IS).captures
+    captures = fv.run(
+        module, picture(number), "Identity", tensors=True, **AS_IT_IS
+    ).captures
     tensors = [maps.tensor for maps in captures]
-    return [maps.layer for maps in captures], [float(t.mean()) for t in tensors if t is not None]
+    return [maps.layer for maps in captures], [
+        float(t.mean()) for t in tensors if t is not None
+    ]
 
 
 @pytest.mark.parametrize(
-    ("count", "copies"), [pytest.param(30, False, marks=pytest.mark.slow), (4, False), (4, True)]
+    ("count", "copies"),
+    [pytest.param(30, False, marks=pytest.mark.slow), (4, False), (4, True)],
 )
 def test_thirty_runs_on_four_threads_do_not_mix(count: int, copies: bool) -> None:
-    """Each has the tensors of its own picture, every layer once, and the module is as before."""
+    """Each has the tensors of its own picture, every layer once, and the module is as
+    before."""
     module = nn.Sequential(*(nn.Identity() for _ in range(4))).train()
     modules = [copy.deepcopy(module) if copies else module for _ in range(count)]
     with ThreadPoolExecutor(4) as pool:
@@ -41,7 +48,11 @@ def test_thirty_runs_on_four_threads_do_not_mix(count: int, copies: bool) -> Non
     for number, (layers, values) in enumerate(results):
         assert layers == [str(n) for n in range(4)]
         assert values == pytest.approx([3 * number / 255] * 4, abs=1e-6)
-    hooks = [one._forward_hooks or one._forward_pre_hooks for m in modules for one in m.modules()]
+    hooks = [
+        one._forward_hooks or one._forward_pre_hooks
+        for m in modules
+        for one in m.modules()
+    ]
     assert not any(hooks)
     assert all(one.training for m in modules for one in m.modules())
 

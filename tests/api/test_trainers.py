@@ -1,5 +1,5 @@
-"""Trainers train the digits network for a moment, and their callbacks leave series, events and a
-page, and the weights of a training that nobody watched."""
+"""Trainers train the digits network for a moment, and their callbacks leave series,
+events and a page, and the weights of a training that nobody watched."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ pytestmark = pytest.mark.slow
 
 def _events(folder: Path, tag: str) -> list[int]:
     """The steps of a picture, by TensorBoard's own reader."""
-    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    reader = importlib.import_module(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     read = reader.EventAccumulator(str(folder)).Reload()
     return [event.step for event in read.Images(tag)]
 
 
 def check_series(out: Path, steps: list[int], layers: list[str]) -> None:
-    """The series is whole, and its page has a slider over these steps and pictures of all."""
+    """The series is whole, and its page has a slider over these steps and pictures of
+    all."""
     found = read_steps(out)
     assert list(found) == steps
     assert not any(run["faults"] for run in verify(list(found.values())))
@@ -64,10 +67,17 @@ class TestLightning:
     @pytest.fixture
     def lightning(self) -> Any:
         """Lightning, without its advice on this machine."""
-        return pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+        return pytest.importorskip(
+            "lightning.pytorch", reason="lightning is not installed"
+        )
 
     def fit(
-        self, lightning: Any, folder: Path, callbacks: list[Any], steps: int = 4, **options: Any
+        self,
+        lightning: Any,
+        folder: Path,
+        callbacks: list[Any],
+        steps: int = 4,
+        **options: Any,
     ) -> tuple[Any, Any]:
         """Train from a fixed seed; the trainer, and the module."""
         ckpt = options.pop("ckpt_path", None)
@@ -88,7 +98,11 @@ class TestLightning:
             Digits.forward = lambda self, x: self.net(x)
         data = torch.utils.data.TensorDataset(*digits())
         loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        quiet = {
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
         trainer = lightning.Trainer(
             max_steps=steps,
             accelerator="cpu",
@@ -115,8 +129,8 @@ class TestLightning:
         check_training(tmp_path, watched, alone)
 
     def test_a_checkpoint_goes_on(self, lightning: Any, tmp_path: Path) -> None:
-        """The first training ends with its last step, and the second one continues the series; one
-        from 0 is refused."""
+        """The first training ends with its last step, and the second one continues the
+        series; one from 0 is refused."""
         trainer, _ = self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s")], 3)
         trainer.save_checkpoint(tmp_path / "three.ckpt")
         again = {"ckpt_path": tmp_path / "three.ckpt"}
@@ -153,10 +167,16 @@ class Classifier(nn.Module):
         super().__init__()
         self.net = network()
 
-    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, pixel_values: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """The scores, and the loss where there are labels."""
         logits = self.net(pixel_values)
-        loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        loss = (
+            {}
+            if labels is None
+            else {"loss": nn.functional.cross_entropy(logits, labels)}
+        )
         return {**loss, "logits": logits}
 
 
@@ -167,14 +187,19 @@ class TestTransformers:
     def transformers(self) -> Any:
         """transformers, with the accelerate that its Trainer needs."""
         pytest.importorskip("accelerate", reason="accelerate is not installed")
-        return pytest.importorskip("transformers", reason="transformers is not installed")
+        return pytest.importorskip(
+            "transformers", reason="transformers is not installed"
+        )
 
     def train(
         self, transformers: Any, folder: Path, callbacks: list[Any], **options: Any
     ) -> Classifier:
         """Train from a fixed seed."""
         pixels, labels = digits()
-        rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
+        rows = [
+            {"pixel_values": x, "labels": y}
+            for x, y in zip(pixels, labels, strict=True)
+        ]
         arguments = transformers.TrainingArguments(
             output_dir=str(folder / "run"),
             max_steps=4,
@@ -188,14 +213,16 @@ class TestTransformers:
             **{"save_strategy": "no", **options},
         )
         model = Classifier()
-        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
+        transformers.Trainer(
+            model, arguments, train_dataset=rows, callbacks=callbacks
+        ).train()
         return model
 
     watcher = staticmethod(partial(callback, "transformers", "TrainerWatcher"))
 
     def test_a_training(self, transformers: Any, tmp_path: Path) -> None:
-        """Series, events and page are right, and the weights those of a training alone, where
-        accelerate runs forward under autocast."""
+        """Series, events and page are right, and the weights those of a training alone,
+        where accelerate runs forward under autocast."""
         pytest.importorskip("tensorboard")
         callback = self.watcher(tmp_path / "s", tensorboard=tmp_path / "tb")
         watched = self.train(transformers, tmp_path, [callback], bf16=True)
@@ -203,7 +230,9 @@ class TestTransformers:
         check_training(tmp_path, watched, alone)
 
 
-@pytest.mark.parametrize(("library", "extra"), [("lightning", "lightning"), ("transformers", "hf")])
+@pytest.mark.parametrize(
+    ("library", "extra"), [("lightning", "lightning"), ("transformers", "hf")]
+)
 def test_a_missing_library_is_said_with_the_remedy(
     library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,5 +241,7 @@ def test_a_missing_library_is_said_with_the_remedy(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"featviz.{library}", raising=False)
-    with pytest.raises(ImportError, match=rf"featviz\.{library} cannot be used.*featviz\[{extra}"):
+    with pytest.raises(
+        ImportError, match=rf"featviz\.{library} cannot be used.*featviz\[{extra}"
+    ):
         importlib.import_module(f"featviz.{library}")

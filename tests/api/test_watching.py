@@ -1,4 +1,5 @@
-"""A model is watched while it is trained: what is written, and that the training is as without."""
+"""A model is watched while it is trained: what is written, and that the training is as
+without."""
 
 from __future__ import annotations
 
@@ -25,15 +26,17 @@ from featviz.rundir.verify import verify
 from .training import SHOWN, digits, moody_network, network, same, train
 
 
-def watch(model: nn.Module, out: Path, steps: int, every: int = 2, **options: Any) -> list[Any]:
+def watch(
+    model: nn.Module, out: Path, steps: int, every: int = 2, **options: Any
+) -> list[Any]:
     """Train while a watcher looks at all convolutions and ReLUs."""
     with fv.Watcher(model, SHOWN, "Conv2d,ReLU", every, out, **options) as watcher:
         return train(model, steps, watcher.step)
 
 
 def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
-    """Before the first step, at each multiple of `every`, and at the last step; verify finds
-    nothing wrong."""
+    """Before the first step, at each multiple of `every`, and at the last step; verify
+    finds nothing wrong."""
     watch(network(), tmp_path / "s", 3)
     steps = read_steps(tmp_path / "s")
     assert list(steps) == [0, 2, 3]
@@ -43,11 +46,14 @@ def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
         assert not run.left_out
         assert run.record["model"]["step"] == step
     assert not any(run["faults"] for run in verify(list(steps.values())))
-    assert [path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."] == []
+    assert [
+        path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."
+    ] == []
 
 
 def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
-    """Its pictures and numbers are those of `featviz.run` on a copy made then, and of torch."""
+    """Its pictures and numbers are those of `featviz.run` on a copy made then, and of
+    torch."""
     model = network()
     watch(model, tmp_path / "s", 4)
     plain = fv.run(model, SHOWN, "Conv2d,ReLU", tmp_path / "plain")
@@ -63,12 +69,16 @@ def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "cast"),
-    [(lambda model: model, True), (lambda model: torch.compile(model, backend="eager"), False)],
+    [
+        (lambda model: model, True),
+        (lambda model: torch.compile(model, backend="eager"), False),
+    ],
 )
 def test_the_training_is_as_if_nobody_watched(
     tmp_path: Path, wrap: Callable[[nn.Module], nn.Module], cast: bool
 ) -> None:
-    """Weights, running means, gradients, modes, flags, hooks and random numbers, bit by bit."""
+    """Weights, running means, gradients, modes, flags, hooks and random numbers, bit by
+    bit."""
     alone = train(wrap(moody_network()), 6, cast=cast)
     model = wrap(moody_network())
     with fv.Watcher(model, SHOWN, "Conv2d,ReLU", 2, tmp_path / "s") as watcher:
@@ -81,7 +91,8 @@ def test_the_training_is_as_if_nobody_watched(
 def test_a_failing_forward_pass_leaves_the_model_as_it_was(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A step that cannot be drawn is a warning, and the training goes on to the same weights."""
+    """A step that cannot be drawn is a warning, and the training goes on to the same
+    weights."""
 
     broken: list[bool] = []
 
@@ -103,7 +114,8 @@ def test_a_failing_forward_pass_leaves_the_model_as_it_was(
 
 
 def one_of_two(out: str) -> None:
-    """What each process of a team does: trains unwatched, then watched, and tells how it went."""
+    """What each process of a team does: trains unwatched, then watched, and tells how
+    it went."""
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     alone = train(DistributedDataParallel(moody_network()), 4)
@@ -118,19 +130,25 @@ def one_of_two(out: str) -> None:
 
 @pytest.mark.slow
 def test_of_two_processes_the_first_writes(tmp_path: Path) -> None:
-    """The other one trains on, writes nothing, and both have the weights of an unwatched run."""
+    """The other one trains on, writes nothing, and both have the weights of an
+    unwatched run."""
     common = forked.meeting(2)
     team = [
-        forked.fork(tmp_path / f"said{rank}", one_of_two, str(tmp_path), **common, RANK=rank)
+        forked.fork(
+            tmp_path / f"said{rank}", one_of_two, str(tmp_path), **common, RANK=rank
+        )
         for rank in range(2)
     ]
     first, second = forked.ended(team)
-    assert first.out == "True [None, 'step-000002', None, 'step-000004'] True\n", first.err
+    assert first.out == "True [None, 'step-000002', None, 'step-000004'] True\n", (
+        first.err
+    )
     assert second.out == "True [None, None, None, None] False\n", second.err
 
 
 def test_health_is_the_audits_finding(tmp_path: Path) -> None:
-    """A convolution whose channel a ReLU never lets through is dead, one of NaN is not finite."""
+    """A convolution whose channel a ReLU never lets through is dead, one of NaN is not
+    finite."""
     model = network()
     with torch.no_grad():
         model[0].weight[1], model[0].bias[1] = 0.0, -1.0  # type: ignore[index, union-attr, operator]
@@ -139,9 +157,12 @@ def test_health_is_the_audits_finding(tmp_path: Path) -> None:
             model[3].bias[2] = float("nan")  # type: ignore[index, union-attr, operator]
         watcher.step()
     audits = [
-        json.loads((p / "audit.json").read_text()) for p in read_steps(tmp_path / "s").values()
+        json.loads((p / "audit.json").read_text())
+        for p in read_steps(tmp_path / "s").values()
     ]
-    findings = [{row["label"]: row["findings"] for row in audit["layers"]} for audit in audits]
+    findings = [
+        {row["label"]: row["findings"] for row in audit["layers"]} for audit in audits
+    ]
     assert 1 in findings[0]["0"]["dead"]
     assert 1 in findings[0]["1"]["dead"]
     assert [row["3"]["nonfinite"] for row in findings] == [[], [2]]
@@ -151,7 +172,9 @@ def test_health_is_the_audits_finding(tmp_path: Path) -> None:
     assert rows["1"] == findings[1]["1"]
 
 
-def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_functions_have_no_health(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of functions alone no audit is written, which a warning says once."""
     net = Net(lambda self, x: torch.relu(self.conv(x)), conv=nn.Conv2d(1, 4, 3))
     with fv.Watcher(net, SHOWN, "fn:relu", 1, tmp_path / "s", size=12) as watcher:
@@ -164,7 +187,8 @@ def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
-    """TensorBoard's own reader finds a picture, a histogram and dead channels at each step."""
+    """TensorBoard's own reader finds a picture, a histogram and dead channels at each
+    step."""
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
@@ -177,19 +201,27 @@ def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
     assert [event.step for event in read.Scalars("dead_channels/1")] == [0, 2, 4]
     assert len(list((tmp_path / "tb").iterdir())) == 1
     audit = json.loads((tmp_path / "s" / "step-000004" / "audit.json").read_text())
-    dead = next(len(row["findings"]["dead"]) for row in audit["layers"] if row["label"] == "1")
+    dead = next(
+        len(row["findings"]["dead"]) for row in audit["layers"] if row["label"] == "1"
+    )
     assert read.Scalars("dead_channels/1")[-1].value == dead
 
 
 def test_a_second_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """Steps behind the checkpoint go when the first new one is written; the others stay."""
+    """Steps behind the checkpoint go when the first new one is written; the others
+    stay."""
     watch(network(), tmp_path / "s", 6)
     kept = (tmp_path / "s" / "step-000002" / "run.json").stat().st_mtime_ns
     model = network()
     nobody = pytest.raises(UsageError, match="nobody says from which step")
-    with fv.Watcher(network(), SHOWN, "ReLU", 2, tmp_path / "s", resume=True) as watcher, nobody:
+    with (
+        fv.Watcher(network(), SHOWN, "ReLU", 2, tmp_path / "s", resume=True) as watcher,
+        nobody,
+    ):
         watcher.step()
-    with fv.Watcher(model, SHOWN, "ReLU", 2, tmp_path / "s", resume=True, start=3) as watcher:
+    with fv.Watcher(
+        model, SHOWN, "ReLU", 2, tmp_path / "s", resume=True, start=3
+    ) as watcher:
         assert list(read_steps(tmp_path / "s")) == [0, 2, 4, 6]
         assert watcher.step().name == "step-000004"  # type: ignore[union-attr]
     assert list(read_steps(tmp_path / "s")) == [0, 2, 4]
@@ -223,7 +255,8 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
 def test_an_earlier_series_stays_until_a_step_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk at the first step is an error, and nothing of the earlier series is gone."""
+    """A full disk at the first step is an error, and nothing of the earlier series is
+    gone."""
     watch(network(), tmp_path / "s", 4)
     before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
 
@@ -233,7 +266,9 @@ def test_an_earlier_series_stays_until_a_step_is_written(
     monkeypatch.setattr("featviz.rundir.write.RunDirectory.write_run", full)
     with pytest.raises(StoreError, match="no space left"):
         watch(network(), tmp_path / "s", 2, overwrite=True)
-    assert before == {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
+    assert before == {
+        p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()
+    }
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -244,27 +279,39 @@ class FullyShardedDataParallel(nn.Module):
     ("given", "words"),
     [
         ({"every": 0}, "every=0: expected an integer ≥ 1"),
-        ({"overwrite": True, "resume": True}, "resume and overwrite exclude each other"),
+        (
+            {"overwrite": True, "resume": True},
+            "resume and overwrite exclude each other",
+        ),
         ({"cmapp": "x"}, "cmapp"),
         ({"layers": "Conv9d"}, "no layer matches .*'Conv9d'"),
         ({"images": []}, "there are no images"),
         ({"model": 3}, "'int', not a module"),
-        ({"model": nn.Sequential(FullyShardedDataParallel())}, r"divided among processes \(FSDP\)"),
+        (
+            {"model": nn.Sequential(FullyShardedDataParallel())},
+            r"divided among processes \(FSDP\)",
+        ),
     ],
 )
 def test_bad_values_are_refused_before_the_training(
     tmp_path: Path, given: dict[str, Any], words: str
 ) -> None:
     """With the value and what it takes; nothing is written."""
-    options: dict[str, Any] = {"model": network(), "images": SHOWN, "out": tmp_path / "s", **given}
+    options: dict[str, Any] = {
+        "model": network(),
+        "images": SHOWN,
+        "out": tmp_path / "s",
+        **given,
+    }
     with pytest.raises(FeatvizError, match=words):
         fv.Watcher(**options)
     assert not (tmp_path / "s").exists()
 
 
 def test_numbers_of_steps_are_whole(tmp_path: Path) -> None:
-    """numpy's and torch's integers are taken; other values are refused in one line, and the
-    training can go on. The first number at or behind each multiple is drawn, once."""
+    """numpy's and torch's integers are taken; other values are refused in one line, and
+    the training can go on. The first number at or behind each multiple is drawn,
+    once."""
     with fv.Watcher(network(), SHOWN, "ReLU", np.int64(10), tmp_path / "s") as watcher:
         for number in (2.0, "two", torch.tensor(2.0), True, -1):
             with pytest.raises(UsageError, match=r"^step=.+: expected an integer ≥ 0"):
@@ -275,12 +322,19 @@ def test_numbers_of_steps_are_whole(tmp_path: Path) -> None:
             watcher.step(3)
     assert watcher.steps == [0, 12, 45, 50]
     assert {type(step) for step in watcher.steps} == {int}
-    assert [path and path.name[-2:] for path in written] == [None, "12", None, None, "45", "50"]
+    assert [path and path.name[-2:] for path in written] == [
+        None,
+        "12",
+        None,
+        None,
+        "45",
+        "50",
+    ]
 
 
 def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
-    """With the weights at the end; not where it was due, where nothing was trained, or again. A
-    closed watcher writes nothing."""
+    """With the weights at the end; not where it was due, where nothing was trained, or
+    again. A closed watcher writes nothing."""
     model = network()
     with fv.Watcher(model, SHOWN, "Conv2d", 10, tmp_path / "s") as watcher:
         watcher.step(3)
@@ -292,7 +346,8 @@ def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
     assert list(read_steps(tmp_path / "s")) == [0, 3]
     assert repr(watcher) == f"<Watcher of {tmp_path / 's'}: step 20, 2 written>"
     first, last = (
-        read_run(path).images["00-5.png"] for path in read_steps(tmp_path / "s").values()
+        read_run(path).images["00-5.png"]
+        for path in read_steps(tmp_path / "s").values()
     )
     means = [next(iter(image.stats().values()))[:, 2] for image in (first, last)]
     assert np.allclose(means[1] - means[0], 1, atol=1e-4)
@@ -317,7 +372,9 @@ def test_a_transform_feeds_the_model(tmp_path: Path) -> None:
     def fed(image: Any) -> torch.Tensor:
         return pixels[0]
 
-    with fv.Watcher(model, SHOWN, "Conv2d", 1, tmp_path / "s", transform=fed) as watcher:
+    with fv.Watcher(
+        model, SHOWN, "Conv2d", 1, tmp_path / "s", transform=fed
+    ) as watcher:
         assert all(not module._forward_pre_hooks for module in model.modules())
         watcher.step()
     stats = read_run(tmp_path / "s" / "step-000001").images["00-5.png"].stats()

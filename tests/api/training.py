@@ -1,4 +1,5 @@
-"""The digits network, trained for a moment, and what a training must find as it left it."""
+"""The digits network, trained for a moment, and what a training must find as it left
+it."""
 
 from __future__ import annotations
 
@@ -20,13 +21,16 @@ SHOWN = [str(path) for path in FILES[:2]]
 
 def digits() -> tuple[Tensor, Tensor]:
     """The sample digits, float32 [20, 1, 28, 28] in 0..1, and their labels, int64 [20]."""
-    pixels = [np.asarray(Image.open(path).convert("L").resize((28, 28))) for path in FILES]
+    pixels = [
+        np.asarray(Image.open(path).convert("L").resize((28, 28))) for path in FILES
+    ]
     labels = [int(path.stem[-1]) for path in FILES]
     return torch.tensor(np.stack(pixels))[:, None] / 255, torch.tensor(labels)
 
 
 def network() -> nn.Sequential:
-    """The network of configs/train_digits_cnn.py, four channels wide, from a fixed seed."""
+    """The network of configs/train_digits_cnn.py, four channels wide, from a fixed
+    seed."""
     path = HERE / "configs" / "train_digits_cnn.py"
     spec = importlib.util.spec_from_file_location("train_digits_cnn", path)
     assert spec is not None
@@ -39,8 +43,8 @@ def network() -> nn.Sequential:
 
 
 def moody_network() -> nn.Sequential:
-    """A network whose training depends on all that a watcher could disturb: running means, dropout,
-    a frozen part in eval mode."""
+    """A network whose training depends on all that a watcher could disturb: running
+    means, dropout, a frozen part in eval mode."""
     torch.manual_seed(0)
     frozen = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
     frozen.requires_grad_(False).eval()
@@ -50,12 +54,18 @@ def moody_network() -> nn.Sequential:
 
 
 def train(
-    model: nn.Module, steps: int, after: Callable[[], object] = lambda: None, cast: bool = False
+    model: nn.Module,
+    steps: int,
+    after: Callable[[], object] = lambda: None,
+    cast: bool = False,
 ) -> list[Any]:
-    """Train where the model is, `cast` under autocast; what must not depend on who watches."""
+    """Train where the model is, `cast` under autocast; what must not depend on who
+    watches."""
     device = next(model.parameters()).device
     pixels, labels = (tensor.to(device) for tensor in digits())
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-2
+    )
     torch.manual_seed(7)
     with torch.autocast(device.type, torch.bfloat16, enabled=cast):
         for _ in range(steps):
@@ -70,10 +80,13 @@ def train(
 
 def state_of(model: nn.Module) -> list[Any]:
     """Weights, buffers, gradients, flags, hooks, and the state of torch's generator."""
-    parameters = [(p.detach().clone(), p.grad, p.requires_grad) for p in model.parameters()]
+    parameters = [
+        (p.detach().clone(), p.grad, p.requires_grad) for p in model.parameters()
+    ]
     buffers = [buffer.clone() for buffer in model.buffers()]
     flags = [
-        (m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
+        (m.training, len(m._forward_hooks), len(m._forward_pre_hooks))
+        for m in model.modules()
     ]
     rng = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
     return [parameters, buffers, flags, rng]
@@ -82,7 +95,11 @@ def state_of(model: nn.Module) -> list[Any]:
 def same(one: Any, other: Any) -> bool:
     """Whether two such states are equal to the last bit."""
     if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        return (
+            isinstance(other, Tensor)
+            and one.dtype == other.dtype
+            and torch.equal(one, other)
+        )
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)

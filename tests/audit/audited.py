@@ -32,7 +32,9 @@ def loaded(module: nn.Module, inputs: InputOptions = PLAIN) -> LoadedModel:
     return adopt(module.eval(), inputs)
 
 
-def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) -> dict[str, Any]:
+def document(
+    module: nn.Module, images: object, tmp_path: Path, **asked: Any
+) -> dict[str, Any]:
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
     options = AuditOptions(inputs=PLAIN, out=out, **{"max_suspects": 0, **asked})
@@ -46,7 +48,8 @@ def found(content: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
 
 
 def residual() -> Any:
-    """A block that shares its ReLU, as in ResNet-18, between two convolutions; GELU is last."""
+    """A block that shares its ReLU, as in ResNet-18, between two convolutions; GELU is
+    last."""
 
     def way(self: Any, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))

@@ -1,4 +1,5 @@
-"""A model in which every finding is planted, with its ReLU6 used in four ways; for tests."""
+"""A model in which every finding is planted, with its ReLU6 used in four ways; for
+tests."""
 
 from __future__ import annotations
 
@@ -6,14 +7,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FIRST = {"dead": [0], "constant": [1], "saturated": [4], "nonfinite": [5], "redundant": [2, 3]}
+FIRST = {
+    "dead": [0],
+    "constant": [1],
+    "saturated": [4],
+    "nonfinite": [5],
+    "redundant": [2, 3],
+}
 """Findings of the first activation, for images of independent random colours."""
-SECOND = {"dead": [6], "constant": [0, 1], "saturated": [4], "nonfinite": [5], "redundant": [2, 3]}
+SECOND = {
+    "dead": [6],
+    "constant": [0, 1],
+    "saturated": [4],
+    "nonfinite": [5],
+    "redundant": [2, 3],
+}
 """Of the second."""
 
 
 class Planted(nn.Module):
-    """Convolution, normalisation, ReLU6, depthwise convolution, ReLU6, linear: 8 channels."""
+    """Convolution, normalisation, ReLU6, depthwise convolution, ReLU6, linear: 8
+    channels."""
 
     def __init__(self, way: str = "modules") -> None:
         super().__init__()

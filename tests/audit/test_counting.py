@@ -1,4 +1,5 @@
-"""Counting: running statistics of channels and the loops below them, against numpy in float64."""
+"""Counting: running statistics of channels and the loops below them, against numpy in
+float64."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
     whole = Tally.empty(7, correlates=True)
     for rows in (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts)):
-        whole.add(counting.measure(rows, Activation(), correlates=True), np.arange(len(rows)))
+        whole.add(
+            counting.measure(rows, Activation(), correlates=True), np.arange(len(rows))
+        )
     with np.errstate(invalid="ignore"):
         expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
@@ -62,7 +65,8 @@ def test_rows_of_every_layout() -> None:
     assert torch.equal(counting.to_rows(x, 1, 2), x.flatten(2))
     assert torch.equal(counting.to_rows(x.movedim(1, -1), -1, 2), x.flatten(2))
     assert torch.equal(counting.to_rows(x[:, :, 0, 0], 1, 2), x[:, :, :1, 0])
-    windows = x.flatten(2).movedim(1, -1).reshape(8, 5, 3)  # 4 windows of 5 tokens an image
+    # 4 windows of 5 tokens an image
+    windows = x.flatten(2).movedim(1, -1).reshape(8, 5, 3)
     assert torch.equal(counting.to_rows(windows, -1, 2), x.flatten(2))
 
 
@@ -71,7 +75,8 @@ def test_rows_of_every_layout() -> None:
 def test_channels_that_lie_last_have_the_same_statistics(
     images: int, shape: tuple[int, ...]
 ) -> None:
-    """Tokens and channels-last maps, one image and several: as if the channels came first."""
+    """Tokens and channels-last maps, one image and several: as if the channels came
+    first."""
     last = torch.randn(images, *shape, generator=torch.Generator().manual_seed(2))
     first = last.movedim(-1, 1).contiguous()
     clip = Activation(bounds=(-1.0, 1.0))
@@ -82,7 +87,8 @@ def test_channels_that_lie_last_have_the_same_statistics(
 
 
 @pytest.mark.parametrize(
-    ("tensor", "images"), [(torch.zeros(3, 4), 2), (torch.zeros(0, 4), 1), (torch.zeros(4), 1)]
+    ("tensor", "images"),
+    [(torch.zeros(3, 4), 2), (torch.zeros(0, 4), 1), (torch.zeros(4), 1)],
 )
 def test_what_has_no_rows_is_refused(tensor: Tensor, images: int) -> None:
     """A first axis that is no batch, and nothing at all."""
@@ -93,7 +99,11 @@ def test_what_has_no_rows_is_refused(tensor: Tensor, images: int) -> None:
 def test_values_at_a_bound() -> None:
     """One bound is a ceiling; of two, both count; the margin is inclusive."""
     rows = torch.tensor([[[0.0, 0.001, 0.5, 0.999, 1.0]]])
-    for bounds, margin, count in (((1.0,), 0.0, 1), ((0.0, 1.0), 0.0, 2), ((0.0, 1.0), 0.0011, 4)):
+    for bounds, margin, count in (
+        ((1.0,), 0.0, 1),
+        ((0.0, 1.0), 0.0, 2),
+        ((0.0, 1.0), 0.0011, 4),
+    ):
         activation = Activation(bounds=bounds, margin=margin)
         at_bound = counting.measure(rows, activation).at_bound
         assert at_bound is not None
@@ -104,7 +114,13 @@ def test_values_at_a_bound() -> None:
 def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:
     """Of 100 finite values in each channel, unless `more` says otherwise."""
     count = [100.0] * len(low)
-    given = {"count": count, "nonfinite": [0.0] * len(low), "low": low, "high": high, **more}
+    given = {
+        "count": count,
+        "nonfinite": [0.0] * len(low),
+        "low": low,
+        "high": high,
+        **more,
+    }
     return Evidence(**{name: np.array(values, float) for name, values in given.items()})
 
 
@@ -120,7 +136,8 @@ def test_a_channel_with_nan_is_judged_for_nothing_else() -> None:
 
 
 def test_thresholds_of_dead_and_constant() -> None:
-    """eps is inclusive; without it constant allows for rounding, and one value is no verdict."""
+    """eps is inclusive; without it constant allows for rounding, and one value is no
+    verdict."""
     seen = evidence([0, 0, 5], [0.1, 0.2, 5.000001], ceiling=[0.1, 0.2, 5])
     assert findings.judge(seen, Thresholds(eps=0.1))["dead"] == [0]
     assert findings.judge(seen, Thresholds())["dead"] == []
@@ -164,7 +181,8 @@ def test_rectifiers_are_the_activations_that_can_be_dead() -> None:
 
 
 ROUNDING = 512 / 4 * 2**-24
-"""Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off by 2^-24."""
+"""Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off
+by 2^-24."""
 
 ODD = {
     "below zero": lambda g, n: -np.abs(g.normal(0, 1, n)) - 0.5,
@@ -183,7 +201,8 @@ ODD = {
 @pytest.mark.parametrize("activation", [*KINDS, *ODD])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_added_maps_are_one_channel(activation: str, batch: int) -> None:
-    """The table of a channel over 9 images is that of all its values at once, in float64."""
+    """The table of a channel over 9 images is that of all its values at once, in
+    float64."""
     make = {**KINDS, **ODD}[activation]
     images = make(np.random.default_rng(49), (9, 4, 49)).astype(np.float32)
     clip = Activation(bounds=(0.25,))
@@ -192,7 +211,9 @@ def test_added_maps_are_one_channel(activation: str, batch: int) -> None:
         batch_images = torch.from_numpy(images[start : start + batch])
         added.add(counting.measure(batch_images, clip), np.arange(len(batch_images)))
     table = added.table()
-    for row, values in zip(table, images.swapaxes(0, 1).astype(np.float64), strict=True):
+    for row, values in zip(
+        table, images.swapaxes(0, 1).astype(np.float64), strict=True
+    ):
         finite = values[np.isfinite(values)]
         assert row[0] == len(finite)
         assert row[5:].tolist() == [
@@ -222,7 +243,9 @@ def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     order = generator.permutation(20)
     for start in range(0, 20, batch):
         images = order[start : start + batch]
-        measurement = Measurement(numbers[images], positions=1, at_bound=None, moments=None)
+        measurement = Measurement(
+            numbers[images], positions=1, at_bound=None, moments=None
+        )
         top.add(measurement, images)
     maxima = np.where(numbers[..., 5] > 0, np.inf, numbers[..., 1])
     best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T

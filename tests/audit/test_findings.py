@@ -1,4 +1,5 @@
-"""Gates, the baseline and the JUnit report: what breaks, with which figure and exit code."""
+"""Gates, the baseline and the JUnit report: what breaks, with which figure and exit
+code."""
 
 from __future__ import annotations
 
@@ -19,15 +20,25 @@ from featviz.records import Verdict
 from .audited import COLOURS, PLANTED
 
 
-def layer(name: str, channels: int, call: int = 0, type: str = "ReLU", **found: Any) -> Any:
+def layer(
+    name: str, channels: int, call: int = 0, type: str = "ReLU", **found: Any
+) -> Any:
     label = f"{name}.call{call}" if call else name
-    return {"layer": name, "label": label, "type": type, "channels": channels, "findings": found}
+    return {
+        "layer": name,
+        "label": label,
+        "type": type,
+        "channels": channels,
+        "findings": found,
+    }
 
 
 LAYERS = [
     layer("layer1.relu", 20, dead=[3], constant=[], nonfinite=[]),
     layer("layer1.relu", 20, call=1, dead=[0, 1], constant=[5], nonfinite=[]),
-    layer("layer3/fn:relu", 60, type="fn:relu", dead=[], constant=[1, 2, 3], nonfinite=[]),
+    layer(
+        "layer3/fn:relu", 60, type="fn:relu", dead=[], constant=[1, 2, 3], nonfinite=[]
+    ),
     layer("layer4.act", 100, type="GELU", constant=[], nonfinite=[7]),
 ]
 
@@ -42,7 +53,8 @@ def test_the_total_of_apoz_is_that_of_all_channels() -> None:
 @pytest.mark.parametrize(
     ("text", "held", "words"),
     [
-        ("dead>3", True, "3 of 100 channels dead (3.00 %)"),  # layer4.act is not judged for it
+        # layer4.act is not judged for it
+        ("dead>3", True, "3 of 100 channels dead (3.00 %)"),
         ("dead>2", False, "3 of 100 channels dead (3.00 %)"),
         ("dead>=3%", False, "3 of 100 channels dead (3.00 %)"),
         ("dead>2.9%", False, "3 of 100 channels dead (3.00 %)"),
@@ -56,7 +68,9 @@ def test_the_total_of_apoz_is_that_of_all_channels() -> None:
 )
 def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
     """A percentage is a share of the channels that are judged, a plain number a count."""
-    assert findings.check_gate(parse_gate(text), LAYERS) == Verdict(text.strip(), held, words)
+    assert findings.check_gate(parse_gate(text), LAYERS) == Verdict(
+        text.strip(), held, words
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +81,9 @@ def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
         ("redundant>0", "can be judged for redundant", "--redundant-at 0.98"),
     ],
 )
-def test_a_gate_that_could_never_break_is_refused(text: str, message: str, hint: str) -> None:
+def test_a_gate_that_could_never_break_is_refused(
+    text: str, message: str, hint: str
+) -> None:
     """A misspelt layer would otherwise hold for ever."""
     with pytest.raises(UsageError) as error:
         findings.check_gate(parse_gate(text), LAYERS)
@@ -82,7 +98,9 @@ def replaced(index: int, **found: Sequence[int]) -> list[Any]:
 
 
 def worse(layers: list[Any], baseline: list[Any]) -> Verdict:
-    return findings.check_baseline(layers, {row["label"]: row["findings"] for row in baseline})
+    return findings.check_baseline(
+        layers, {row["label"]: row["findings"] for row in baseline}
+    )
 
 
 def test_worse_than_the_baseline_names_the_new_channels() -> None:
@@ -92,13 +110,16 @@ def test_worse_than_the_baseline_names_the_new_channels() -> None:
     assert worse(replaced(0, dead=[]), LAYERS).held
     verdict = worse(replaced(1, dead=[], constant=[5, 8, 9]), LAYERS)
     assert not verdict.held
-    assert verdict.message == ("layer1.relu.call1: 3 constant, 1 in the baseline (new: 8, 9)")
+    assert verdict.message == (
+        "layer1.relu.call1: 3 constant, 1 in the baseline (new: 8, 9)"
+    )
     many = worse(replaced(3, nonfinite=list(range(50))), LAYERS).message
     assert "new: 0, 1, 2, 3, 4, 5, 6, 8 and 41 more" in many
 
 
 def test_only_what_both_have_is_compared(caplog: pytest.LogCaptureFixture) -> None:
-    """A new layer is named as not comparable; a finding the baseline was not asked is left out."""
+    """A new layer is named as not comparable; a finding the baseline was not asked is
+    left out."""
     assert worse(LAYERS, [layer("layer1.relu", 20, dead=[3])]).held
     assert caplog.messages == ["the baseline lacks 3 layers, layer1.relu.call1 first"]
 
@@ -121,10 +142,16 @@ def call(noise: Path, tmp_path: Path) -> list[object]:
 
 @pytest.mark.slow
 def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) -> None:
-    """Every failed gate with its figure; those that hold are not named; results are written. A
-    broken image alone gives 3, with a failed gate 4."""
+    """Every failed gate with its figure; those that hold are not named; results are
+    written. A broken image alone gives 3, with a failed gate 4."""
     done = featviz(
-        *call, "--fail-on", "dead>5%", "--fail-on", "dead>50%", "--fail-on", "act2:constant>1"
+        *call,
+        "--fail-on",
+        "dead>5%",
+        "--fail-on",
+        "dead>50%",
+        "--fail-on",
+        "act2:constant>1",
     )
     assert done.code == 4
     assert "error: gate dead>5% failed: 2 of 16 channels dead (12.50 %)" in done.err
@@ -138,8 +165,8 @@ def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) ->
 
 
 def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) -> None:
-    """The same model against its own audit holds; against a healthier one channels are named. The
-    verdicts are in JUnit, whether gates hold or not."""
+    """The same model against its own audit holds; against a healthier one channels are
+    named. The verdicts are in JUnit, whether gates hold or not."""
     report = tmp_path / "ci" / "audit.xml"
     baseline = tmp_path / "baseline.json"
     assert featviz(*call).code == 0

@@ -16,8 +16,11 @@ from featviz.options.commands import Thresholds
 from .audited import document, filled, found, kill, loaded, residual, solid, wake
 
 
-def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_path: Path) -> None:
-    """Behind BatchNorm and a shared ReLU it is conv1; behind an addition it is nobody's alone."""
+def test_prune_names_the_layer_that_makes_each_dead_channel(
+    noise: Path, tmp_path: Path
+) -> None:
+    """Behind BatchNorm and a shared ReLU it is conv1; behind an addition it is nobody's
+    alone."""
     model = residual()
     wake(model.block.conv1)
     kill(model.block.conv1, [1, 3])
@@ -28,12 +31,17 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_pat
     assert found(content)["block.relu"]["dead"] == [1, 3]
     assert found(content)["block.relu.call1"]["dead"] == [2]
     assert content["prune"] == {"block.conv1": [1, 3]}
-    assert content["not_prunable"] == {"block.relu.call1": "block/fn:add mixes channels or tensors"}
+    assert content["not_prunable"] == {
+        "block.relu.call1": "block/fn:add mixes channels or tensors"
+    }
     assert content["verify"] == {"channels": 2, "images": 6, "largest_change": 0.0}
 
 
-def test_really_cutting_the_channels_out_changes_nothing(noise: Path, tmp_path: Path) -> None:
-    """The oracle for prune.json: a smaller network, built by hand, gives the same output."""
+def test_really_cutting_the_channels_out_changes_nothing(
+    noise: Path, tmp_path: Path
+) -> None:
+    """The oracle for prune.json: a smaller network, built by hand, gives the same
+    output."""
     model = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.ReLU()
     ).eval()
@@ -55,38 +63,59 @@ def test_really_cutting_the_channels_out_changes_nothing(noise: Path, tmp_path: 
 
 
 def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -> None:
-    """With an eps above the channel's values it is cut out although it speaks; the change shows."""
+    """With an eps above the channel's values it is cut out although it speaks; the
+    change shows."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(480, 2))
-    content = document(model, noise, tmp_path, prove=True, thresholds=Thresholds(eps=10.0))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(480, 2)
+    )
+    content = document(
+        model, noise, tmp_path, prove=True, thresholds=Thresholds(eps=10.0)
+    )
     assert content["prune"] == {"0": [0, 1, 2, 3]}
     stacked = torch.stack(
-        [loaded(model).preprocess.tensor(Image.open(p))[0] for p in sorted(noise.iterdir())]
+        [
+            loaded(model).preprocess.tensor(Image.open(p))[0]
+            for p in sorted(noise.iterdir())
+        ]
     )
     with torch.no_grad():
-        expected = (model(stacked) - model[3].bias).abs().max()  # nothing but the bias is left
-    assert content["verify"]["largest_change"] == pytest.approx(float(expected), rel=1e-5)
+        # nothing but the bias is left
+        expected = (model(stacked) - model[3].bias).abs().max()
+    assert content["verify"]["largest_change"] == pytest.approx(
+        float(expected), rel=1e-5
+    )
 
 
 def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -> None:
-    """Channel 1 dies at the first call only, channel 0 at the second only, channel 2 at both."""
+    """Channel 1 dies at the first call only, channel 0 at the second only, channel 2 at
+    both."""
     bright = solid(tmp_path / "bright.png", (255, 255, 255))
-    conv = filled(nn.Conv2d(3, 3, 1), torch.diag(torch.tensor([1.0, -1, 1])), [-0.9, 0.0, -2.0])
+    conv = filled(
+        nn.Conv2d(3, 3, 1), torch.diag(torch.tensor([1.0, -1, 1])), [-0.9, 0.0, -2.0]
+    )
     twice = Net(
-        lambda self, x: self.relu(self.conv(self.relu(self.conv(x)) - 1)), conv=conv, relu=nn.ReLU()
+        lambda self, x: self.relu(self.conv(self.relu(self.conv(x)) - 1)),
+        conv=conv,
+        relu=nn.ReLU(),
     )
     content = document(twice, bright, tmp_path)
     dead = {label: findings["dead"] for label, findings in found(content).items()}
     assert dead == {"relu": [1, 2], "relu.call1": [0, 2]}
     assert content["prune"] == {"conv": [2]}
-    # where the output of the second call is used as it is, cutting a channel out would show
-    forked = Net(lambda self, x: self.conv(self.relu(self.conv(x))), conv=conv, relu=nn.ReLU())
+    # where the output of the second call is used as it is, cutting a channel out would
+    # show
+    forked = Net(
+        lambda self, x: self.conv(self.relu(self.conv(x))), conv=conv, relu=nn.ReLU()
+    )
     content = document(forked, bright, tmp_path)
     assert found(content)["relu"]["dead"] == [1, 2]
     assert content["prune"] == {}
 
 
-def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
+def test_channels_that_others_depend_on_are_not_pruned(
+    noise: Path, tmp_path: Path
+) -> None:
     """GroupNorm mixes channels, and b's own output is used beside its ReLU."""
 
     def way(self: Any, x: Tensor) -> Tensor:

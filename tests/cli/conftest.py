@@ -32,9 +32,9 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "folder"
     path.mkdir()
     for name, size in (("a.png", (9, 8)), ("c.png", (13, 8))):
-        Image.fromarray(np.arange(size[0] * size[1], dtype=np.uint8).reshape(size[::-1])).save(
-            path / name
-        )
+        Image.fromarray(
+            np.arange(size[0] * size[1], dtype=np.uint8).reshape(size[::-1])
+        ).save(path / name)
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
     Image.fromarray(noise).save(path / "b.png")
     data = (path / "b.png").read_bytes()

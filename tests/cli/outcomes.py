@@ -57,8 +57,8 @@ class Apart(NamedTuple):
 
 
 def apart(lines: Sequence[str], folder: Path, first: str = "") -> list[Apart]:
-    """Run command lines in a folder, each in a process of its own, which is forked from one that
-    has imported the command line alone, and has done what is `first`."""
+    """Run command lines in a folder, each in a process of its own, which is forked from
+    one that has imported the command line alone, and has done what is `first`."""
     done = subprocess.run(
         [sys.executable, "-c", APART.replace("{first}", first)],
         input=json.dumps(lines),

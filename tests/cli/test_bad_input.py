@@ -16,7 +16,8 @@ from torch import nn
 def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
     featviz: Run, nets: str, folder: Path, out: Path
 ) -> None:
-    """Exit 3; the image is named on stderr and in run.json, and has no folder. Alone, exit 1."""
+    """Exit 3; the image is named on stderr and in run.json, and has no folder. Alone,
+    exit 1."""
     outcome = featviz("run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d")
     assert outcome.code == 3
     assert re.search(r"^error: b\.png cannot be read", outcome.err, re.M)
@@ -28,7 +29,15 @@ def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
     assert run["images"] == {"total": 3, "complete": ["a.png", "c.png"], "missing": []}
     assert complete(out) == ["a.png", "c.png"]
     assert not (out / "b.png").exists()
-    alone = ("run", f"{nets}:grey", folder / "b.png", "--layers", "Conv2d", "--out", out / "alone")
+    alone = (
+        "run",
+        f"{nets}:grey",
+        folder / "b.png",
+        "--layers",
+        "Conv2d",
+        "--out",
+        out / "alone",
+    )
     refused(featviz(*alone, "-q"), 1, "b.png cannot be read")
     assert complete(out / "alone") == []
 
@@ -36,11 +45,17 @@ def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
 def test_run_json_has_no_absolute_path_of_the_model(
     featviz: Run, nets: str, picture: Path, tmp_path: Path, out: Path
 ) -> None:
-    """A factory given by its file, as MODEL or as --arch, is recorded without its folder."""
+    """A factory given by its file, as MODEL or as --arch, is recorded without its
+    folder."""
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
     torch.save(module.state_dict(), tmp_path / "weights.pth")
-    for model in ([f"{nets}:grey"], [tmp_path / "weights.pth", "--arch", f"{nets}:grey"]):
-        outcome = featviz("run", *model, picture, "--layers", "ReLU", "--out", out, "--overwrite")
+    for model in (
+        [f"{nets}:grey"],
+        [tmp_path / "weights.pth", "--arch", f"{nets}:grey"],
+    ):
+        outcome = featviz(
+            "run", *model, picture, "--layers", "ReLU", "--out", out, "--overwrite"
+        )
         assert outcome.code == 0, outcome.err
         assert str(tmp_path) not in (out / "run.json").read_text()
 
@@ -52,7 +67,9 @@ def test_a_model_that_raises_is_named_with_the_module(
     """Exit 3 among others, 1 alone; the line names the module in which it failed."""
     (folder / "b.png").unlink()
     source = folder if several else folder / "c.png"
-    outcome = featviz("run", f"{nets}:picky", source, "--out", out, "--layers", "Conv2d", "-q")
+    outcome = featviz(
+        "run", f"{nets}:picky", source, "--out", out, "--layers", "Conv2d", "-q"
+    )
     refused(
         outcome,
         3 if several else 1,
@@ -61,7 +78,9 @@ def test_a_model_that_raises_is_named_with_the_module(
     assert complete(out) == (["a.png"] if several else [])
 
 
-def test_an_output_below_a_file_names_it(featviz: Run, tiny_file: Path, picture: Path) -> None:
+def test_an_output_below_a_file_names_it(
+    featviz: Run, tiny_file: Path, picture: Path
+) -> None:
     """A parent that is a file is the system's error, with the path."""
     outcome = featviz("run", tiny_file, picture, "--out", picture / "x", "-q")
     refused(outcome, 1, "picture.png", "cannot be written: Not a directory")

@@ -41,7 +41,9 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
     images = run_json(tmp_path / "out")["images"]
     assert images["complete"] == complete(tmp_path / "out")
     assert images["missing"]
-    assert "00.png" in images["complete"], "the image whose line nobody read is complete"
+    assert "00.png" in images["complete"], (
+        "the image whose line nobody read is complete"
+    )
     assert featviz(*base, tmp_path / "out", "--resume").code == 0
     assert featviz(*base, tmp_path / "whole").code == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
@@ -58,32 +60,47 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_stops_the_lines_of_json(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same where a command prints as it goes, whatever is left of the lines in the stream."""
+    """The same where a command prints as it goes, whatever is left of the lines in the
+    stream."""
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr(sys, "stdout", os.fdopen(full, "w"))
     done = featviz("run", tiny_file, photos, "--json", "-q", "--out", tmp_path / "out")
     assert (done.code, done.err) == (1, f"{FULL}\n")
 
 
-def test_closed_streams_do_not_stop_the_drawing(featviz: Run, ran: Path, tmp_path: Path) -> None:
-    """The picture is that of a command whose streams are open: nothing was printed into it."""
+def test_closed_streams_do_not_stop_the_drawing(
+    featviz: Run, ran: Path, tmp_path: Path
+) -> None:
+    """The picture is that of a command whose streams are open: nothing was printed into
+    it."""
     base = ["sheet", ran, "--layer", "0", "--json", "--out"]
     words = " ".join(f"'{word}'" for word in [*base, tmp_path / "closed.png"])
     command = f"'{sys.executable}' -c '{CODE}' {words} <&- >&- 2>&-"
-    assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run(command, shell=True, capture_output=True, check=False).returncode
+        == 0
+    )
     assert featviz(*base, tmp_path / "open.png").code == 0
-    assert (tmp_path / "closed.png").read_bytes() == (tmp_path / "open.png").read_bytes()
+    assert (tmp_path / "closed.png").read_bytes() == (
+        tmp_path / "open.png"
+    ).read_bytes()
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    """`nohup` and a shell's `&` have them ignored; all others are heeded, and given back."""
+    """`nohup` and a shell's `&` have them ignored; all others are heeded, and given
+    back."""
     before = {number: signal.getsignal(number) for number in pipeline.SIGNALS}
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} == set(before)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
+        # these tests may run under nohup themselves
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         with pipeline.stop_requests() as stop:
             os.kill(os.getpid(), signal.SIGINT)
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -109,7 +126,15 @@ def make():
 def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
     """While the model loads it ends the command at once: 130, and nothing is written."""
     (tmp_path / "net.py").write_text(WAITS)
-    base = ["run", f"{tmp_path}/net.py:make", photos, "--size", "8", "--out", tmp_path / "out"]
+    base = [
+        "run",
+        f"{tmp_path}/net.py:make",
+        photos,
+        "--size",
+        "8",
+        "--out",
+        tmp_path / "out",
+    ]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with start(base, **streams) as process:
         assert process.stdout is not None
@@ -118,7 +143,10 @@ def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
         err = process.communicate("\n")[1]
     assert process.returncode == 130
     assert err.strip() == "error: interrupted"
-    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"net.py", "photos"}
+    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {
+        "net.py",
+        "photos",
+    }
 
 
 def test_too_little_memory_is_one_line_anywhere(
@@ -164,8 +192,8 @@ main()
 def test_a_command_is_over_when_its_work_is(
     unfinished: str, last: str, option: str, code: int
 ) -> None:
-    """What is called at the end is called, but Python is not taken down; a tracer and a thread that
-    is at work get Python's own end."""
+    """What is called at the end is called, but Python is not taken down; a tracer and a
+    thread that is at work get Python's own end."""
     done = subprocess.run(
         [sys.executable, "-c", ENDING, unfinished, option],
         capture_output=True,

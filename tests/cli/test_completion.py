@@ -1,4 +1,5 @@
-"""Completion in bash, zsh and fish: commands, options, choices and paths, without delay."""
+"""Completion in bash, zsh and fish: commands, options, choices and paths, without
+delay."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ main()
         pytest.param("featviz iden", "plain,identify", marks=pytest.mark.slow),
     ],
 )
-def test_a_shell_gets_its_answers_without_torch(line: str, answer: str, tmp_path: Path) -> None:
+def test_a_shell_gets_its_answers_without_torch(
+    line: str, answer: str, tmp_path: Path
+) -> None:
     """The answers are there, and only click and msgspec were imported for them."""
     typed = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     done = subprocess.run(
@@ -43,4 +46,9 @@ def test_a_shell_gets_its_answers_without_torch(line: str, answer: str, tmp_path
         check=True,
     )
     assert answer in done.stdout.splitlines()
-    assert set(done.stderr.split()) <= {"click", "featviz", "msgspec", "typing_extensions"}
+    assert set(done.stderr.split()) <= {
+        "click",
+        "featviz",
+        "msgspec",
+        "typing_extensions",
+    }

@@ -1,5 +1,6 @@
-"""Help: each option is a sentence that is understood alone, what a newcomer needs stands on the
-first screen, everything under --help-all, and nothing heavy is imported for it."""
+"""Help: each option is a sentence that is understood alone, what a newcomer needs
+stands on the first screen, everything under --help-all, and nothing heavy is imported
+for it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from .outcomes import apart
 
 GROUP = click.Context(cli.group)
 COMMANDS = {name: cli.group.get_command(GROUP, name) for name in cli.COMMANDS}
-LONG = [name for name, command in COMMANDS.items() if getattr(command, "is_long", False)]
+LONG = [
+    name for name, command in COMMANDS.items() if getattr(command, "is_long", False)
+]
 OPTIONS = {
     f"{name} {param.opts[-1]}": param
     for name, command in COMMANDS.items()
@@ -43,9 +46,12 @@ FRAGMENTS = (
     "The same ",
     "so many",
 )
-"""Beginnings and phrases that need the option above, or that leave out who does what."""
+"""Beginnings and phrases that need the option above, or that leave out who does what.
+"""
 
-DEFAULTS = re.compile(r"\(default|default\)|by default|\[default|without it", re.IGNORECASE)
+DEFAULTS = re.compile(
+    r"\(default|default\)|by default|\[default|without it", re.IGNORECASE
+)
 """Defaults belong in click's `[default: …]`, not in the sentence."""
 
 
@@ -54,8 +60,8 @@ EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
 
 @EVERY_OPTION
 def test_an_option_is_a_sentence(option: click.Option) -> None:
-    """It begins with a capital, ends with a full stop, and needs no other option's text; so does
-    what is for --help-all alone."""
+    """It begins with a capital, ends with a full stop, and needs no other option's
+    text; so does what is for --help-all alone."""
     for text in (option.help or "").split("\f "):
         assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
         assert not text.startswith("Of ")
@@ -67,21 +73,27 @@ def test_metavars_are_upper_case(option: click.Option) -> None:
     """Also those that come from a type, which has a name of its own."""
     metavar = option.metavar or option.type.name.upper()
     assert metavar == metavar.upper() or metavar.startswith("[")
-    assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, "it has no name of its own"
+    assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, (
+        "it has no name of its own"
+    )
 
 
 @EVERY_OPTION
 def test_defaults_stand_in_brackets(option: click.Option) -> None:
     """Click writes them, not the text."""
     assert not DEFAULTS.search(option.help or "")
-    has_default = isinstance(option.default, (str, int, float, Path)) and not option.is_flag
+    has_default = (
+        isinstance(option.default, (str, int, float, Path)) and not option.is_flag
+    )
     assert option.show_default or not has_default, "its default is not shown"
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_command_is_a_sentence_and_lists_every_form_of_model(name: str, featviz: Run) -> None:
-    """So is its line in the list of commands. A source that is added to SOURCES appears in the help
-    of each command that takes MODEL."""
+def test_a_command_is_a_sentence_and_lists_every_form_of_model(
+    name: str, featviz: Run
+) -> None:
+    """So is its line in the list of commands. A source that is added to SOURCES appears
+    in the help of each command that takes MODEL."""
     text = featviz(name, "--help").out
     for line in (cli.COMMANDS[name], text.split("\n\n")[1].strip()):
         assert re.fullmatch(r"[A-Z].*\.", " ".join(line.split())), line
@@ -90,7 +102,9 @@ def test_a_command_is_a_sentence_and_lists_every_form_of_model(name: str, featvi
     assert command is not None
     assert "{MODEL}" not in flowing
     if "model" in {param.name for param in command.params}:
-        assert not [source.spelling for source in SOURCES if source.spelling not in flowing]
+        assert not [
+            source.spelling for source in SOURCES if source.spelling not in flowing
+        ]
 
 
 def _differ_by_one_letter(name: str, other: str) -> bool:
@@ -109,7 +123,9 @@ def test_no_two_options_differ_by_one_letter(command: str) -> None:
         for name in (*option.opts, *option.secondary_opts)
         if key.split()[0] == command and name.startswith("--")
     ]
-    assert [pair for pair in combinations(names, 2) if _differ_by_one_letter(*pair)] == []
+    assert [
+        pair for pair in combinations(names, 2) if _differ_by_one_letter(*pair)
+    ] == []
 
 
 def options_in(text: str) -> list[str]:
@@ -119,7 +135,9 @@ def options_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [[], *([n] for n in cli.COMMANDS), *([n, "--help-all"] for n in LONG)], ids=" ".join
+    "words",
+    [[], *([n] for n in cli.COMMANDS), *([n, "--help-all"] for n in LONG)],
+    ids=" ".join,
 )
 def test_no_line_is_longer_than_a_terminal(
     words: list[str], featviz: Run, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +152,8 @@ def test_no_line_is_longer_than_a_terminal(
 def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 lines: the forms of MODEL, five examples, twelve options, and how to see the others."""
+    """40 lines: the forms of MODEL, five examples, twelve options, and how to see the
+    others."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = featviz("run", "--help").out
     assert len(text.splitlines()) <= SCREEN
@@ -151,8 +170,9 @@ def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
 def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
     name: str, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--help has the first options, and says how many there are; --help-all has each once, under
-    the headings of GROUPS in their order, and what stands behind a form feed."""
+    """--help has the first options, and says how many there are; --help-all has each
+    once, under the headings of GROUPS in their order, and what stands behind a form
+    feed."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     brief = featviz(name, "--help").out
     complete = featviz(name, "--help-all").out
@@ -162,11 +182,15 @@ def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
     assert f"`featviz {name} --help-all` shows all {len(shown)} options" in brief
     expected = [p.opts[0] for key, p in OPTIONS.items() if key.split()[0] == name]
     assert sorted(shown) == sorted([*expected, "-h"])
-    headings = [line.rstrip(":") for line in complete.splitlines() if line.rstrip(":") in GROUPS]
+    headings = [
+        line.rstrip(":") for line in complete.splitlines() if line.rstrip(":") in GROUPS
+    ]
     assert headings == [group for group in GROUPS if group in headings]
     assert len(headings) >= 5
     assert "\f" not in complete + brief
-    assert name != "run" or ("More examples:" in complete and "More examples:" not in brief)
+    assert name != "run" or (
+        "More examples:" in complete and "More examples:" not in brief
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in LONG])
@@ -185,17 +209,25 @@ def test_help_all_of_the_group_has_every_command_in_full(featviz: Run) -> None:
 
 
 def test_the_group_lists_every_command(featviz: Run) -> None:
-    """--help has each command with its line, and an example; --version says the version."""
+    """--help has each command with its line, and an example; --version says the
+    version."""
     for words in ("--version", "-V"):
         assert featviz(words) == Outcome(0, f"featviz, version {__version__}\n", "")
     text = featviz("--help").out
-    assert all(re.search(rf"^  {n} +{re.escape(h)}$", text, re.M) for n, h in cli.COMMANDS.items())
+    assert all(
+        re.search(rf"^  {n} +{re.escape(h)}$", text, re.M)
+        for n, h in cli.COMMANDS.items()
+    )
     assert re.search(r"Examples:\n +featviz \w+", text)
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     """Help comes at once, for a command of each file, too."""
-    lines = ["--help", "--help-all", *(f"{name} --help" for name in ("run", "look", "report"))]
+    lines = [
+        "--help",
+        "--help-all",
+        *(f"{name} --help" for name in ("run", "look", "report")),
+    ]
     for line, done in zip(lines, apart(lines, tmp_path), strict=True):
         assert (done.code, done.imported) == (0, []), line
         assert len(done.out) > 10, line

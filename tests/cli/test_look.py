@@ -13,7 +13,8 @@ LOOK = ("look", DIGITS_MODEL, SEVEN)
 
 
 def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
-    """Named after model and image; prediction and file are said on stderr, nothing on stdout."""
+    """Named after model and image; prediction and file are said on stderr, nothing on
+    stdout."""
     done = featviz(*LOOK)
     assert (done.code, done.out) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["look-digits_cnn-05-7.png"]
@@ -27,20 +28,28 @@ def test_json_is_one_document(featviz: Run) -> None:
     document = json.loads(done.out)
     assert [row["layer"] for row in document["layers"]] == ["1", "10"]
     assert [len(row["channels"]) for row in document["layers"]] == [3, 3]
-    assert document["layers"][1]["channels"][0] == document["prediction"][0]["index"] == 7
+    assert (
+        document["layers"][1]["channels"][0] == document["prediction"][0]["index"] == 7
+    )
     assert Path(document["file"]).exists()
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--out", "page.jpg"], 2, "--out page.jpg: look writes PNG\nhint: --out page.png"),
+        (
+            ["--out", "page.jpg"],
+            2,
+            "--out page.jpg: look writes PNG\nhint: --out page.png",
+        ),
         (["--layers", "Conv3d"], 2, "no layer matches --layers 'Conv3d'"),
         (["--out", str(SEVEN), "--overwrite"], 2, "is the input"),
         (["--size", "2"], 1, "the model failed in"),
     ],
 )
-def test_refusals(featviz: Run, tmp_path: Path, words: list[str], code: int, message: str) -> None:
+def test_refusals(
+    featviz: Run, tmp_path: Path, words: list[str], code: int, message: str
+) -> None:
     """One line with its remedy, the exit codes of run, and nothing is written."""
     done = featviz(*LOOK, *words)
     assert done.code == code

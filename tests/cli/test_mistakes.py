@@ -1,8 +1,7 @@
 """What people type by mistake: each with the message and the hint that it gets.
 
-The folder of `here` holds `model.pth` (a Sequential of b1, b2, b3 and relu), its weights, `net.py`
-with the class Net, `cat.jpg`, a folder `photos`, and empty files.
-"""
+The folder of `here` holds `model.pth` (a Sequential of b1, b2, b3 and relu), its
+weights, `net.py` with the class Net, `cat.jpg`, a folder `photos`, and empty files."""
 
 from __future__ import annotations
 
@@ -38,23 +37,65 @@ class Wrapped(nn.Module):
 RUN = "run model.pth cat.jpg"
 
 COMMANDS = [
-    ("rum resnet18 cat.jpg", "No such command 'rum'", "did you mean run? featviz run resnet18 cat"),
-    ("frobnicate", "No such command 'frobnicate'", "--help describes them: look, run, layers"),
-    ("model.pth cat.jpg", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
+    (
+        "rum resnet18 cat.jpg",
+        "No such command 'rum'",
+        "did you mean run? featviz run resnet18 cat",
+    ),
+    (
+        "frobnicate",
+        "No such command 'frobnicate'",
+        "--help describes them: look, run, layers",
+    ),
+    (
+        "model.pth cat.jpg",
+        "No such command",
+        "did you mean run? featviz run model.pth cat.jpg",
+    ),
     ("version", "No such command", "did you mean --version? featviz --version"),
-    ("--verison", "No such option '--verison'", "did you mean --version? featviz --version"),
-    ("--layers b1 run model.pth cat.jpg", "No such option '--layers'", "featviz --help lists all"),
+    (
+        "--verison",
+        "No such option '--verison'",
+        "did you mean --version? featviz --version",
+    ),
+    (
+        "--layers b1 run model.pth cat.jpg",
+        "No such option '--layers'",
+        "featviz --help lists all",
+    ),
 ]
 
 OPTIONS = [
     (f"{RUN} --edit conv1:grad*2", "edit=grad does nothing", "--capture output,grad"),
-    (f"{RUN} --layer b1", "No such option '--layer'", f"--layers? featviz {RUN} --layers b1"),
-    (f"{RUN} --max_maps 3", "No such option", f"--max-maps? featviz {RUN} --max-maps 3"),
-    (f"{RUN} --gpu", "No such option '--gpu'", f"--device=cuda? featviz {RUN} --device=cuda"),
-    (f"{RUN} --first 4", "No such option", "featviz run --help-all lists all"),  # not --trust
-    ("merge photos --ou x", "No such option '--ou'", "did you mean --out? featviz merge photos"),
-    (f"{RUN} --norm layer", "No such option '--norm'", f"--normalize? featviz {RUN} --normalize"),
-    (f"{RUN} --dpi 3", "No such option '--dpi'", "featviz run --help-all lists all"),  # not --pick
+    (
+        f"{RUN} --layer b1",
+        "No such option '--layer'",
+        f"--layers? featviz {RUN} --layers b1",
+    ),
+    (
+        f"{RUN} --max_maps 3",
+        "No such option",
+        f"--max-maps? featviz {RUN} --max-maps 3",
+    ),
+    (
+        f"{RUN} --gpu",
+        "No such option '--gpu'",
+        f"--device=cuda? featviz {RUN} --device=cuda",
+    ),
+    # not --trust
+    (f"{RUN} --first 4", "No such option", "featviz run --help-all lists all"),
+    (
+        "merge photos --ou x",
+        "No such option '--ou'",
+        "did you mean --out? featviz merge photos",
+    ),
+    (
+        f"{RUN} --norm layer",
+        "No such option '--norm'",
+        f"--normalize? featviz {RUN} --normalize",
+    ),
+    # not --pick
+    (f"{RUN} --dpi 3", "No such option '--dpi'", "featviz run --help-all lists all"),
     (
         "audit model.pth cat.jpg --fail-on 'dead>5%' --ovewrite",
         "No such option '--ovewrite'",
@@ -65,18 +106,38 @@ OPTIONS = [
 PLACES = [
     ("layers", "featviz layers needs MODEL", "featviz layers --help has examples"),
     ("run model.pth", "featviz run needs IMAGES", "featviz run --help has examples"),
-    ("report nope", "Directory 'nope' does not exist", "the current folder has no 'nope'"),
+    (
+        "report nope",
+        "Directory 'nope' does not exist",
+        "the current folder has no 'nope'",
+    ),
     ("diff ran", "featviz diff needs NEW", "featviz diff --help has examples"),
     (
         "look net.py:Net model.pth cat.jpg --maps 3",
         "'model.pth' is a file of a model",
         "featviz look net.py:Net cat.jpg --maps 3 --weights model.pth",
     ),
-    ("look weights.pth cat.jpg --arch MyNet", "named 'MyNet'", "or FILE.py:MyNet for a class"),
-    (f"{RUN} --layers b1 b2", "no image 'b2'", f"a list has commas: featviz {RUN} --layers b1,b2"),
-    (f"{RUN} --size 8 8 -q", "no image '8'", f"a list has commas: featviz {RUN} --size 8,8 -q"),
+    (
+        "look weights.pth cat.jpg --arch MyNet",
+        "named 'MyNet'",
+        "or FILE.py:MyNet for a class",
+    ),
+    (
+        f"{RUN} --layers b1 b2",
+        "no image 'b2'",
+        f"a list has commas: featviz {RUN} --layers b1,b2",
+    ),
+    (
+        f"{RUN} --size 8 8 -q",
+        "no image '8'",
+        f"a list has commas: featviz {RUN} --size 8,8 -q",
+    ),
     ("run model.pth --layers b1 gone.jpg", "no image 'gone.jpg'", "check the path"),
-    ("run model.pth my cat.jpg", "no image 'my'", "in quotes: featviz run model.pth 'my cat.jpg'"),
+    (
+        "run model.pth my cat.jpg",
+        "no image 'my'",
+        "in quotes: featviz run model.pth 'my cat.jpg'",
+    ),
     (
         "run cat.jpg model.pth --size 9",
         "MODEL 'cat.jpg' is an image",
@@ -85,8 +146,16 @@ PLACES = [
 ]
 
 MODELS = [
-    ("run resnt18 cat.jpg", "or file named 'resnt18'", "? featviz run resnet18 cat.jpg"),
-    ("run modle.pth cat.jpg", "no model file 'modle.pth'", "featviz run model.pth cat.jpg"),
+    (
+        "run resnt18 cat.jpg",
+        "or file named 'resnt18'",
+        "? featviz run resnet18 cat.jpg",
+    ),
+    (
+        "run modle.pth cat.jpg",
+        "no model file 'modle.pth'",
+        "featviz run model.pth cat.jpg",
+    ),
     ("run org/net cat.jpg", "no model file 'org/net'", "hf download org/net"),
     ("run net.py cat.jpg", "'net.py' is code", "makes the model: net.py:NAME"),
     (
@@ -106,7 +175,11 @@ MODELS = [
     ),
     ("run nett.py:Net cat.jpg", "no file 'nett.py'", "featviz run net.py:Net cat.jpg"),
     ("run code cat.jpg", "no folder of a Hugging Face model", "FILE --arch MODEL"),
-    ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
+    (
+        "run empty.pth cat.jpg",
+        "empty.pth is no checkpoint: it is empty",
+        "that torch.save wrote",
+    ),
     ("run weights.pth cat.jpg", "matches no torchvision architecture", "--arch says"),
     ("identify gone.pth", "File 'gone.pth' does not exist", "did you mean gan.pth?"),
     (
@@ -114,20 +187,48 @@ MODELS = [
         "gan.pth holds no weights: keys 'critic', 'nets', 'state'",
         "--key says where they are",
     ),
-    ("run resnet18 cat.jpg --weights no", "--weights 'no' is neither a file", "IMAGENET1K_V1"),
+    (
+        "run resnet18 cat.jpg --weights no",
+        "--weights 'no' is neither a file",
+        "IMAGENET1K_V1",
+    ),
 ]
 
 IMAGES = [
-    ("run model.pth cta.jpg", "no image 'cta.jpg'", "did you mean cat.jpg? featviz run model.pth"),
-    ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "the current folder has no 'far'"),
-    ("run model.pth epmty.zip::a.png", "no archive 'epmty.zip'", "did you mean empty.zip?"),
-    ("run model.pth 'photos/*.jpg'", "no image matches 'photos/*.jpg'", "check the pattern"),
+    (
+        "run model.pth cta.jpg",
+        "no image 'cta.jpg'",
+        "did you mean cat.jpg? featviz run model.pth",
+    ),
+    (
+        "run model.pth far/x.jpg",
+        "no image 'far/x.jpg'",
+        "the current folder has no 'far'",
+    ),
+    (
+        "run model.pth epmty.zip::a.png",
+        "no archive 'epmty.zip'",
+        "did you mean empty.zip?",
+    ),
+    (
+        "run model.pth 'photos/*.jpg'",
+        "no image matches 'photos/*.jpg'",
+        "check the pattern",
+    ),
     ("run model.pth empty.zip", "archive 'empty.zip' cannot be read", "is it whole?"),
 ]
 
 LAYERS = [
-    (f"{RUN} --layers b4", "no layer matches --layers 'b4'", "types here: Conv2d 2, ReLU 2"),
-    (f"{RUN} --layers conv2d", "no layer matches", "did you mean Conv2d? types here: Conv2d 2"),
+    (
+        f"{RUN} --layers b4",
+        "no layer matches --layers 'b4'",
+        "types here: Conv2d 2, ReLU 2",
+    ),
+    (
+        f"{RUN} --layers conv2d",
+        "no layer matches",
+        "did you mean Conv2d? types here: Conv2d 2",
+    ),
     (
         "run net.py:Wrapped cat.jpg --layers stem",
         "no layer matches --layers 'stem'",
@@ -135,7 +236,11 @@ LAYERS = [
     ),
     (f"{RUN} --layers re:b[", "is no regular expression", "for example re:^layer[34]"),
     (f"{RUN} --ablate b4:1", "no layer matches 'b4'", "types here: Conv2d 2, ReLU 2"),
-    (f"{RUN} --capture grad --target layer:b4", "called 'b4'", "featviz layers MODEL lists them"),
+    (
+        f"{RUN} --capture grad --target layer:b4",
+        "called 'b4'",
+        "featviz layers MODEL lists them",
+    ),
 ]
 
 VALUES = [
@@ -146,13 +251,37 @@ VALUES = [
     ),
     (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
     (f"{RUN} --format pgn", "format=pgn: expected one of png", "did you mean png?"),
-    (f"{RUN} --config bad.toml", "has 'layer', which featviz run lacks; did you mean layers?", "a"),
-    (f"{RUN} --config worse.toml", "Unclosed array (at line 3, column", "lines of TOML say OPTION"),
-    (f"{RUN} --target sum", "target does nothing without gradients", "add --capture output,grad"),
-    ("report ran --kernels photos", "photos holds no kernels", "a folder that `featviz kernels`"),
-    ("diff notes.txt photos", "notes.txt is a file, not a run directory", "give a folder"),
+    (
+        f"{RUN} --config bad.toml",
+        "has 'layer', which featviz run lacks; did you mean layers?",
+        "a",
+    ),
+    (
+        f"{RUN} --config worse.toml",
+        "Unclosed array (at line 3, column",
+        "lines of TOML say OPTION",
+    ),
+    (
+        f"{RUN} --target sum",
+        "target does nothing without gradients",
+        "add --capture output,grad",
+    ),
+    (
+        "report ran --kernels photos",
+        "photos holds no kernels",
+        "a folder that `featviz kernels`",
+    ),
+    (
+        "diff notes.txt photos",
+        "notes.txt is a file, not a run directory",
+        "give a folder",
+    ),
     (f"{RUN} --out cat.jpg", "--out cat.jpg is the input", ""),
-    (f"{RUN} --resume --overwrite", "resume and overwrite exclude each other", "one of them"),
+    (
+        f"{RUN} --resume --overwrite",
+        "resume and overwrite exclude each other",
+        "one of them",
+    ),
 ]
 
 MISTAKES = COMMANDS + OPTIONS + PLACES + MODELS + IMAGES + LAYERS + VALUES
@@ -176,8 +305,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(model.state_dict(), root / "store" / "weights.pth")
     torch.save({"0.weight": torch.zeros(4, 3, 3, 3)}, root / "weights.jpg")
     nets = {"generator": model.state_dict(), "epoch": 3}
-    torch.save({"critic": {"w": torch.ones(1)}, "nets": nets, "state": {0: 1}}, root / "gan.pth")
-    for name, record in (("ex", "exemplars.json"), ("aud", "audit.json"), ("ran", "run.json")):
+    torch.save(
+        {"critic": {"w": torch.ones(1)}, "nets": nets, "state": {0: 1}},
+        root / "gan.pth",
+    )
+    for name, record in (
+        ("ex", "exemplars.json"),
+        ("aud", "audit.json"),
+        ("ran", "run.json"),
+    ):
         (root / name).mkdir()
         (root / name / record).write_text(json.dumps(RUN_RECORD))
     for name in ("net.py", "code/net.py"):
@@ -200,14 +336,18 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("line", "message", "hint"), MISTAKES, ids=[line for line, *_ in MISTAKES])
+@pytest.mark.parametrize(
+    ("line", "message", "hint"), MISTAKES, ids=[line for line, *_ in MISTAKES]
+)
 def test_a_mistake_gets_its_message_and_its_hint(
     line: str, message: str, hint: str, here: Path, featviz: Run
 ) -> None:
     """One line that says what is wrong, one that helps; exit 1 or 2, nothing written."""
     before = set(tree(here))
     done = featviz(*shlex.split(line))
-    errors = [words for words in done.err.splitlines() if not words.startswith("warning: ")]
+    errors = [
+        words for words in done.err.splitlines() if not words.startswith("warning: ")
+    ]
     assert done.code in (1, 2)
     assert done.out == ""
     assert errors[0].startswith("error: "), done.err
@@ -221,8 +361,8 @@ def test_a_mistake_gets_its_message_and_its_hint(
 def test_an_earlier_run_is_named_behind_a_misspelt_layer_with_the_whole_command(
     here: Path, featviz: Run, tmp_path: Path
 ) -> None:
-    """Who mends one error gets no second one for what was typed before; --overwrite is typed for
-    them, with all options and quotes."""
+    """Who mends one error gets no second one for what was typed before; --overwrite is
+    typed for them, with all options and quotes."""
     out = tmp_path / "my maps"
     line = ["run", "model.pth", "cat.jpg", "--out", str(out), "-q", "--layers"]
     assert featviz(*line, "b1").code == 0
@@ -241,7 +381,11 @@ def test_an_earlier_run_is_named_behind_a_misspelt_layer_with_the_whole_command(
 def test_mistakes_do_not_wait_for_torch(here: Path) -> None:
     """All that neither the content of a model nor of an image is needed for."""
     quick = [*COMMANDS, *OPTIONS, *PLACES][::5]
-    lines = [*(line for line, *_ in quick), "run resnet81 cat.jpg", "look resnet18 nosuch.jpg"]
+    lines = [
+        *(line for line, *_ in quick),
+        "run resnet81 cat.jpg",
+        "look resnet18 nosuch.jpg",
+    ]
     for line, done in zip(lines, apart(lines, here), strict=True):
         assert done.code == 2, line
         assert "torch" not in done.imported, line
@@ -258,7 +402,9 @@ def test_mistakes_do_not_wait_for_torch(here: Path) -> None:
         "run model.pth photos/a.png --layers Conv2d[0] --format jpeg",
     ],
 )
-def test_what_only_looks_like_a_mistake_runs(line: str, featviz: Run, tmp_path: Path) -> None:
+def test_what_only_looks_like_a_mistake_runs(
+    line: str, featviz: Run, tmp_path: Path
+) -> None:
     """A comma at the end of a list, a space inside quotes, an index as in Python."""
     done = featviz(*shlex.split(line), "--out", tmp_path / "out")
     assert done.code == 0, done.err
@@ -268,10 +414,12 @@ def test_what_only_looks_like_a_mistake_runs(line: str, featviz: Run, tmp_path: 
 def test_the_last_line_of_a_run_names_what_failed_and_how_to_look(
     featviz: Run, tmp_path: Path
 ) -> None:
-    """An empty image is called empty; the others are done, and a command shows them. A selector
-    that takes nothing is warned of, with what may be meant."""
+    """An empty image is called empty; the others are done, and a command shows them. A
+    selector that takes nothing is warned of, with what may be meant."""
     out = tmp_path / "my maps"
-    done = featviz("run", "model.pth", "photos", "empty.png", "--layers", "b1,b4", "--out", out)
+    done = featviz(
+        "run", "model.pth", "photos", "empty.png", "--layers", "b1,b4", "--out", out
+    )
     assert done.code == 3
     assert "error: empty.png is empty" in done.err
     assert "'b4' matches no layer" in done.err
@@ -286,9 +434,12 @@ def test_the_last_line_of_a_run_names_what_failed_and_how_to_look(
 def test_open_shows_the_report_in_the_browser(
     works: bool, featviz: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The page's address goes to Python's webbrowser, once, and only where --open asks for it."""
+    """The page's address goes to Python's webbrowser, once, and only where --open asks
+    for it."""
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or works)
+    monkeypatch.setattr(
+        "webbrowser.open", lambda address: opened.append(address) or works
+    )
     out = tmp_path / "out"
     run = ("run", "model.pth", "cat.jpg", "--layers", "b1", "--out", out, "--overwrite")
     assert featviz(*run, "--report").code == 0

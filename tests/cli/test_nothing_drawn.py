@@ -31,13 +31,22 @@ def net(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("layers", "code", "reasons"),
-    [("odd,unused", 1, "never ran: unused; skipped: odd ("), ("conv,odd,unused", 0, None)],
+    [
+        ("odd,unused", 1, "never ran: unused; skipped: odd ("),
+        ("conv,odd,unused", 0, None),
+    ],
 )
 def test_a_run_that_drew_nothing_has_failed(
-    layers: str, code: int, reasons: str | None, net: str, featviz: Run, picture: Path, out: Path
+    layers: str,
+    code: int,
+    reasons: str | None,
+    net: str,
+    featviz: Run,
+    picture: Path,
+    out: Path,
 ) -> None:
-    """Exit code 1 and the reasons in the error, also of images that are kept; with one picture they
-    are warnings, as ever."""
+    """Exit code 1 and the reasons in the error, also of images that are kept; with one
+    picture they are warnings, as ever."""
     options = ("--weights", "none", "--input-channels", 1)
     run = ("run", net, picture, "--layers", layers, "--out", out, *options)
     outcome = featviz(*run)

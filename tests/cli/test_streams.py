@@ -1,4 +1,5 @@
-"""Streams and endings: stdin, stdout, stderr, JSON, --dry-run, closed pipes, bugs, interrupts."""
+"""Streams and endings: stdin, stdout, stderr, JSON, --dry-run, closed pipes, bugs,
+interrupts."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_json_is_one_line_for_each_image_and_nothing_else(
     featviz: Run, nets: str, folder: Path, out: Path
 ) -> None:
     """stdout holds JSON lines in the order of the images, the failed one among them."""
-    outcome = featviz("run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d", "--json")
+    outcome = featviz(
+        "run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d", "--json"
+    )
     lines = [json.loads(line) for line in outcome.out.splitlines()]
     assert [line["image"] for line in lines] == ["a.png", "b.png", "c.png"]
     assert [sorted(line) for line in lines] == [
@@ -29,7 +32,11 @@ def test_json_is_one_line_for_each_image_and_nothing_else(
         ["error", "image"],
         ["files", "folder", "image", "never_ran", "prediction", "skipped"],
     ]
-    assert all((out / line["folder"] / f).is_file() for line in lines[::2] for f in line["files"])
+    assert all(
+        (out / line["folder"] / f).is_file()
+        for line in lines[::2]
+        for f in line["files"]
+    )
 
 
 def test_predictions_are_told_of_one_image_or_with_v(
@@ -39,11 +46,19 @@ def test_predictions_are_told_of_one_image_or_with_v(
     images = tmp_path / "many"
     images.mkdir()
     for n, file in enumerate(sorted(DIGITS.iterdir())[:4]):
-        (images / f"{n:02d}.png").write_bytes(file.read_bytes() if n != 3 else b"broken")
+        (images / f"{n:02d}.png").write_bytes(
+            file.read_bytes() if n != 3 else b"broken"
+        )
     command = ("run", DIGITS_MODEL, "--layers", "Linear", "--overwrite", "--out", out)
-    for inputs, predictions in (((images,), 0), ((images, "-v"), 3), ((images / "00.png",), 1)):
+    for inputs, predictions in (
+        ((images,), 0),
+        ((images, "-v"), 3),
+        ((images / "00.png",), 1),
+    ):
         done = featviz(*command, "--json", *inputs)
-        assert len(re.findall(r"^\d\d\.png: class", done.err, re.MULTILINE)) == predictions
+        assert (
+            len(re.findall(r"^\d\d\.png: class", done.err, re.MULTILINE)) == predictions
+        )
         assert done.code == (0 if predictions == 1 else 3)
         assert done.err.count("error: ") == bool(done.code)
         lines = [json.loads(line) for line in done.out.splitlines()]
@@ -70,18 +85,32 @@ def pixels_of(out: Path) -> int:
 def test_a_dry_run_foretells_the_run(
     featviz: Run, tiny_file: Path, folder: Path, out: Path
 ) -> None:
-    """--dry-run writes nothing; its files, maps and megapixels are those of the real run."""
+    """--dry-run writes nothing; its files, maps and megapixels are those of the real
+    run."""
     (folder / "b.png").unlink()
     extra = ["--max-maps", "2", "--nrow", "2", "--scale", "3"]
-    base = ["run", tiny_file, folder, "--out", out, "--layers", "Conv2d,ReLU,Linear", *extra]
+    base = [
+        "run",
+        tiny_file,
+        folder,
+        "--out",
+        out,
+        "--layers",
+        "Conv2d,ReLU,Linear",
+        *extra,
+    ]
     estimate = json.loads(featviz(*base, "--dry-run", "--json").out)
     assert not out.exists()
     assert featviz(*base).code == 0
     captures = captures_of(out)
-    maps = sum(len(capture.get("channels") or range(capture["maps"])) for capture in captures)
+    maps = sum(
+        len(capture.get("channels") or range(capture["maps"])) for capture in captures
+    )
     assert estimate["images"] == 2
     assert estimate["layers"] == 3
-    written = [path for path in out.rglob("*") if path.is_file() and path.name != "run.json"]
+    written = [
+        path for path in out.rglob("*") if path.is_file() and path.name != "run.json"
+    ]
     assert estimate["all_files"] == len(written)
     assert estimate["files"] == len(captures) == len(list(out.rglob("output*.png")))
     assert estimate["maps"] == maps
@@ -93,7 +122,9 @@ def test_a_dry_run_tells_people_a_table(
     featviz: Run, tiny_file: Path, picture: Path, out: Path
 ) -> None:
     """Without --json, a line for each picture and a sum."""
-    outcome = featviz("run", tiny_file, picture, "--layers", "0", "--out", out, "--dry-run")
+    outcome = featviz(
+        "run", tiny_file, picture, "--layers", "0", "--out", out, "--dry-run"
+    )
     line, total = outcome.out.splitlines()
     assert re.match(r"0  output\.png  4 maps  \d+×\d+  ~\d+ kB$", line)
     assert total.startswith("1 image: 1 file of 1 layer, 4 maps, ")
@@ -110,13 +141,18 @@ def test_quiet_leaves_errors_alone(
     assert featviz(*base, tmp_path / "b", "--quiet").err.startswith("error: ")
 
 
-def test_verbose_adds_the_traceback(featviz: Run, nets: str, folder: Path, out: Path) -> None:
-    """-v shows where an error came from, after its line; also one that failed an image alone."""
+def test_verbose_adds_the_traceback(
+    featviz: Run, nets: str, folder: Path, out: Path
+) -> None:
+    """-v shows where an error came from, after its line; also one that failed an image
+    alone."""
     outcome = featviz("layers", f"{nets}:absent", "-v")
     assert outcome.code == 2
     assert outcome.err.startswith("error: ")
     assert "Traceback" in outcome.err
-    outcome = featviz("run", f"{nets}:picky", folder, "--out", out, "--layers", "Conv2d", "-v")
+    outcome = featviz(
+        "run", f"{nets}:picky", folder, "--out", out, "--layers", "Conv2d", "-v"
+    )
     assert outcome.code == 3
     assert "ValueError: no picture may be 13 wide" in outcome.err
     assert "Traceback" in outcome.err
@@ -131,7 +167,10 @@ def test_a_bug_shows_its_traceback() -> None:
         "cli.main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "layers"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "layers"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" in done.stderr
@@ -148,26 +187,40 @@ def test_a_list_of_paths(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One path a line, or between NULs, where a path may hold line ends. A stale one fails that
-    image, not the run."""
+    """One path a line, or between NULs, where a path may hold line ends. A stale one
+    fails that image, not the run."""
     odd_name = picture.with_name("a b\nc.png" if option else "a b.png")
     odd_name.write_bytes(picture.read_bytes())
     names = [os.fsencode(picture), b"gone.png", os.fsencode(odd_name)]
     stdin = io.TextIOWrapper(io.BytesIO(separator.join(names)))
     monkeypatch.setattr(sys, "stdin", stdin)
-    done = featviz("run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0", "-q")
+    done = featviz(
+        "run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0", "-q"
+    )
     refused(done, 3, "gone.png")
     drawn_images = [json.loads(line)["image"] for line in done.out.splitlines()]
     assert drawn_images == ["picture.png", "gone.png", odd_name.name]
     assert len(complete(out)) == 2
 
 
-@pytest.mark.parametrize("options", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
+@pytest.mark.parametrize(
+    "options", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"]
+)
 def test_the_estimate_is_what_is_written(
     options: list[str], featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
-    """Files exactly; bytes within a factor of two, on the safe side. Nothing is written."""
-    base = ["run", tiny_file, SCENES, "--layers", "Conv2d,ReLU,Linear", "--size", "96x64", *options]
+    """Files exactly; bytes within a factor of two, on the safe side. Nothing is
+    written."""
+    base = [
+        "run",
+        tiny_file,
+        SCENES,
+        "--layers",
+        "Conv2d,ReLU,Linear",
+        "--size",
+        "96x64",
+        *options,
+    ]
     out = tmp_path / "out"
     estimate = json.loads(featviz(*base, "--dry-run", "--json", "--out", out).out)
     assert not out.exists()

@@ -1,4 +1,5 @@
-"""Names from outside reach a terminal tame: no control character, no forged line, on no stream."""
+"""Names from outside reach a terminal tame: no control character, no forged line, on no
+stream."""
 
 from __future__ import annotations
 
@@ -46,11 +47,14 @@ def photos(tmp_path: Path) -> Path:
 
 
 def check_tame(done: Outcome, *, named: bool = True) -> None:
-    """Nothing but printable characters and our own line ends; the name is there, escaped."""
+    """Nothing but printable characters and our own line ends; the name is there,
+    escaped."""
     for stream in (done.out, done.err):
         wild = {c for c in stream if not c.isprintable() and c != "\n"}
         assert not wild, (wild, stream)
-        assert not [line for line in stream.split("\n") if line.startswith("error: forged")]
+        assert not [
+            line for line in stream.split("\n") if line.startswith("error: forged")
+        ]
     assert not named or SHOWN in done.out + done.err, (done.out, done.err)
 
 
@@ -66,7 +70,9 @@ def test_names_of_layers(featviz: Run, net: str, tmp_path: Path) -> None:
     assert EVIL in {row["layer"] for row in json.loads(done.out)["captures"]}
 
 
-def test_run_and_what_reads_it(featviz: Run, net: str, photos: Path, tmp_path: Path) -> None:
+def test_run_and_what_reads_it(
+    featviz: Run, net: str, photos: Path, tmp_path: Path
+) -> None:
     """Every command that a run goes through, with names of images and of layers."""
     runs = [tmp_path / "one", tmp_path / "two"]
     for seed, out in enumerate(runs):
@@ -74,10 +80,18 @@ def test_run_and_what_reads_it(featviz: Run, net: str, photos: Path, tmp_path: P
         done = featviz(*command, "--out", out, "--tensors", "npy", "-v")
         assert done.code == 3
         check_tame(done)
-    check_tame(featviz("run", net, photos, "--size", "12", "--out", tmp_path / "x", "--dry-run"))
-    done = featviz("run", net, photos, "--size", "12", "--out", tmp_path / "y", "--json")
+    check_tame(
+        featviz(
+            "run", net, photos, "--size", "12", "--out", tmp_path / "x", "--dry-run"
+        )
+    )
+    done = featviz(
+        "run", net, photos, "--size", "12", "--out", tmp_path / "y", "--json"
+    )
     check_tame(done, named=False)
-    assert {json.loads(line)["image"] for line in done.out.splitlines()} >= {f"{EVIL}.png"}
+    assert {json.loads(line)["image"] for line in done.out.splitlines()} >= {
+        f"{EVIL}.png"
+    }
     check_tame(featviz("diff", *runs))
     check_tame(featviz("diff", *runs, "--json"), named=False)
     (folder,) = (path for path in runs[1].iterdir() if path.is_dir())
@@ -87,7 +101,9 @@ def test_run_and_what_reads_it(featviz: Run, net: str, photos: Path, tmp_path: P
     check_tame(featviz("sheet", runs[1], "--layer", EVIL), named=False)
     check_tame(featviz("sheet", runs[0], "--layer", f"no{EVIL}"))
     check_tame(
-        featviz("sheet", runs[0], "--layer", EVIL, "--json", "--out", tmp_path / "s.png"),
+        featviz(
+            "sheet", runs[0], "--layer", EVIL, "--json", "--out", tmp_path / "s.png"
+        ),
         named=False,
     )
     check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))

@@ -47,7 +47,9 @@ def run(featviz: CLI, photos: Path, tmp_path: Path, runs: dict[object, Path]) ->
         key = name, options, change, shown
         if key not in runs:
             runs[key] = runs[None] / str(len(runs)) / name
-            done = featviz("run", model, images, *SMALL, "--out", runs[key], "-q", *options)
+            done = featviz(
+                "run", model, images, *SMALL, "--out", runs[key], "-q", *options
+            )
             assert done.code == 0, done.err
         return shutil.copytree(runs[key], tmp_path / name)
 

@@ -1,4 +1,5 @@
-"""The numbers of `diff`: differences of arrays, and what a run's files say of the values."""
+"""The numbers of `diff`: differences of arrays, and what a run's files say of the
+values."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from featviz.options import DrawOptions
 from featviz.records import CaptureSite, Hints, Layer, Trace
 from featviz.rundir.schema import Capture
 
-NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
+NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0]
+)
 PAIRS = array_shapes(min_dims=2, max_dims=2, max_side=6).flatmap(
     lambda shape: st.tuples(*[arrays(np.float32, shape, elements=NUMBERS)] * 2)
 )
@@ -50,7 +53,8 @@ def unlike(base: np.ndarray, new: np.ndarray) -> np.ndarray:
 def test_a_channel_differs_as_allclose_says(
     pair: tuple[np.ndarray, np.ndarray], size: float, tolerance: float
 ) -> None:
-    """numpy.isclose(rtol=tolerance, atol=tolerance * scale), on the larger of both values."""
+    """numpy.isclose(rtol=tolerance, atol=tolerance * scale), on the larger of both
+    values."""
     base, new = pair
     size += max(abs(values[np.isfinite(values)]).max(initial=0) for values in pair)
     change = compare(base, new, size)
@@ -78,7 +82,9 @@ def test_equal_is_no_change() -> None:
     change = compare(values, values.copy(), 5.0)
     for name, column in vars(no_change(5, 150_000)).items():
         if name != "products":
-            np.testing.assert_allclose(getattr(change, name), column, rtol=1e-12, err_msg=name)
+            np.testing.assert_allclose(
+                getattr(change, name), column, rtol=1e-12, err_msg=name
+            )
     assert change.layer_cosine == pytest.approx(no_change(5, 150_000).layer_cosine) == 1
     assert not change.differs(0.0).any()
 
@@ -97,7 +103,9 @@ def test_cosine_is_torchs() -> None:
 
 
 @pytest.mark.parametrize(("size", "width"), [(1e-200, 5), (1.0, 1), (1e200, 5)])
-def test_the_cosine_of_a_layer_is_that_of_all_its_values(size: float, width: int) -> None:
+def test_the_cosine_of_a_layer_is_that_of_all_its_values(
+    size: float, width: int
+) -> None:
     """numpy's, over all channels; one that was zero before does not make it 0."""
     rng = np.random.default_rng(0)
     base = rng.normal(size=(8, width))
@@ -155,7 +163,9 @@ def captured(tensor: Tensor, hints: Hints, **options: Any) -> dict[str, WrittenC
     """What `run` writes of a tensor, by the key of the capture."""
     site = CaptureSite(Layer(1, "layer", "Layer"), "output", 0, "")
     captures = {}
-    for key, picture in drawer.draw(DrawOptions(**options), site, tensor, hints).items():
+    for key, picture in drawer.draw(
+        DrawOptions(**options), site, tensor, hints
+    ).items():
         row = describe(picture, site.inside(key), tensor.shape, "output.png")
         file = io.BytesIO()
         encode(picture, file, "png", {})
@@ -239,7 +249,9 @@ def test_tokens_behind_a_grid_are_left_out() -> None:
     ],
     ids=str,
 )
-def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[str, Any]) -> None:
+def test_pictures_give_values_back_within_half_a_level(
+    name: str, options: dict[str, Any]
+) -> None:
     """Of the drawn channels and slices, in the order of the maps."""
     shape, hints = SHAPES[name]
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -251,17 +263,28 @@ def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[
     exact = kept[ids].reshape(len(ids), slices, -1)[:, row.beside].reshape(len(ids), -1)
     assert (abs(data - exact) <= slack[:, None]).all()
     spans = stats[ids, 1] - stats[ids, 0]
-    fixed_width = {"normalize": 10} if options.get("normalize", "") == "range:-5,5" else {}
-    scale_width = np.maximum(spans.max(), fixed_width.get("normalize", 2 * abs(stats[:, :2]).max()))
+    fixed_width = (
+        {"normalize": 10} if options.get("normalize", "") == "range:-5,5" else {}
+    )
+    scale_width = np.maximum(
+        spans.max(), fixed_width.get("normalize", 2 * abs(stats[:, :2]).max())
+    )
     assert (slack <= 0.51 * scale_width / 253).all()
 
 
 def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
     """Each with the values, and half the levels, of its own channel."""
     noise = torch.randn(2, 1, 5, 6, 9, generator=torch.Generator().manual_seed(0))
-    weights = torch.tensor([[10.0, 20, 30, 1, 1], [1, 40, 50, 60, 1]])[:, None, :, None, None]
-    captures = [captured(tensor, Hints(), max_maps=3, pick="top")[""] for tensor in noise * weights]
-    images = [SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in captures]
+    weights = torch.tensor([[10.0, 20, 30, 1, 1], [1, 40, 50, 60, 1]])[
+        :, None, :, None, None
+    ]
+    captures = [
+        captured(tensor, Hints(), max_maps=3, pick="top")[""]
+        for tensor in noise * weights
+    ]
+    images = [
+        SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in captures
+    ]
     rows = tuple(row for row, _, _ in captures)
     stats = tuple(channel_stats for _, _, channel_stats in captures)
     pair = TensorPair(rows[0].place, tuple(images), rows, stats)
@@ -275,7 +298,8 @@ def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
 
 
 def test_pictures_show_what_is_not_finite() -> None:
-    """As NaN, in its place; a map without any number is all NaN, a constant one its value."""
+    """As NaN, in its place; a map without any number is all NaN, a constant one its
+    value."""
     tensor = torch.randn(1, 4, 6, 9)
     tensor[0, 1, 2, 3] = torch.inf
     tensor[0, 2] = torch.nan
@@ -303,7 +327,9 @@ def test_class_tokens_are_apart() -> None:
     """Their row holds a part of the kept tensor, and the grid's values leave them out."""
     tensor = torch.randn(1, 55, 7)
     tensor[0, 0] = 100.0
-    found = captured(tensor, Hints(input_size=(96, 144), prefix_tokens=("class_token",)))
+    found = captured(
+        tensor, Hints(input_size=(96, 144), prefix_tokens=("class_token",))
+    )
     assert [keeps(row) for row, _, _ in found.values()] == [True, False]
     values = from_tensor(tensor.numpy(), found[""][0])
     np.testing.assert_array_equal(values, tensor[0, 1:].T)
@@ -336,4 +362,8 @@ def test_channels_that_lost_their_numbers_come_first() -> None:
     """However far the values of others are apart; those out of the mask are left out."""
     relative = np.array([0.9, 0.0, 0.5, 1.0])
     unlike = np.array([0, 2, 0, 0])
-    assert worst_first(relative, unlike, np.array([True, True, True, False])) == [1, 0, 2]
+    assert worst_first(relative, unlike, np.array([True, True, True, False])) == [
+        1,
+        0,
+        2,
+    ]

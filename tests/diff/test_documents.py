@@ -37,7 +37,8 @@ def links_of(page: Markup) -> list[str]:
 
 
 def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
-    """Nothing inline, escaped names, links that lead to files, and a pair with its difference."""
+    """Nothing inline, escaped names, links that lead to files, and a pair with its
+    difference."""
     (photos / "b.png").rename(photos / HOSTILE)
     (photos / "a.png").rename(photos / LOST)
     base = run("base", images=photos / HOSTILE)
@@ -58,7 +59,9 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
         assert text in page.text
 
 
-def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run, tmp_path: Path) -> None:
+def test_the_page_tells_what_interventions_did(
+    featviz: CLI, run: Run, tmp_path: Path
+) -> None:
     """At the top, beside the verdict; and the options in which the runs differ."""
     base = run("base")
     new = run("new", "--ablate", f"2:{CHANGED}")
@@ -75,7 +78,8 @@ def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run, tmp_path:
 
 
 def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
-    """Each pixel has the colour of its signed difference, on one scale for all pictures."""
+    """Each pixel has the colour of its signed difference, on one scale for all
+    pictures."""
     base = run("base", "--tensors", "npy")
     new = run("new", "--tensors", "npy", change=one_weight)
     _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
@@ -90,26 +94,40 @@ def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     for row in document["maps"]:
         file = f"{row['image']}/{int(row['label']) + 1:03d}_{row['label']}/output.npy"
         b, n = (np.load(root / file)[0].astype(np.float64) for root in (base, new))
-        signed = (n - b) / (np.maximum(abs(b), abs(n)) + max(abs(b).max(), abs(n).max()))
+        signed = (n - b) / (
+            np.maximum(abs(b), abs(n)) + max(abs(b).max(), abs(n).max())
+        )
         assert row["source"] == "kept tensors"
-        picture = pictures[f"{row['label']} ({'ReLU' if row['label'] == '3' else 'Conv2d'})"]
+        picture = pictures[
+            f"{row['label']} ({'ReLU' if row['label'] == '3' else 'Conv2d'})"
+        ]
         assert picture.text["Channels"] == ",".join(map(str, row["channels"]))  # type: ignore[attr-defined]
         tile = tile_of(np.asarray(picture.convert("RGB")), row, signed.shape[1:])
-        levels = np.floor((signed[row["channels"][0]] / limit + 1) / 2 * 253 + 0.5).astype(int)
+        levels = np.floor(
+            (signed[row["channels"][0]] / limit + 1) / 2 * 253 + 0.5
+        ).astype(int)
         np.testing.assert_array_equal(tile, colors[levels])
     assert document["maps"][0]["channels"] == [CHANGED]
 
 
-def tile_of(pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]) -> np.ndarray:
+def tile_of(
+    pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]
+) -> np.ndarray:
     """The first map of a picture, at its own size: 96 pixels are enough, padding is 2."""
     factor = -(-96 // max(size))
     at = 0 if len(one["channels"]) == 1 else 2
-    return pixels[at : at + size[0] * factor : factor, at : at + size[1] * factor : factor]
+    return pixels[
+        at : at + size[0] * factor : factor, at : at + size[1] * factor : factor
+    ]
 
 
-def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run, tmp_path: Path) -> None:
+def test_what_is_not_finite_on_one_side_is_magenta(
+    featviz: CLI, run: Run, tmp_path: Path
+) -> None:
     """All of the channel that became NaN."""
-    featviz("diff", run("base"), run("new", change=nan_bias), "--out", tmp_path / "maps")
+    featviz(
+        "diff", run("base"), run("new", change=nan_bias), "--out", tmp_path / "maps"
+    )
     picture = drawn(tmp_path / "maps")["2 (Conv2d)"]
     assert picture.text["Channels"] == str(CHANGED)  # type: ignore[attr-defined]
     assert (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all()
@@ -126,7 +144,9 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     written = json.loads((maps / "diff.json").read_text("utf-8"))
     files = written.pop("files")
     version = written.pop("featviz")
-    assert sorted(files) == sorted(p.name for p in maps.iterdir() if p.name != "diff.json")
+    assert sorted(files) == sorted(
+        p.name for p in maps.iterdir() if p.name != "diff.json"
+    )
     assert version == __version__
     assert written == document
     assert featviz("diff", base, base, "--html", html).code == 0
@@ -135,7 +155,8 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
 
 
 def two_runs(tmp_path: Path) -> tuple[Path, Path]:
-    """Two images, six channels: channel 1 differs in both, 4 in one, and 1 is constant in NEW."""
+    """Two images, six channels: channel 1 differs in both, 4 in one, and 1 is constant
+    in NEW."""
     base = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
     flat = base.copy()
     other = base.copy()
@@ -146,16 +167,28 @@ def two_runs(tmp_path: Path) -> tuple[Path, Path]:
     return write_run(tmp_path / "base", before), write_run(tmp_path / "new", after)
 
 
-def test_of_many_layers_the_first_and_the_worst_are_drawn(featviz: CLI, tmp_path: Path) -> None:
+def test_of_many_layers_the_first_and_the_worst_are_drawn(
+    featviz: CLI, tmp_path: Path
+) -> None:
     """Eight of ten, in the order of the model."""
-    runs = [[Drawn(f"l{n}", index=n, shade=20 + n * more) for n in range(1, 11)] for more in (0, 5)]
-    sides = (write_run(tmp_path / f"{n}", {"a.png": rows}) for n, rows in enumerate(runs))
+    runs = [
+        [Drawn(f"l{n}", index=n, shade=20 + n * more) for n in range(1, 11)]
+        for more in (0, 5)
+    ]
+    sides = (
+        write_run(tmp_path / f"{n}", {"a.png": rows}) for n, rows in enumerate(runs)
+    )
     featviz("diff", *sides, "--out", tmp_path / "maps")
-    assert list(drawn(tmp_path / "maps")) == [f"l{n} (ReLU)" for n in (1, *range(4, 11))]
+    assert list(drawn(tmp_path / "maps")) == [
+        f"l{n} (ReLU)" for n in (1, *range(4, 11))
+    ]
 
 
-def test_channels_are_counted_once_whatever_the_images(featviz: CLI, tmp_path: Path) -> None:
-    """In the line, the table and on the page; JSON and the gate count each in each image."""
+def test_channels_are_counted_once_whatever_the_images(
+    featviz: CLI, tmp_path: Path
+) -> None:
+    """In the line, the table and on the page; JSON and the gate count each in each
+    image."""
     base, new = two_runs(tmp_path)
     page = tmp_path / "d.html"
     done = featviz("diff", base, new, "--html", page)
@@ -171,9 +204,13 @@ def test_channels_are_counted_once_whatever_the_images(featviz: CLI, tmp_path: P
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_names_that_are_no_text(featviz: CLI, tmp_path: Path) -> None:
     """An image named in bytes that are no UTF-8 is told in documents."""
-    base = write_run(tmp_path / "base", {"a.png": [Drawn("x")], "b\udcff.png": [Drawn("x")]})
+    base = write_run(
+        tmp_path / "base", {"a.png": [Drawn("x")], "b\udcff.png": [Drawn("x")]}
+    )
     new = write_run(tmp_path / "new", {"a.png": [Drawn("x")]})
-    done = featviz("diff", base, new, "--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")
+    done = featviz(
+        "diff", base, new, "--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml"
+    )
     assert done.code == 4
     assert "b?.png" in (tmp_path / "d.html").read_text("utf-8")
     assert "b\N{REPLACEMENT CHARACTER}.png" in (tmp_path / "d.xml").read_text("utf-8")

@@ -1,4 +1,5 @@
-"""What `featviz diff` compares with what: layers and images of one side, and refused pairs."""
+"""What `featviz diff` compares with what: layers and images of one side, and refused
+pairs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def edited(path: Path, old: str, new: str) -> None:
 
 
 def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> None:
-    """What only one side has is a difference, with its reason; --ignore-added excuses NEW's."""
+    """What only one side has is a difference, with its reason; --ignore-added excuses
+    NEW's."""
     less = write_run(tmp_path / "less", {"a.png": [CONV]})
     larger = write_run(tmp_path / "more", {"a.png": [CONV, RELU], "b.png": [CONV]})
     code, document = documented(featviz, less, larger)
@@ -35,7 +37,9 @@ def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> No
     assert code == 4
     assert document["images"] == ["a.png"]
     assert added["images"] == {"b.png": "not there"}
-    assert [(row["layer"], row["reason"]) for row in added["layers"]] == [("relu", "not there")]
+    assert [(row["layer"], row["reason"]) for row in added["layers"]] == [
+        ("relu", "not there")
+    ]
     assert document["only_in_base"] == {"images": {}, "layers": []}
     junit = tmp_path / "d.xml"
     assert featviz("diff", less, larger, "--ignore-added", "--junit", junit).code == 0
@@ -47,7 +51,9 @@ def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> No
     assert "layer relu output (never ran)" in featviz("diff", larger, less).out
 
 
-def test_a_failed_image_is_missing_with_its_reason(featviz: CLI, tmp_path: Path) -> None:
+def test_a_failed_image_is_missing_with_its_reason(
+    featviz: CLI, tmp_path: Path
+) -> None:
     """An image that failed in NEW only is told with what was said of it."""
     base = write_run(tmp_path / "base", BOTH)
     new = write_run(tmp_path / "new", {"a.png": [CONV]}, {"b.png": "it is truncated"})
@@ -62,7 +68,11 @@ def test_other_options_are_refused(featviz: CLI, tmp_path: Path) -> None:
     base = write_run(tmp_path / "base", BOTH)
     for name, record, words in (
         ("one", {"preprocessing": "grey"}, "cannot be compared: the preprocessing is"),
-        ("two", {"options": {"normalize": "layer"}}, "scale mode is 'map' in BASE and 'layer' in"),
+        (
+            "two",
+            {"options": {"normalize": "layer"}},
+            "scale mode is 'map' in BASE and 'layer' in",
+        ),
     ):
         done = featviz("diff", base, write_run(tmp_path / name, BOTH, **record))
         assert (done.code, done.out) == (1, "")
@@ -88,7 +98,10 @@ def other_pixels(folder: Path) -> None:
             lambda p: edited(p / "manifest.json", "[1, 3, 20, 24]", "[1, 4, 20, 24]"),
             "the input made of b.png is 1×3×20×24 in BASE and 1×4×20×24 in NEW",
         ),
-        (other_pixels, "what the model saw of b.png (input.png) has other pixels in NEW"),
+        (
+            other_pixels,
+            "what the model saw of b.png (input.png) has other pixels in NEW",
+        ),
     ],
 )
 def test_another_image_or_input_is_refused(
@@ -103,10 +116,14 @@ def test_another_image_or_input_is_refused(
     assert "a.png" not in done.err
 
 
-def test_runs_without_a_common_image_or_layer_are_refused(featviz: CLI, tmp_path: Path) -> None:
+def test_runs_without_a_common_image_or_layer_are_refused(
+    featviz: CLI, tmp_path: Path
+) -> None:
     """There is nothing to compare, which is not the same as equal."""
     runs = {"a": {"a.png": [CONV]}, "b": {"b.png": [CONV]}, "c": {"a.png": [RELU]}}
-    base, renamed, relus = (write_run(tmp_path / name, images) for name, images in runs.items())
+    base, renamed, relus = (
+        write_run(tmp_path / name, images) for name, images in runs.items()
+    )
     for pair, message in (
         ((base, renamed), "no image is in both runs: BASE has a.png, NEW has b.png"),
         ((base, relus), "no layer is in both runs: BASE has conv, NEW has relu"),
@@ -142,24 +159,38 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     ("input.png", Path.unlink, " is missing"),
     ("input.png", halved, " cannot be read: "),
-    ("manifest.json", lambda p: p.write_text("{"), ": cannot be read: it is no JSON: Expecting"),
+    (
+        "manifest.json",
+        lambda p: p.write_text("{"),
+        ": cannot be read: it is no JSON: Expecting",
+    ),
     (
         "manifest.json",
         lambda p: edited(p, f'"tensor": "{TENSOR}"', '"tensor": "../../secret.npy"'),
-        ': captures[0].tensor is "../../secret.npy", expected a file inside the image\'s folder',
+        (
+            ': captures[0].tensor is "../../secret.npy", expected a file inside the'
+            " image's folder"
+        ),
     ),
 ]
 
 
 @pytest.mark.parametrize(("file", "spoil", "message"), BROKEN)
 def test_a_broken_image_is_left_out_and_the_others_are_compared(
-    featviz: CLI, tmp_path: Path, file: str, spoil: Callable[[Path], object], message: str
+    featviz: CLI,
+    tmp_path: Path,
+    file: str,
+    spoil: Callable[[Path], object],
+    message: str,
 ) -> None:
     """With one line that says what is wrong with which file."""
     kept = replace(CHANGED, more={"tensor": TENSOR})
     base, new = (
         write_run(tmp_path / name, {"a.png": [drawn], "b.png": [drawn]})
-        for name, drawn in (("base", replace(CONV, more={"tensor": TENSOR})), ("new", kept))
+        for name, drawn in (
+            ("base", replace(CONV, more={"tensor": TENSOR})),
+            ("new", kept),
+        )
     )
     for run in (base, new):
         for image in ("a.png", "b.png"):
@@ -174,12 +205,16 @@ def test_a_broken_image_is_left_out_and_the_others_are_compared(
     assert f"warning: NEW: a.png is incomplete (a.png/{file}{message}" in done.err
     assert "only in BASE: image a.png (incomplete)" in done.out
     assert " of 1 image compared" in done.out
-    assert json.loads(featviz("diff", base, new, "--json").out)["layers"][0]["by"] == ["tensors"]
+    assert json.loads(featviz("diff", base, new, "--json").out)["layers"][0]["by"] == [
+        "tensors"
+    ]
 
 
 def test_pixels_tell_what_statistics_do_not(featviz: CLI, tmp_path: Path) -> None:
     """Values that have moved leave a map's statistics as they are."""
-    runs = [write_run(tmp_path / str(n), {"a.png": [Drawn("x", shade=n)]}) for n in (20, 60)]
+    runs = [
+        write_run(tmp_path / str(n), {"a.png": [Drawn("x", shade=n)]}) for n in (20, 60)
+    ]
     code, document = documented(featviz, *runs)
     assert code == 4
     assert document["layers"][0]["by"] == ["statistics and pixels"]

@@ -1,4 +1,5 @@
-"""The README and the pages of docs/: their commands, their code, and what these find in a clone."""
+"""The README and the pages of docs/: their commands, their code, and what these find in
+a clone."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def read(page: str) -> str:
 
 def blocks(page: str, language: str) -> list[str]:
     """The code blocks of a page in a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL
+    )
 
 
 def commands(page: str) -> list[Command]:
@@ -63,7 +66,10 @@ def furnish(folder: Path) -> None:
         if block.startswith("# "):
             (folder / block.split()[1]).write_text(block)
     with (folder / "net.py").open("a") as file:
-        file.write("\n\ndef make_net(width):\n    return nn.Sequential(nn.Conv2d(1, width, 3))\n")
+        file.write(
+            "\n\ndef make_net(width):\n    return nn.Sequential(nn.Conv2d(1, width,"
+            " 3))\n"
+        )
 
 
 def _images(folder: Path) -> None:

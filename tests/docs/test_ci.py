@@ -1,4 +1,5 @@
-"""The CI files in docs/ci: their featviz commands run as they stand, and gate what they say."""
+"""The CI files in docs/ci: their featviz commands run as they stand, and gate what they
+say."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ GATED = [ROOT / "docs" / "ci" / name for name in ("github.yml", "gitlab.yml")]
 
 def commands(path: Path) -> list[list[str]]:
     """The featviz commands of a CI file, in order."""
-    lines = re.findall(r"^\s*(?:- |run: )?featviz (.+)$", path.read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^\s*(?:- |run: )?featviz (.+)$", path.read_text(), re.MULTILINE
+    )
     return [shlex.split(line) for line in lines]
 
 
 def make_model(path: Path, seed: int = 0, value: float | None = None) -> None:
-    """Two channels, both alive on noise; or one of them with a value of its own as weights."""
+    """Two channels, both alive on noise; or one of them with a value of its own as
+    weights."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
     nn.init.constant_(model[0].bias, 1.0)  # type: ignore[arg-type]
@@ -54,7 +58,9 @@ def test_the_files_are_found() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", GATED, ids=lambda path: path.stem)
-def test_a_branch_that_changes_nothing_passes(path: Path, featviz: Run, repository: Path) -> None:
+def test_a_branch_that_changes_nothing_passes(
+    path: Path, featviz: Run, repository: Path
+) -> None:
     """All commands end with 0, and what the artifacts name is there."""
     for words in commands(path):
         done = featviz(*words)
@@ -66,7 +72,9 @@ def test_a_branch_that_changes_nothing_passes(path: Path, featviz: Run, reposito
 
 
 @pytest.mark.slow
-def test_a_branch_that_changes_the_model_is_held(featviz: Run, repository: Path) -> None:
+def test_a_branch_that_changes_the_model_is_held(
+    featviz: Run, repository: Path
+) -> None:
     """Weights of NaN break the comparison and the audit; the rest still runs."""
     broken = {"audit", "diff"}
     make_model(repository / "model.pth", value=float("nan"))
@@ -84,6 +92,11 @@ def test_a_matrix_gives_what_one_job_gives(featviz: Run, repository: Path) -> No
     for index in "1234":
         assert featviz(*(word.replace("PART", index) for word in part)).code == 0
     assert featviz(*join).code == 0
-    assert featviz("run", "model.pth", "fixtures", "--layers", "Conv2d", "--out", "one").code == 0
+    assert (
+        featviz(
+            "run", "model.pth", "fixtures", "--layers", "Conv2d", "--out", "one"
+        ).code
+        == 0
+    )
     assert tree(repository / "maps") == tree(repository / "one")
     assert featviz(*report).code == 0

@@ -1,4 +1,5 @@
-"""What the README and the pages of docs/ show works as it stands: commands, code, links, tables."""
+"""What the README and the pages of docs/ show works as it stands: commands, code,
+links, tables."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ from featviz.options.commands import AuditOptions, DiffThresholds
 
 SHOWN = [page for page in PAGES if commands(page)]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
-OF_TORCHVISION = {"resnet18", "ssdlite320_mobilenet_v3_large", "lraspp_mobilenet_v3_large"}
+OF_TORCHVISION = {
+    "resnet18",
+    "ssdlite320_mobilenet_v3_large",
+    "lraspp_mobilenet_v3_large",
+}
 SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "layers"}
 
 
@@ -38,17 +43,19 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def small(words: list[str]) -> list[str]:
-    """A command of torchvision's models without a download and on a small image; others as they
-    are."""
+    """A command of torchvision's models without a download and on a small image; others
+    as they are."""
     if OF_TORCHVISION.isdisjoint(words):
         return words
     size = ["--size", "64"] if words[0] in SMALL_INPUT else []
     return [*words, *WITHOUT_DOWNLOAD, *size]
 
 
-def follow(line: str, folder: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch) -> Outcome:
-    """Do what a line says; of an installation and of torchrun only what featviz does there. A
-    featviz between pipes runs in this process."""
+def follow(
+    line: str, folder: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> Outcome:
+    """Do what a line says; of an installation and of torchrun only what featviz does
+    there. A featviz between pipes runs in this process."""
     shutil.rmtree(folder / "featviz-out", ignore_errors=True)
     done = Outcome(0, "", "")
     for command in re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1]).split(" | "):
@@ -57,7 +64,10 @@ def follow(line: str, folder: Path, featviz: Run, monkeypatch: pytest.MonkeyPatc
             monkeypatch.setattr(sys, "stdin", piped)
             done = featviz(*small(shlex.split(command)[1:]))
         else:
-            script = f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@"; }}\n{command}'
+            script = (
+                f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@";'
+                f" }}\n{command}"
+            )
             variables = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
             ran = subprocess.run(
                 ["bash", "-euc", script],
@@ -83,7 +93,10 @@ def test_defaults_that_the_pages_tell_are_true() -> None:
     told = [re.findall(r"`--([a-z-]+)` \(([\d.e-]+)\)", read(page)) for page in PAGES]
     assert sum(map(len, told)) >= 5
     for option, number in chain(*told):
-        assert declared[option.replace("-", "_")].default in (None, float(number)), option
+        assert declared[option.replace("-", "_")].default in (
+            None,
+            float(number),
+        ), option
 
 
 @pytest.mark.slow
@@ -91,8 +104,9 @@ def test_defaults_that_the_pages_tell_are_true() -> None:
 def test_the_commands_of_a_page_work(
     page: str, clone: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its code and all its commands but the one that runs these tests, in order, in one folder;
-    each ends with the exit code that is told, and what the page promises is there."""
+    """Its code and all its commands but the one that runs these tests, in order, in one
+    folder; each ends with the exit code that is told, and what the page promises is
+    there."""
     if any("| jq" in line for line, _ in commands(page)) and shutil.which("jq") is None:
         pytest.skip("a command of the page needs jq")
     for block in blocks(page, "python"):
@@ -106,7 +120,9 @@ def test_the_commands_of_a_page_work(
 
 def check_readme(made: Path) -> None:
     """Twenty digits, the quick picture, eight grids, the report, a sheet, and an audit."""
-    assert len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
+    assert (
+        len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
+    )
     assert (made / "look-colour_cnn-spheres.png").is_file()
     assert (made / "maps/report/index.html").is_file()
     assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
@@ -116,7 +132,12 @@ def check_readme(made: Path) -> None:
 
 def check_audit(made: Path) -> None:
     """The proof says that nothing changes, since nothing is cut."""
-    assert json.loads((made / "gates" / "audit.json").read_text())["verify"]["largest_change"] == 0
+    assert (
+        json.loads((made / "gates" / "audit.json").read_text())["verify"][
+            "largest_change"
+        ]
+        == 0
+    )
     assert json.loads((made / "prune.json").read_text()) == {}
 
 
@@ -132,7 +153,8 @@ MADE = {"README": check_readme, "audit": check_audit, "exemplars": check_exempla
 
 
 def run_code(block: str) -> None:
-    """Run a block of Python with a model and a batch, unless it is the text of a file or of Ray."""
+    """Run a block of Python with a model and a batch, unless it is the text of a file
+    or of Ray."""
     from torchvision import models
 
     if not block.startswith("# ") and "featviz.ray" not in block:
@@ -146,7 +168,9 @@ def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
 
     signature = inspect.signature(featviz.ray.run)
     calls = []
-    monkeypatch.setattr(featviz.ray, "run", lambda *a, **k: calls.append(signature.bind(*a, **k)))
+    monkeypatch.setattr(
+        featviz.ray, "run", lambda *a, **k: calls.append(signature.bind(*a, **k))
+    )
     for code in blocks("operations", "python"):
         exec(code)
     assert calls
@@ -162,13 +186,17 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_readme_is_a_first_visit() -> None:
-    """At most 150 lines, pictures, the set-up in its place, and a link to every page that says
-    something where no site is built."""
+    """At most 150 lines, pictures, the set-up in its place, and a link to every page
+    that says something where no site is built."""
     generated = ("commands", "api")
     text = read("README")
     assert text.count("\n") <= 150
     assert text.count("docs/pictures/") >= 6
-    pages = {f"docs/{page}.md" for page in PAGES if page not in ("README", "index", *generated)}
+    pages = {
+        f"docs/{page}.md"
+        for page in PAGES
+        if page not in ("README", "index", *generated)
+    }
     assert pages <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)\)", text))
 
 
@@ -199,7 +227,9 @@ def test_every_config_is_shown() -> None:
         assert f"configs/{path.name}" in shown
 
 
-def test_shipped_model_is_what_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_model_is_what_the_script_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Same architecture, one Sequential, and at most 400 KB."""
     monkeypatch.syspath_prepend(ROOT / "configs")
     path = ROOT / "configs" / "digits_cnn.pth"

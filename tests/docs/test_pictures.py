@@ -1,5 +1,5 @@
-"""The pictures of the README and of docs/ are what scripts/make_pictures.py makes of commands that
-the pages show."""
+"""The pictures of the README and of docs/ are what scripts/make_pictures.py makes of
+commands that the pages show."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_picture_stands_beside_its_commands(name: str) -> None:
 
 
 def test_no_picture_is_left_over() -> None:
-    """Some page shows each picture, and those that this script does not make are of the report's
-    page (scripts/make_report_pictures.py)."""
+    """Some page shows each picture, and those that this script does not make are of the
+    report's page (scripts/make_report_pictures.py)."""
     names = {path.stem for path in PICTURES.iterdir()}
     shown = "".join(map(read, PAGES))
     assert all(f"pictures/{name}.webp" in shown for name in names)
@@ -57,8 +57,11 @@ def test_no_picture_is_left_over() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["first", "kernels", "gradient"])
-def test_committed_pictures_are_what_the_script_makes(name: str, tmp_path: Path) -> None:
-    """The same size, and the same pixels but for what WebP and another machine's digits change."""
+def test_committed_pictures_are_what_the_script_makes(
+    name: str, tmp_path: Path
+) -> None:
+    """The same size, and the same pixels but for what WebP and another machine's digits
+    change."""
     made = SCRIPT.make(name, tmp_path)
     with Image.open(PICTURES / f"{name}.webp") as opened:
         committed = opened.convert("RGB")

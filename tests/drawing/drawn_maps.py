@@ -28,7 +28,10 @@ def tiles_of(picture: np.ndarray, plan: GridPlan) -> list[np.ndarray]:
     """The tiles of a picture, cut out by the geometry alone."""
     (height, width), padding = plan.tile, plan.padding
     corners = [divmod(i, plan.columns) for i in range(plan.maps)]
-    tops = [(padding + y * (height + padding), padding + x * (width + padding)) for y, x in corners]
+    tops = [
+        (padding + y * (height + padding), padding + x * (width + padding))
+        for y, x in corners
+    ]
     return [picture[top : top + height, left : left + width] for top, left in tops]
 
 
@@ -50,10 +53,14 @@ def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def captured(out: Path, image: str, layer: str) -> dict[str, Any]:
     """The row of a layer in an image's manifest."""
     manifest = json.loads((out / image / "manifest.json").read_text())
-    (row,) = [row for row in manifest["captures"] if row["layer"] == layer and not row["key"]]
+    (row,) = [
+        row for row in manifest["captures"] if row["layer"] == layer and not row["key"]
+    ]
     return dict(row)
 
 
 def files(root: Path) -> dict[str, bytes]:
     """All files below a folder."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()
+    }

@@ -31,7 +31,8 @@ IMAGE = DIGITS / "00-5.png"
 
 
 def drawn(folder: Path, *words: str | Path, **variables: str) -> tuple[int, int]:
-    """Run a command in a process; how many functions numba compiled, featviz's own and all."""
+    """Run a command in a process; how many functions numba compiled, featviz's own and
+    all."""
     done = subprocess.run(
         [sys.executable, "-c", COUNTING, *map(str, words)],
         cwd=folder,
@@ -47,13 +48,15 @@ def drawn(folder: Path, *words: str | Path, **variables: str) -> tuple[int, int]
 
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_numbas_cache(tmp_path: Path) -> None:
-    """A first run, a second one that compiles nothing, and one whose cache and home are no folders
-    write the same bytes; few functions are compiled, and none of numba's for texts or sorting."""
+    """A first run, a second one that compiles nothing, and one whose cache and home are
+    no folders write the same bytes; few functions are compiled, and none of numba's for
+    texts or sorting."""
     (tmp_path / "file").touch()
     nowhere = str(tmp_path / "file" / "below")
     kept = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     lost = {"NUMBA_CACHE_DIR": nowhere, "HOME": nowhere, "XDG_CACHE_HOME": nowhere}
-    if hasattr(numba.config, "CACHE_LOCATOR_CLASSES"):  # nor in a folder inside the package
+    # nor in a folder inside the package
+    if hasattr(numba.config, "CACHE_LOCATOR_CLASSES"):
         lost["NUMBA_CACHE_LOCATOR_CLASSES"] = "UserProvidedCacheLocator"
     counts = []
     trees = []
@@ -75,7 +78,12 @@ def test_bytes_do_not_depend_on_numbas_cache(tmp_path: Path) -> None:
 
 def test_each_loop_has_one_signature() -> None:
     """Arrays of another layout or dtype would have it compiled again, unseen."""
-    found = [v for m in (loops, deflate) for v in vars(m).values() if isinstance(v, Dispatcher)]
+    found = [
+        v
+        for m in (loops, deflate)
+        for v in vars(m).values()
+        if isinstance(v, Dispatcher)
+    ]
     kept = [loop for loop in found if loop.stats.cache_path]
     assert len(kept) >= 8
     assert all(len(loop.signatures) <= 1 for loop in kept)

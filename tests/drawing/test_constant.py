@@ -1,4 +1,5 @@
-"""Maps that are constant: one strip of values where all are, marks where some are, or neither."""
+"""Maps that are constant: one strip of values where all are, marks where some are, or
+neither."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def constant(values: Tensor = VALUES, side: int = 6) -> Tensor:
 
 def drawn(tensor: Tensor, kind: str = "output", **options: object) -> GridPicture:
     """The picture of a tensor of this kind."""
-    return drawer.draw(structs.replace(PLAIN, **options), SITE._replace(kind=kind), tensor)[""]
+    return drawer.draw(
+        structs.replace(PLAIN, **options), SITE._replace(kind=kind), tensor
+    )[""]
 
 
 def pixels(picture: GridPicture) -> np.ndarray:
@@ -69,12 +72,18 @@ def test_clip_that_never_changes_is_a_strip_of_channels() -> None:
 
 @pytest.mark.parametrize(("kind", "struck"), [("output", True), ("grad", False)])
 def test_constant_gradient_is_not_struck_through(kind: str, struck: bool) -> None:
-    """A gradient behind a pooling is constant by nature, an output is not; zeros are crossed out
-    in both."""
-    maps = torch.cat([constant(torch.tensor([2.0, 0.0]), 9), torch.randn(1, 1, 9, 9)], 1)
+    """A gradient behind a pooling is constant by nature, an output is not; zeros are
+    crossed out in both."""
+    maps = torch.cat(
+        [constant(torch.tensor([2.0, 0.0]), 9), torch.randn(1, 1, 9, 9)], 1
+    )
     plain = pixels(drawn(maps, kind, nrow=1, marks=False, padding=0)).reshape(3, 81)
     found = pixels(drawn(maps, kind, nrow=1, padding=0)).reshape(3, 81)
-    assert [(a != b).any() for a, b in zip(found, plain, strict=True)] == [struck, True, False]
+    assert [(a != b).any() for a, b in zip(found, plain, strict=True)] == [
+        struck,
+        True,
+        False,
+    ]
 
 
 def test_one_other_value_in_a_large_map_is_seen() -> None:

@@ -1,4 +1,5 @@
-"""The compiled deflate, against zlib: what it writes comes back, and takes no more than it may."""
+"""The compiled deflate, against zlib: what it writes comes back, and takes no more than
+it may."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ def test_what_is_deflated_is_read_back(
 
 @pytest.mark.parametrize("symbols", [1, 2, 20, 45])
 def test_codes_are_never_longer_than_four_of_them_fit(symbols: int) -> None:
-    """Counts that grow as Fibonacci's numbers give the longest of Huffman's codes: they are cut to
-    14 bits, and the bytes come back."""
+    """Counts that grow as Fibonacci's numbers give the longest of Huffman's codes: they
+    are cut to 14 bits, and the bytes come back."""
     counts = [1, 1]
     while len(counts) < symbols and sum(counts) < 2_000_000:
         counts.append(counts[-1] + counts[-2])
@@ -66,7 +67,8 @@ def test_codes_are_never_longer_than_four_of_them_fit(symbols: int) -> None:
 
 
 def huffman(data: np.ndarray) -> float:
-    """Bytes that Huffman's method gives these at best, without the lengths of its codes."""
+    """Bytes that Huffman's method gives these at best, without the lengths of its
+    codes."""
     heap = [int(count) for count in np.unique(data, return_counts=True)[1]]
     heapq.heapify(heap)
     bits = 0
@@ -79,13 +81,15 @@ def huffman(data: np.ndarray) -> float:
 @pytest.mark.parametrize("size", [30_000, SPARSE])
 @pytest.mark.parametrize("spread", [0.3, 10.0])
 def test_noise_takes_no_more_than_its_best_code(spread: float, size: int) -> None:
-    """The head of a block takes 143 bytes, and what samples do not see less than a hundredth."""
+    """The head of a block takes 143 bytes, and what samples do not see less than a
+    hundredth."""
     data = noise(size, spread)
     stream = deflated(data)
     assert zlib.decompress(stream) == data.tobytes()
     best = huffman(data)
     assert len(stream) <= 1.01 * best + 175
-    assert spread < 1 or len(stream) > best  # where zeros stand together runs are shorter
+    # where zeros stand together runs are shorter
+    assert spread < 1 or len(stream) > best
 
 
 def test_a_block_that_is_unlike_its_samples_is_counted_whole() -> None:

@@ -43,10 +43,14 @@ def test_correlations_are_numpys() -> None:
 
 
 def test_similarity_restores_a_sequence() -> None:
-    """A blob that wanders: shuffled, but for the first, its steps come back in their order."""
+    """A blob that wanders: shuffled, but for the first, its steps come back in their
+    order."""
     x = torch.arange(60.0)
     steps = torch.stack([torch.exp(-(((x - at) / 4) ** 2)) for at in range(5, 55, 3)])
-    shuffle = [0, *(1 + torch.randperm(16, generator=torch.Generator().manual_seed(3))).tolist()]
+    shuffle = [
+        0,
+        *(1 + torch.randperm(16, generator=torch.Generator().manual_seed(3))).tolist(),
+    ]
     found = drawer.by_similarity(*channels_of(steps[shuffle].reshape(17, 6, 10)))
     assert [shuffle[place] for place in found] == list(range(17))
 
@@ -63,7 +67,9 @@ def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 9999), st.floats(0.05, 1.0))
+@given(
+    st.integers(1, 40), st.integers(1, 6), st.integers(0, 9999), st.floats(0.05, 1.0)
+)
 def test_orders_and_groups_are_partitions(
     count: int, side: int, seed: int, threshold: float
 ) -> None:
@@ -80,7 +86,8 @@ def test_orders_and_groups_are_partitions(
 
 
 def test_collapse_joins_copies_and_near_copies() -> None:
-    """Scaled and shifted copies are alike, negatives and strangers are not; noise counts."""
+    """Scaled and shifted copies are alike, negatives and strangers are not; noise
+    counts."""
     base = noise(16, 16)
     near = base + 0.1 * noise(16, 16, seed=1)
     maps = torch.stack([base, noise(16, 16, seed=2), 3 * base + 5, -base, near])
@@ -93,7 +100,9 @@ def test_collapse_joins_copies_and_near_copies() -> None:
 
 def test_constants_are_alike_only_if_equal() -> None:
     """Zeros join zeros, sevens sevens; NaN joins nothing, not even itself."""
-    maps = torch.stack([torch.full((3, 3), v) for v in (0.0, 7.0, 0.0, NAN, 7.0, NAN, 7.5)])
+    maps = torch.stack(
+        [torch.full((3, 3), v) for v in (0.0, 7.0, 0.0, NAN, 7.0, NAN, 7.5)]
+    )
     found = drawer.collapse(*channels_of(maps), 0.5)
     assert found == {0: [0, 2], 1: [1, 4], 3: [3], 5: [5], 6: [6]}
 
@@ -102,14 +111,19 @@ def test_constants_are_alike_only_if_equal() -> None:
 @pytest.mark.parametrize("order", ["mean", "similarity"])
 def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> None:
     """The tile at place p is that of channel `channels[p]` in the plain grid."""
-    tensor = noise(1, 12, 6, 7) + torch.arange(12).mul(5).remainder(7)[None, :, None, None]
+    tensor = (
+        noise(1, 12, 6, 7) + torch.arange(12).mul(5).remainder(7)[None, :, None, None]
+    )
     plain = replace(PLAIN, normalize=normalize)
     picture = drawn(tensor, replace(plain, order=order))  # type: ignore[arg-type]
     row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.channels is not None
     assert sorted(row.channels) == list(range(12))
     if order == "mean":
-        assert row.channels == np.argsort(-tensor.mean((0, 2, 3)).numpy(), kind="stable").tolist()
+        assert (
+            row.channels
+            == np.argsort(-tensor.mean((0, 2, 3)).numpy(), kind="stable").tolist()
+        )
     before = tiles(drawn(tensor, plain))
     for channel, tile in zip(row.channels, tiles(picture), strict=True):
         assert np.array_equal(tile, before[channel])
@@ -118,7 +132,11 @@ def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> 
 def test_collapse_pick_and_order_work_together() -> None:
     """First groups, of which max_maps picks, and then the order."""
     tensor = noise(1, 8, 9, 9)
-    tensor[0, 5], tensor[0, 6], tensor[0, 7] = 2 * tensor[0, 1], tensor[0, 0], tensor[0, 0]
+    tensor[0, 5], tensor[0, 6], tensor[0, 7] = (
+        2 * tensor[0, 1],
+        tensor[0, 0],
+        tensor[0, 0],
+    )
     tensor += torch.tensor([0.0, 9, 1, 8, 2, 3, 0, 0])[None, :, None, None]
     options = replace(PLAIN, collapse=0.99, max_maps=3, pick="top", order="mean")
     picture = drawn(tensor, options)

@@ -29,9 +29,12 @@ def tiles(tensor: Tensor, options: DrawOptions) -> np.ndarray:
 
 
 def pillows(text: str) -> np.ndarray:
-    """A text as Pillow draws it in its bitmap font, white on black: bool [rows, columns] of ink."""
+    """A text as Pillow draws it in its bitmap font, white on black: bool [rows,
+    columns] of ink."""
     image = Image.new("1", (100, 20))
-    ImageDraw.Draw(image).text((0, 0), text, fill=1, font=ImageFont.load_default_imagefont())
+    ImageDraw.Draw(image).text(
+        (0, 0), text, fill=1, font=ImageFont.load_default_imagefont()
+    )
     ink = np.asarray(image)
     rows = np.flatnonzero(ink.any(1))
     columns = np.flatnonzero(ink.any(0))
@@ -40,8 +43,8 @@ def pillows(text: str) -> np.ndarray:
 
 @pytest.mark.parametrize("cmap", ["grey", "viridis", "coolwarm"])
 def test_label_is_pillows_text_in_white_on_black(cmap: str) -> None:
-    """The channel stands in the upper left of its tile, one pixel of ground around it; all
-    other pixels are those of the map."""
+    """The channel stands in the upper left of its tile, one pixel of ground around it;
+    all other pixels are those of the map."""
     tensor = noise(1, 12, 24, 30)
     plain = tiles(tensor, replace(PLAIN, cmap=cmap)).astype(int)
     drawn_tiles = tiles(tensor, replace(LABELLED, cmap=cmap)).astype(int)
@@ -53,7 +56,9 @@ def test_label_is_pillows_text_in_white_on_black(cmap: str) -> None:
         ink = box[..., 0] == 255
         label = pillows(str(channel))
         where = np.argwhere(ink).min(0)
-        inside = ink[where[0] : where[0] + label.shape[0], where[1] : where[1] + label.shape[1]]
+        inside = ink[
+            where[0] : where[0] + label.shape[0], where[1] : where[1] + label.shape[1]
+        ]
         assert np.array_equal(inside, label)
         assert inside.sum() == ink.sum()
         assert where.min() >= 1
@@ -66,7 +71,9 @@ def test_labelled_colormap_is_still_matplotlibs() -> None:
     """Black and white take two of its levels, and what is left spans the whole map."""
     ramp = torch.linspace(0, 1, 252).reshape(1, 1, 1, 252).expand(1, 1, 40, 252)
     found = tiles(ramp, replace(LABELLED, cmap="viridis"))[0, -1]
-    assert np.array_equal(found, colormaps["viridis"](np.linspace(0, 1, 252), bytes=True)[:, :3])
+    assert np.array_equal(
+        found, colormaps["viridis"](np.linspace(0, 1, 252), bytes=True)[:, :3]
+    )
 
 
 def test_clip_is_labelled_once_for_each_channel() -> None:
@@ -102,7 +109,8 @@ EVERY_CMAP = pytest.mark.parametrize("cmap", ["grey", "viridis"])
 
 
 def marked_tiles(size: tuple[int, int], cmap: str) -> np.ndarray:
-    """RGB tiles of maps of 0, of 7, of -3, of one bright pixel, of values that are not finite."""
+    """RGB tiles of maps of 0, of 7, of -3, of one bright pixel, of values that are not
+    finite."""
     maps = noise(6, *size).abs()
     maps[0] = 0
     maps[1] = 7.0
@@ -154,7 +162,9 @@ def test_a_constant_map_has_one_stroke(size: tuple[int, int], cmap: str) -> None
 
 @EVERY_SIZE
 @EVERY_CMAP
-def test_dark_and_nonfinite_maps_have_no_marks(size: tuple[int, int], cmap: str) -> None:
+def test_dark_and_nonfinite_maps_have_no_marks(
+    size: tuple[int, int], cmap: str
+) -> None:
     """One bright pixel alone; magenta everywhere."""
     drawn_tiles = marked_tiles(size, cmap)
     bright = (drawn_tiles[3] != lowest_color(cmap)).any(-1)
@@ -164,7 +174,11 @@ def test_dark_and_nonfinite_maps_have_no_marks(size: tuple[int, int], cmap: str)
 
 def test_what_is_constant_by_nature_has_no_marks() -> None:
     """Maps of one number, vectors, and one tile of all channels."""
-    for tensor in (torch.zeros(1, 4, 1, 1), torch.zeros(1, 6), torch.full((1, 4, 1, 1), 3.0)):
+    for tensor in (
+        torch.zeros(1, 4, 1, 1),
+        torch.zeros(1, 6),
+        torch.full((1, 4, 1, 1), 3.0),
+    ):
         options = replace(PLAIN, scale=20)
         assert len(np.unique(tiles(tensor, options))) == 1
     one = tiles(torch.zeros(1, 4, 20, 20), replace(PLAIN, reduce="mean"))
@@ -179,7 +193,8 @@ def test_a_mark_needs_five_pixels() -> None:
 
 
 def test_nan_beside_one_value_is_not_constant() -> None:
-    """A map of one value and a NaN shows the NaN, without a stroke that would hide where."""
+    """A map of one value and a NaN shows the NaN, without a stroke that would hide
+    where."""
     maps = torch.full((2, 12, 12), 5.0)
     maps[0, 3, 4] = float("nan")
     found = tiles(maps[None], PLAIN)

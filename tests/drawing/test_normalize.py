@@ -24,10 +24,14 @@ def random_maps(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=random) * spread + offset
 
 
-def drawn(text: str, maps: Tensor, count: int = 256, nonfinite: int | None = None) -> np.ndarray:
+def drawn(
+    text: str, maps: Tensor, count: int = 256, nonfinite: int | None = None
+) -> np.ndarray:
     """Maps as levels under a scale."""
     numbers = values.statistics(maps)[0]
-    found = values.limits(normalize.parse_scale(text), maps, numbers[:, 0], numbers[:, 1])
+    found = values.limits(
+        normalize.parse_scale(text), maps, numbers[:, 0], numbers[:, 1]
+    )
     return values.to_levels(maps, found, count, nonfinite)
 
 
@@ -96,25 +100,31 @@ def test_symmetric_scale_keeps_zero_in_the_middle(count: int, factor: float) -> 
 
 
 def test_one_large_value_does_not_whiten_the_others() -> None:
-    """symmetric-percentile ends at the percentile of the values that are not zero: what is beyond
-    is clipped, zero stays in the middle, and all else is numpy's."""
+    """symmetric-percentile ends at the percentile of the values that are not zero: what
+    is beyond is clipped, zero stays in the middle, and all else is numpy's."""
     maps = torch.randn(4, 30, 30, generator=torch.Generator().manual_seed(0))
     maps[:, ::2] = 0
     maps[1, 1, 1], maps[2, 3, 3] = 1e6, -1e6
     values = maps[maps != 0].abs().numpy()
     limit = np.percentile(values, 99)
     levels = drawn("symmetric-percentile:99", maps)
-    expected = ((np.clip(maps.numpy(), -limit, limit) / limit + 1) / 2 * 255).astype(np.float64)
+    expected = ((np.clip(maps.numpy(), -limit, limit) / limit + 1) / 2 * 255).astype(
+        np.float64
+    )
     assert np.abs(levels - expected).max() <= 1
     assert levels[1, 1, 1] == 255
     assert levels[2, 3, 3] == 0
     assert set(levels[:, ::2].flat) <= {127, 128}
-    assert set(drawn("symmetric-percentile:99", torch.zeros(2, 3, 3)).flat) <= {127, 128}
+    assert set(drawn("symmetric-percentile:99", torch.zeros(2, 3, 3)).flat) <= {
+        127,
+        128,
+    }
 
 
 @pytest.mark.parametrize("numbers", [(1.0, 99.0), (0.0, 100.0), (25.0, 50.0)])
 def test_percentile_scale_is_numpys(numbers: tuple[float, float]) -> None:
-    """The limits are numpy's percentiles of all finite values, and what lies outside is clipped."""
+    """The limits are numpy's percentiles of all finite values, and what lies outside is
+    clipped."""
     maps = random_maps(2, 12, 20, 20)
     maps[3, 4, 5] = NAN
     finite = maps.numpy()[np.isfinite(maps.numpy())]
@@ -128,7 +138,8 @@ def test_percentile_scale_is_numpys(numbers: tuple[float, float]) -> None:
 
 
 def test_equal_percentiles_split_dark_from_bright() -> None:
-    """Where both percentiles are one value, what lies above it is bright and the rest dark."""
+    """Where both percentiles are one value, what lies above it is bright and the rest
+    dark."""
     maps = torch.zeros(1, 10, 10)
     maps[0, 0, 0], maps[0, 0, 1] = 5, -5
     found = drawn("percentile:10,90", maps)[0]
@@ -141,24 +152,40 @@ def test_equal_percentiles_split_dark_from_bright() -> None:
 @pytest.mark.parametrize(
     ("value", "level"), [(0.0, 0), (7.0, 128), (-3.0, 128), (1e-20, 128), (1e20, 128)]
 )
-def test_constant_map_is_told_from_a_dark_one(mode: str, value: float, level: int) -> None:
+def test_constant_map_is_told_from_a_dark_one(
+    mode: str, value: float, level: int
+) -> None:
     """A constant map is black only where it is zero; else it has the middle level."""
     assert (drawn(mode, torch.full((2, 4, 4), value)) == level).all()
 
 
 def test_constant_map_among_others_keeps_theirs() -> None:
-    """Under `map`, flat maps change nothing for the others; under `layer` they are like others."""
-    maps = torch.stack([torch.zeros(2, 2), torch.full((2, 2), 5.0), torch.tensor([[0, 1], [2, 4]])])
-    assert drawn("map", maps).reshape(3, 4).tolist() == [[0] * 4, [128] * 4, [0, 64, 128, 255]]
-    assert drawn("layer", maps).reshape(3, 4).tolist() == [[0] * 4, [255] * 4, [0, 51, 102, 204]]
+    """Under `map`, flat maps change nothing for the others; under `layer` they are like
+    others."""
+    maps = torch.stack(
+        [torch.zeros(2, 2), torch.full((2, 2), 5.0), torch.tensor([[0, 1], [2, 4]])]
+    )
+    assert drawn("map", maps).reshape(3, 4).tolist() == [
+        [0] * 4,
+        [128] * 4,
+        [0, 64, 128, 255],
+    ]
+    assert drawn("layer", maps).reshape(3, 4).tolist() == [
+        [0] * 4,
+        [255] * 4,
+        [0, 51, 102, 204],
+    ]
 
 
 @pytest.mark.parametrize("mode", ["map", "layer", "symmetric", "percentile:5,95"])
 @pytest.mark.parametrize("exponent", [-98, -104, -110, -121])
 def test_maps_of_tiny_ranges_are_drawn_like_others(exponent: int, mode: str) -> None:
-    """Down to the smallest normal float, where the reciprocal of a range overflows: the levels are
-    those of the same map times a power of two, in a compiled loop and by torch's arithmetic."""
-    maps = torch.linspace(0, 1, 64).reshape(1, 8, 8) * torch.tensor([1.0, 0.5]).reshape(2, 1, 1)
+    """Down to the smallest normal float, where the reciprocal of a range overflows: the
+    levels are those of the same map times a power of two, in a compiled loop and by
+    torch's arithmetic."""
+    maps = torch.linspace(0, 1, 64).reshape(1, 8, 8) * torch.tensor([1.0, 0.5]).reshape(
+        2, 1, 1
+    )
     tiny = maps * 2.0**exponent
     assert float(tiny[tiny > 0].min()) >= 2.0**-128
     assert np.array_equal(drawn(mode, tiny), drawn(mode, maps))
@@ -220,14 +247,18 @@ def test_maps_without_a_finite_value(text: str) -> None:
             for numbers in ("1", "a,b", "2,2", "0,inf")
         ),
         *(
-            (f"percentile:{numbers}", "expected percentile:LO,HI with LO below HI from 0 to 100")
+            (
+                f"percentile:{numbers}",
+                "expected percentile:LO,HI with LO below HI from 0 to 100",
+            )
             for numbers in ("99,1", "1,101")
         ),
         ("symmetric-percentile:101", "expected symmetric-percentile:P from 0 to 100"),
     ],
 )
 def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
-    """What is no normalization mode is named with its value, and the hint tells what is one."""
+    """What is no normalization mode is named with its value, and the hint tells what is
+    one."""
     with pytest.raises(UsageError, match=message) as caught:
         normalize.parse_scale(text)
     assert caught.value.hint
@@ -235,8 +266,9 @@ def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("mode", normalize.MODES.values(), ids=normalize.MODES)
 def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
-    """A mode's help, message, limits and legend all come from its record: each can be drawn by its
-    spelling, is in the help and in what is said of a wrong scale, and has words for its ends."""
+    """A mode's help, message, limits and legend all come from its record: each can be
+    drawn by its spelling, is in the help and in what is said of a wrong scale, and has
+    words for its ends."""
     name = mode.spelling.partition(":")[0]
     text = mode.example or name
     assert normalize.parse_scale(text)[0] == name

@@ -1,4 +1,5 @@
-"""Pages of labelled maps: figures against the maps' values and matplotlib; the page of `look`."""
+"""Pages of labelled maps: figures against the maps' values and matplotlib; the page of
+`look`."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def drawn(tensor: Tensor, **options: Any) -> GridPicture:
 
 @pytest.mark.parametrize("normalize", ["map", "layer", "symmetric"])
 def test_panels_show_the_values(normalize: str) -> None:
-    """The first 16 maps in viridis, to within a level of their limits; constants are named."""
+    """The first 16 maps in viridis, to within a level of their limits; constants are
+    named."""
     tensor = noise(1, 20, 6, 5)
     tensor[0, 3], tensor[0, 4] = 0, 2.5
     panels = panels_of(drawn(tensor, normalize=normalize))
@@ -45,7 +47,9 @@ def test_panels_show_the_values(normalize: str) -> None:
         assert panel.limits is not None
         low, high = panel.limits
         share = (tensor[0, channel].numpy() - low) / (high - low) if high > low else 0.5
-        expected = colormaps["viridis"](np.broadcast_to(share, (6, 5)), bytes=True)[..., :3]
+        expected = colormaps["viridis"](np.broadcast_to(share, (6, 5)), bytes=True)[
+            ..., :3
+        ]
         assert np.abs(panel.pixels.astype(int) - expected).max() <= 4
     titles = [panel.title for panel in panels[:5]]
     assert titles[2:] == ["channel 2", "channel 3 (all zero)", "channel 4 (constant)"]
@@ -69,7 +73,9 @@ def test_panels_name_channels_and_hide_nothing() -> None:
     assert np.abs(panel.pixels.astype(int) - expected).max() <= 4
 
 
-def written(panels: Sequence[sheet.Tile], title: str = "t", shown: np.ndarray = SHOWN) -> bytes:
+def written(
+    panels: Sequence[sheet.Tile], title: str = "t", shown: np.ndarray = SHOWN
+) -> bytes:
     file = io.BytesIO()
     page.write_figure(file, title, shown, panels, "viridis", {"Software": "featviz"})
     return file.getvalue()
@@ -82,7 +88,8 @@ def example(count: int = 4, title: str = "a $title$ of 猫") -> bytes:
 
 
 def test_figure_shows_input_maps_and_bars() -> None:
-    """The input's colour, viridis from end to end, a title and ticks, in the size foretold."""
+    """The input's colour, viridis from end to end, a title and ticks, in the size
+    foretold."""
     image = Image.open(io.BytesIO(example()))
     size = page.figure_size(4)
     assert image.size == (size.width, size.height)
@@ -102,9 +109,12 @@ def test_figure_shows_input_maps_and_bars() -> None:
 
 
 def test_ticks_stand_at_their_values() -> None:
-    """Of a bar from 0 to 10.9 the lowest tick is at its end, the highest one below its top."""
+    """Of a bar from 0 to 10.9 the lowest tick is at its end, the highest one below its
+    top."""
     panel = sheet.Tile("maps", np.zeros((8, 8, 3), np.uint8) + 9, (0.0, 10.9))
-    pixels = np.asarray(Image.open(io.BytesIO(written([panel]))).convert("RGB")).astype(int)
+    pixels = np.asarray(Image.open(io.BytesIO(written([panel]))).convert("RGB")).astype(
+        int
+    )
     rows, columns = (abs(pixels - (253, 231, 36)).sum(2) < 30).nonzero()
     beside = pixels[:, columns.max() + 4].sum(1) < 99
     ticks = beside.nonzero()[0]
@@ -126,7 +136,9 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
         assert np.array_equal(shown, panel.pixels)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-3.3, 2.6), (999.97, 1000.03), (-4e-4, 3e-4)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-3.3, 2.6), (999.97, 1000.03), (-4e-4, 3e-4)]
+)
 def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> None:
     """The same numbers at the same values, with what multiplies them."""
     paper = Figure(figsize=(2, 2), dpi=100)
@@ -166,7 +178,9 @@ def test_run_writes_a_figure_beside_each_picture(
     plain = files(tmp_path / "plain")
     written = files(tmp_path / "figure")
     extra = {name for name in written if name not in plain}
-    assert extra == {f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")}
+    assert extra == {
+        f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")
+    }
     grid = "picture.png/001_0/output.png"
     assert written[grid] == plain[grid]
     row = captured(tmp_path / "figure", "picture.png", "0")
@@ -176,8 +190,8 @@ def test_run_writes_a_figure_beside_each_picture(
 
 
 def test_a_fine_overlay_is_reduced_smoothly() -> None:
-    """Of a chessboard of single pixels that does not fit its panel, grey is left; colours that are
-    enlarged stay squares."""
+    """Of a chessboard of single pixels that does not fit its panel, grey is left;
+    colours that are enlarged stay squares."""
     for size, levels in ((1360, range(110, 146)), (17, (0, 255))):
         y, x = np.mgrid[:size, :size]
         board = np.repeat(((y + x) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
@@ -208,7 +222,10 @@ def quarters() -> Bytes:
 
 def look(*tiles: Bytes, **fields: Any) -> Bytes:
     """A page with one row of tiles."""
-    maps = [sheet.Tile(str(number), pixels, note="0 … 1") for number, pixels in enumerate(tiles)]
+    maps = [
+        sheet.Tile(str(number), pixels, note="0 … 1")
+        for number, pixels in enumerate(tiles)
+    ]
     texts = {
         "title": "net",
         "subtitle": "a.png",
@@ -248,13 +265,16 @@ def test_all_tiles_have_one_size() -> None:
     sizes = (3, 7, 240)
     drawn = look(*(solid(n, n, c) for n, c in zip(sizes, COLOURS, strict=False)))
     boxes = [box(drawn, colour) for colour in COLOURS[:3]]
-    assert {(top, height, width) for top, _, height, width in boxes} == {(boxes[0][0], 120, 120)}
+    assert {(top, height, width) for top, _, height, width in boxes} == {
+        (boxes[0][0], 120, 120)
+    }
     assert np.diff([left for _, left, _, _ in boxes]).tolist() == [128, 128]
 
 
 @pytest.mark.parametrize("shape", [(20, 60), (30, 20), (2, 200)])
 def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
-    """Wide and tall ones, too, within a pixel, and no tile is larger than 155 pixels a side."""
+    """Wide and tall ones, too, within a pixel, and no tile is larger than 155 pixels a
+    side."""
     _, _, height, width = box(look(solid(*shape, COLOURS[0])), COLOURS[0])
     assert max(height, width) <= 155
     assert abs(width * shape[0] - height * shape[1]) <= max(shape)
@@ -263,7 +283,8 @@ def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
 def test_bars_are_as_long_as_the_shares() -> None:
     """Half of the length of a share of one, for a share of a half."""
     whole, half = (
-        look(quarters(), bars=[page.PageBar("cat", share)], cmap="Reds") for share in (1.0, 0.5)
+        look(quarters(), bars=[page.PageBar("cat", share)], cmap="Reds")
+        for share in (1.0, 0.5)
     )
     accent = tuple(int(part) for part in colormap.ramp("Reds")[256 * 2 // 5])
     assert abs(box(whole[:330], accent)[3] - 2 * box(half[:330], accent)[3]) <= 1
@@ -271,16 +292,22 @@ def test_bars_are_as_long_as_the_shares() -> None:
 
 def test_a_strip_is_as_wide_as_the_row() -> None:
     """All numbers of a vector side by side, from the names to the margin."""
-    row = page.PageRow("fc", ["Linear"], [sheet.Tile("4", solid(1, 4, COLOURS[0]))], strip=True)
+    row = page.PageRow(
+        "fc", ["Linear"], [sheet.Tile("4", solid(1, 4, COLOURS[0]))], strip=True
+    )
     drawn = look(quarters(), rows=[row])
     _, left, height, width = box(drawn, COLOURS[0])
     assert (left, height, left + width) == (210, 30, drawn.shape[1] - 30)
 
 
-@pytest.mark.parametrize("name", ["a" * 300, "encoder.layers.encoder_layer_11.attn.\x1b]0;y\x07"])
+@pytest.mark.parametrize(
+    "name", ["a" * 300, "encoder.layers.encoder_layer_11.attn.\x1b]0;y\x07"]
+)
 def test_names_stay_in_their_column(name: str) -> None:
     """However long, a name and its lines touch no tile and need no second look."""
-    row = page.PageRow(name, [name or "x"] * 6, [sheet.Tile("0", quarters(), note="0 … 1")])
+    row = page.PageRow(
+        name, [name or "x"] * 6, [sheet.Tile("0", quarters(), note="0 … 1")]
+    )
     drawn = look(rows=[row], title=name, subtitle=name, key=name)
     top = box(drawn, COLOURS[0])[0]
     assert (drawn[top - 5 : top + 150, 200:210] == 255).all()

@@ -1,4 +1,5 @@
-"""Tiles in a picture: make_grid's arrangement, decoded by Pillow from the file as written."""
+"""Tiles in a picture: make_grid's arrangement, decoded by Pillow from the file as
+written."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def described(tensor: Tensor, options: DrawOptions = PLAIN) -> Capture:
     return describe(drawn(tensor, options), SITE, tensor.shape, "output.png")
 
 
-def torchvision_picture(tensor: Tensor, nrow: int, padding: int, pad_value: float) -> np.ndarray:
+def torchvision_picture(
+    tensor: Tensor, nrow: int, padding: int, pad_value: float
+) -> np.ndarray:
     """One channel of what make_grid and save_image write for a layer's output."""
     file = io.BytesIO()
     save_image(
@@ -79,10 +82,18 @@ def torchvision_picture(tensor: Tensor, nrow: int, padding: int, pad_value: floa
     st.integers(0, 2**32 - 1),
 )
 def test_picture_equals_make_grid_and_save_image(
-    count: int, height: int, width: int, nrow: int, padding: int, pad_value: float, seed: int
+    count: int,
+    height: int,
+    width: int,
+    nrow: int,
+    padding: int,
+    pad_value: float,
+    seed: int,
 ) -> None:
     """With scale 1 and grey the decoded PNG is torchvision's, within one grey level."""
-    tensor = torch.randn(1, count, height, width, generator=torch.Generator().manual_seed(seed))
+    tensor = torch.randn(
+        1, count, height, width, generator=torch.Generator().manual_seed(seed)
+    )
     options = replace(PLAIN, nrow=nrow, padding=padding, pad_value=pad_value)
     picture = written(tensor, options)
     expected = torchvision_picture(tensor, nrow, padding, pad_value)
@@ -92,10 +103,12 @@ def test_picture_equals_make_grid_and_save_image(
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "factor"), [(7, 7, 5), (1, 4, 8), (31, 16, 2), (32, 1, 1), (56, 56, 1)]
+    ("height", "width", "factor"),
+    [(7, 7, 5), (1, 4, 8), (31, 16, 2), (32, 1, 1), (56, 56, 1)],
 )
 def test_small_maps_grow_to_min_tile(height: int, width: int, factor: int) -> None:
-    """`scale=None` takes the least whole factor by which the longer side reaches min_tile."""
+    """`scale=None` takes the least whole factor by which the longer side reaches
+    min_tile."""
     plan = grid.plan((6, 1, height, width), DrawOptions())
     assert plan.scale == (factor, factor)
     assert max(plan.tile) >= 32 > (factor - 1) * max(height, width)
@@ -110,7 +123,8 @@ def test_auto_nrow_makes_the_longer_side_shortest(
     options = replace(PLAIN, padding=padding)
     found = grid.plan((count, 1, height, width), options)
     others = (
-        grid.plan((count, 1, height, width), replace(options, nrow=n)) for n in range(1, count + 1)
+        grid.plan((count, 1, height, width), replace(options, nrow=n))
+        for n in range(1, count + 1)
     )
     assert max(found.height, found.width) == min(max(p.height, p.width) for p in others)
 
@@ -121,8 +135,9 @@ def test_auto_nrow_makes_the_longer_side_shortest(
 def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     factor: int, colours: int, padding: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pillow reads each tile by Kronecker's product, with its mark, and padding elsewhere; of rows
-    that enlarging repeats nothing is left behind PNG's filter 2 (up)."""
+    """Pillow reads each tile by Kronecker's product, with its mark, and padding
+    elsewhere; of rows that enlarging repeats nothing is left behind PNG's filter 2
+    (up)."""
     plan = grid.plan((8, 1, 5, 6), DrawOptions(nrow=3, padding=padding, scale=factor))
     rng = np.random.default_rng(factor)
     tiles = rng.integers(0, 200, (8, 5, 6, colours), dtype=np.uint8)
@@ -133,7 +148,10 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     shapes = grid.marks(plan.tile)
     high = plan.tile[0] + padding
     wide = plan.tile[1] + padding
-    for written in (None, {number: grid.Label(mark=mark) for number, mark in marks.items()}):
+    for written in (
+        None,
+        {number: grid.Label(mark=mark) for number, mark in marks.items()},
+    ):
         expected = np.full((plan.height, plan.width, colours), 201, np.uint8)
         for number, tile in enumerate(tiles):
             grown = np.kron(tile, np.ones((factor, factor, 1), np.uint8))
@@ -141,7 +159,9 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
                 grown[shapes[marks[number] - 1]] = 128 + tile[0, 0, 0]
             top = padding + number // 3 * high
             left_edge = padding + number % 3 * wide
-            expected[top : top + plan.tile[0], left_edge : left_edge + plan.tile[1]] = grown
+            expected[top : top + plan.tile[0], left_edge : left_edge + plan.tile[1]] = (
+                grown
+            )
         file = io.BytesIO()
         shown = tiles if colours == 3 else tiles[..., 0]
         strips = grid.strips(plan, shown, colors, written)
@@ -150,9 +170,13 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
         assert np.array_equal(picture, expected)
         if written is None:
             data = b"".join(
-                chunk for chunk_type, chunk in chunks(file.getvalue()) if chunk_type == b"IDAT"
+                chunk
+                for chunk_type, chunk in chunks(file.getvalue())
+                if chunk_type == b"IDAT"
             )
-            lines = np.frombuffer(zlib.decompress(data), np.uint8).reshape(plan.height, -1)
+            lines = np.frombuffer(zlib.decompress(data), np.uint8).reshape(
+                plan.height, -1
+            )
             filters = lines[:, 0]
             first = padding + np.arange(5) * factor
             repeated = [filters[first + again] for again in range(1, factor)]
@@ -160,7 +184,8 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
 
 
 def test_vector_is_one_strip_without_padding() -> None:
-    """[1, F] is one row of F cells, side by side, on one shared scale; `nrow` breaks it."""
+    """[1, F] is one row of F cells, side by side, on one shared scale; `nrow` breaks
+    it."""
     tensor = torch.tensor([[0.0, 10.0, 5.0, 2.5]])
     assert np.asarray(written(tensor)).tolist() == [[0, 255, 128, 64]]
     row = described(tensor)
@@ -184,8 +209,9 @@ def test_vector_is_one_strip_without_padding() -> None:
 def test_gaps_are_make_grids_where_padding_is_given(
     options: dict[str, Any], padding: int, grey: float, cmap: str
 ) -> None:
-    """Padding and pad_value mean what they mean in make_grid as soon as one is given; with neither,
-    gaps and unused cells are a grey that neither a dark nor a constant map has."""
+    """Padding and pad_value mean what they mean in make_grid as soon as one is given;
+    with neither, gaps and unused cells are a grey that neither a dark nor a constant
+    map has."""
     tensor = torch.rand(1, 5, 9, 7, generator=torch.Generator().manual_seed(0))
     picture = written(tensor, DrawOptions(scale=1, nrow=3, cmap=cmap, **options))
     pixels = np.asarray(picture.convert("RGB")).astype(int)
@@ -194,7 +220,9 @@ def test_gaps_are_make_grids_where_padding_is_given(
     inside = make_grid(torch.ones(5, 1, 9, 7), nrow=3, padding=padding)[0] > 0
     assert pixels.shape == expected.shape
     gaps = ~inside.numpy()
-    assert np.array_equal(pixels[gaps], (expected.numpy() * 255 + 0.5).astype(int)[gaps])
+    assert np.array_equal(
+        pixels[gaps], (expected.numpy() * 255 + 0.5).astype(int)[gaps]
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +259,9 @@ def test_text_chunks_tell_what_the_picture_shows() -> None:
     few = replace(PLAIN, max_maps=2, pick="top")
     assert written(tensor, few).info["Channels"] == "1-2"
     assert written(tensor).info["Range"] == "map: each map its own"
-    spread = written(torch.randn(1, 30, 2, 2), replace(PLAIN, max_maps=3, pick="spread"))
+    spread = written(
+        torch.randn(1, 30, 2, 2), replace(PLAIN, max_maps=3, pick="spread")
+    )
     assert spread.info["Channels"] == "0,14,29"
 
 
@@ -278,13 +308,18 @@ def test_nonfinite_values_are_magenta(cmap: str, pad_value: float) -> None:
 
 @pytest.mark.parametrize(("format", "most"), [("webp", 16_383), ("jpg", 65_500)])
 @pytest.mark.parametrize("upright", [True, False])
-def test_picture_larger_than_its_format_is_refused(format: str, most: int, upright: bool) -> None:
-    """The largest side that a format holds can be written; one pixel more is refused by name."""
+def test_picture_larger_than_its_format_is_refused(
+    format: str, most: int, upright: bool
+) -> None:
+    """The largest side that a format holds can be written; one pixel more is refused by
+    name."""
     shape = (1, 1, most, 1) if upright else (1, 1, 1, most)
     options = replace(PLAIN, format=format)
     assert max(written(torch.zeros(shape), options).size) == most
     larger = [side + (side == most) for side in shape]
-    with pytest.raises(LayoutError, match=rf"{most + 1}.*more than {format} holds \({most} a side"):
+    with pytest.raises(
+        LayoutError, match=rf"{most + 1}.*more than {format} holds \({most} a side"
+    ):
         drawn(torch.zeros(larger), options)
 
 

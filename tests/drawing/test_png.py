@@ -48,7 +48,8 @@ def opened(data: bytes) -> Image.Image:
 def test_pixels_come_back_exactly(
     height: int, width: int, channels: int, cuts: int, seed: int
 ) -> None:
-    """Grey and RGB pictures of any size, in any number of pieces, decode to the same pixels."""
+    """Grey and RGB pictures of any size, in any number of pieces, decode to the same
+    pixels."""
     shape = (height, width) if channels == 1 else (height, width, 3)
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     image = opened(encoded(pixels, cuts))
@@ -57,9 +58,15 @@ def test_pixels_come_back_exactly(
 
 
 def test_chunks_are_in_order_and_whole() -> None:
-    """Header first, then text and palette, data together, end last; every checksum is right."""
+    """Header first, then text and palette, data together, end last; every checksum is
+    right."""
     pixels = np.zeros((4, 4), np.uint8)
-    kinds = [k for k, _ in chunks(encoded(pixels, 2, colors=bytes(768), text={"Layer": "conv"}))]
+    kinds = [
+        k
+        for k, _ in chunks(
+            encoded(pixels, 2, colors=bytes(768), text={"Layer": "conv"})
+        )
+    ]
     data = [kind for kind in kinds if kind == b"IDAT"]
     assert kinds == [b"IHDR", b"tEXt", b"PLTE", *data, b"IEND"]
     assert data
@@ -77,17 +84,23 @@ def test_chunks_are_in_order_and_whole() -> None:
 )
 def test_text_is_read_back(value: str, kind: bytes) -> None:
     """Latin-1 goes to tEXt, other text to iTXt, and Pillow reads both back."""
-    data = encoded(np.zeros((2, 2), np.uint8), text={"Layer": value, "Software": "featviz"})
+    data = encoded(
+        np.zeros((2, 2), np.uint8), text={"Layer": value, "Software": "featviz"}
+    )
     assert opened(data).info == {"Layer": value, "Software": "featviz"}
-    assert next(k for k, content in chunks(data) if content.startswith(b"Layer\0")) == kind
+    assert (
+        next(k for k, content in chunks(data) if content.startswith(b"Layer\0")) == kind
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_rows_take_the_filter_that_leaves_less(depth: int) -> None:
-    """Rows equal to the one above are zeros behind filter 2 (up), rows that rise evenly take filter
-    1 (sub); the row above the first is black."""
+    """Rows equal to the one above are zeros behind filter 2 (up), rows that rise evenly
+    take filter 1 (sub); the row above the first is black."""
     rng = np.random.default_rng(4)
-    noise = rng.integers(0, 256, (3, 9 * depth), dtype=np.uint8).repeat([1, 3, 1], axis=0)
+    noise = rng.integers(0, 256, (3, 9 * depth), dtype=np.uint8).repeat(
+        [1, 3, 1], axis=0
+    )
     ramp = np.arange(9, dtype=np.uint8).repeat(depth)[None] * np.uint8([[1], [2]])
     piece = np.concatenate([noise, ramp, np.zeros((2, 9 * depth), np.uint8)])
     for above in (np.zeros(9 * depth, np.uint8), piece[0].copy(), piece[1].copy()):

@@ -17,7 +17,9 @@ def solid(width: int, height: int, colour: tuple[int, int, int] = RED) -> Image.
     return Image.new("RGB", (width, height), colour)
 
 
-def box(picture: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
+def box(
+    picture: Image.Image, colour: tuple[int, int, int]
+) -> tuple[int, int, int, int]:
     """Left, top, width and height of the pixels of a colour, which fill their box."""
     here = (np.asarray(picture) == colour).all(2)
     rows = np.flatnonzero(here.any(1))
@@ -37,7 +39,8 @@ def test_tiles_of_one_size_run_row_by_row() -> None:
 
 
 def test_a_table_is_as_wide_and_high_as_its_largest_tiles() -> None:
-    """Tiles of a column share their left edge, those of a row their top; 4 pixels are between."""
+    """Tiles of a column share their left edge, those of a row their top; 4 pixels are
+    between."""
     rows = [[solid(30, 20), solid(50, 40, BLUE)], [solid(10, 60, (9, 9, 9)), None]]
     picture = sheet.table(["a", "b"], ["first", "second"], rows)
     left, top, *size = box(picture, RED)
@@ -107,7 +110,8 @@ def test_pixels_stay_squares_where_a_picture_grows() -> None:
 
 
 def test_a_text_that_is_too_wide_loses_its_middle() -> None:
-    """It says how wide it is then, which is no more than its room; other pixels stay white."""
+    """It says how wide it is then, which is no more than its room; other pixels stay
+    white."""
     canvas = Canvas(50, 400)
     text = "encoder.layers.encoder_layer_11.self_attention"
     width = canvas.write(text, 0.5, 0.25, Letters(10), max_width=1.5)

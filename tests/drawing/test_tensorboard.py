@@ -26,7 +26,12 @@ from featviz.options import PAD_GREY
 
 pytest.importorskip("tensorboard")
 
-RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "input_channels": 3, "size": (16, 20)}
+RAW: dict[str, Any] = {
+    "mean": (0.0,) * 3,
+    "std": (1.0,) * 3,
+    "input_channels": 3,
+    "size": (16, 20),
+}
 NAMES = ["0.png", "1.png", "2.png"]
 
 
@@ -34,7 +39,9 @@ class Events:
     """A folder of events."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.backend.event_processing.event_accumulator import (
+            EventAccumulator,
+        )
 
         keep = dict.fromkeys(("images", "scalars", "histograms"), 0)
         self.held = EventAccumulator(str(folder), size_guidance=keep).Reload()
@@ -52,7 +59,9 @@ class Events:
         return found
 
     def histogram(self, tag: str, step: int = 0) -> Any:
-        return {event.step: event.histogram_value for event in self.held.Histograms(tag)}[step]
+        return {
+            event.step: event.histogram_value for event in self.held.Histograms(tag)
+        }[step]
 
     def scalars(self, tag: str) -> dict[int, float]:
         return {event.step: event.value for event in self.held.Scalars(tag)}
@@ -91,7 +100,9 @@ def net() -> nn.Module:
 def pictures(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     for seed, name in enumerate(NAMES):
-        pixels = np.random.default_rng(seed).integers(0, 256, (16, 20, 3), dtype=np.uint8)
+        pixels = np.random.default_rng(seed).integers(
+            0, 256, (16, 20, 3), dtype=np.uint8
+        )
         Image.fromarray(pixels).save(tmp_path / "in" / name)
     return tmp_path / "in"
 
@@ -120,12 +131,16 @@ def torchvisions(output: Tensor) -> np.ndarray:
     maps = output.permute(1, 0, 2, 3)
     told = {"nrow": isqrt(len(maps)), "pad_value": PAD_GREY}
     grid = make_grid(maps, normalize=True, scale_each=True, **told)
-    return grid.mul(255).add(0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy().astype(int)
+    return (
+        grid.mul(255).add(0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy().astype(int)
+    )
 
 
-def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ran: Ran) -> None:
-    """Tags by layer and call, the image's position as step, torchvision's pixels but for crosses on
-    maps of zeros; and no scalars, whose lines would join images."""
+def test_grids_are_make_grids_one_tag_a_layer(
+    net: nn.Module, pictures: Path, ran: Ran
+) -> None:
+    """Tags by layer and call, the image's position as step, torchvision's pixels but
+    for crosses on maps of zeros; and no scalars, whose lines would join images."""
     events = ran(net, pictures, "conv,relu,last")
     layers = ("conv", "relu", "relu.call1", "last")
     kernels = {"kernel/conv", "kernel/last"}
@@ -155,8 +170,8 @@ def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ra
 def test_training_steps_make_lines_of_each_image(
     net: nn.Module, pictures: Path, tmp_path: Path
 ) -> None:
-    """A Watcher's steps: each image has its own tags, with its share of zeros and its channels that
-    are nowhere above zero at each step."""
+    """A Watcher's steps: each image has its own tags, with its share of zeros and its
+    channels that are nowhere above zero at each step."""
     expected: list[dict[str, dict[str, Tensor]]] = []
     board = tmp_path / "tb"
     options = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "size": (16, 20)}
@@ -172,10 +187,16 @@ def test_training_steps_make_lines_of_each_image(
     for layer, name in product(("conv", "relu", "relu.call1"), NAMES):
         zeros = events.scalars(f"zero_fraction/{layer}/{name}")
         inactive = events.scalars(f"inactive_channels/{layer}/{name}")
-        assert sorted(zeros) == [0, 1, 2] == sorted(events.images(f"output/{layer}/{name}"))
+        assert (
+            sorted(zeros)
+            == [0, 1, 2]
+            == sorted(events.images(f"output/{layer}/{name}"))
+        )
         for step in (0, 1):
             output = expected[step][name][layer]
-            assert zeros[step] == pytest.approx(float((output == 0).float().mean()), rel=1e-5)
+            assert zeros[step] == pytest.approx(
+                float((output == 0).float().mean()), rel=1e-5
+            )
             assert inactive[step] == int((output[0].flatten(1).amax(1) <= 0).sum())
 
 
@@ -184,7 +205,9 @@ def test_a_grid_shows_64_maps_and_says_of_how_many(pictures: Path, ran: Ran) -> 
     net = nn.Sequential(nn.Conv2d(3, 70, 3)).eval()
     events = ran(net, pictures / "1.png", "Conv2d")
     output = outputs(net, pictures / "1.png")["0"]
-    assert np.abs(events.images("output/0")[0] - torchvisions(output[:, :64])).max() <= 1
+    assert (
+        np.abs(events.images("output/0")[0] - torchvisions(output[:, :64])).max() <= 1
+    )
     for tag in ("output/0", "kernel/0"):
         assert events.held.SummaryMetadata(tag).summary_description == "64 of 70 maps"
     assert events.histogram("histogram/0").num == output.numel()
@@ -196,7 +219,16 @@ def test_a_resumed_run_posts_what_it_draws(
     cut: int, featviz: Run, pictures: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
     """The pictures of one event are there, or none; kernels and images are there once."""
-    base = ["run", tiny_file, "--layers", "0", "--size", "12", "--out", tmp_path / "out"]
+    base = [
+        "run",
+        tiny_file,
+        "--layers",
+        "0",
+        "--size",
+        "12",
+        "--out",
+        tmp_path / "out",
+    ]
     base += ["--tensorboard", tmp_path / "tb"]
     (pictures / "2.png").rename(tmp_path / "2.png")
     assert featviz(*base, pictures).code == 0
@@ -213,7 +245,8 @@ def test_a_resumed_run_posts_what_it_draws(
 
 
 def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
-    """`featviz kernels --tensorboard`: the file's picture, and a histogram of the weights."""
+    """`featviz kernels --tensorboard`: the file's picture, and a histogram of the
+    weights."""
     model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.Conv2d(6, 4, 3))
     torch.save(model, tmp_path / "net.pth")
     command = ("kernels", tmp_path / "net.pth", "--out", tmp_path / "out")
@@ -240,7 +273,8 @@ def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
     ids=["sine", "huge", "denormal", "huge constant", "not finite"],
 )
 def test_histograms_are_numpys(values: Tensor) -> None:
-    """numpy's counts of the finite values but for those on an edge, and sums in float64."""
+    """numpy's counts of the finite values but for those on an edge, and sums in
+    float64."""
     wide = values.double().numpy()
     wide = wide[np.isfinite(wide)]
     histogram = tensorboard.histogram(values)
@@ -256,7 +290,11 @@ def test_histograms_are_numpys(values: Tensor) -> None:
 
 
 def test_without_the_package_one_line_says_how_to_get_it(
-    featviz: Run, tmp_path: Path, tiny_file: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run,
+    tmp_path: Path,
+    tiny_file: Path,
+    picture: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before anything is loaded or written."""
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)

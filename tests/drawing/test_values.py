@@ -9,7 +9,8 @@ import torch
 from featviz.drawing import loops, values
 
 ROUNDING = 512 / 4 * 2**-24
-"""Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off by 2^-24."""
+"""Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off
+by 2^-24."""
 
 RNG = np.random.default_rng(13)
 
@@ -19,7 +20,8 @@ def _normal(*shape: int) -> np.ndarray:
 
 
 def _ending_in(value: float, width: int = 3000) -> np.ndarray:
-    """What an activation gives, but for the last value: the loops take another way there."""
+    """What an activation gives, but for the last value: the loops take another way
+    there."""
     rows = np.maximum(_normal(4, width), 0)
     rows[:, -1] = value
     return rows
@@ -37,7 +39,9 @@ MAPS = {
     "a row of two blocks and one": _normal(3, 4097),
     "constant": np.full((3, 1000), 0.1, np.float32),
     "zeros of both signs": np.where(_normal(4, 100) > 0, 0.0, -0.0).astype(np.float32),
-    "an outlier first": np.concatenate([np.full((4, 1), 1e4, np.float32), _normal(4, 5000)], 1),
+    "an outlier first": np.concatenate(
+        [np.full((4, 1), 1e4, np.float32), _normal(4, 5000)], 1
+    ),
     "far from zero": _normal(4, 3000) + np.float32(1e5),
     "nearly constant": np.float32(1) + np.float32(1e-6) * _normal(4, 3000),
     "denormal": _normal(4, 300) * np.float32(1e-40),
@@ -52,7 +56,11 @@ MAPS = {
 
 
 def _by_loop(
-    rows: np.ndarray, low: np.ndarray, factor: np.ndarray, half: float, top: float | None
+    rows: np.ndarray,
+    low: np.ndarray,
+    factor: np.ndarray,
+    half: float,
+    top: float | None,
 ) -> np.ndarray:
     levels = np.empty(rows.shape, np.uint8)
     rows = np.require(rows, np.float32, ["C", "W"])
@@ -75,12 +83,14 @@ def _expected(rows: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("where", ["loop", "device"])
 @pytest.mark.parametrize("name", MAPS)
 def test_statistics_are_those_of_float64(name: str, where: str) -> None:
-    """Extremes and counts exactly, the deviation and, beside both, the mean within rounding; in a
-    compiled loop, and by torch where the values are."""
+    """Extremes and counts exactly, the deviation and, beside both, the mean within
+    rounding; in a compiled loop, and by torch where the values are."""
     rows = MAPS[name]
     on_device = values.statistics_on_device
     got = (
-        values.statistics(rows)[0] if where == "loop" else on_device(torch.from_numpy(rows.copy()))
+        values.statistics(rows)[0]
+        if where == "loop"
+        else on_device(torch.from_numpy(rows.copy()))
     )
     expected = _expected(rows)
     assert got.dtype == np.float32
@@ -106,7 +116,8 @@ def test_values_outside_are_counted_beside_the_statistics(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in MAPS if np.ptp(MAPS[name]) < np.inf])
 @pytest.mark.parametrize("top", [None, 255.5])
 def test_levels_are_those_of_numpy(name: str, top: float | None) -> None:
-    """The same float32 operations in the same order, so the same bytes; on a device, too."""
+    """The same float32 operations in the same order, so the same bytes; on a device,
+    too."""
     rows = MAPS[name]
     low = rows.min(1)
     span = np.maximum(rows.max(1) - low, np.float32(1e-30))
@@ -123,13 +134,17 @@ def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
     rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
     one = np.ones(1, np.float32)
     line = 0 * one, 100 * one, 0.5, 200.5
-    for levels in (_by_loop(rows, *line), values.quantise_on_device(torch.from_numpy(rows), *line)):
+    for levels in (
+        _by_loop(rows, *line),
+        values.quantise_on_device(torch.from_numpy(rows), *line),
+    ):
         assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_overall_joins_the_rows(name: str) -> None:
-    """The statistics of all rows together are those of all finite values, from float64 numbers."""
+    """The statistics of all rows together are those of all finite values, from float64
+    numbers."""
     rows = MAPS[name]
     stats = values.statistics(rows)[0]
     total = values.overall(stats, rows.shape[1])

@@ -26,11 +26,15 @@ RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "input_channels": 
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (height, width, 3), dtype=np.uint8
+    )
     return Image.fromarray(pixels)
 
 
-def tiles(picture: Image.Image, size: tuple[int, int], padding: int = 2) -> list[np.ndarray]:
+def tiles(
+    picture: Image.Image, size: tuple[int, int], padding: int = 2
+) -> list[np.ndarray]:
     """Tiles (height, width) of a grid, row by row."""
     pixels, (height, width) = np.asarray(picture.convert("RGB")).astype(int), size
     rows, columns = (
@@ -46,30 +50,38 @@ def tiles(picture: Image.Image, size: tuple[int, int], padding: int = 2) -> list
 
 
 def coloured(values: np.ndarray, size: tuple[int, int], cmap: str) -> np.ndarray:
-    """What a map should look like: its 254 levels, resized by Pillow, coloured by matplotlib."""
+    """What a map should look like: its 254 levels, resized by Pillow, coloured by
+    matplotlib."""
     low = values.min()
     high = values.max()
     levels = np.round((values - low) / (high - low) * 253).astype(np.uint8)
-    grown = np.asarray(Image.fromarray(levels).resize(size[::-1], Image.Resampling.BILINEAR))
+    grown = np.asarray(
+        Image.fromarray(levels).resize(size[::-1], Image.Resampling.BILINEAR)
+    )
     return colormaps[cmap](grown / 253, bytes=True)[..., :3].astype(int)
 
 
-@pytest.mark.parametrize(("shape", "cmap"), [((1, 5, 7, 9), "viridis"), ((1, 3, 90, 60), "magma")])
+@pytest.mark.parametrize(
+    ("shape", "cmap"), [((1, 5, 7, 9), "viridis"), ((1, 3, 90, 60), "magma")]
+)
 def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) -> None:
-    """Alpha 0 is the input and alpha 1 the map, exactly; between them it is their mixture."""
+    """Alpha 0 is the input and alpha 1 the map, exactly; between them it is their
+    mixture."""
     tensor = noise(*shape)
     image = photo(48, 36)
     background = np.asarray(image).astype(int)
     drawn_tiles = {
         alpha: tiles(
-            fv.grid(tensor, overlay=alpha, image=image, cmap=cmap, scale=1, nrow=2), (48, 36)
+            fv.grid(tensor, overlay=alpha, image=image, cmap=cmap, scale=1, nrow=2),
+            (48, 36),
         )
         for alpha in (0.0, 0.3, 1.0)
     }
     for channel in range(shape[1]):
         over = coloured(tensor[0, channel].numpy(), (48, 36), cmap)
         assert np.array_equal(drawn_tiles[0.0][channel], background)
-        assert np.abs(drawn_tiles[1.0][channel] - over).max() <= 6  # a level of a map of 254
+        # a level of a map of 254
+        assert np.abs(drawn_tiles[1.0][channel] - over).max() <= 6
         assert (drawn_tiles[1.0][channel] == over).mean() > 0.95
         mixed = np.floor(0.7 * background + 0.3 * drawn_tiles[1.0][channel] + 0.5)
         assert np.array_equal(drawn_tiles[0.3][channel], mixed)
@@ -81,7 +93,8 @@ def test_overlay_mixes_colours_of_all_channels_by_alpha() -> None:
     image = photo(48, 36)
     options = {"reduce": "pca", "image": image, "scale": 1}
     whole, part = (
-        np.asarray(fv.grid(tensor, overlay=alpha, **options)).astype(int) for alpha in (1.0, 0.25)
+        np.asarray(fv.grid(tensor, overlay=alpha, **options)).astype(int)
+        for alpha in (1.0, 0.25)
     )
     mixed = np.floor(0.75 * np.asarray(image) + 0.25 * whole + 0.5)
     assert np.abs(part - mixed).max() <= 1
@@ -133,7 +146,8 @@ def test_overlay_leaves_out_what_pads_the_image() -> None:
     assert np.array_equal(picture.tiles[0:2], np.stack([background[4:16, 3:12]] * 2))
     over = replace(options, overlay=1.0)
     uncropped, cropped = (
-        drawer.draw(over, SITE, *drawn, window)[""].tiles[0:2] for window in (None, (4, 3, 12, 9))
+        drawer.draw(over, SITE, *drawn, window)[""].tiles[0:2]
+        for window in (None, (4, 3, 12, 9))
     )
     assert np.array_equal(cropped, uncropped[:, 4:16, 3:12])
 
@@ -144,7 +158,9 @@ def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
 
     image = photo(128, 128)
     options = DrawOptions(overlay=0.5, scale=1)
-    picture = drawer.draw(options, SITE, noise(1, 400, 4, 4), Hints(), [np.asarray(image)])[""]
+    picture = drawer.draw(
+        options, SITE, noise(1, 400, 4, 4), Hints(), [np.asarray(image)]
+    )[""]
     assert picture.tiles.nbytes < 100_000
     tracemalloc.start()
     with Path("/dev/null").open("wb") as file:
@@ -164,8 +180,11 @@ def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
         ("max-abs", lambda x: np.abs(x).max(0)),
     ],
 )
-def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarray]) -> None:
-    """One tile of all channels, scaled by its own range; the statistics stay the channels'."""
+def test_reduction_is_numpys(
+    name: str, oracle: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """One tile of all channels, scaled by its own range; the statistics stay the
+    channels'."""
     tensor = noise(1, 7, 9, 11)
     values = oracle(tensor[0].numpy())
     reduced = np.asarray(fv.grid(tensor, reduce=name, scale=1)).astype(int)
@@ -196,7 +215,8 @@ def test_reduction_shows_where_a_channel_is_not_finite() -> None:
 
 
 def by_svd(values: np.ndarray) -> np.ndarray:
-    """numpy's scores [3, P] in standard deviations, the largest number of a component positive."""
+    """numpy's scores [3, P] in standard deviations, the largest number of a component
+    positive."""
     centred = values - values.mean(1, keepdims=True)
     u, _, vt = np.linalg.svd(centred, full_matrices=False)
     sign = np.sign(u[np.abs(u).argmax(0), range(u.shape[1])])
@@ -205,8 +225,8 @@ def by_svd(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("channels", "size"), [(6, 20), (40, 5), (3, 8), (300, 4)])
 def test_pca_is_numpys_svd(channels: int, size: int) -> None:
-    """Three components as red, green, blue: 2.5 standard deviations to either side of mid-grey,
-    whether there are more channels or more pixels."""
+    """Three components as red, green, blue: 2.5 standard deviations to either side of
+    mid-grey, whether there are more channels or more pixels."""
     mixing = noise(channels, channels, seed=1) * torch.linspace(3, 0.2, channels)
     values = (mixing @ noise(channels, size * size, seed=2)).double().numpy() + 5
     scores = by_svd(values)
@@ -229,14 +249,21 @@ def test_pca_of_little_variation() -> None:
     assert set(np.unique(flat)) <= {127, 128}
 
 
-def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: Path) -> None:
-    """coolwarm around zero, laid over the input: where the gradient is zero it is light grey."""
+def test_gradients_under_an_overlay_keep_their_colours(
+    tmp_path: Path, picture: Path
+) -> None:
+    """coolwarm around zero, laid over the input: where the gradient is zero it is light
+    grey."""
     options = replace(DrawOptions(), overlay=1.0, scale=1)
     site = CaptureSite(SITE.layer, "grad", 0, "")
     tensor = torch.zeros(1, 1, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 0, 3, 3] = 1.0, -1.0
     background = [np.zeros((4, 4, 3), np.uint8)]
-    pixels = np.asarray(to_image(drawer.draw(options, site, tensor, Hints(), background)[""]))
+    pixels = np.asarray(
+        to_image(drawer.draw(options, site, tensor, Hints(), background)[""])
+    )
     ends = [colormaps["coolwarm"](x, bytes=True)[:3] for x in (1.0, 0.0, 0.5)]
-    for pixel, colour in zip((pixels[0, 0], pixels[3, 3], pixels[1, 2]), ends, strict=True):
+    for pixel, colour in zip(
+        (pixels[0, 0], pixels[3, 3], pixels[1, 2]), ends, strict=True
+    ):
         assert np.abs(pixel.astype(int) - colour).max() <= 2

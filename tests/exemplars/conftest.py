@@ -1,4 +1,5 @@
-"""Pictures and a network in which every number is exact, whatever goes through together."""
+"""Pictures and a network in which every number is exact, whatever goes through
+together."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def draw(path: Path, pixels: np.ndarray) -> Path:
 
 @pytest.fixture
 def noise(tmp_path: Path) -> Path:
-    """Eight pictures of noise in two folders, 14 × 12; the last two are equal to earlier ones, and
-    every value is black or white, so that many places tie."""
+    """Eight pictures of noise in two folders, 14 × 12; the last two are equal to
+    earlier ones, and every value is black or white, so that many places tie."""
     folder = tmp_path / "noise"
     generator = np.random.default_rng(5)
     pictures = [generator.integers(0, 2, (*SIZE, 3)) * 255 for _ in range(6)]
@@ -37,8 +38,8 @@ def noise(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def net() -> nn.Module:
-    """Whole weights, so that sums are exact in any order: a ReLU that runs twice, a pooling, a
-    dead channel, and a vector at the end."""
+    """Whole weights, so that sums are exact in any order: a ReLU that runs twice, a
+    pooling, a dead channel, and a vector at the end."""
     return whole_numbers()
 
 
@@ -47,7 +48,10 @@ def whole_numbers() -> nn.Module:
     convs = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 4, 3, stride=2)
     for module in (*convs, head := nn.Linear(4, 3)):
         weights = torch.randint(-2, 3, module.weight.shape, generator=generator)
-        module.weight.data, module.bias.data = weights.float(), torch.zeros(len(weights))
+        module.weight.data, module.bias.data = (
+            weights.float(),
+            torch.zeros(len(weights)),
+        )
     convs[0].weight.data[3] = -1  # dead behind the ReLU
 
     def way(self: Any, x: torch.Tensor) -> torch.Tensor:

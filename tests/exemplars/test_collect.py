@@ -24,7 +24,9 @@ from featviz.options import InputOptions
 def residual() -> nn.Module:
     """A strided block whose shortcut sees less than its body; the sum is in place."""
     body = nn.Sequential(
-        nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)
+        nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, padding=1),
     )
     return Net(
         lambda self, x: self.last(operator.iadd(self.body(x), self.short(x))),
@@ -88,14 +90,22 @@ def up(module: nn.Module) -> Callable[[], nn.Module]:
 
 COMPUTED: dict[str, Callable[[], nn.Module]] = {
     "strides": chain(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1)),
-    "dilation": chain(nn.Conv2d(3, 4, 3, dilation=3), nn.Conv2d(4, 4, 3, padding=2, dilation=2)),
+    "dilation": chain(
+        nn.Conv2d(3, 4, 3, dilation=3), nn.Conv2d(4, 4, 3, padding=2, dilation=2)
+    ),
     "pools": chain(
-        nn.MaxPool2d(3, 2, 1), nn.Conv2d(3, 4, 3), nn.AvgPool2d(2, ceil_mode=True), nn.Identity()
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(3, 4, 3),
+        nn.AvgPool2d(2, ceil_mode=True),
+        nn.Identity(),
     ),
     "adaptive": chain(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d((5, 3))),
     "padding": chain(nn.ZeroPad2d((3, 0, 1, 2)), nn.Conv2d(3, 4, 3), nn.LeakyReLU()),
     "shuffled": chain(
-        nn.Conv2d(3, 8, 3, 2), nn.PixelShuffle(2), nn.Conv2d(2, 2, 3, 1, 1), nn.PixelUnshuffle(2)
+        nn.Conv2d(3, 8, 3, 2),
+        nn.PixelShuffle(2),
+        nn.Conv2d(2, 2, 3, 1, 1),
+        nn.PixelUnshuffle(2),
     ),
     "residual": residual,
     "transposed": up(nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1)),
@@ -126,8 +136,8 @@ def box_at(field: ReceptiveField | None, row: int, column: int) -> PixelBox | No
 
 
 def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 32) -> Boxes:
-    """The box around all pixels on which the gradient at each place of the output is not zero, for
-    any of many images: a maximum passes it on to one pixel only."""
+    """The box around all pixels on which the gradient at each place of the output is
+    not zero, for any of many images: a maximum passes it on to one pixel only."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         for parameter in net.parameters():  # nothing cancels out, and no ReLU is closed
@@ -176,14 +186,17 @@ def test_attention_sees_the_whole_image() -> None:
 
 def test_a_vector_has_no_place() -> None:
     """Nothing is known of a layer behind global pooling."""
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
     assert seen_by(net, "3", (HEIGHT, WIDTH)) is None
 
 
 @pytest.mark.slow
 def test_resnet18_sees_what_is_known_of_it() -> None:
-    """The size that the formula of strides and kernels gives, in an image that has room for it
-    (Araujo, Norris, Sim, "Computing Receptive Fields of Convolutional Neural Networks", 2019)."""
+    """The size that the formula of strides and kernels gives, in an image that has room
+    for it (Araujo, Norris, Sim, "Computing Receptive Fields of Convolutional Neural
+    Networks", 2019)."""
     field = seen_by(torchvision.models.resnet18(weights=None), "layer4", (448, 448))
     assert field is not None
     assert field.largest == (435, 435)

@@ -27,7 +27,9 @@ from .conftest import PLAIN, draw
 def reds(tmp_path: Path) -> Path:
     """Six pictures of one red each, by name in the order of their brightness."""
     for value in (40, 80, 120, 160, 200, 250):
-        draw(tmp_path / "reds" / f"{value:03d}.png", np.full((14, 12, 3), (value, 0, 0)))
+        draw(
+            tmp_path / "reds" / f"{value:03d}.png", np.full((14, 12, 3), (value, 0, 0))
+        )
     return tmp_path / "reds"
 
 
@@ -36,7 +38,9 @@ def lights(tmp_path: Path) -> Path:
     """The file of a network of two channels: one for bright reds, one for dark ones."""
     model = nn.Sequential(nn.Conv2d(3, 2, 1))
     with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])[:, :, None, None])
+        model[0].weight.copy_(
+            torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])[:, :, None, None]
+        )
         model[0].bias.zero_()
     torch.save(model, tmp_path / "lights.pth")
     return tmp_path / "lights.pth"
@@ -53,9 +57,12 @@ def tile_colours(picture: Path, count: int) -> list[tuple[int, ...]]:
 def test_pictures_show_the_best_images_first(
     featviz: Run, lights: Path, reds: Path, tmp_path: Path
 ) -> None:
-    """The bright channel has the brightest reds, the dark one the darkest; the sheet has both."""
+    """The bright channel has the brightest reds, the dark one the darkest; the sheet
+    has both."""
     out = tmp_path / "out"
-    done = featviz("exemplars", lights, reds, "--top", 3, "--layers", "0", "--out", out, *PLAIN)
+    done = featviz(
+        "exemplars", lights, reds, "--top", 3, "--layers", "0", "--out", out, *PLAIN
+    )
     assert done.code == 0, done.err
     folder = out / "001_0" / "output"
     # two in a row, texts between rows
@@ -66,7 +73,9 @@ def test_pictures_show_the_best_images_first(
     sheet = np.asarray(Image.open(out / "001_0" / "output.png").convert("RGB"))
     for value in (250, 200, 160, 120, 80, 40):
         assert (sheet == (value, 0, 0)).all(-1).sum() == 64 * 64
-    columns = [np.argwhere((sheet == (v, 0, 0)).all(-1))[:, 1].min() for v in (250, 200, 160)]
+    columns = [
+        np.argwhere((sheet == (v, 0, 0)).all(-1))[:, 1].min() for v in (250, 200, 160)
+    ]
     assert columns == sorted(columns)
 
 
@@ -80,23 +89,31 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     torch.save(model, tmp_path / "m.pth")
     out = tmp_path / "out"
     inputs = (tmp_path / "m.pth", tmp_path / "photos")
-    done = featviz("exemplars", *inputs, "--layers", "0", "--top", 1, "--out", out, *PLAIN)
+    done = featviz(
+        "exemplars", *inputs, "--layers", "0", "--top", 1, "--out", out, *PLAIN
+    )
     assert done.code == 0, done.err
     assert "2×2" in done.out
     assert "computed" in done.out
     with Image.open(out / "001_0" / "output" / "c00000.png") as picture:
         left_edge, top, width, height = pictures.tile_grid(1).cell(0)
         tile = np.asarray(
-            picture.crop((left_edge, top, left_edge + width, top + height)).convert("RGB")
+            picture.crop((left_edge, top, left_edge + width, top + height)).convert(
+                "RGB"
+            )
         )
     half = TILE // 2
     quarters = [tile[y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
-    assert all((quarter == colour).all() for quarter, colour in zip(quarters, colours, strict=True))
+    assert all(
+        (quarter == colour).all()
+        for quarter, colour in zip(quarters, colours, strict=True)
+    )
 
 
 def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
-    """Around the middle of the cell of the map, and nowhere where the crop tells the place."""
+    """Around the middle of the cell of the map, and nowhere where the crop tells the
+    place."""
     picture = Image.new("RGB", (64, 32), "#336699")
     position = MapPosition(row=0, column=3, rows=2, columns=4)
     uncropped = cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position)
@@ -114,7 +131,12 @@ def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     [(8, 9, 32, 9, 8), (1, 1000, 64, 40, 1), (64, 9, 32, 1, 31)],
 )
 def test_a_sheet_stays_viewable(
-    monkeypatch: pytest.MonkeyPatch, channels: int, count: int, tile: int, shown: int, rows: int
+    monkeypatch: pytest.MonkeyPatch,
+    channels: int,
+    count: int,
+    tile: int,
+    shown: int,
+    rows: int,
 ) -> None:
     """Tiles shrink first, then fewer of each channel are shown, then fewer channels."""
     monkeypatch.setattr(pictures, "_MOST_PIXELS", 2**18)
@@ -145,10 +167,14 @@ def test_an_image_that_vanishes_before_it_is_drawn(
     assert "250.png cannot be read again" in messages.text
 
 
-def test_a_broken_image_fails_alone(featviz: Run, lights: Path, reds: Path, tmp_path: Path) -> None:
+def test_a_broken_image_fails_alone(
+    featviz: Run, lights: Path, reds: Path, tmp_path: Path
+) -> None:
     """Exit code 3, and exemplars of the others."""
     (reds / "broken.png").write_bytes(b"no image")
-    done = featviz("exemplars", lights, reds, "--layers", "0", "--out", tmp_path / "out", *PLAIN)
+    done = featviz(
+        "exemplars", lights, reds, "--layers", "0", "--out", tmp_path / "out", *PLAIN
+    )
     assert done.code == 3
     assert "broken.png" in done.err
     assert (tmp_path / "out" / "001_0" / "output" / "c00000.png").is_file()
@@ -164,7 +190,15 @@ def test_batches_of_any_size_give_the_same_bytes(
     """Some, and more than there are images; every file is equal."""
     trees = []
     for n in ("5", "50"):
-        arguments = (f"{net_file}:make", noise, *LAYERS, *PLAIN, "--batch-size", n, "--per-class")
+        arguments = (
+            f"{net_file}:make",
+            noise,
+            *LAYERS,
+            *PLAIN,
+            "--batch-size",
+            n,
+            "--per-class",
+        )
         done = featviz("exemplars", *arguments, "--out", tmp_path / n)
         assert done.code == 0, done.err
         trees.append(tree(tmp_path / n))

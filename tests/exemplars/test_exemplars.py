@@ -28,7 +28,11 @@ OPTIONS = ExemplarOptions(inputs=PLAIN, layers="Conv2d,ReLU,Linear")
 
 
 def found(
-    net: nn.Module, images: Path, out: Path, options: ExemplarOptions = OPTIONS, **choice: Any
+    net: nn.Module,
+    images: Path,
+    out: Path,
+    options: ExemplarOptions = OPTIONS,
+    **choice: Any,
 ) -> dict[str, Any]:
     """exemplars.json of a network."""
     options = replace(options, out=out, overwrite=True, **choice)
@@ -50,7 +54,9 @@ def stored(net: nn.Module, images: Path) -> dict[tuple[str, int], list[Tensor]]:
 
             return hook
 
-        handles = [m.register_forward_hook(keep(name)) for name, m in net.named_modules()]
+        handles = [
+            m.register_forward_hook(keep(name)) for name, m in net.named_modules()
+        ]
         pixels = np.asarray(Image.open(path).convert("RGB"))
         with torch.no_grad():
             net(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255)
@@ -118,7 +124,9 @@ def test_boxes_and_names_are_those_of_the_image(
     content = found(net, noise, tmp_path / "out", top=3)
     (conv,) = (row for row in content["layers"] if row["layer"] == "conv1")
     assert conv["receptive_field"] == {"how": "computed", "size": [3, 3]}
-    names = [path.relative_to(noise).as_posix() for path in sorted(noise.rglob("*.png"))]
+    names = [
+        path.relative_to(noise).as_posix() for path in sorted(noise.rglob("*.png"))
+    ]
     checked = 0
     for channel in conv["channels"]:
         for exemplar in channel["exemplars"]:
@@ -127,27 +135,35 @@ def test_boxes_and_names_are_those_of_the_image(
             assert exemplar["image"] == names[exemplar["number"]]
             if (right - left_edge, bottom - top) == (3, 3):
                 pixels = np.asarray(
-                    Image.open(noise / exemplar["image"]).crop((left_edge, top, right, bottom))
+                    Image.open(noise / exemplar["image"]).crop(
+                        (left_edge, top, right, bottom)
+                    )
                 )
                 weight = net.conv1.weight[channel["channel"]].detach()
-                value = (torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255 * weight).sum()
+                value = (
+                    torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255 * weight
+                ).sum()
                 assert float(value) == pytest.approx(exemplar["value"])
                 checked += 1
     assert checked > 3
 
 
 def test_nan_and_infinities_excite_nothing(noise: Path, tmp_path: Path) -> None:
-    """The largest finite value counts; a channel without one has no exemplars and no picture."""
+    """The largest finite value counts; a channel without one has no exemplars and no
+    picture."""
 
     def way(self: Any, x: Tensor) -> Tensor:
-        """The image three times: with holes where it is brightest, as NaN only, and as it is."""
+        """The image three times: with holes where it is brightest, as NaN only, and as
+        it is."""
         red = x[:, :1]
         holes = torch.where(red == red.amax(), torch.inf, red - 2)
         holes[..., 0, 0] = torch.nan
         return self.last(torch.cat([holes, red * torch.nan, red], 1))
 
     net = Net(way, last=nn.Identity())
-    content = found(net, noise, tmp_path / "out", replace(OPTIONS, layers="last"), top=2)
+    content = found(
+        net, noise, tmp_path / "out", replace(OPTIONS, layers="last"), top=2
+    )
     holes, nothing, plain = content["layers"][0]["channels"]
     assert [e["value"] for e in holes["exemplars"]] == [-2.0, -2.0]
     assert nothing["exemplars"] == []
@@ -158,11 +174,13 @@ def test_nan_and_infinities_excite_nothing(noise: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> None:
-    """With --per-class a layer comes once for each folder, with images of that folder only; all
-    together they are what one finds among that folder's images alone."""
+    """With --per-class a layer comes once for each folder, with images of that folder
+    only; all together they are what one finds among that folder's images alone."""
     content = found(net, noise, tmp_path / "out", top=3, per_class=True)
     rows = [(row["layer"], row["call"], row["class_name"]) for row in content["layers"]]
-    expected = [(layer, 0, name) for layer in ("conv1", "relu") for name in ("cat", "dog")]
+    expected = [
+        (layer, 0, name) for layer in ("conv1", "relu") for name in ("cat", "dog")
+    ]
     assert rows[:4] == expected
     for name in ("cat", "dog"):
         alone = found(net, noise / name, tmp_path / name, top=3)
@@ -172,10 +190,12 @@ def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> 
                 row["channels"], expected["channels"], strict=True
             ):
                 got = [
-                    (e["image"].split("/")[-1], e["value"], e["box"]) for e in channel["exemplars"]
+                    (e["image"].split("/")[-1], e["value"], e["box"])
+                    for e in channel["exemplars"]
                 ]
                 assert got == [
-                    (e["image"], e["value"], e["box"]) for e in expected_channel["exemplars"]
+                    (e["image"], e["value"], e["box"])
+                    for e in expected_channel["exemplars"]
                 ]
     sheets = {row["sheet"] for row in content["layers"]}
     assert len(sheets) == 10
@@ -188,7 +208,9 @@ def test_any_layout_gives_the_same_places(noise: Path, tmp_path: Path) -> None:
 
     def way(self: Any, x: Tensor) -> Tensor:
         x = self.nhwc(self.conv(x).permute(0, 2, 3, 1).contiguous())
-        return self.tokens(torch.cat([self.cls_token.expand(len(x), 1, 6), x.flatten(1, 2)], 1))
+        return self.tokens(
+            torch.cat([self.cls_token.expand(len(x), 1, 6), x.flatten(1, 2)], 1)
+        )
 
     convolution = nn.Conv2d(3, 6, 3, padding=1)
     net = Net(way, conv=convolution, nhwc=nn.Identity(), tokens=nn.Identity())
@@ -196,19 +218,29 @@ def test_any_layout_gives_the_same_places(noise: Path, tmp_path: Path) -> None:
     options = replace(OPTIONS, layers="conv,nhwc,tokens")
     content = found(net.eval(), noise, tmp_path / "out", options, top=3)
     conv, nhwc, tokens, token = content["layers"]
-    assert [row["layout"] for row in content["layers"]] == ["nchw", "nhwc", "tokens", "vector"]
+    assert [row["layout"] for row in content["layers"]] == [
+        "nchw",
+        "nhwc",
+        "tokens",
+        "vector",
+    ]
     assert nhwc["channels"][0]["exemplars"] == conv["channels"][0]["exemplars"]
     hows = [row["receptive_field"]["how"] for row in (conv, nhwc, tokens, token)]
     assert hows == ["computed", "computed", "computed", "no place"]
     assert tokens["channels"][0]["exemplars"] == conv["channels"][0]["exemplars"]
     assert token["key"] == "class_token"
     first = token["channels"][0]["exemplars"][0]
-    assert (first["place"], first["map"], first["box"]) == (None, None, [0, 0, SIZE[1], SIZE[0]])
+    assert (first["place"], first["map"], first["box"]) == (
+        None,
+        None,
+        [0, 0, SIZE[1], SIZE[0]],
+    )
 
 
 class Choosy(nn.Module):
-    """Patches of 4 × 4 as tokens, and eighteen queries, which only where they come from tells from
-    the patches of an image of 12 × 24; images whose corner is white are refused on the way."""
+    """Patches of 4 × 4 as tokens, and eighteen queries, which only where they come from
+    tells from the patches of an image of 12 × 24; images whose corner is white are
+    refused on the way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +259,8 @@ class Choosy(nn.Module):
 
 @pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_image_of_a_new_shape_may_be_refused(batch: int, tmp_path: Path) -> None:
-    """It is a failed image; the others, of its shape too, give what they give without it."""
+    """It is a failed image; the others, of its shape too, give what they give without
+    it."""
     refused = 2
     sizes = [(16, 16), (16, 16), (12, 24), (12, 24), (12, 24), (16, 16)]
     for number, size in enumerate(sizes):
@@ -258,9 +291,14 @@ def test_an_image_of_a_new_shape_may_be_refused(batch: int, tmp_path: Path) -> N
 
 
 def test_nothing_to_look_at(noise: Path, tmp_path: Path) -> None:
-    """A layer that gives no channels is a usage error with its reason, and nothing is written."""
-    complex_numbers = Net(lambda self, x: self.last(torch.fft.fft(x)), last=nn.Identity())
-    with pytest.raises(UsageError, match="none of the 1 selected layers gives a tensor"):
+    """A layer that gives no channels is a usage error with its reason, and nothing is
+    written."""
+    complex_numbers = Net(
+        lambda self, x: self.last(torch.fft.fft(x)), last=nn.Identity()
+    )
+    with pytest.raises(
+        UsageError, match="none of the 1 selected layers gives a tensor"
+    ):
         found(complex_numbers, noise, tmp_path / "out", replace(OPTIONS, layers="last"))
     assert not (tmp_path / "out").exists()
 

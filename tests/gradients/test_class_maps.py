@@ -1,4 +1,5 @@
-"""Class activation maps: the published formulas, in-place layers, shared modules, tokens."""
+"""Class activation maps: the published formulas, in-place layers, shared modules,
+tokens."""
 
 from __future__ import annotations
 
@@ -28,16 +29,21 @@ def seen(seed: int = 0) -> Tensor:
     return torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def cam(model: nn.Module, target: str, method: str = "gradxact", layers: Any = None) -> Any:
+def cam(
+    model: nn.Module, target: str, method: str = "gradxact", layers: Any = None
+) -> Any:
     """The maps of `seen()`."""
     photo = Image.new("RGB", (SIZE, SIZE))
     return fv.cam(model, photo, target, method, layers, transform=lambda image: seen())
 
 
 def formula(method: str, a: np.ndarray, g: np.ndarray) -> np.ndarray:
-    """The map [H, W] of outputs and gradients [C, H, W], as the papers write it, in float64."""
+    """The map [H, W] of outputs and gradients [C, H, W], as the papers write it, in
+    float64."""
     total = a.sum((1, 2))[:, None, None]
-    shares = np.divide(g**2, 2 * g**2 + total * g**3, where=g != 0, out=np.zeros_like(g))
+    shares = np.divide(
+        g**2, 2 * g**2 + total * g**3, where=g != 0, out=np.zeros_like(g)
+    )
     weights = {
         "gradcam": g.mean((1, 2)),
         "gradcam++": (shares * np.maximum(g, 0)).sum((1, 2)),
@@ -52,11 +58,13 @@ def formula(method: str, a: np.ndarray, g: np.ndarray) -> np.ndarray:
 
 @pytest.fixture
 def net() -> nn.Module:
-    """A convolution, a ReLU in place, and a head that makes the gradient differ from place to
-    place."""
+    """A convolution, a ReLU in place, and a head that makes the gradient differ from
+    place to place."""
     torch.manual_seed(3)
     body = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(inplace=True))
-    return nn.Sequential(body, nn.Tanh(), nn.Flatten(), nn.Linear(5 * SIZE**2, 4)).eval()
+    return nn.Sequential(
+        body, nn.Tanh(), nn.Flatten(), nn.Linear(5 * SIZE**2, 4)
+    ).eval()
 
 
 @pytest.mark.parametrize(
@@ -64,8 +72,9 @@ def net() -> nn.Module:
     [*((name, "0.0") for name in CLASS_MAPS), ("gradcam", "0"), ("gradcam", "1")],
 )
 def test_every_method_is_its_formula(method: str, layer: str, net: nn.Module) -> None:
-    """Computed by torch.autograd.grad on an out-of-place copy, at the convolution whose output the
-    ReLU overwrites, behind the ReLU, and behind the tanh; with their signs."""
+    """Computed by torch.autograd.grad on an out-of-place copy, at the convolution whose
+    output the ReLU overwrites, behind the ReLU, and behind the tanh; with their
+    signs."""
     conv = net[0][0](seen()[None])
     relu = F.relu(conv)
     tanh = relu.tanh()
@@ -73,15 +82,19 @@ def test_every_method_is_its_formula(method: str, layer: str, net: nn.Module) ->
     (gradient,) = torch.autograd.grad(net[3](tanh.flatten(1))[0, 2], at)
     a, g = (t[0].detach().double().numpy() for t in (at, gradient))
     (found,) = cam(net, "class:2", method, layer).maps
-    assert (found.layer, found.site.call, found.tensor.dtype) == (layer, 0, torch.float32)
+    assert (found.layer, found.site.call, found.tensor.dtype) == (
+        layer,
+        0,
+        torch.float32,
+    )
     wanted = formula(method, a, g)
     assert np.allclose(found.tensor, wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
     assert bool(wanted.min() < 0) is CLASS_MAPS[method].signed and wanted.max() > 0
 
 
 def test_every_call_of_a_shared_module_is_a_map() -> None:
-    """In the order of the calls, each with its own gradient, though the ReLU works in place and the
-    sum after it does, too."""
+    """In the order of the calls, each with its own gradient, though the ReLU works in
+    place and the sum after it does, too."""
     torch.manual_seed(0)
     model = Shared().eval()
     x = F.relu(model.a(seen()[None]))
@@ -95,12 +108,19 @@ def test_every_call_of_a_shared_module_is_a_map() -> None:
 
 
 class Tokens(nn.Module):
-    """A class token and 3 × 4 others, mixed by one attention, of which the head reads the first."""
+    """A class token and 3 × 4 others, mixed by one attention, of which the head reads
+    the first."""
 
     def __init__(self, last: bool = False) -> None:
         super().__init__()
-        self.cut, self.own = nn.Conv2d(3, 8, (4, 3), (4, 3)), nn.Parameter(torch.randn(1, 1, 8))
-        self.before, self.mix = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.cut, self.own = (
+            nn.Conv2d(3, 8, (4, 3), (4, 3)),
+            nn.Parameter(torch.randn(1, 1, 8)),
+        )
+        self.before, self.mix = (
+            nn.LayerNorm(8),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+        )
         self.after, self.head, self.last = nn.LayerNorm(8), nn.Linear(8, 5), last
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,12 +132,14 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize(("last", "layer"), [(False, "before"), (True, "after")])
 def test_tokens_stand_on_their_grid(last: bool, layer: str) -> None:
-    """The layer is the one before the last attention where the class token alone is read, and the
-    last where all are; the class token is no place."""
+    """The layer is the one before the last attention where the class token alone is
+    read, and the last where all are; the class token is no place."""
     torch.manual_seed(0)
     model = Tokens(last).eval()
     kept: list[Tensor] = []
-    hook = model.get_submodule(layer).register_forward_hook(lambda m, a, out: kept.append(out))
+    hook = model.get_submodule(layer).register_forward_hook(
+        lambda m, a, out: kept.append(out)
+    )
     (gradient,) = torch.autograd.grad(model(seen()[None])[0, 3], kept)
     hook.remove()
     (found,) = cam(model, "class:3").maps
@@ -128,11 +150,25 @@ def test_tokens_stand_on_their_grid(last: bool, layer: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "reason"),
     [
-        ("4", r"layer 4 \(Linear\) has no places of the image: its output has the layout vector"),
-        ("2", "2 .* has no places of the image: its output has one value for each channel"),
+        (
+            "4",
+            (
+                r"layer 4 \(Linear\) has no places of the image: its output has the"
+                r" layout vector"
+            ),
+        ),
+        (
+            "2",
+            (
+                "2 .* has no places of the image: its output has one value for each"
+                " channel"
+            ),
+        ),
     ],
 )
-def test_a_layer_without_places_is_refused(layers: str, reason: str, tiny: nn.Module) -> None:
+def test_a_layer_without_places_is_refused(
+    layers: str, reason: str, tiny: nn.Module
+) -> None:
     """A vector, and what global pooling leaves."""
     with pytest.raises(FeatvizError, match=reason):
         cam(tiny, "class:0", layers=layers)
@@ -150,7 +186,8 @@ def test_a_layer_without_a_gradient_is_refused() -> None:
     ):
         cam(model, "class:1", layers="b")
     with pytest.raises(
-        FeatvizError, match=r"layer a \(Conv2d\) has no gradient: the target does not depend on it"
+        FeatvizError,
+        match=r"layer a \(Conv2d\) has no gradient: the target does not depend on it",
     ):
         cam(model, "class:1", layers="a")
     with pytest.raises(FeatvizError, match="no layer gives maps of the image"):
@@ -163,9 +200,20 @@ RUN = ("--layers", "0,1", "--reduce", "gradxact", "--target", "class:1", "--size
 def test_run_draws_one_map_a_layer(
     featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:
-    """Blue and red around zero, with the statistics and raw tensor of the output; a layer without
-    places is skipped with the reason, in the dry run as well."""
-    words = ("run", tiny_file, picture, *RUN, "--layers", "4", "--tensors", "npy", "--scale", "1")
+    """Blue and red around zero, with the statistics and raw tensor of the output; a
+    layer without places is skipped with the reason, in the dry run as well."""
+    words = (
+        "run",
+        tiny_file,
+        picture,
+        *RUN,
+        "--layers",
+        "4",
+        "--tensors",
+        "npy",
+        "--scale",
+        "1",
+    )
     planned = featviz(*words, "--dry-run")
     assert "4  skipped: has no places" in planned.out and "1 maps" in planned.out
     done = featviz(*words, "--out", tmp_path / "out")
@@ -174,7 +222,11 @@ def test_run_draws_one_map_a_layer(
     found = rows(folder)
     assert sorted(found) == [("0", 0, ""), ("1", 0, "")]
     row = found["1", 0, ""]
-    assert (row["kind"], row["reduce"], row["normalize"]) == ("output", "gradxact", "symmetric")
+    assert (row["kind"], row["reduce"], row["normalize"]) == (
+        "output",
+        "gradxact",
+        "symmetric",
+    )
     kept = np.load(folder / row["tensor"])
     assert row["maps"] == 4 and row["max"] == pytest.approx(kept.max())
     model = torch.load(tiny_file, weights_only=False)

@@ -1,5 +1,5 @@
-"""Targets of detectors, segmentations and encoders, against autograd by hand, the libraries' own
-decoders, and a detector whose evidence is known."""
+"""Targets of detectors, segmentations and encoders, against autograd by hand, the
+libraries' own decoders, and a detector whose evidence is known."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ PLAIN: dict[str, Any] = {"preset": "none", "size": SIDE}
 
 
 class RedDetector(nn.Module):
-    """Finds red squares: the two cells of 8×8 pixels that are reddest are boxes of class 1."""
+    """Finds red squares: the two cells of 8×8 pixels that are reddest are boxes of
+    class 1."""
 
     def __init__(self) -> None:
         super().__init__()
         conv = nn.Conv2d(3, 2, 1, bias=False)
-        conv.weight.data = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, 1.0]]).view(2, 3, 1, 1)
+        conv.weight.data = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, 1.0]]).view(
+            2, 3, 1, 1
+        )
         self.backbone = nn.Sequential(conv, nn.AvgPool2d(CELL), nn.ReLU())
 
     def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
@@ -74,7 +77,8 @@ def squares(seed: int) -> tuple[Image.Image, list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_map_of_a_box_peaks_in_the_box(seed: int) -> None:
-    """Of the first box by default, and of the second by its number; both are where squares are."""
+    """Of the first box by default, and of the second by its number; both are where
+    squares are."""
     image, corners = squares(seed)
     model = RedDetector()
     for target, (x, y) in zip((None, "box:1"), corners, strict=True):
@@ -104,7 +108,11 @@ def test_a_box_is_drawn_on_its_map_and_on_the_input() -> None:
 def by_hand(output: Tensor, number: Tensor, method: str) -> Tensor:
     """Grad-CAM or LayerCAM of a layer's output [1, C, H, W]."""
     gradient = torch.autograd.grad(number, output, retain_graph=True)[0]
-    weights = gradient.mean(dim=(2, 3), keepdim=True) if method == "gradcam" else gradient.relu()
+    weights = (
+        gradient.mean(dim=(2, 3), keepdim=True)
+        if method == "gradcam"
+        else gradient.relu()
+    )
     return (weights * output).sum(dim=1)[0].relu().detach()
 
 
@@ -130,8 +138,8 @@ def assert_maps_equal(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("method", ["gradcam", "layercam"])
 def test_a_region_is_explained_by_the_sum_of_its_logits(method: str) -> None:
-    """At the bottleneck and at the last layer before the logits; by default the largest region
-    besides class 0, or a class by its number."""
+    """At the bottleneck and at the last layer before the logits; by default the largest
+    region besides class 0, or a class by its number."""
     model = UNet(5).eval()
     x = pixels()
     scores = model(x[None])[0]
@@ -152,19 +160,24 @@ def test_a_region_is_explained_by_the_sum_of_its_logits(method: str) -> None:
 
 
 def test_a_pixel_and_a_model_of_one_class() -> None:
-    """A pixel is the logit of the class that wins it; one class alone is the mean over the pixels
-    above zero."""
+    """A pixel is the logit of the class that wins it; one class alone is the mean over
+    the pixels above zero."""
     five, one = UNet(5).eval(), UNet(1).eval()
     x = pixels()
     pixel = fv.cam(five, x, "pixel:20,9", **PLAIN).images[0]
-    assert pixel.outcome.target == pytest.approx(float(five(x[None])[0, :, 9, 20].max()), rel=1e-5)
+    assert pixel.outcome.target == pytest.approx(
+        float(five(x[None])[0, :, 9, 20].max()), rel=1e-5
+    )
     scores = one(x[None])[0, 0]
     found = fv.cam(one, x, **PLAIN).images[0]
-    assert found.outcome.target == pytest.approx(float(scores[scores > 0].mean()), rel=1e-5)
+    assert found.outcome.target == pytest.approx(
+        float(scores[scores > 0].mean()), rel=1e-5
+    )
 
 
 def test_a_region_has_an_outline() -> None:
-    """Light pixels inside the region, next to those outside; elsewhere the picture is untouched."""
+    """Light pixels inside the region, next to those outside; elsewhere the picture is
+    untouched."""
     from featviz.drawing.outlines import with_outline
 
     mask = np.zeros((8, 8), np.int64)
@@ -198,8 +211,8 @@ def yolo(name: str = "yolo11n.yaml", confident: bool = True) -> Any:
 
 @pytest.mark.slow
 def test_boxes_of_yolo_have_the_logit_of_their_anchor() -> None:
-    """Grad-CAM and LayerCAM of two boxes at all levels that enter the head, by hand; the loader's
-    frozen parameters do not matter."""
+    """Grad-CAM and LayerCAM of two boxes at all levels that enter the head, by hand;
+    the loader's frozen parameters do not matter."""
     model = yolo()  # skips without Ultralytics
     from ultralytics.utils.nms import non_max_suppression
 
@@ -223,8 +236,12 @@ def test_boxes_of_yolo_have_the_logit_of_their_anchor() -> None:
                 assert_maps_equal(layer_map.tensor, expected[layer_map.layer])
             detections = found.images[0].outcome.detections
             assert len(detections) == len(rows)
-            assert detections[number].box == pytest.approx(rows[number, :4].tolist(), abs=0.01)
-            assert found.images[0].outcome.target == pytest.approx(float(logit), rel=1e-5)
+            assert detections[number].box == pytest.approx(
+                rows[number, :4].tolist(), abs=0.01
+            )
+            assert found.images[0].outcome.target == pytest.approx(
+                float(logit), rel=1e-5
+            )
         # a box at one level is not of the others
         assert (found.images[0].maximum is None) == (len(found.maps) == 1)
         assert found.image.size == (SIDE, SIDE)
@@ -237,7 +254,9 @@ def test_a_yolo_without_boxes_shows_its_strongest_anchor() -> None:
     x = pixels()
     title = fv.cam(model, x, preset="none").images[0].title
     assert re.search(r"class \d+ .* \(below 0.25: no box\)", title)
-    with pytest.raises(NothingFoundError, match=r"no box above the threshold of 0.25; the highest"):
+    with pytest.raises(
+        NothingFoundError, match=r"no box above the threshold of 0.25; the highest"
+    ):
         fv.cam(model, x, "box", preset="none")
 
 
@@ -277,8 +296,8 @@ def detr(**changes: Any) -> Any:
 
 @pytest.mark.slow
 def test_boxes_of_detr_are_those_of_its_processor() -> None:
-    """Boxes, classes and scores; the number is the logit of the query, without "no object"; the
-    names are those of the config."""
+    """Boxes, classes and scores; the number is the logit of the query, without "no
+    object"; the names are those of the config."""
     transformers = pytest.importorskip("transformers")
     model = detr(id2label={0: "cat", 1: "dog", 2: "bird", 3: "fish"})
     x = pixels()
@@ -303,7 +322,8 @@ def test_boxes_of_detr_are_those_of_its_processor() -> None:
 
 @pytest.mark.slow
 def test_a_segformer_is_explained_before_its_logits() -> None:
-    """Again for a second call: hooks that the library places on its model do not pile up."""
+    """Again for a second call: hooks that the library places on its model do not pile
+    up."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.SegformerConfig(
@@ -317,7 +337,9 @@ def test_a_segformer_is_explained_before_its_logits() -> None:
     x = pixels()
     for _ in range(2):
         found = fv.cam(model, x, **PLAIN)
-        assert [layer_map.layer for layer_map in found.maps] == ["decode_head.activation"]
+        assert [layer_map.layer for layer_map in found.maps] == [
+            "decode_head.activation"
+        ]
     kept = kept_output(model.decode_head.activation)
     scores = model(x[None]).logits[0]
     winners = scores.argmax(dim=0)
@@ -364,14 +386,20 @@ OTHERS = {
         ("heat maps", "keypoint:2", lambda maps: maps[0, 2].max()),
     ],
 )
-def test_encoders_depth_and_heat_maps_have_defaults(name: str, target: Any, number: Any) -> None:
+def test_encoders_depth_and_heat_maps_have_defaults(
+    name: str, target: Any, number: Any
+) -> None:
     """The norm of an embedding or a map, the mean of a depth, the strongest peak."""
     model = OTHERS[name]
     x = pixels()
     found = fv.cam(model, x, target, "gradxact", layers="conv", **PLAIN)
     maps = model.conv(x[None])
-    assert found.images[0].outcome.target == pytest.approx(float(number(maps)), rel=1e-5)
-    expected = (torch.autograd.grad(number(maps), maps)[0] * maps).sum(dim=1)[0].detach()
+    assert found.images[0].outcome.target == pytest.approx(
+        float(number(maps)), rel=1e-5
+    )
+    expected = (
+        (torch.autograd.grad(number(maps), maps)[0] * maps).sum(dim=1)[0].detach()
+    )
     assert_maps_equal(found.tensor, expected)
 
 
@@ -388,9 +416,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [(name, target) for name, (_, wrong) in WRONG.items() for target in wrong]
+    ("name", "target"),
+    [(name, target) for name, (_, wrong) in WRONG.items() for target in wrong],
 )
-def test_a_wrong_target_is_answered_with_targets_of_this_model(name: str, target: str) -> None:
+def test_a_wrong_target_is_answered_with_targets_of_this_model(
+    name: str, target: str
+) -> None:
     """Each that the hint lists works."""
     model = WRONG[name][0].eval()
     x = squares(0)[0] if name == "detector" else pixels()
@@ -419,7 +450,8 @@ def test_boxes_are_in_pixels_of_the_file() -> None:
 
 
 def test_look_draws_the_boxes_and_the_regions(tmp_path: Any) -> None:
-    """The picture of the input changes where boxes are; a legend has the regions' shares."""
+    """The picture of the input changes where boxes are; a legend has the regions'
+    shares."""
     image, _ = squares(5)
     seen = fv.look(RedDetector(), image, out=tmp_path / "boxes.png", **PLAIN)
     assert [box.index for box in seen.detections] == [1, 1]

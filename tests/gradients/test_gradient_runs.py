@@ -30,7 +30,8 @@ class Picky(torch.autograd.Function):
 
 
 class Moody(nn.Module):
-    """Fails on the way back of bright pictures, or gives a dict of them in place of scores."""
+    """Fails on the way back of bright pictures, or gives a dict of them in place of
+    scores."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
@@ -47,7 +48,10 @@ NO_TENSOR = "the output is no tensor there; the model gives output[maps] [1, 3, 
 
 @pytest.mark.parametrize(
     ("fails", "error"),
-    [(True, "the backward pass failed: too bright"), (False, f"target 'top1': {NO_TENSOR}")],
+    [
+        (True, "the backward pass failed: too bright"),
+        (False, f"target 'top1': {NO_TENSOR}"),
+    ],
 )
 def test_a_failing_image_leaves_nothing_and_the_others_go_on(
     fails: bool, error: str, tmp_path: Path
@@ -61,4 +65,6 @@ def test_a_failing_image_leaves_nothing_and_the_others_go_on(
     assert result.exit_code == 3
     assert [image.error for image in result.images] == [None, error, None]
     assert sorted(path.name for path in out.iterdir()) == ["a.png", "c.png", "run.json"]
-    assert read_json(out / "run.json")["failures"] == [{"image": "b.png", "error": error}]
+    assert read_json(out / "run.json")["failures"] == [
+        {"image": "b.png", "error": error}
+    ]

@@ -1,4 +1,5 @@
-"""Gradients and inputs of layers, against torch.autograd.grad; those of clips and pairs, too."""
+"""Gradients and inputs of layers, against torch.autograd.grad; those of clips and
+pairs, too."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ class Views(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.act, self.flat = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten()
+        self.a, self.act, self.flat = (
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x)
@@ -39,7 +44,9 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "functional": Functional,
     "views": Views,
     "tokens": lambda: models.VisionTransformer(12, 6, 1, 2, 8, 8, num_classes=3),
-    "in place on the input": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 3)),
+    "in place on the input": lambda: nn.Sequential(
+        nn.ReLU(inplace=True), nn.Conv2d(3, 2, 3)
+    ),
 }
 
 
@@ -47,14 +54,17 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     ("name", "frozen"),
     [
         *(("shared", True), ("functional", False), ("in place on the input", False)),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("views", "tokens")),
+        *(
+            pytest.param(name, False, marks=pytest.mark.slow)
+            for name in ("views", "tokens")
+        ),
     ],
 )
 def test_every_tensor_and_gradient_equals_autograds(
     name: str, frozen: bool, tmp_path: Path
 ) -> None:
-    """Inputs, outputs and both gradients of every call, of in-place and frozen models in train
-    mode, as autograd gives them for an out-of-place copy."""
+    """Inputs, outputs and both gradients of every call, of in-place and frozen models
+    in train mode, as autograd gives them for an out-of-place copy."""
     torch.manual_seed(3)
     model = SMALL[name]()
     tensor = input_of(model, SPHERES, inputs(12))
@@ -68,7 +78,8 @@ def test_every_tensor_and_gradient_equals_autograds(
 
 
 def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
-    """Named by kind; numbers in stats.npz; around zero and coloured, unless told otherwise."""
+    """Named by kind; numbers in stats.npz; around zero and coloured, unless told
+    otherwise."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(inplace=True))
     gradient = drawn(model, tmp_path / "out", layers="0")["0", "grad"]
@@ -79,7 +90,13 @@ def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
     numbers = np.load(folder / "stats.npz")["0|grad|0|"]
     flat = gradient[0].flatten(1).double()
     std = flat.std(1, correction=0)
-    columns = [flat.amin(1), flat.amax(1), flat.mean(1), std, (flat == 0).double().mean(1)]
+    columns = [
+        flat.amin(1),
+        flat.amax(1),
+        flat.mean(1),
+        std,
+        (flat == 0).double().mean(1),
+    ]
     assert np.allclose(numbers[:, :5], torch.stack(columns, 1), rtol=1e-5, atol=1e-7)
     rows = {row["kind"]: row for row in manifest(folder)["captures"] if not row["key"]}
     modes = {kind: Image.open(folder / row["file"]).mode for kind, row in rows.items()}
@@ -96,13 +113,17 @@ def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
 
 
 class Aside(nn.Module):
-    """A table of positions that does not depend on the image, and a branch that leads nowhere."""
+    """A table of positions that does not depend on the image, and a branch that leads
+    nowhere."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.table = nn.Conv2d(3, 4, 3), nn.Linear(2, 4)
         self.lost, self.cut = nn.Conv2d(3, 1, 1), nn.Conv2d(3, 4, 3)
-        self.given, self.index = Given(torch.randn(1, 2)), Net(lambda self, x: x.argmax(1, True))
+        self.given, self.index = (
+            Given(torch.randn(1, 2)),
+            Net(lambda self, x: x.argmax(1, True)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.lost(x)
@@ -133,7 +154,8 @@ def test_what_has_no_gradient_is_skipped_with_the_reason(tmp_path: Path) -> None
     """Nothing hooked is lost without a word."""
     got = drawn(Aside().requires_grad_(False), tmp_path / "out", capture="grad")
     off = (
-        "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
+        "has no gradient: it does not depend on the input, or is cut off from it"
+        " (detach, no_grad)"
     )
     assert skipped(tmp_path / "out", "grad") == {
         "lost": "has no gradient: the target does not depend on it, or it was changed in place",
@@ -156,9 +178,13 @@ def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> No
     got = drawn(model, tmp_path / "out")
     tensor = input_of(model, SPHERES, inputs(12))
     out = model.conv(tensor)
-    (want,) = torch.autograd.grad(torch.cat([out[:, :2].relu(), out[:, 2:]], 1).sum(), out)
+    (want,) = torch.autograd.grad(
+        torch.cat([out[:, :2].relu(), out[:, 2:]], 1).sum(), out
+    )
     assert_close(got["conv", "grad"], want)
-    reason = "has no gradient: the target does not depend on it, or it was changed in place"
+    reason = (
+        "has no gradient: the target does not depend on it, or it was changed in place"
+    )
     for kind in ("grad", "grad-input"):
         assert skipped(tmp_path / "out", kind) == {"act": reason}
 

@@ -37,7 +37,9 @@ class Net(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def by_hand(model: Net, x: Tensor, **changes: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def by_hand(
+    model: Net, x: Tensor, **changes: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """The same forward pass, with a function put behind each layer named."""
     same = {name: changes.get(name, lambda t: t) for name in ("a", "b", "relu", "fc")}
     found = {"a": same["a"](model.a(x))}
@@ -48,7 +50,9 @@ def by_hand(model: Net, x: Tensor, **changes: Callable[[Tensor], Tensor]) -> dic
     return found
 
 
-def changed(out: Path, model: nn.Module | None = None, **options: Any) -> tuple[Tensors, RunResult]:
+def changed(
+    out: Path, model: nn.Module | None = None, **options: Any
+) -> tuple[Tensors, RunResult]:
     """Run, with the raw tensors."""
     model = Net() if model is None else model
     options = {"layers": "a,b,relu,fc", **options}
@@ -85,8 +89,8 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Callable[[Tensor], Tensor]]]] = [
 def test_interventions_equal_a_forward_pass_by_hand(
     options: dict[str, Any], functions: dict[str, Any], tmp_path: Path
 ) -> None:
-    """They apply at every call, before capture and before the in-place ReLU; all that follows
-    from them is drawn; the change of the output is the one by hand."""
+    """They apply at every call, before capture and before the in-place ReLU; all that
+    follows from them is drawn; the change of the output is the one by hand."""
     model = Net().eval()
     with torch.no_grad():
         image = input_of(model, SPHERES, inputs(12))
@@ -100,11 +104,16 @@ def test_interventions_equal_a_forward_pass_by_hand(
         float((want["fc"] - plain["fc"]).abs().max()), rel=1e-4
     )
     order = [want["fc"][0].topk(5), plain["fc"][0].topk(5)]
-    for guesses, (scores, indices) in zip((outcome.prediction, outcome.before), order, strict=True):
+    for guesses, (scores, indices) in zip(
+        (outcome.prediction, outcome.before), order, strict=True
+    ):
         assert [guess.index for guess in guesses] == indices.tolist()
-        assert [guess.score for guess in guesses] == pytest.approx(scores.tolist(), rel=1e-4)
+        assert [guess.score for guess in guesses] == pytest.approx(
+            scores.tolist(), rel=1e-4
+        )
     with torch.no_grad():
-        assert torch.equal(model(image.clone()), plain["fc"])  # the model itself is as it was
+        # the model itself is as it was
+        assert torch.equal(model(image.clone()), plain["fc"])
 
 
 def test_ablated_channels_are_zero_where_they_were_nan(tmp_path: Path) -> None:
@@ -133,14 +142,16 @@ def test_channels_of_tokens_and_channels_last(name: str, tmp_path: Path) -> None
     model = make()
     fv.run(model, SPHERES, name, tmp_path / "out", ablate=f"{name}:1", **options)
     fv.run(model, SPHERES, name, tmp_path / "plain", **options)
-    (got,), (plain,) = (saved(tmp_path / n / "spheres.jpg").values() for n in ("out", "plain"))
+    (got,), (plain,) = (
+        saved(tmp_path / n / "spheres.jpg").values() for n in ("out", "plain")
+    )
     assert plain.ndim == axes and plain[..., 1].any()
     assert torch.equal(got, plain * (torch.arange(plain.shape[-1]) != 1))
 
 
 def test_noise_is_seeded(tmp_path: Path) -> None:
-    """Gaussian with the given deviation; the same for one seed, and for an image of the same
-    pixels; other for another seed, and at each call."""
+    """Gaussian with the given deviation; the same for one seed, and for an image of the
+    same pixels; other for another seed, and at each call."""
     files = [tmp_path / "spheres.jpg", tmp_path / "twin.jpg"]
     for file in files:
         file.write_bytes(SPHERES.read_bytes())
@@ -165,23 +176,34 @@ def test_noise_is_seeded(tmp_path: Path) -> None:
 
 
 def test_gradients_follow_interventions(tmp_path: Path) -> None:
-    """Nothing flows back through an ablated channel, and a clamp stops what it cuts off."""
+    """Nothing flows back through an ablated channel, and a clamp stops what it cuts
+    off."""
     model = Net().eval()
-    options = {"capture": "grad", "target": "sum", "ablate": "b:1", "edit": "a:clamp=-1,0.2"}
+    options = {
+        "capture": "grad",
+        "target": "sum",
+        "ablate": "b:1",
+        "edit": "a:clamp=-1,0.2",
+    }
     got, _ = changed(tmp_path / "out", model, **options)
     image = input_of(model, SPHERES, inputs(12))
     a = model.a(image)
     limited = a.clamp(-1, 0.2)
     b = zero(1)(model.b(limited.relu()))
-    (want_b, want_a) = torch.autograd.grad(model.fc(b.relu().mean((2, 3))).sum(), [b, limited])
+    want_b, want_a = torch.autograd.grad(
+        model.fc(b.relu().mean((2, 3))).sum(), [b, limited]
+    )
     assert_close(got["b", "grad"], want_b)
     assert_close(got["a", "grad"], want_a)
 
 
 def test_grad_scale_multiplies_what_flows_back(tmp_path: Path) -> None:
-    """At the layer and before it, not behind it; values stay, so there is no effect to report."""
+    """At the layer and before it, not behind it; values stay, so there is no effect to
+    report."""
     plain, _ = changed(tmp_path / "plain", capture="output,grad", target="sum")
-    got, result = changed(tmp_path / "out", capture="output,grad", target="sum", edit="b:grad*-0.5")
+    got, result = changed(
+        tmp_path / "out", capture="output,grad", target="sum", edit="b:grad*-0.5"
+    )
     assert_close(got["b", "grad"], plain["b", "grad"] * -0.5)
     assert_close(got["a", "grad"], plain["a", "grad"] * -0.5)
     assert torch.equal(got["relu", "grad.call1"], plain["relu", "grad.call1"])
@@ -195,7 +217,8 @@ def test_grad_scale_multiplies_what_flows_back(tmp_path: Path) -> None:
 
 
 def test_manifest_lists_interventions_and_their_effect(tmp_path: Path) -> None:
-    """What was done, in the order in which it was done, the prediction before and after."""
+    """What was done, in the order in which it was done, the prediction before and
+    after."""
     _, result = changed(tmp_path / "out", edit="a:noise=0.1", ablate=["relu:1", "a:0"])
     manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
     assert manifest["interventions"] == [
@@ -215,23 +238,33 @@ def test_manifest_lists_interventions_and_their_effect(tmp_path: Path) -> None:
 def test_layers_that_do_not_run_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An intervention at them changes nothing, and would look as if the layer did not matter."""
+    """An intervention at them changes nothing, and would look as if the layer did not
+    matter."""
     spare = {name: nn.Conv2d(3, 2, 1) for name in ("a", "spare", "other")}
     model = networks.Net(lambda self, x: self.a(x), **spare)
-    changed(tmp_path / "out", model, layers="a", ablate="Conv2d:0", edit="spare:noise=1")
+    changed(
+        tmp_path / "out", model, layers="a", ablate="Conv2d:0", edit="spare:noise=1"
+    )
     assert "ablate='Conv2d:0': spare and 1 more did not run" in caplog.messages
     assert "edit='spare:noise=1': spare did not run" in caplog.messages
 
 
 FORMS = {
     "ablate": "for example 'layer3.*.relu:5,17' or 'conv1:0-3'",
-    "edit": "for example 'conv1:channel 3*2.0', 'relu:clamp=0,6', 'conv1:noise=0.1', "
-    "'layer4:grad*0.5'",
+    "edit": (
+        "for example 'conv1:channel 3*2.0', 'relu:clamp=0,6', 'conv1:noise=0.1', "
+        "'layer4:grad*0.5'"
+    ),
 }
 UNREADABLE = {
-    "ablate": "conv|:3|conv:|conv:x|conv:-1|conv:3-1|conv:0-99999999999|conv:²|conv:1.5",
-    "edit": "conv:channel 3|conv:channel*2|conv:channel 3*nan|relu:clamp=6|relu:clamp=0,6,7|"
-    "conv1:noise=-0.1|conv1:noise=x|noise=1|layer4:grad|layer4:grad*x",
+    "ablate": (
+        "conv|:3|conv:|conv:x|conv:-1|conv:3-1|conv:0-99999999999|conv:²|conv:1.5"
+    ),
+    "edit": (
+        "conv:channel 3|conv:channel*2|conv:channel"
+        " 3*nan|relu:clamp=6|relu:clamp=0,6,7|"
+        "conv1:noise=-0.1|conv1:noise=x|noise=1|layer4:grad|layer4:grad*x"
+    ),
 }
 
 
@@ -257,7 +290,8 @@ def test_forms_that_can_be_read() -> None:
 
 
 def odd() -> nn.Module:
-    """A layer with an axis too many for its channels to be known, and one that gives a tuple."""
+    """A layer with an axis too many for its channels to be known, and one that gives a
+    tuple."""
 
     def way(self: nn.Module, x: Tensor) -> Tensor:
         return self.two(self.many(self.a(x).view(1, 4, 1, 10, 10, 1)))[0].flatten(1)

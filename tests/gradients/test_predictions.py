@@ -45,11 +45,18 @@ def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Run) -> None:
 
 def rounded(share: float) -> str:
     """One decimal, and neither 0 nor 100 of what is between them."""
-    return "< 0.1" if share < 5e-4 else "> 99.9" if share >= 0.9995 else f"{100 * share:.1f}"
+    return (
+        "< 0.1"
+        if share < 5e-4
+        else "> 99.9"
+        if share >= 0.9995
+        else f"{100 * share:.1f}"
+    )
 
 
 def test_predictions_have_names_only_of_their_own_classes() -> None:
-    """Names of 3 classes are not put on 4; of outputs that are no scores there is no prediction."""
+    """Names of 3 classes are not put on 4; of outputs that are no scores there is no
+    prediction."""
     scores = torch.tensor([[0.0, 2.0, 1.0]])
     named = predictions.top_classes(scores, ("a", "b", "c"))
     assert [guess.name for guess in named] == ["b", "c", "a"]
@@ -60,7 +67,14 @@ def test_predictions_have_names_only_of_their_own_classes() -> None:
     quantised = torch.quantize_per_tensor(scores, 0.5, 0, torch.quint8)
     assert predictions.top_classes(quantised) == predictions.top_classes(scores)
     odd = [scores + 1j, torch.nested.nested_tensor([scores[0]]), scores.to_sparse()]
-    shapes = [scores[0], scores[:, :1], torch.zeros(2, 3), scores / 0, {"out": scores}, None]
+    shapes = [
+        scores[0],
+        scores[:, :1],
+        torch.zeros(2, 3),
+        scores / 0,
+        {"out": scores},
+        None,
+    ]
     assert [predictions.top_classes(output) for output in (*odd, *shapes)] == [()] * 9
 
 
@@ -68,14 +82,21 @@ def test_scores_stand_where_the_model_says() -> None:
     """Under a key of the output, in the output itself, or nowhere."""
     scores = torch.tensor([[0.0, 2.0, 1.0]])
     output = {"logits": scores, "hidden": torch.zeros(1, 9)}
-    indices = [guess.index for guess in predictions.top_classes(output, scores="logits")]
+    indices = [
+        guess.index for guess in predictions.top_classes(output, scores="logits")
+    ]
     assert indices == [1, 2, 0]
-    assert predictions.top_classes(output) == predictions.top_classes(output, scores="x") == ()
+    assert (
+        predictions.top_classes(output)
+        == predictions.top_classes(output, scores="x")
+        == ()
+    )
     assert predictions.top_classes(scores, scores=None) == ()
 
 
 def test_change_of_outputs_is_as_exact_as_they_are() -> None:
-    """Doubles differ by less than a float32 tells; a tensor more, or none, is no number."""
+    """Doubles differ by less than a float32 tells; a tensor more, or none, is no
+    number."""
     one = torch.ones(2, 2, dtype=torch.float64)
     assert predictions.largest_change([one], [one + 1e-12])[0] == pytest.approx(
         1e-12, rel=1e-3, abs=0
@@ -89,4 +110,7 @@ def test_the_largest_change_is_that_of_all_outputs() -> None:
     """Wherever it stands among several."""
     one = torch.zeros(2)
     for changes in ((3, 1), (1, 3)):
-        assert predictions.largest_change([one, one], [one + by for by in changes]) == (3.0, 0)
+        assert predictions.largest_change([one, one], [one + by for by in changes]) == (
+            3.0,
+            0,
+        )

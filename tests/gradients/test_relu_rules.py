@@ -55,13 +55,20 @@ def by_hand(model: Rectified, image: Tensor, weights: Tensor, rule: str) -> Tens
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [
-        *(("module in place", "plain"), ("module", "guided"), ("module in place", "deconv")),
+        *(
+            ("module in place", "plain"),
+            ("module", "guided"),
+            ("module in place", "deconv"),
+        ),
         *(("function", "deconv"), ("function in place", "guided")),
         *(("method", "guided"), ("method in place", "deconv")),
     ],
 )
-def test_rules_equal_a_backward_pass_by_hand(rule: str, kind: str, tmp_path: Path) -> None:
-    """Springenberg's and Zeiler's rules at modules, functions and methods, in place or not."""
+def test_rules_equal_a_backward_pass_by_hand(
+    rule: str, kind: str, tmp_path: Path
+) -> None:
+    """Springenberg's and Zeiler's rules at modules, functions and methods, in place or
+    not."""
     torch.manual_seed(5)
     inner = Rectified(kind)
     model = Weighted(inner, (1, 5))
@@ -84,8 +91,12 @@ def test_functions_are_found_under_a_rule(tmp_path: Path) -> None:
     assert all((g >= 0).all() and (g > 0).any() for g in gradients)
 
 
-def test_a_rule_without_relu_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_without_relu_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """GELU networks have no ReLU at which a rule could do something."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU())
     drawn(model, tmp_path / "out", layers="0", grad_rule="guided")
-    assert "--grad-rule guided changes nothing: the model calls no ReLU" in caplog.messages
+    assert (
+        "--grad-rule guided changes nothing: the model calls no ReLU" in caplog.messages
+    )

@@ -1,4 +1,5 @@
-"""The gradient at the image as one picture: the largest absolute value over the channels."""
+"""The gradient at the image as one picture: the largest absolute value over the
+channels."""
 
 from __future__ import annotations
 
@@ -11,11 +12,22 @@ from conftest import SMALL, Run
 from PIL import Image
 from tiles import rows
 
-BASE = ("--layers", "0,1", "--capture", "grad-input", "--target", "class:1", "--tensors", "npy")
+BASE = (
+    "--layers",
+    "0,1",
+    "--capture",
+    "grad-input",
+    "--target",
+    "class:1",
+    "--tensors",
+    "npy",
+)
 
 
 @pytest.fixture
-def run(featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path) -> Callable[..., Path]:
+def run(
+    featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
+) -> Callable[..., Path]:
     """Run the tiny model with these options; the image's folder."""
 
     def invoke(*options: object) -> Path:
@@ -28,8 +40,8 @@ def run(featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path) -> Callabl
 
 
 def test_saliency_is_the_largest_absolute_value(run: Callable[..., Path]) -> None:
-    """Beside the three channels one grey picture of their gradient, between its 1st and 99th
-    percentile; none at a layer further on."""
+    """Beside the three channels one grey picture of their gradient, between its 1st and
+    99th percentile; none at a layer further on."""
     folder = run("--scale", 1)
     found = rows(folder)
     assert sorted(found) == [("0", 0, ""), ("0", 0, "saliency"), ("1", 0, "")]
@@ -50,5 +62,8 @@ def test_saliency_lies_over_the_image(run: Callable[..., Path]) -> None:
     """At alpha 0 it is what the model saw."""
     folder = run("--overlay", 0, "--scale", 1)
     row = rows(folder)["0", 0, "saliency"]
-    with Image.open(folder / row["file"]) as image, Image.open(folder / "input.png") as shown:
+    with (
+        Image.open(folder / row["file"]) as image,
+        Image.open(folder / "input.png") as shown,
+    ):
         assert np.array_equal(np.asarray(image), np.asarray(shown))

@@ -1,4 +1,5 @@
-"""Targets: what gradients are of, against autograd of the same number, and every refusal."""
+"""Targets: what gradients are of, against autograd of the same number, and every
+refusal."""
 
 from __future__ import annotations
 
@@ -33,12 +34,17 @@ class Answer:
 
 
 class Heads(nn.Module):
-    """A layer that gives a tuple, one that does not run, and whatever output is asked for."""
+    """A layer that gives a tuple, one that does not run, and whatever output is asked
+    for."""
 
     def __init__(self, output: Callable[[Tensor], Any]) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.conv, self.act, self.fc = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Linear(4, 5)
+        self.conv, self.act, self.fc = (
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(inplace=True),
+            nn.Linear(4, 5),
+        )
         self.two = Net(lambda self, x: (x * 1, x * 3))
         self.output, self.idle = output, nn.Identity()
 
@@ -60,7 +66,9 @@ def nested(scores: Tensor) -> Any:
     }
 
 
-def gradient(model: nn.Module, target: str | None, out: Path) -> tuple[Tensor, dict[str, Any]]:
+def gradient(
+    model: nn.Module, target: str | None, out: Path
+) -> tuple[Tensor, dict[str, Any]]:
     """The gradient at the convolution, and the manifest's word on the target."""
     fv.run(
         model, SPHERES, "conv", out, capture="grad", target=target, tensors="npy", **inputs(8)
@@ -94,9 +102,12 @@ INSIDE: dict[str, Value] = {
 
 
 @pytest.mark.parametrize("target", [*VALUES, *INSIDE])
-def test_gradients_are_of_the_number_asked_for(target: str | None, tmp_path: Path) -> None:
-    """Each target's value and gradient; a layer's is its own, before a later in-place ReLU. Keys,
-    positions from either end and names of fields lead into dicts, tuples and objects."""
+def test_gradients_are_of_the_number_asked_for(
+    target: str | None, tmp_path: Path
+) -> None:
+    """Each target's value and gradient; a layer's is its own, before a later in-place
+    ReLU. Keys, positions from either end and names of fields lead into dicts, tuples
+    and objects."""
     model = Heads(nested if target in INSIDE else plain).eval()
     got, said = gradient(model, target, tmp_path / "out")
     conv, act, scores = layers_of(model)
@@ -111,7 +122,10 @@ def test_names_of_classes() -> None:
     names = ("tabby", "tiger cat", "Egyptian cat")
     scores = torch.tensor([[1.0, 2.0, 3.0]])
     assert targets.parse("class:Tiger Cat").value(scores, names)[:2] == (2, "tiger cat")
-    assert targets.parse("class:egyptian cat").value(scores, names)[:2] == (3, "Egyptian cat")
+    assert targets.parse("class:egyptian cat").value(scores, names)[:2] == (
+        3,
+        "Egyptian cat",
+    )
     for text, given, hint in (
         ("class:tigercat", scores, "did you mean tiger cat?"),
         ("class:tabby", torch.zeros(1, 4),
@@ -119,13 +133,25 @@ def test_names_of_classes() -> None:
         ("class:zebra", scores,
          "the classes are tabby, tiger cat, Egyptian cat; a number is one, too"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match=f"{text}': no class has this name") as caught:
+        with pytest.raises(
+            UsageError, match=f"{text}': no class has this name"
+        ) as caught:
             targets.parse(text).value(given, names)
         assert caught.value.hint == hint
 
 
 UNREADABLE = [
-    *("", "top2", "class", "class:", "sum:3", "mean:", "output", "output:mean", "output[]"),
+    *(
+        "",
+        "top2",
+        "class",
+        "class:",
+        "sum:3",
+        "mean:",
+        "output",
+        "output:mean",
+        "output[]",
+    ),
     *("output[a", "output[a]:", "output[a]:max", "layer:", "layer:conv:x", "layer::3"),
     *("layer:conv:-1", "layer:conv:²"),
 ]
@@ -183,8 +209,11 @@ def test_targets_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_callers_modes_do_not_matter(context: Callable[[], Any], tmp_path: Path) -> None:
-    """Under the caller's own no_grad or inference_mode, gradients are what they are outside."""
+def test_callers_modes_do_not_matter(
+    context: Callable[[], Any], tmp_path: Path
+) -> None:
+    """Under the caller's own no_grad or inference_mode, gradients are what they are
+    outside."""
     model = Heads(plain)
     want, _ = gradient(model, "sum", tmp_path / "outside")
     with context():
@@ -205,13 +234,18 @@ def test_nan_scores_have_a_gradient_and_a_manifest(tmp_path: Path) -> None:
 
 
 def test_scores_of_classes_stand_where_the_model_says() -> None:
-    """top1 and class:N read a key of the output; other reductions need the key named; without a
-    classifier the error says what there is."""
+    """top1 and class:N read a key of the output; other reductions need the key named;
+    without a classifier the error says what there is."""
     output = {"logits": torch.tensor([[1.0, 5.0, 2.0]]), "hidden": torch.ones(1, 4)}
     assert targets.parse(None).value(output, (), "logits")[:2] == (5, "class 1")
-    assert targets.parse("class:b").value(output, ("a", "B", "c"), "logits")[:2] == (5, "B")
+    assert targets.parse("class:b").value(output, ("a", "B", "c"), "logits")[:2] == (
+        5,
+        "B",
+    )
     assert targets.parse("output[hidden]:sum").value(output, (), None)[0] == 4
     with pytest.raises(UsageError, match="the model gives output"):
         targets.parse("mean").value(output, (), "logits")
-    with pytest.raises(UsageError, match=r"is no classifier; it gives output\[logits\] \[1, 3\]"):
+    with pytest.raises(
+        UsageError, match=r"is no classifier; it gives output\[logits\] \[1, 3\]"
+    ):
         targets.parse("class:1").value(output, (), None)

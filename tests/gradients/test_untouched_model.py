@@ -31,7 +31,9 @@ def everything_of(model: nn.Module) -> dict[str, Any]:
         "versions": [p._version for p in parameters],
         "tensor hooks": [p._backward_hooks for p in parameters],
         "backward hooks": [
-            len(m._backward_hooks) + len(m._backward_pre_hooks) + len(m._forward_hooks_with_kwargs)
+            len(m._backward_hooks)
+            + len(m._backward_pre_hooks)
+            + len(m._forward_hooks_with_kwargs)
             for m in modules
         ],
         "attributes": [sorted(vars(m)) for m in modules],
@@ -57,8 +59,8 @@ KEPT: list[Tensor] = []
 
 
 class Restless(nn.Module):
-    """Draws random numbers, changes its buffers, gives its parameter, keeps its features, and
-    fails where it is told to."""
+    """Draws random numbers, changes its buffers, gives its parameter, keeps its
+    features, and fails where it is told to."""
 
     def __init__(self, fails: str = "") -> None:
         super().__init__()
@@ -90,12 +92,15 @@ FAILURES: dict[str, tuple[type[BaseException], str] | None] = {
 }
 
 
-@pytest.mark.parametrize(("fails", "rule"), [("", "guided"), *((x, "plain") for x in FAILURES)])
+@pytest.mark.parametrize(
+    ("fails", "rule"), [("", "guided"), *((x, "plain") for x in FAILURES)]
+)
 def test_the_model_is_as_before_whatever_happens(
     fails: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parameters, buffers, requires_grad, .grad, training flags, hooks of modules and tensors,
-    RNG state and modes, after gradients and interventions, also after a raise."""
+    """Parameters, buffers, requires_grad, .grad, training flags, hooks of modules and
+    tensors, RNG state and modes, after gradients and interventions, also after a
+    raise."""
     torch.manual_seed(0)
     KEPT.clear()
     model = Restless(fails).train()
@@ -112,11 +117,14 @@ def test_the_model_is_as_before_whatever_happens(
     }  # fmt: skip
     expected = FAILURES[fails]
     if expected is None:
-        result = fv.run(model, SPHERES, "*,fn:mean", tmp_path / "out", **options, **inputs(12))
+        result = fv.run(
+            model, SPHERES, "*,fn:mean", tmp_path / "out", **options, **inputs(12)
+        )
         assert result.exit_code == 0
         skipped = [(skip.layer, skip.kind) for skip in result.images[0].skipped]
         none = [("given", "input"), ("given", "grad-input")]
-        assert skipped == [*none, ("given", "grad"), ("", "grad")]  # the last are behind the target
+        # the last are behind the target
+        assert skipped == [*none, ("given", "grad"), ("", "grad")]
         assert KEPT
         assert all(tensor._backward_hooks in (None, {}) for tensor in KEPT)
     else:
@@ -157,7 +165,9 @@ def test_nothing_of_a_graph_outlives_its_image(
         seen.append(image)
         if len(seen) in (3, 8):
             gc.collect()
-            alive.append(sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()))
+            alive.append(
+                sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+            )
 
     options = InputOptions(**inputs(16))
     passes = PassOptions(
@@ -170,7 +180,8 @@ def test_nothing_of_a_graph_outlives_its_image(
 
 
 class Anchored(nn.Module):
-    """Keeps its anchors for the next call, as the heads of YOLO do; both ways to keep them."""
+    """Keeps its anchors for the next call, as the heads of YOLO do; both ways to keep
+    them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,11 +195,20 @@ class Anchored(nn.Module):
         return (x * self.anchors * self.grids[0]).mean((2, 3))
 
 
-def test_what_a_model_keeps_from_a_pass_can_take_part_in_gradients(tmp_path: Path) -> None:
-    """Autograd refuses tensors of inference mode; and whoever lent the model may train it."""
+def test_what_a_model_keeps_from_a_pass_can_take_part_in_gradients(
+    tmp_path: Path,
+) -> None:
+    """Autograd refuses tensors of inference mode; and whoever lent the model may train
+    it."""
     model = Anchored()
     result = fv.run(
-        model, SPHERES, "conv", tmp_path / "a", size=(8, 8), capture="grad", target="class:0"
+        model,
+        SPHERES,
+        "conv",
+        tmp_path / "a",
+        size=(8, 8),
+        capture="grad",
+        target="class:0",
     )
     assert [capture.kind for capture in result.images[0].captures] == ["grad"]
     fv.run(model, SPHERES, "conv", tmp_path / "b", size=(9, 9))

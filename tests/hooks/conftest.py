@@ -23,5 +23,7 @@ def net_file(tmp_path: Path) -> Path:
     """A factory of Net for command lines."""
     path = tmp_path / "nets.py"
     tests = str(Path(__file__).parent.parent)
-    path.write_text(f"import sys\nsys.path.insert(0, {tests!r})\nfrom hooks.small_net import Net\n")
+    path.write_text(
+        f"import sys\nsys.path.insert(0, {tests!r})\nfrom hooks.small_net import Net\n"
+    )
     return path

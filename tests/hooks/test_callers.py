@@ -1,4 +1,5 @@
-"""A call is named by who calls: a shared module is a layer in each place where it stands."""
+"""A call is named by who calls: a shared module is a layer in each place where it
+stands."""
 
 from __future__ import annotations
 
@@ -55,7 +56,11 @@ def convolutions(model: Yolo) -> dict[str, list[Tensor]]:
         stem = model.stem.conv(IMAGE)
         first = model.m[0].conv(F.silu(stem))
         second = model.m[1].conv(F.silu(first))
-        return {"stem": [stem], "m.0": [first], "m.1": [second, model.m[1].conv(F.silu(second))]}
+        return {
+            "stem": [stem],
+            "m.0": [first],
+            "m.1": [second, model.m[1].conv(F.silu(second))],
+        }
 
 
 def names(model: nn.Module, text: str) -> list[str]:
@@ -63,10 +68,14 @@ def names(model: nn.Module, text: str) -> list[str]:
 
 
 def test_each_place_has_its_own_calls() -> None:
-    """The activation's output under the name of each caller; two calls of one caller stay two."""
+    """The activation's output under the name of each caller; two calls of one caller
+    stay two."""
     model = Yolo().eval()
     got = grab(model, "SiLU", IMAGE)
-    want = {f"{name}.act": [F.silu(t) for t in ts] for name, ts in convolutions(model).items()}
+    want = {
+        f"{name}.act": [F.silu(t) for t in ts]
+        for name, ts in convolutions(model).items()
+    }
     assert {name: len(calls) for name, calls in got.items()} == {
         "stem.act": 1,
         "m.0.act": 1,
@@ -117,7 +126,12 @@ def test_a_sequential_calls_by_position() -> None:
     relu = nn.ReLU()
     row = nn.Sequential(nn.Conv2d(3, 3, 1), relu, nn.Conv2d(3, 3, 1), relu)
     got = grab(nn.Sequential(row, nn.Identity(), row), "ReLU", IMAGE)
-    assert {n: len(calls) for n, calls in got.items()} == {"0.1": 1, "0.3": 1, "2.1": 1, "2.3": 1}
+    assert {n: len(calls) for n, calls in got.items()} == {
+        "0.1": 1,
+        "0.3": 1,
+        "2.1": 1,
+        "2.3": 1,
+    }
     with torch.no_grad():
         first = row[0](IMAGE).relu()
         second = row[2](first).relu()
@@ -127,7 +141,8 @@ def test_a_sequential_calls_by_position() -> None:
 
 
 def test_a_caller_that_is_reached_by_a_method() -> None:
-    """What is not called itself is not seen: the nearest place inside the caller counts."""
+    """What is not called itself is not seen: the nearest place inside the caller
+    counts."""
     model = Net(lambda self, x: self.body.act(self.body.forward(x)), body=Yolo())
     model.body.act = Conv.default_act  # type: ignore[assignment]
     got = grab(model, "SiLU", IMAGE)
@@ -150,19 +165,25 @@ def test_a_shared_block_shares_what_is_inside() -> None:
         "2.0.conv": 1,
         "2.0/fn:add": 1,
     }
-    assert [layer.name for layer in list_functions(model, [IMAGE])] == ["0/fn:add", "2.0/fn:add"]
+    assert [layer.name for layer in list_functions(model, [IMAGE])] == [
+        "0/fn:add",
+        "2.0/fn:add",
+    ]
     with torch.no_grad():
         assert torch.equal(got["2.0.conv"][0], unit.conv(unit(IMAGE)))
 
 
 def test_a_place_that_nobody_calls_is_no_news() -> None:
-    """A module that runs from one place is not named for another, such as the model itself, which
-    only hands it on; one that runs from none of its places is named once."""
+    """A module that runs from one place is not named for another, such as the model
+    itself, which only hands it on; one that runs from none of its places is named
+    once."""
     shared = nn.ReLU()
     spare = nn.Tanh()
     row = nn.Sequential(shared)
     idle = nn.Sequential(shared, spare)
-    model = Net(lambda self, x: self.used(x), shared=shared, spare=spare, used=row, unused=idle)
+    model = Net(
+        lambda self, x: self.used(x), shared=shared, spare=spare, used=row, unused=idle
+    )
 
     def silent(selectors: str) -> list[str]:
         layers = select(list_layers(model), parse(selectors))
@@ -176,13 +197,19 @@ def test_a_place_that_nobody_calls_is_no_news() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "names"), [("Conv2d", ["a", "b.1"]), ("fn:relu", ["fn:relu"]), ("b.1", ["b.1"])]
+    ("layers", "names"),
+    [("Conv2d", ["a", "b.1"]), ("fn:relu", ["fn:relu"]), ("b.1", ["b.1"])],
 )
-def test_the_calls_of_a_copy_are_those_of_its_original(layers: str, names: list[str]) -> None:
-    """Hooks are copied with a module, and tell the layer for which they were registered."""
+def test_the_calls_of_a_copy_are_those_of_its_original(
+    layers: str, names: list[str]
+) -> None:
+    """Hooks are copied with a module, and tell the layer for which they were
+    registered."""
     block = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 2, 1))
     model = Net(
-        lambda self, x: copy.deepcopy(self.b)(self.a(x).relu()), a=nn.Conv2d(3, 3, 1), b=block
+        lambda self, x: copy.deepcopy(self.b)(self.a(x).relu()),
+        a=nn.Conv2d(3, 3, 1),
+        b=block,
     )
     run = fv.run(model, IMAGE[0].clamp(0, 1), layers, preset="none")
     assert [maps.layer for maps in run.captures] == names
@@ -190,9 +217,14 @@ def test_the_calls_of_a_copy_are_those_of_its_original(layers: str, names: list[
 
 
 def test_places_of_a_model_that_was_changed_are_read_anew() -> None:
-    """A module that was exchanged, added or taken away is seen in a model that was read before."""
+    """A module that was exchanged, added or taken away is seen in a model that was read
+    before."""
     model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU())
-    assert [layer.type for layer in list_layers(model)] == ["Sequential", "Conv2d", "ReLU"]
+    assert [layer.type for layer in list_layers(model)] == [
+        "Sequential",
+        "Conv2d",
+        "ReLU",
+    ]
     model[1] = nn.Sigmoid()
     model.append(nn.Flatten())
     assert [layer.type for layer in list_layers(model)][2:] == ["Sigmoid", "Flatten"]
@@ -211,4 +243,7 @@ def test_calls_beyond_the_places_belong_to_the_last() -> None:
         return x
 
     got = grab(Net(way, steps=nn.Sequential(act, act)).eval(), "ReLU", IMAGE)
-    assert {name: len(calls) for name, calls in got.items()} == {"steps.0": 1, "steps.1": 2}
+    assert {name: len(calls) for name, calls in got.items()} == {
+        "steps.0": 1,
+        "steps.1": 2,
+    }

@@ -1,4 +1,5 @@
-"""True capture: every call, before anything overwrites it; the model is given back as it was."""
+"""True capture: every call, before anything overwrites it; the model is given back as
+it was."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from borrowed import assert_same, state_of
 from networks import Net
 from torch import Tensor, nn
 from torchvision import models
-from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+from torchvision.models.feature_extraction import (
+    create_feature_extractor,
+    get_graph_node_names,
+)
 
 from featviz.errors import ForwardError
 from featviz.hooks.capture import forward, hooked, leaves
@@ -33,7 +37,11 @@ def expected_outputs(model: nn.Module, tensor: Tensor) -> dict[str, list[Tensor]
     for module in twin.modules():
         if hasattr(module, "inplace"):
             module.inplace = False
-    names = {name for name, module in twin.named_modules() if name and not list(module.children())}
+    names = {
+        name
+        for name, module in twin.named_modules()
+        if name and not list(module.children())
+    }
     nodes = [n for n in get_graph_node_names(twin)[1] if _owner(n, names)]
     values = create_feature_extractor(twin, return_nodes={n: n for n in nodes})(tensor)
     tensors: dict[str, list[Tensor]] = {}
@@ -86,14 +94,18 @@ class Careless(nn.Module):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_everything_borrowed_goes_back(fails: bool) -> None:
-    """Flags of each module, buffers, RNG, hooks, fast path: as before, also after a raise (10)."""
+    """Flags of each module, buffers, RNG, hooks, fast path: as before, also after a
+    raise (10)."""
     model = Careless(fails)
     model.train()
     model.norm.eval()
     next(model.parameters()).requires_grad_(False)
     before = state_of(model)
     try:
-        with in_eval_mode(model), hooked(model, list_layers(model), lambda site, tensor: None) as r:
+        with (
+            in_eval_mode(model),
+            hooked(model, list_layers(model), lambda site, tensor: None) as r,
+        ):
             assert not model.training
             assert not torch.is_grad_enabled()
             forward(model, [torch.randn(1, 3, 4, 4)], r)
@@ -104,8 +116,12 @@ def test_everything_borrowed_goes_back(fails: bool) -> None:
 
 def test_failure_names_the_innermost_module() -> None:
     """The message says which module raised, with the first line of what it said."""
-    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Conv2d(3, 2, 1), Careless(True)))
-    with pytest.raises(ForwardError, match=r"failed in 1\.1\.conv \(Conv2d\): .*channels"):
+    model = nn.Sequential(
+        nn.Identity(), nn.Sequential(nn.Conv2d(3, 2, 1), Careless(True))
+    )
+    with pytest.raises(
+        ForwardError, match=r"failed in 1\.1\.conv \(Conv2d\): .*channels"
+    ):
         forward(model, [torch.randn(1, 3, 4, 4)])
     model = nn.Sequential(Careless(True))
     with pytest.raises(ForwardError, match=r"failed in 0 \(Careless\): no"):
@@ -144,7 +160,10 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
     """What gives no tensor is skipped with a reason; what does not fire is named."""
     model = nn.MultiheadAttention(4, 2, batch_first=True)
     layers = list_layers(model)
-    with in_eval_mode(model), hooked(model, layers, lambda site, tensor: None) as recorder:
+    with (
+        in_eval_mode(model),
+        hooked(model, layers, lambda site, tensor: None) as recorder,
+    ):
         x = torch.randn(1, 3, 4)
         forward(model, [x, x, x], recorder)
         forward(model, [x, x, x], recorder)
@@ -156,12 +175,16 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
 
 @pytest.mark.parametrize("runs", [True, False], ids=["beside others", "alone"])
 def test_lists_of_modules_never_ran_only_where_nothing_ran(runs: bool) -> None:
-    """A ModuleList, and a Sequential that is gone through one by one, are named only if no hooked
-    layer fires; a Sequential whose parts do not run is."""
+    """A ModuleList, and a Sequential that is gone through one by one, are named only if
+    no hooked layer fires; a Sequential whose parts do not run is."""
     modules = {"list": nn.ModuleList([nn.ReLU()])}
     modules |= {"steps": nn.Sequential(nn.Tanh()), "idle": nn.Sequential(nn.Tanh())}
     model = Net(lambda self, x: self.steps[0](self.list[0](x)), **modules)
-    layers = [x for x in list_layers(model) if x.name and (runs or x.name in ("list", "steps"))]
+    layers = [
+        x
+        for x in list_layers(model)
+        if x.name and (runs or x.name in ("list", "steps"))
+    ]
     with hooked(model, layers, lambda site, tensor: None) as recorder:
         forward(model, [torch.zeros(1)], recorder)
     names = [layer.name for layer in recorder.never_ran]

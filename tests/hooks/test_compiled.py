@@ -62,11 +62,20 @@ def inside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiled", "warm"),
-    [(wrapped, True), (outside, True), (outside, False), (in_place, True), (inside, False)],
+    [
+        (wrapped, True),
+        (outside, True),
+        (outside, False),
+        (in_place, True),
+        (inside, False),
+    ],
 )
-def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool) -> None:
-    """Whoever compiled it, and whether it ran before: each call's tensors, under the names of the
-    module itself; afterwards the compiled code is in force again, and is not captured."""
+def test_a_compiled_model_is_captured_as_it_is_written(
+    compiled: Any, warm: bool
+) -> None:
+    """Whoever compiled it, and whether it ran before: each call's tensors, under the
+    names of the module itself; afterwards the compiled code is in force again, and is
+    not captured."""
     torch.manual_seed(0)
     model = convolution()
     image = torch.rand(1, 3, 8, 8)
@@ -91,7 +100,8 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) -> None:
-    """Two captures that overlap may end in any order, and then compiled code is in force."""
+    """Two captures that overlap may end in any order, and then compiled code is in
+    force."""
     model = convolution()
     image = torch.rand(1, 3, 8, 8)
     torch.compile(model, backend=counted)(image)
@@ -106,8 +116,11 @@ def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) ->
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_calls_that_the_backward_pass_repeats_are_captured_once(reentrant: bool) -> None:
-    """A checkpointed block runs twice, and gives one tensor for each call of the caller's."""
+def test_calls_that_the_backward_pass_repeats_are_captured_once(
+    reentrant: bool,
+) -> None:
+    """A checkpointed block runs twice, and gives one tensor for each call of the
+    caller's."""
     block = convolution()
     image = torch.rand(1, 3, 8, 8, requires_grad=True)
     runs: list[bool] = []

@@ -1,4 +1,5 @@
-"""A model is given back as it was: modes, weights, buffers, attributes, and switches of torch."""
+"""A model is given back as it was: modes, weights, buffers, attributes, and switches of
+torch."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ IMAGE = torch.rand(3, 16, 16)
 
 
 class Adapted(nn.Conv2d):
-    """Adds a second weight to the first for eval, and takes it away to train, as adapters do."""
+    """Adds a second weight to the first for eval, and takes it away to train, as
+    adapters do."""
 
     def __init__(self) -> None:
         super().__init__(3, 4, 3)
@@ -58,7 +60,9 @@ def test_a_train_of_the_models_own_is_asked_and_undone(training: bool) -> None:
 def test_lazy_modules_are_refused_until_they_have_seen_an_input() -> None:
     """The first input makes their parameters, and is not ours to choose."""
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
-    with pytest.raises(UsageError, match=r"the model's 0 \(LazyConv2d\) gets its size from the"):
+    with pytest.raises(
+        UsageError, match=r"the model's 0 \(LazyConv2d\) gets its size from the"
+    ):
         fv.run(model, IMAGE, "Conv2d,ReLU", size=16)
     assert isinstance(model[0], nn.LazyConv2d)
     assert model[0].has_uninitialized_params()
@@ -67,7 +71,8 @@ def test_lazy_modules_are_refused_until_they_have_seen_an_input() -> None:
 
 
 class Recurrent(nn.Module):
-    """Keeps a state from call to call: in an attribute, in a buffer, and in one made on the way."""
+    """Keeps a state from call to call: in an attribute, in a buffer, and in one made on
+    the way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +92,8 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("capture", ["output", "output,grad"])
 def test_no_image_depends_on_the_one_before(capture: str) -> None:
-    """A state in attributes and buffers is put back after each image, with gradients as without;
-    what a list holds stays there, as the docs say."""
+    """A state in attributes and buffers is put back after each image, with gradients as
+    without; what a list holds stays there, as the docs say."""
     torch.manual_seed(0)
     model = Recurrent()
     options: dict[str, Any] = {"size": 16, "capture": capture, "target": "mean"}
@@ -108,7 +113,8 @@ def test_no_image_depends_on_the_one_before(capture: str) -> None:
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_blocks_that_overlap_put_the_fast_path_back(fast: bool) -> None:
-    """It is the whole process's; whoever ends last puts back what was there before the first."""
+    """It is the whole process's; whoever ends last puts back what was there before the
+    first."""
     mha = torch.backends.mha
     begun = Event()
     end = Event()

@@ -29,8 +29,9 @@ class TestInARun:
     """Functions in the run directory."""
 
     def test_pictures_numbers_and_names(self, net: nn.Module, picture: Path) -> None:
-        """fn:add and the convolutions in one run: the picture shows the sum of the convolution and
-        its input, and the manifest, the statistics and run.json call it by its name."""
+        """fn:add and the convolutions in one run: the picture shows the sum of the
+        convolution and its input, and the manifest, the statistics and run.json call it
+        by its name."""
         out = picture.parent / "out"
         options = {"size": (12, 16), "tensors": "npy", "scale": 1, **AS_IS}
         assert fv.run(net, picture, "fn:add,Unit,Conv2d", out, **options).failures == ()
@@ -58,13 +59,18 @@ class TestInARun:
         assert manifest(folder)["never_ran"] == []
 
     def test_drawing_is_not_mistaken_for_the_model(self, picture: Path) -> None:
-        """What featviz itself computes while it draws a module is no function of that module."""
-        like = Net(lambda self, x: torch.stack([x.flatten(1).mean(1), x.flatten(1).amin(1)], 1))
+        """What featviz itself computes while it draws a module is no function of that
+        module."""
+        like = Net(
+            lambda self, x: torch.stack([x.flatten(1).mean(1), x.flatten(1).amin(1)], 1)
+        )
         out = picture.parent / "out"
         model = nn.Sequential(nn.Conv2d(3, 3, 1), like)
         layers = "*,fn:stack,fn:flatten,fn:mean,fn:amin,fn:clone"
         fv.run(model, picture, layers, out, size=(12, 16), **AS_IS)
-        calls = [(name, call) for name, call, _ in rows(out / picture.name) if "fn:" in name]
+        calls = [
+            (name, call) for name, call, _ in rows(out / picture.name) if "fn:" in name
+        ]
         assert sorted(calls) == [
             ("1/fn:amin", 0),
             ("1/fn:flatten", 0),
@@ -80,7 +86,9 @@ class TestInARun:
         """Called with the blank image, not with this one: named in never_ran."""
         out = picture.parent / "out"
         conv = nn.Conv2d(3, 2, 1)
-        fussy = Net(lambda self, x: self.conv(x) if x.any() else F.gelu(self.conv(x)), conv=conv)
+        fussy = Net(
+            lambda self, x: self.conv(x) if x.any() else F.gelu(self.conv(x)), conv=conv
+        )
         fv.run(fussy, picture, "fn:gelu,Conv2d", out, size=(12, 16), **AS_IS)
         assert manifest(out / picture.name)["never_ran"] == ["fn:gelu"]
 
@@ -102,19 +110,31 @@ class TestSelectors:
             ("fn:relu@", ["fn:relu"]),
             ("layer1.*", ["layer1.0", "layer1.0.conv", "layer1.0.relu"]),
             ("Unit,fn:add@layer2.*", ["layer1.0", "layer1.1", "layer2.0", SUMS[2]]),
-            ("!fn:add,!*.relu,!*.conv,!layer?", ["", "layer1.0", "layer1.1", "layer2.0"]),
+            (
+                "!fn:add,!*.relu,!*.conv,!layer?",
+                ["", "layer1.0", "layer1.1", "layer2.0"],
+            ),
         ],
     )
-    def test_what_a_run_takes(self, layers: str, expected: list[str], net: nn.Module) -> None:
-        """Indices count calls in their order, globs and expressions name the module that calls,
-        and without fn: no selector takes a function."""
+    def test_what_a_run_takes(
+        self, layers: str, expected: list[str], net: nn.Module
+    ) -> None:
+        """Indices count calls in their order, globs and expressions name the module
+        that calls, and without fn: no selector takes a function."""
         options = InputOptions(size=(12, 16), **AS_IS)
-        loaded = LoadedModel(net, choose_preprocess(net, None, options), torch.device("cpu"), {})
-        chosen = [x.name for x in choose_layers(loaded, layers, [torch.zeros(1, 3, 12, 16)])]
+        loaded = LoadedModel(
+            net, choose_preprocess(net, None, options), torch.device("cpu"), {}
+        )
+        chosen = [
+            x.name for x in choose_layers(loaded, layers, [torch.zeros(1, 3, 12, 16)])
+        ]
         assert chosen[: len(expected)] == expected
         assert len(chosen) == len(expected) or layers == "layer1.*"
-        assert any("fn:" in name for name in chosen) == any("fn:" in name for name in expected)
-        if "#-" not in layers:  # capture finds functions as they are called, without a blank pass
+        assert any("fn:" in name for name in chosen) == any(
+            "fn:" in name for name in expected
+        )
+        # capture finds functions as they are called, without a blank pass
+        if "#-" not in layers:
             seen = list(grab(net, layers, torch.zeros(1, 3, 12, 16)))
             assert set(seen) == set(chosen)
 
@@ -128,14 +148,16 @@ class TestSelectors:
                 pass
 
     def test_capture_of_a_function_nobody_calls(self, net: nn.Module) -> None:
-        """At the end of the block an error lists the functions that were called; modules of torch's
-        own call none, and it names what is there."""
+        """At the end of the block an error lists the functions that were called;
+        modules of torch's own call none, and it names what is there."""
         with pytest.raises(UsageError, match="no layer matches 'fn:gelu'") as caught:
             grab(net, "fn:gelu", torch.randn(1, 3, 6, 8))
         assert "fn:relu 1" in str(caught.value.hint)
         assert "fn:add 3" in str(caught.value.hint)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-        with pytest.raises(UsageError, match="no layer matches 'fn:nonsense'") as caught:
+        with pytest.raises(
+            UsageError, match="no layer matches 'fn:nonsense'"
+        ) as caught:
             grab(model, "fn:nonsense", torch.randn(1, 3, 6, 8))
         assert caught.value.hint == (
             "functions called in the block: none, but inside torch's own modules; "
@@ -143,21 +165,31 @@ class TestSelectors:
         )
 
     def test_an_error_in_the_block_is_not_hidden(self, net: nn.Module) -> None:
-        """What the caller's block raises comes out of it, and not that nothing was captured."""
+        """What the caller's block raises comes out of it, and not that nothing was
+        captured."""
         with pytest.raises(KeyError, match="mine"), fv.capture(net, "fn:relu"):
             raise KeyError("mine")
 
     @pytest.mark.parametrize(
         ("asked", "words"),
         [
-            ("fn:intrepolate", ("did you mean fn:interpolate?", "functions here: fn:add 3")),
+            (
+                "fn:intrepolate",
+                ("did you mean fn:interpolate?", "functions here: fn:add 3"),
+            ),
             ("Interpolate", ("the model calls the function interpolate 1 times",)),
         ],
     )
     def test_no_match_points_to_the_functions_there_are(
-        self, asked: str, words: tuple[str, ...], net_file: Path, picture: Path, featviz: Run
+        self,
+        asked: str,
+        words: tuple[str, ...],
+        net_file: Path,
+        picture: Path,
+        featviz: Run,
     ) -> None:
-        """Exit 2; the functions that the model calls, and the nearest name, also of a module."""
+        """Exit 2; the functions that the model calls, and the nearest name, also of a
+        module."""
         named = ["--weights", "none", "--layers", asked]
         got = featviz("run", f"{net_file}:Net", picture, *named, *LINE)
         assert got.code == 2

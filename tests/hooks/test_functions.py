@@ -1,5 +1,6 @@
-"""Functions inside forward: which calls are captured, under which names, with which values;
-and that torch's function mode is entered only where functions are asked for, and always left."""
+"""Functions inside forward: which calls are captured, under which names, with which
+values; and that torch's function mode is entered only where functions are asked for,
+and always left."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class TestAgainstForwardsByHand:
             for stage in ("layer1", "layer2", "layer3", "layer4"):
                 for i, block in enumerate(getattr(model, stage)):
                     same = x if block.downsample is None else block.downsample(x)
-                    total = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + same
+                    total = (
+                        block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + same
+                    )
                     names.append(f"{stage}.{i}/fn:add")
                     (got,) = seen[names[-1]]
                     assert torch.equal(got, total)
@@ -50,8 +53,9 @@ class TestWhoCalls:
     """The module in which a function happens."""
 
     def test_modules_of_torch_keep_their_functions_to_themselves(self) -> None:
-        """Conv2d, ReLU, MaxPool2d and what derives from them without a forward of its own call
-        functions too, which are theirs; a subclass with its own forward reports its own."""
+        """Conv2d, ReLU, MaxPool2d and what derives from them without a forward of its
+        own call functions too, which are theirs; a subclass with its own forward
+        reports its own."""
 
         class Same(nn.Conv2d):
             pass
@@ -87,7 +91,9 @@ class TestWhoCalls:
         b = Net(lambda self, x: x * 2)
         outer = Net(lambda self, x: (self.b(self.a(x * 3) * 5) * 7).sum(), a=a, b=b)
         seen = grab(nn.Sequential(outer), "fn:mul,fn:sum", torch.ones(1, 1))
-        assert {name: [t.item() for t in tensors] for name, tensors in seen.items()} == {
+        assert {
+            name: [t.item() for t in tensors] for name, tensors in seen.items()
+        } == {
             "0/fn:mul": [3, 30, 420],
             "0.a/fn:mul": [6],
             "0.b/fn:mul": [60],
@@ -95,7 +101,8 @@ class TestWhoCalls:
         }
 
     def test_a_failure_that_the_model_catches(self) -> None:
-        """After an inner module has raised and was caught, the outer one is running again."""
+        """After an inner module has raised and was caught, the outer one is running
+        again."""
 
         def fails(self: nn.Module, x: Tensor) -> Tensor:
             raise ValueError(float((x - 1).sum()))
@@ -107,7 +114,9 @@ class TestWhoCalls:
                 return x + 1
 
         seen = grab(
-            nn.Sequential(Net(catches, inner=Net(fails))), "fn:add,fn:sub", torch.zeros(1, 1)
+            nn.Sequential(Net(catches, inner=Net(fails))),
+            "fn:add,fn:sub",
+            torch.zeros(1, 1),
         )
         assert set(seen) == {"0/fn:add", "0.inner/fn:sub"}
 
@@ -121,13 +130,22 @@ class TestWhoCalls:
             (lambda x: 2**x, "pow"),
             (lambda x: F.gelu(x), "gelu"),
             (lambda x: F.max_pool2d(x, 2), "max_pool2d"),
-            (lambda x: F.max_pool2d(x, 2, return_indices=True), "max_pool2d_with_indices"),
+            (
+                lambda x: F.max_pool2d(x, 2, return_indices=True),
+                "max_pool2d_with_indices",
+            ),
             (lambda x: torch.stack([x, x]), "stack"),
-            (lambda x: F.scaled_dot_product_attention(x, x, x), "scaled_dot_product_attention"),
+            (
+                lambda x: F.scaled_dot_product_attention(x, x, x),
+                "scaled_dot_product_attention",
+            ),
         ],
     )
-    def test_what_a_call_is_called(self, call: Callable[[Tensor], Any], name: str) -> None:
-        """Each way to write it is captured under the function's name, with what it gives."""
+    def test_what_a_call_is_called(
+        self, call: Callable[[Tensor], Any], name: str
+    ) -> None:
+        """Each way to write it is captured under the function's name, with what it
+        gives."""
         image = torch.rand(1, 2, 4, 4)
         seen = grab(Net(lambda self, x: call(x)), f"fn:{name}", image)
         want = call(image)
@@ -136,14 +154,16 @@ class TestWhoCalls:
 
 
 def test_functions_of_an_exported_program(net: nn.Module) -> None:
-    """The operators of an exported program have the names of the functions they were, and what
-    stands for torch's own modules keeps its functions to itself."""
+    """The operators of an exported program have the names of the functions they were,
+    and what stands for torch's own modules keeps its functions to itself."""
     image = torch.randn(1, 3, 6, 8)
     program = torch.export.unflatten(torch.export.export(net, (image,)))
     functions = list_functions(program, [image])
     names = [layer.name for layer in functions]
     assert set(SUMS) | {"fn:sub", "fn:relu", "fn:cat"} <= set(names)
-    assert not [name for name in names if ".conv/" in name or ".relu/" in name or ".T" in name]
+    assert not [
+        name for name in names if ".conv/" in name or ".relu/" in name or ".T" in name
+    ]
     assert {x.name: calls for x, calls in functions.items()}["fn:relu"] == 3
     want = grab(net, "fn:add", image)
     with torch.inference_mode(), fv.capture(program, "fn:add") as got:
@@ -162,7 +182,8 @@ def leftovers(model: nn.Module) -> int:
 @pytest.mark.filterwarnings("error")  # a hook of ours that fails behind theirs warns
 @pytest.mark.parametrize("at", ["layer1.1.conv", "layer2.0.relu"])
 def test_a_failing_forward_leaves_nothing_behind(at: str, net: nn.Module) -> None:
-    """After an exception inside forward no hook and no mode is left, and the next pass works."""
+    """After an exception inside forward no hook and no mode is left, and the next pass
+    works."""
 
     def fail(module: nn.Module, args: Any) -> None:
         raise RuntimeError("on purpose")

@@ -66,13 +66,14 @@ def taken(layers: list[Layer], text: str) -> list[str]:
     ],
 )
 def test_selector_takes(layers: list[Layer], text: str, names: list[str]) -> None:
-    """Each form takes its layers, once, and in model order; negative ones alone leave the rest."""
+    """Each form takes its layers, once, and in model order; negative ones alone leave
+    the rest."""
     assert taken(layers, text) == names
 
 
 def test_every_alias_of_a_shared_module_matches() -> None:
-    """A name that named_modules() drops selects the module that it shares, where one caller has it
-    under several names."""
+    """A name that named_modules() drops selects the module that it shares, where one
+    caller has it under several names."""
     model = nn.Module()
     model.add_module("first", nn.ReLU())
     model.add_module("again", model.first)
@@ -100,7 +101,8 @@ def test_every_alias_of_a_shared_module_matches() -> None:
     ],
 )
 def test_the_name_of_a_layer_takes_that_layer(text: str, names: list[str]) -> None:
-    """A name with a comma, brackets or a mark of selectors is taken as it is; the longest wins."""
+    """A name with a comma, brackets or a mark of selectors is taken as it is; the
+    longest wins."""
     model = nn.Module()
     for name in ("x", "0", "[0]", "re:x", "a#0", "!"):
         model.add_module(name, nn.ReLU())
@@ -131,8 +133,8 @@ def test_unreadable_selector_is_named(text: str, message: str, hint: str) -> Non
 
 
 def test_selectors_without_a_layer_and_the_types_there_are(layers: list[Layer]) -> None:
-    """Of several selectors, those that match nothing are told, negative ones too; types come
-    commonest first, and the model itself is none of them."""
+    """Of several selectors, those that match nothing are told, negative ones too; types
+    come commonest first, and the model itself is none of them."""
     selectors = select.parse("Conv2d,BatchNorm2d,!*.downsample,Conv2d#9")
     assert [s.text for s in selectors if not s.pick(layers)] == [
         "BatchNorm2d",

@@ -1,5 +1,5 @@
-"""Files that are no checkpoints, broken ones, weights that lead elsewhere: what each holds, and
-what the line that refuses it says."""
+"""Files that are no checkpoints, broken ones, weights that lead elsewhere: what each
+holds, and what the line that refuses it says."""
 
 from __future__ import annotations
 
@@ -37,14 +37,19 @@ WEIGHTS = {"weight": torch.arange(16.0)}
 WHOLE = saved_bytes(WEIGHTS)
 OLD = saved_bytes(WEIGHTS, _use_new_zipfile_serialization=False)
 with zipfile.ZipFile(io.BytesIO(WHOLE)) as _archive:
-    MEMBERS = {name.partition("/")[2]: _archive.read(name) for name in _archive.namelist()}
+    MEMBERS = {
+        name.partition("/")[2]: _archive.read(name) for name in _archive.namelist()
+    }
 """What a good file holds."""
 
 
 def _rezipped(code: bytes) -> Maker:
-    """The members of a good file around another pickle, zipped again with right checksums."""
+    """The members of a good file around another pickle, zipped again with right
+    checksums."""
     members = {**MEMBERS, "data.pkl": code}
-    return written(zipped(*((f"a/{n}", data) for n, data in members.items()), packed=False))
+    return written(
+        zipped(*((f"a/{n}", data) for n, data in members.items()), packed=False)
+    )
 
 
 def _tarred() -> bytes:
@@ -67,7 +72,9 @@ def other(make: Callable[[Path], object], name: str = "model.pth") -> Maker:
     return place
 
 
-def _safetensors(header: object, data: bytes = bytes(64), length: int | None = None) -> Maker:
+def _safetensors(
+    header: object, data: bytes = bytes(64), length: int | None = None
+) -> Maker:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(text) if length is None else length
     return written(size.to_bytes(8, "little") + text + data, "model.safetensors")
@@ -132,15 +139,25 @@ CHECKPOINTS: dict[str, tuple[Maker, str]] = {
     ),
     "zip bomb": (
         written(
-            zipped(("a/data.pkl", b"\x80\x02}" + b"K\0Ns" * 10**7 + b"."), ("a/version", b"3"))
+            zipped(
+                ("a/data.pkl", b"\x80\x02}" + b"K\0Ns" * 10**7 + b"."),
+                ("a/version", b"3"),
+            )
         ),
         "it is a zip archive that would unpack to 40,000,005 bytes",
     ),
-    "legacy cut at the end": (written(OLD[:-8]), "unexpected EOF, expected 8 more bytes"),
+    "legacy cut at the end": (
+        written(OLD[:-8]),
+        "unexpected EOF, expected 8 more bytes",
+    ),
     "pickle.dump of a number": (written(pickle.dumps(7)), "holds no weights: a int"),
     "tar archive": (written(_tarred()), "it is a tar archive (of torch before 0.1.10"),
     "module without a field of its class": (
-        written(saved_bytes(nn.LSTM(3, 4)).replace(b"_flat_weights_names", b"_flat_weights_other")),
+        written(
+            saved_bytes(nn.LSTM(3, 4)).replace(
+                b"_flat_weights_names", b"_flat_weights_other"
+            )
+        ),
         "holds a broken LSTM: it lacks parts",
     ),
     "pickle with a strange reference": (
@@ -155,7 +172,10 @@ CHECKPOINTS: dict[str, tuple[Maker, str]] = {
     "FIFO": (other(os.mkfifo), ""),
     "dict of numbers": (_saved(lambda: {"epoch": 3}), "holds no weights: keys 'epoch'"),
     "dict within itself": (_saved(_itself), "holds a value that contains itself"),
-    "dict within itself 400 times": (_saved(_mesh), "holds a value that contains itself"),
+    "dict within itself 400 times": (
+        _saved(_mesh),
+        "holds a value that contains itself",
+    ),
     "module without its fields": (
         _saved(lambda: nn.Linear.__new__(nn.Linear)),
         "holds a broken Linear: it lacks parts",
@@ -167,9 +187,18 @@ CHECKPOINTS: dict[str, tuple[Maker, str]] = {
 }
 HEADER = "cannot be loaded: SafetensorError: Error while deserializing header: "
 SAFETENSORS: dict[str, tuple[Maker, str]] = {
-    "safetensors header of terabytes": (_safetensors({"w": _tensor()}, length=2**39), HEADER),
-    "safetensors header 100,000 deep": (_safetensors(b'{"w":' + b"[" * 100_000), HEADER),
-    "safetensors of too many": (_safetensors({"w": _tensor(2**40, 2**40)}), f"{HEADER}overflow"),
+    "safetensors header of terabytes": (
+        _safetensors({"w": _tensor()}, length=2**39),
+        HEADER,
+    ),
+    "safetensors header 100,000 deep": (
+        _safetensors(b'{"w":' + b"[" * 100_000),
+        HEADER,
+    ),
+    "safetensors of too many": (
+        _safetensors({"w": _tensor(2**40, 2**40)}),
+        f"{HEADER}overflow",
+    ),
 }
 NOT_BESIDE = "which is not beside it"
 SHARDS: dict[str, tuple[Maker, str]] = {
@@ -190,12 +219,17 @@ SHARDS: dict[str, tuple[Maker, str]] = {
         "a.pth",
     ),
     "shard that calls": (
-        _index("a.pth", lambda p: p.write_bytes(around(call(named(LINEAR), 30000, 30000)))),
+        _index(
+            "a.pth", lambda p: p.write_bytes(around(call(named(LINEAR), 30000, 30000)))
+        ),
         "needs torch.nn.modules.linear.Linear, which could",
     ),
     "shards without end": (written(b"[" * 100_000, INDEX), "is no index of shards"),
     "index that is a FIFO": (other(os.mkfifo, INDEX), ""),
-    "index that is a device": (other(lambda path: path.symlink_to("/dev/zero"), INDEX), ""),
+    "index that is a device": (
+        other(lambda path: path.symlink_to("/dev/zero"), INDEX),
+        "",
+    ),
 }
 BROKEN = {**CHECKPOINTS, **SAFETENSORS, **SHARDS}
 """Each ends in one line, with these words in it."""
@@ -211,7 +245,9 @@ def _placed(make: Maker, file: str) -> Callable[[Sandbox], object]:
 
 def _beside(architecture: str) -> Callable[[Sandbox], object]:
     """Honest weights, and a config.json beside them."""
-    weights = saved_bytes({"0.weight": torch.zeros(4, 3, 3, 3), "0.bias": torch.zeros(4)})
+    weights = saved_bytes(
+        {"0.weight": torch.zeros(4, 3, 3, 3), "0.bias": torch.zeros(4)}
+    )
     config = json.dumps({"architecture": architecture}).encode()
 
     def place(box: Sandbox) -> None:
@@ -223,16 +259,28 @@ def _beside(architecture: str) -> Callable[[Sandbox], object]:
 
 def all_attacks() -> Iterator[Attack]:
     changed_files = ("given/net.py",)
-    tables = ("model.pth", CHECKPOINTS), ("model.safetensors", SAFETENSORS), (INDEX, SHARDS)
+    tables = (
+        ("model.pth", CHECKPOINTS),
+        ("model.safetensors", SAFETENSORS),
+        (INDEX, SHARDS),
+    )
     for file, table in tables:
         for name, (make, message) in table.items():
             line = everywhere(file)[zlib.crc32(name.encode()) % 3]
             attempt = _placed(make, file)
             yield Attack(
-                f"broken: {name}", attempt, [line], "refused", message, own_code=changed_files
+                f"broken: {name}",
+                attempt,
+                [line],
+                "refused",
+                message,
+                own_code=changed_files,
             )
     for name in (TITLE, "../../secret/id_secret"):
         lines = everywhere("model.pth")[:2]
         yield Attack(
-            f"beside: the config.json of {name!a}", _beside(name), lines, own_code=changed_files
+            f"beside: the config.json of {name!a}",
+            _beside(name),
+            lines,
+            own_code=changed_files,
         )

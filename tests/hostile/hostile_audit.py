@@ -1,10 +1,11 @@
 """What a command may not do with a hostile input, watched by `sys.addaudithook`.
 
-The hook raises, so that nothing happens, and reports, so that code which swallows the exception is
-found out all the same. An audit hook cannot be taken away again: it belongs in a child process.
+The hook raises, so that nothing happens, and reports, so that code which swallows the
+exception is found out all the same. An audit hook cannot be taken away again: it
+belongs in a child process.
 
-The event of `open` does not say of which folder a relative name is: one that does not climb is left
-to the harness, which compares all files of the sandbox before and after.
+The event of `open` does not say of which folder a relative name is: one that does not
+climb is left to the harness, which compares all files of the sandbox before and after.
 """
 
 from __future__ import annotations
@@ -30,9 +31,28 @@ _NEVER = set(_NEVER_TEXT.split())
 """Events of processes and of the network."""
 _SIGHTS = {"antigravity", "this"}
 """Modules that do something when they are imported, and that nobody needs."""
-_FOREIGN_GLOBALS = {"os", "posix", "nt", "subprocess", "sys", "importlib", "runpy", "socket", "pty"}
+_FOREIGN_GLOBALS = {
+    "os",
+    "posix",
+    "nt",
+    "subprocess",
+    "sys",
+    "importlib",
+    "runpy",
+    "socket",
+    "pty",
+}
 """Modules none of whose names an unpickler has business with."""
-_CALLERS = {"eval", "exec", "compile", "getattr", "open", "__import__", "globals", "breakpoint"}
+_CALLERS = {
+    "eval",
+    "exec",
+    "compile",
+    "getattr",
+    "open",
+    "__import__",
+    "globals",
+    "breakpoint",
+}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS: dict[str, list[tuple[int, int | None]]] = {
     "os.remove": [(0, 1)],
@@ -47,7 +67,8 @@ _PATHS: dict[str, list[tuple[int, int | None]]] = {
     "os.link": [(1, 3)],
     "os.symlink": [(1, 2)],
 }
-"""Events that change paths: the positions of each path among the arguments, and of its dir_fd."""
+"""Events that change paths: the positions of each path among the arguments, and of its
+dir_fd."""
 
 
 class ViolationError(Exception):
@@ -91,8 +112,12 @@ def _violation(rules: Rules, event: str, args: tuple[Any, ...]) -> str | None:
         return _opening(rules, *args)
     if event in _PATHS:
         for path, position in _PATHS[event]:
-            folder = args[position] if position is not None and len(args) > position else -1
-            outside = _changing(rules, args[path], folder if isinstance(folder, int) else -1)
+            folder = (
+                args[position] if position is not None and len(args) > position else -1
+            )
+            outside = _changing(
+                rules, args[path], folder if isinstance(folder, int) else -1
+            )
             if outside:
                 return outside
     if event in ("compile", "exec"):
@@ -118,7 +143,9 @@ def _opening(rules: Rules, path: Any, mode: Any, flags: Any) -> str | None:
     return _changing(rules, path, -1, not flags & (os.O_NOFOLLOW | os.O_EXCL))
 
 
-def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> str | None:
+def _changing(
+    rules: Rules, path: Any, dir_fd: int, follows: bool = False
+) -> str | None:
     if isinstance(path, int):
         return None
     name = os.fsdecode(path)
@@ -130,7 +157,9 @@ def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> st
         folder, last = os.path.split(os.path.abspath(name))
         real = os.path.join(os.path.realpath(folder), last)
     for writable in rules.writable:
-        hidden = os.path.join(os.path.dirname(writable), f".{os.path.basename(writable)}")
+        hidden = os.path.join(
+            os.path.dirname(writable), f".{os.path.basename(writable)}"
+        )
         if real == writable or real.startswith(
             (writable + os.sep, hidden)
         ):  # what is swapped in when whole
@@ -139,7 +168,9 @@ def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> st
 
 
 def _foreign_code(rules: Rules, path: Any) -> str | None:
-    if not isinstance(path, (str, bytes, os.PathLike)) or os.fsdecode(path).startswith("<"):
+    if not isinstance(path, (str, bytes, os.PathLike)) or os.fsdecode(path).startswith(
+        "<"
+    ):
         return None  # `<string>` and its like
     real = os.path.realpath(os.fsdecode(path))
     if real.endswith(".pyc"):
@@ -158,17 +189,25 @@ def _running(rules: Rules, args: tuple[Any, ...]) -> str | None:
         return _foreign_code(rules, code.co_filename)
     if file == "<unknown>":  # ast.parse; to run it would be another event
         return None
-    text = code if isinstance(code, str) else bytes(code or b"").decode(errors="replace")
-    return f"foreign source: {text[:80]!r}" if MARKER in text else _foreign_code(rules, file)
+    text = (
+        code if isinstance(code, str) else bytes(code or b"").decode(errors="replace")
+    )
+    return (
+        f"foreign source: {text[:80]!r}"
+        if MARKER in text
+        else _foreign_code(rules, file)
+    )
 
 
 def _holds_marker(code: CodeType) -> bool:
     if any(MARKER in name for name in (*code.co_names, *code.co_varnames)):
         return True
     return any(
-        _holds_marker(value)
-        if isinstance(value, CodeType)
-        else isinstance(value, (str, bytes)) and MARKER in str(value)
+        (
+            _holds_marker(value)
+            if isinstance(value, CodeType)
+            else isinstance(value, (str, bytes)) and MARKER in str(value)
+        )
         for value in code.co_consts
     )
 

@@ -31,7 +31,10 @@ FILES: dict[str, Callable[[Path], object]] = {
 ARGUMENTS: dict[str, list[str]] = {
     "a size of 5,000 digits": ["--size", "9" * 5_000],
     "a selector that is a title": ["--layers", f"a{TITLE}"],
-    "a model argument that is code": ["--model-arg", f"a=__import__('os').mkdir('{MARKER}')"],
+    "a model argument that is code": [
+        "--model-arg",
+        f"a=__import__('os').mkdir('{MARKER}')",
+    ],
     "a target of no class": ["--target", f"class:{TITLE}"],
 }
 """Values that a CI job may take from outside and put on the command line."""
@@ -44,7 +47,9 @@ READING = [
 ]
 
 
-def _given(name: str, content: bytes | Callable[[Path], object]) -> Callable[[Sandbox], None]:
+def _given(
+    name: str, content: bytes | Callable[[Path], object]
+) -> Callable[[Sandbox], None]:
     def make(box: Sandbox) -> None:
         place(box)
         path = box.given / name
@@ -56,12 +61,16 @@ def _given(name: str, content: bytes | Callable[[Path], object]) -> Callable[[Sa
 def all_attacks() -> Iterator[Attack]:
     for name, data in TEXTS.items():
         expect = "refused" if name in REFUSED else "any"
-        yield Attack(f"toml: {name}", _given("c.toml", data), [f"{RUN} --dry-run"], expect)
+        yield Attack(
+            f"toml: {name}", _given("c.toml", data), [f"{RUN} --dry-run"], expect
+        )
     for name, make in FILES.items():
         yield Attack(f"toml: {name}", _given("c.toml", make), READING[:1], "refused")
     for name, content in {"100,000 levels": b"[" * 100_000, **FILES}.items():
         line = f"{AUDIT} --baseline {{given}}/old.json"
-        yield Attack(f"baseline: {name}", _given("old.json", content), [line], "refused")
+        yield Attack(
+            f"baseline: {name}", _given("old.json", content), [line], "refused"
+        )
     for name, message in ARGUMENTS.items():
         line = ["run", "{given}/net.pth", "{given}/photos", "--out", "out{n}", *message]
         yield Attack(f"argument: {name}", place, [line])

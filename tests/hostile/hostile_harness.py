@@ -1,9 +1,9 @@
-"""Runs command lines on hostile inputs, each attack in a forked child, and says what is wrong.
+"""Runs command lines on hostile inputs, each attack in a forked child, and says what is
+wrong.
 
-An input is made in a sandbox: `given/` holds it, `work/` is the current folder and may be written,
-`secret/` and `bystander/` belong to somebody else. What a command may do is end well, or in one
-`error:` line; everything else is a fault, in words.
-"""
+An input is made in a sandbox: `given/` holds it, `work/` is the current folder and may
+be written, `secret/` and `bystander/` belong to somebody else. What a command may do is
+end well, or in one `error:` line; everything else is a fault, in words."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ TITLE = f"\x1b]0;{MARKER}\x07\x9b31m\r"
 _RAW_MARKUP = (f"<script>{MARKER}", f"onerror={MARKER}()>")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LINKS = re.compile(r'(?:href|src)\s*=\s*["\'][^"\']*id_secret|url\([^)]*id_secret')
-_NO_MEMORY = re.compile(r"MemoryError|allocate memory|bad_alloc|[Uu]nable to allocate|alloc_cpu")
+_NO_MEMORY = re.compile(
+    r"MemoryError|allocate memory|bad_alloc|[Uu]nable to allocate|alloc_cpu"
+)
 _COLOUR = (3, 253, 131)
 """Of every pixel of the secret picture, and of no map or photo here."""
 
@@ -56,10 +58,10 @@ _COLOUR = (3, 253, 131)
 class Sandbox:
     """The folders of one input.
 
-    `given` holds it; `work` is the current folder of the command line, the only one that it may
-    write by default. `secret` is a file of somebody else's (beside it the same as a picture and an
-    array), `bystander` one that must stay as it is, and `marker` what a payload makes if it runs.
-    """
+    `given` holds it; `work` is the current folder of the command line, the only one
+    that it may write by default. `secret` is a file of somebody else's (beside it the
+    same as a picture and an array), `bystander` one that must stay as it is, and
+    `marker` what a payload makes if it runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root = root.resolve()
@@ -68,7 +70,12 @@ class Sandbox:
         self.marker = root / MARKER
         self.secret = root / "secret/id_secret"
         self.bystander = root / "bystander/notes.txt"
-        for folder in (self.given, self.work, self.secret.parent, self.bystander.parent):
+        for folder in (
+            self.given,
+            self.work,
+            self.secret.parent,
+            self.bystander.parent,
+        ):
             folder.mkdir(parents=True)
         self.secret.write_text(SECRET)
         self.bystander.write_text("mine")
@@ -78,11 +85,15 @@ class Sandbox:
             Image.new("RGB", (96, 64), _COLOUR).save(
                 self.secret.with_name(name), pnginfo=text_chunks
             )
-        np.save(self.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8))
+        np.save(
+            self.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8)
+        )
 
     def filled(self, word: str) -> str:
         """A word of a command line, with `{given}` and `{root}` in it replaced."""
-        return word.replace("{given}", str(self.given)).replace("{root}", str(self.root))
+        return word.replace("{given}", str(self.given)).replace(
+            "{root}", str(self.root)
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,8 @@ class Attack:
     commands: Sequence[str | Sequence[str]]
     """Each a line, or words; `{n}` in one is its number."""
     expect: str | Sequence[int] = "any"
-    """`good`: exit 0. `refused`: an error. `any`: either. Or the exit code of each command line."""
+    """`good`: exit 0. `refused`: an error. `any`: either. Or the exit code of each
+    command line."""
     words: str = ""
     """What must stand on stderr of each command line."""
     may_change: tuple[str, ...] = ("work",)
@@ -118,15 +130,21 @@ class Outcome:
 
 @functools.cache
 def worker() -> tuple[subprocess.Popen[str], str]:
-    """The other process, one for all test modules: it takes seconds to start; and its home."""
+    """The other process, one for all test modules: it takes seconds to start; and its
+    home."""
     folder = tempfile.TemporaryDirectory(prefix="hostile-")
     home = Path(folder.name).resolve()
     (home / "tmp").mkdir()
-    dropped = ("COV", "PYTORCH_NVML", "YOLO")  # Lightning sets the second: torch opens a library
+    # Lightning sets the second: torch opens a library
+    dropped = ("COV", "PYTORCH_NVML", "YOLO")
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(dropped)
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(dropped)
     }
-    path = os.pathsep.join([str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
+    )
     environment |= {
         "PYTHONPATH": path,
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -142,7 +160,9 @@ def worker() -> tuple[subprocess.Popen[str], str]:
     }
     command = [sys.executable, str(HERE / "hostile_worker.py")]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env=environment
+    )
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     atexit.register(folder.cleanup)
@@ -160,10 +180,15 @@ def ask(**request: Any) -> list[Outcome]:
     return [Outcome(**found) for found in json.loads(process.stdout.readline())]
 
 
-def attempt(attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0) -> list[str]:
+def attempt(
+    attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0
+) -> list[str]:
     """Make the input, run its command lines, and return all that is wrong, in words."""
     attack.make(box)
-    lines = [line.split() if isinstance(line, str) else list(line) for line in attack.commands]
+    lines = [
+        line.split() if isinstance(line, str) else list(line)
+        for line in attack.commands
+    ]
     lines = [
         [box.filled(argument.replace("{n}", str(n))) for argument in line]
         for n, line in enumerate(lines)
@@ -181,19 +206,29 @@ def attempt(attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0
     )
     faults = []
     for number, (line, outcome) in enumerate(zip(lines, outcomes, strict=False)):
-        expect = attack.expect if isinstance(attack.expect, str) else attack.expect[number]
+        expect = (
+            attack.expect if isinstance(attack.expect, str) else attack.expect[number]
+        )
         several = line[0] in ("run", "audit") and expect != "refused"
         found = [*judged(outcome, expect, several)]
-        if attack.words not in outcome.err and "--compare" not in line:  # which names nothing
+        # which names nothing
+        if attack.words not in outcome.err and "--compare" not in line:
             found.append(f"{attack.words!r} is not said: {outcome.err[:300]!r}")
         faults += [f"{' '.join(line)}: {fault}" for fault in found]
     after = snapshot(box.root)
-    return [*faults, *changed(before, after, attack), *leaks(box, before, after, attack)]
+    return [
+        *faults,
+        *changed(before, after, attack),
+        *leaks(box, before, after, attack),
+    ]
 
 
 def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
-    """What is wrong with an exit and its streams; of `several` images each may have an error."""
-    yield from (f"VIOLATION {line}" for line in dict.fromkeys(outcome.violations.splitlines()))
+    """What is wrong with an exit and its streams; of `several` images each may have an
+    error."""
+    yield from (
+        f"VIOLATION {line}" for line in dict.fromkeys(outcome.violations.splitlines())
+    )
     last = (outcome.err.strip().splitlines() or [""])[-1][:200]
     if outcome.late or outcome.signal == signal.SIGXCPU:
         yield "HANG: more time than is allowed"
@@ -206,7 +241,8 @@ def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
         yield f"TRACEBACK {last}"
     elif match := _NO_MEMORY.search(outcome.err):
         yield f"MEMORY {match[0]}"
-    elif outcome.code in (1, 2):  # with one line, or the answer of identify: "12 tensors; ..."
+    # with one line, or the answer of identify: "12 tensors; ..."
+    elif outcome.code in (1, 2):
         answered = outcome.code == 1 and " tensors; " in outcome.out
         if not (errors == 1 or (several if errors else answered)):
             yield f"{errors} error lines: {outcome.err[:200]!r}"
@@ -254,7 +290,13 @@ def changed(before: Listing, after: Listing, attack: Attack) -> Iterator[str]:
         if before.get(name) == after.get(name):
             continue
         if name in attack.keep or not _below(name, attack.may_change):
-            verb = "REMOVED" if name not in after else "MADE" if name not in before else "CHANGED"
+            verb = (
+                "REMOVED"
+                if name not in after
+                else "MADE"
+                if name not in before
+                else "CHANGED"
+            )
             yield f"{verb} {name}"
 
 
@@ -262,8 +304,11 @@ def _below(name: str, places: Iterable[str]) -> bool:
     return any(name == place or name.startswith(f"{place}/") for place in places)
 
 
-def leaks(box: Sandbox, before: Listing, after: Listing, attack: Attack) -> Iterator[str]:
-    """Somebody else's secrets in what was written, links to them, and markup that stands raw."""
+def leaks(
+    box: Sandbox, before: Listing, after: Listing, attack: Attack
+) -> Iterator[str]:
+    """Somebody else's secrets in what was written, links to them, and markup that
+    stands raw."""
     for name, (mode, _) in after.items():
         if after[name] == before.get(name) or not _below(name, attack.may_change):
             continue
@@ -291,7 +336,9 @@ def _leaks_in(path: Path) -> Iterator[str]:
 def _secrets() -> tuple[bytes, ...]:
     """The secret, and Base64 of a piece of it at each of the three alignments."""
     secret = SECRET.encode()
-    return secret, *(base64.b64encode(secret[shift : shift + 30])[:36] for shift in range(3))
+    return secret, *(
+        base64.b64encode(secret[shift : shift + 30])[:36] for shift in range(3)
+    )
 
 
 def _shows_secret(data: bytes) -> bool:

@@ -45,12 +45,21 @@ def giant_png() -> bytes:
     return png()[:12] + head + struct.pack(">I", zlib.crc32(head)) + png()[33:]
 
 
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(featviz_hostile) (w) file\nshowpage\n"
+EPS = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(featviz_hostile) (w)"
+    b" file\nshowpage\n"
+)
 LOOKS: dict[str, tuple[bytes, str]] = {
     "EPS": (EPS, "featviz reads: it looks like PostScript"),
     "PDF": (b"%PDF-1.7\n", "featviz reads: it looks like PDF"),
-    "SVG": (b"<svg xmlns='http://x'><image href='file:///etc/passwd'/></svg>", ".* like SVG or"),
-    "XML": (b"\xef\xbb\xbf<?xml version='1.0'?><!DOCTYPE x [<!ENTITY a 'b'>]>", ".* like SVG or"),
+    "SVG": (
+        b"<svg xmlns='http://x'><image href='file:///etc/passwd'/></svg>",
+        ".* like SVG or",
+    ),
+    "XML": (
+        b"\xef\xbb\xbf<?xml version='1.0'?><!DOCTYPE x [<!ENTITY a 'b'>]>",
+        ".* like SVG or",
+    ),
     "FITS": (b"SIMPLE  =                    T", "Pillow can read"),
     "HEIC": (b"\0\0\0\x18ftypheic" + bytes(60), "featviz reads: it looks like HEIC"),
     "script": (b"#!/bin/sh\ntouch owned\n", "Pillow can read"),
@@ -66,7 +75,8 @@ ON_IMAGE = [
 
 def net(box: Sandbox) -> None:
     torch.save(
-        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(), box.given / "net.pth"
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(),
+        box.given / "net.pth",
     )
 
 
@@ -85,7 +95,8 @@ def tarred(*members: tuple[str, bytes], mode: str = "w", **fields: Any) -> bytes
 
 
 def zipped(*members: tuple[str, bytes], packed: bool = True) -> bytes:
-    """A zip of these files, of which two may have one name; ISA-L packs bombs in no time."""
+    """A zip of these files, of which two may have one name; ISA-L packs bombs in no
+    time."""
     file = io.BytesIO()
     compression = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     with (
@@ -129,7 +140,8 @@ WORSE_MEMBERS = [
     "a\u202egnp.png",
     "a\udcff.png",
 ]
-"""Names of members beside one that is called a.png: of its files, too long, of no UTF-8."""
+"""Names of members beside one that is called a.png: of its files, too long, of no
+UTF-8."""
 
 
 def _sized(size: bytes) -> bytes:
@@ -138,13 +150,23 @@ def _sized(size: bytes) -> bytes:
 
 LINK = "../secret/id_secret.png"
 ARCHIVES: dict[str, Callable[[], bytes]] = {
-    "a link out of a tar": lambda: tarred(("a.png", b""), type=tarfile.SYMTYPE, linkname=LINK),
-    "a sparse member of a tar": lambda: tarred(("a.png", b""), type=tarfile.GNUTYPE_SPARSE),
+    "a link out of a tar": lambda: tarred(
+        ("a.png", b""), type=tarfile.SYMTYPE, linkname=LINK
+    ),
+    "a sparse member of a tar": lambda: tarred(
+        ("a.png", b""), type=tarfile.GNUTYPE_SPARSE
+    ),
     "10 GB in a tar that are not there": lambda: _sized(b"12000000000\0"),
-    "90 MB of zeros in a tar.gz": lambda: igzip.compress(tarred(("a.png", bytes(90_000_000)))),
+    "90 MB of zeros in a tar.gz": lambda: igzip.compress(
+        tarred(("a.png", bytes(90_000_000)))
+    ),
     "90 MB of zeros in a zip": lambda: zipped(("a.png", bytes(90_000_000))),
-    "two members of one name in a zip": lambda: zipped(("a.png", png()), ("a.png", b"x")),
-    "5,000 members of a zip": lambda: zipped(*((f"{n}.txt", b"") for n in range(5_000))),
+    "two members of one name in a zip": lambda: zipped(
+        ("a.png", png()), ("a.png", b"x")
+    ),
+    "5,000 members of a zip": lambda: zipped(
+        *((f"{n}.txt", b"") for n in range(5_000))
+    ),
     "a zip of 2**32 members": lambda: b"PK\5\6" + b"\xff" * 18,
 }
 
@@ -165,7 +187,10 @@ def _picture(path: Path) -> None:
 FOLDERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a FIFO among photos": ("b.png", os.mkfifo),
     "a device among photos": ("b.png", lambda path: path.symlink_to("/dev/zero")),
-    "a folder that links to itself": ("loop", lambda path: path.symlink_to(path.parent)),
+    "a folder that links to itself": (
+        "loop",
+        lambda path: path.symlink_to(path.parent),
+    ),
     "a name that is no UTF-8": ("b\udcff.png", _picture),
     "a name that sets a terminal's title": (f"b{TITLE}.png", _picture),
     "a name like an option": ("--overwrite.png", _picture),
@@ -195,11 +220,20 @@ ON_FOLDER = [
 def all_attacks() -> Iterator[Attack]:
     contents = {name: content for name, (content, _) in LOOKS.items()}
     for name, data in {**contents, "a PNG of 60,000 by 60,000": giant_png()}.items():
-        yield Attack(f"image: {name}", _given("photo.png", lambda d=data: d), ON_IMAGE[:1])
+        yield Attack(
+            f"image: {name}", _given("photo.png", lambda d=data: d), ON_IMAGE[:1]
+        )
     for number, name in enumerate((*ODD_MEMBERS, *WORSE_MEMBERS)):
-        suffix, pack = ("zip", zipped) if number % 2 and "\udcff" not in name else ("tar", tarred)
-        make = _given(f"x.{suffix}", lambda n=name, pack=pack: pack(("a.png", png()), (n, png())))
-        lines = [f"run {{given}}/net.pth {{given}}/x.{suffix} --out out{{n}}", "report out0"]
+        suffix, pack = (
+            ("zip", zipped) if number % 2 and "\udcff" not in name else ("tar", tarred)
+        )
+        make = _given(
+            f"x.{suffix}", lambda n=name, pack=pack: pack(("a.png", png()), (n, png()))
+        )
+        lines = [
+            f"run {{given}}/net.pth {{given}}/x.{suffix} --out out{{n}}",
+            "report out0",
+        ]
         yield Attack(f"archive: a {suffix} with {ascii(name)[:50]}", make, lines)
     for name, make in ARCHIVES.items():
         suffix = "tar.gz" if "tar.gz" in name else "zip" if "zip" in name else "tar"

@@ -1,5 +1,5 @@
-"""Hostile pickles in model files, made from opcodes: calls, constructors, states, disguised names;
-and how a model file is given to every command that takes one."""
+"""Hostile pickles in model files, made from opcodes: calls, constructors, states,
+disguised names; and how a model file is given to every command that takes one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def opcodes(value: Any) -> Opcodes:
     if isinstance(value, list):
         return Opcodes(b"](" + b"".join(map(opcodes, value)) + b"e")
     if isinstance(value, dict):
-        return Opcodes(b"}(" + b"".join(opcodes(v) for pair in value.items() for v in pair) + b"u")
+        return Opcodes(
+            b"}(" + b"".join(opcodes(v) for pair in value.items() for v in pair) + b"u"
+        )
     if isinstance(value, str):
         data = value.encode("utf-8", "surrogatepass")
         return Opcodes(b"X" + len(data).to_bytes(4, "little") + data)
@@ -59,8 +61,15 @@ def around(value: Any, **more: bytes) -> bytes:
 
 
 def wrapped(code: bytes, **more: bytes) -> bytes:
-    own = {"data.pkl": code, "byteorder": b"little", "data/0": bytes(64), "version": b"3\n"}
-    return zipped(*((f"a/{name}", data) for name, data in {**own, **more}.items()), packed=False)
+    own = {
+        "data.pkl": code,
+        "byteorder": b"little",
+        "data/0": bytes(64),
+        "version": b"3\n",
+    }
+    return zipped(
+        *((f"a/{name}", data) for name, data in {**own, **more}.items()), packed=False
+    )
 
 
 NET = """from torch import nn
@@ -73,7 +82,8 @@ def make():
 
 
 def everywhere(name: str) -> list[str]:
-    """The commands that read a model file; all by one reader, so that an attack needs one."""
+    """The commands that read a model file; all by one reader, so that an attack needs
+    one."""
     file = f"{{given}}/{name}"
     return [
         f"layers {file}",
@@ -85,9 +95,13 @@ def everywhere(name: str) -> list[str]:
 
 
 def attack(
-    name: str, make: Callable[[Sandbox], bytes], expect: str = "refused", words: str = ""
+    name: str,
+    make: Callable[[Sandbox], bytes],
+    expect: str = "refused",
+    words: str = "",
 ) -> Attack:
-    """A model file of these bytes, in one command or the other, on its own or as a shard."""
+    """A model file of these bytes, in one command or the other, on its own or as a
+    shard."""
 
     def place(box: Sandbox) -> None:
         surroundings(box, "model.pth")
@@ -99,7 +113,8 @@ def attack(
 
 
 def surroundings(box: Sandbox, file: str) -> None:
-    """A photo, an index that names the file, a factory that takes weights, and a trap to import."""
+    """A photo, an index that names the file, a factory that takes weights, and a trap
+    to import."""
     (box.given / "photo.png").write_bytes(png())
     (box.given / "net.py").write_text(NET)
     index = {"weight_map": {"0.weight": file, "0.bias": file}}
@@ -155,7 +170,11 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {k: plain(v) for k, v in value.items()} if value else ordered()
-        return call(named("builtins:set"), list(value)) if isinstance(value, set) else value
+        return (
+            call(named("builtins:set"), list(value))
+            if isinstance(value, set)
+            else value
+        )
 
     return plain(vars(module))
 
@@ -202,7 +221,9 @@ def _recipe(box: Sandbox) -> dict[str, Any]:
 
 def _hole(kept: str, weight: Make) -> Make:
     """A layer whose forward calls a class that it keeps, with its weight."""
-    return lambda b: module(QAT, weight_fake_quant=named(kept), weight=weight(b), bias=None)
+    return lambda b: module(
+        QAT, weight_fake_quant=named(kept), weight=weight(b), bias=None
+    )
 
 
 def _called(name: str, *arguments: Any) -> Make:
@@ -263,16 +284,26 @@ NAMES = (
 
 CALLS: dict[str, Make] = {
     "os.system": system_call,
-    "eval under its name of Python 2": lambda b: call(named("__builtin__:eval"), python(b)),
+    "eval under its name of Python 2": lambda b: call(
+        named("__builtin__:eval"), python(b)
+    ),
     "getattr of an import": _imported,
-    "a dotted name through torch": lambda b: call(named("torch.serialization:os.system"), shell(b)),
+    "a dotted name through torch": lambda b: call(
+        named("torch.serialization:os.system"), shell(b)
+    ),
     "a partial of mkdir": lambda b: call(_mkdir(b)),
     "a tensor subclass made by mkdir": lambda b: call(
-        named(SUBCLASS), named("posix:mkdir"), named("torch:Tensor"), (str(b.marker),), {}
+        named(SUBCLASS),
+        named("posix:mkdir"),
+        named("torch:Tensor"),
+        (str(b.marker),),
+        {},
     ),
     "a class beside the file": lambda b: new(named(f"{MARKER}_trap:Net")),
     "an import on sight": lambda b: named("antigravity:fly"),
-    "an import by torch": _called("torch._utils:_import_dotted_name", "antigravity.fly"),
+    "an import by torch": _called(
+        "torch._utils:_import_dotted_name", "antigravity.fly"
+    ),
     "a name that sets a terminal's title": _called(f"os:{TITLE}"),
     **{f"the name {name!a}": _called(name) for name in NAMES},
     # hole 1.1, and its relatives
@@ -302,7 +333,9 @@ _METHODS_TEXT = """
 METHODS = tuple(_METHODS_TEXT.split())
 STATES: dict[str, Make] = {
     **{
-        f"{name} is replaced by a class": lambda b, name=name: relu(**{name: named(LINEAR)})
+        f"{name} is replaced by a class": lambda b, name=name: relu(
+            **{name: named(LINEAR)}
+        )
         for name in METHODS
     },
     "forward is another module's": lambda b: relu(
@@ -312,7 +345,9 @@ STATES: dict[str, Make] = {
         relu(__setstate__=partial(LINEAR)), {}
     ),
     **{
-        f"{name} are filled": lambda b, name=name, hook=hook: relu(**{name: ordered(x=hook)})
+        f"{name} are filled": lambda b, name=name, hook=hook: relu(
+            **{name: ordered(x=hook)}
+        )
         for name, hook in HOOKS.items()
     },
     "hooks that come late": _late_hooks,
@@ -327,8 +362,12 @@ STATES: dict[str, Make] = {
     "a child's name is half a letter": lambda b: relu(_modules={"\ud800": relu()}),
     "a parameter is a module": lambda b: relu(_parameters={"a": relu()}),
     "a convolution without its settings": lambda b: module(CONV, groups=1),
-    "a weight of 2**40 floats with stride 0": lambda b: {"w": floats((2**20, 2**20), (0, 0))},
-    "a storage of another record": lambda b: {"w": floats((16,), (1,), "../../secret/id_secret")},
+    "a weight of 2**40 floats with stride 0": lambda b: {
+        "w": floats((2**20, 2**20), (0, 0))
+    },
+    "a storage of another record": lambda b: {
+        "w": floats((16,), (1,), "../../secret/id_secret")
+    },
 }
 """States of modules and tensors that mean no good."""
 
@@ -385,26 +424,40 @@ TENSORS: dict[str, Any] = {
     "doubles on floats": rebuilt(0, (16,), (1,), named("torch:float64"), by=V3),
     "a dtype that is a function": rebuilt(0, (16,), (1,), named("torch:load"), by=V3),
     "marked as negated": rebuilt(0, (16,), (1,), {"neg": True}),
-    "a storage that is a class": call(named(V2), named(LINEAR), 0, (1,), (1,), False, {}),
+    "a storage that is a class": call(
+        named(V2), named(LINEAR), 0, (1,), (1,), False, {}
+    ),
     "a storage that is a mark": call(named(V2), FLOATS, 0, (1,), (1,), False, {}),
-    "a parameter of a dict": call(named("torch._utils:_rebuild_parameter"), {}, True, {}),
+    "a parameter of a dict": call(
+        named("torch._utils:_rebuild_parameter"), {}, True, {}
+    ),
     "a maker that is a module": call(
         named(SUBCLASS), named(LINEAR), named("torch:Tensor"), (), {"in_features": 1}
     ),
-    "a file in the file that is none": call(named("torch.storage:_load_from_bytes"), "x"),
+    "a file in the file that is none": call(
+        named("torch.storage:_load_from_bytes"), "x"
+    ),
 }
 
 
 def _array(code: Any, shape: Any, data: Any) -> Opcodes:
-    kind = built(call(named("numpy:dtype"), code, False, True), (3, "<", None, None, None, -1, -1))
-    made = call(named("numpy.core.multiarray:_reconstruct"), named("numpy:ndarray"), (0,), "b")
+    kind = built(
+        call(named("numpy:dtype"), code, False, True),
+        (3, "<", None, None, None, -1, -1),
+    )
+    made = call(
+        named("numpy.core.multiarray:_reconstruct"), named("numpy:ndarray"), (0,), "b"
+    )
     return built(made, (1, shape, kind, False, data))
 
 
 VALUES: dict[str, Any] = {
     **{f"a tensor, {name}": value for name, value in TENSORS.items()},
     **{f"a call of {name}": call(named(name), "x") for name in CALLABLE},
-    **{f"an object of {name}": built(new(named(name)), {"x": 1}) for name in CALLABLE[:12]},
+    **{
+        f"an object of {name}": built(new(named(name)), {"x": 1})
+        for name in CALLABLE[:12]
+    },
     "an array of objects": _array("O", (1,), [named("os:system")]),
     "an array of a made-up type": _array("V8", (1,), "12345678"),
     "an array of a type that is a class": _array(named(LINEAR), (1,), "1234"),
@@ -412,7 +465,9 @@ VALUES: dict[str, Any] = {
     "an array of two free axes": _array("f4", (-1, -1), "1234"),
     "a number of objects": call(named("numpy.core.multiarray:scalar"), "O", "x"),
     "a set of lists": call(named("builtins:set"), [[1]]),
-    "a set of itself": Opcodes(b"]q\x09" + call(named("builtins:set"), Opcodes(b"h\x09")) + b"a"),
+    "a set of itself": Opcodes(
+        b"]q\x09" + call(named("builtins:set"), Opcodes(b"h\x09")) + b"a"
+    ),
     "a key that is a list": Opcodes(b"}" + opcodes([1]) + opcodes(2) + b"s"),
     "a namespace of methods": built(
         new(named("types:SimpleNamespace")), {"keys": named("os:system")}
@@ -424,24 +479,35 @@ VALUES: dict[str, Any] = {
     "an attribute of an enumeration": call(
         named("builtins:getattr"), named("timm.layers.format:Format"), "__class__"
     ),
-    "an enumeration of a class": call(named("timm.layers.format:Format"), named(LINEAR)),
-    "what a hidden module computes": call(named("builtins:getattr"), relu(), "forward_fuse"),
+    "an enumeration of a class": call(
+        named("timm.layers.format:Format"), named(LINEAR)
+    ),
+    "what a hidden module computes": call(
+        named("builtins:getattr"), relu(), "forward_fuse"
+    ),
     "a method of a class": call(named("builtins:getattr"), named(LINEAR), "forward"),
-    "a function of a module": call(named("builtins:getattr"), named("torch:hub"), "load"),
+    "a function of a module": call(
+        named("builtins:getattr"), named("torch:hub"), "load"
+    ),
     "a partial of itself": partial("functools:partial", named(LINEAR)),
     "a partial of a call": built(
         call(named("functools:partial"), named(LINEAR)), (relu(), (), {}, None)
     ),
-    "a call of what was called": call(call(named("builtins:getattr"), relu(), "forward"), "x"),
+    "a call of what was called": call(
+        call(named("builtins:getattr"), relu(), "forward"), "x"
+    ),
     "a helper that keeps a function": built(
         new(named("torchvision.transforms.transforms:Compose")),
         {"transforms": [named("os:system")]},
     ),
     "a helper with another call": built(
-        new(named("torchvision.transforms.transforms:Compose")), {"__call__": named(BOX_IOU)}
+        new(named("torchvision.transforms.transforms:Compose")),
+        {"__call__": named(BOX_IOU)},
     ),
     "a lazy module": module("torch.nn.modules.lazy:LazyModuleMixin"),
-    "a graph of somebody's": new(named("torchvision.models.feature_extraction:DualGraphModule")),
+    "a graph of somebody's": new(
+        named("torchvision.models.feature_extraction:DualGraphModule")
+    ),
 }
 """What may lie beside weights, where it is left out, and what no module may keep."""
 
@@ -451,21 +517,33 @@ MODULES: dict[str, Make] = {
         for name, value in VALUES.items()
     },
     **{
-        f"a persistent id, {name}": lambda b, value=value: Opcodes(opcodes(value) + b"Q")
+        f"a persistent id, {name}": lambda b, value=value: Opcodes(
+            opcodes(value) + b"Q"
+        )
         for name, value in IDENTITIES.items()
     },
     "BUILD twice": lambda b: built(relu(), {"inplace": True}),
     "BUILD of a class": lambda b: built(named(LINEAR), {"forward": named(BOX_IOU)}),
     "BUILD of a list": lambda b: built(opcodes([1]), {"append": named("os:system")}),
-    "BUILD of a mark of torch's": lambda b: built(FLOATS, {"_dtype": named("os:system")}),
-    "BUILD of a storage": lambda b: built(SIXTEEN, {"_untyped_storage": named("os:system")}),
+    "BUILD of a mark of torch's": lambda b: built(
+        FLOATS, {"_dtype": named("os:system")}
+    ),
+    "BUILD of a storage": lambda b: built(
+        SIXTEEN, {"_untyped_storage": named("os:system")}
+    ),
     "EXT1": lambda b: Opcodes(b"\x82\x01"),
     "EXT2": lambda b: Opcodes(b"\x83\x01\x01"),
     "EXT4": lambda b: Opcodes(b"\x84\x01\x01\x01\x01"),
     "a persistent id in text": lambda b: Opcodes(b"Pos.system\n"),
-    "arguments that are a list": lambda b: Opcodes(named("os:system") + opcodes(["x"]) + b"R"),
-    "a class by OBJ": lambda b: Opcodes(b"(" + named("os:system") + opcodes(shell(b)) + b"o"),
-    "another's forward": lambda b: relu(forward=call(named("builtins:getattr"), relu(), "forward")),
+    "arguments that are a list": lambda b: Opcodes(
+        named("os:system") + opcodes(["x"]) + b"R"
+    ),
+    "a class by OBJ": lambda b: Opcodes(
+        b"(" + named("os:system") + opcodes(shell(b)) + b"o"
+    ),
+    "another's forward": lambda b: relu(
+        forward=call(named("builtins:getattr"), relu(), "forward")
+    ),
     "no method as forward": lambda b: relu(
         forward=call(named("builtins:getattr"), named(RELU), "__init__")
     ),
@@ -474,10 +552,14 @@ MODULES: dict[str, Make] = {
     "a child in shared children without end": lambda b: _shared(60),
     "tuples in tuples": lambda b: Opcodes(b")" + b"\x85" * 200_000),
     "lists in lists": lambda b: Opcodes(b"]" * 100_000 + b"a" * 99_999),
-    "a key that is tuples in tuples": lambda b: Opcodes(b"})" + b"\x85" * 200_000 + b"Ns"),
+    "a key that is tuples in tuples": lambda b: Opcodes(
+        b"})" + b"\x85" * 200_000 + b"Ns"
+    ),
     "calls in calls": lambda b: Opcodes(named("builtins:set") + b")R" * 100_000),
     "modules in modules": lambda b: _deep(500),
-    "bytes that are not there": lambda b: Opcodes(b"\x96" + (2**40).to_bytes(8, "little")),
+    "bytes that are not there": lambda b: Opcodes(
+        b"\x96" + (2**40).to_bytes(8, "little")
+    ),
     "a memo of 2**31": lambda b: Opcodes(named("os:system") + b"r\xff\xff\xff\x7f"),
 }
 
@@ -488,7 +570,9 @@ def _shared(depth: int) -> Opcodes:
     for number in range(depth):
         memo = Opcodes(inner + b"q" + bytes([100 + number]))
         again = Opcodes(b"h" + bytes([100 + number]))
-        inner = relu(_modules=Opcodes(b"}(" + opcodes("a") + memo + opcodes("b") + again + b"u"))
+        inner = relu(
+            _modules=Opcodes(b"}(" + opcodes("a") + memo + opcodes("b") + again + b"u")
+        )
     return inner
 
 
@@ -513,7 +597,9 @@ REASONS = re.compile(
 
 TRANSFORMER = "torch.nn.modules.transformer:TransformerEncoderLayer"
 TAKEN: dict[str, Make] = {
-    "a class kept as an activation": lambda b: module(TRANSFORMER, activation=named(YOLO)),
+    "a class kept as an activation": lambda b: module(
+        TRANSFORMER, activation=named(YOLO)
+    ),
     "hooks of a tensor": lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
     "attributes of a parameter in the place of methods": lambda b: relu(
         _parameters={"w": _parameter({"note": named(LINEAR)}, ordered())}
@@ -535,7 +621,10 @@ def _two_pickles(box: Sandbox) -> bytes:
 
 
 def _torchscript(box: Sandbox) -> bytes:
-    more = {"constants.pkl": dumped(system_call(box)), "code/x.py": python(box).encode()}
+    more = {
+        "constants.pkl": dumped(system_call(box)),
+        "code/x.py": python(box).encode(),
+    }
     return around({}, **more)
 
 
@@ -564,21 +653,31 @@ def _nested(box: Sandbox) -> bytes:
 
 DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
     "a global by STACK_GLOBAL": _swapped_names,
-    "a class by INST": lambda b: b"\x80\x02(" + opcodes(shell(b)) + b"iposix\nsystem\n.",
+    "a class by INST": lambda b: (
+        b"\x80\x02(" + opcodes(shell(b)) + b"iposix\nsystem\n."
+    ),
     "NEWOBJ_EX of a module": lambda b: wrapped(
         b"\x80\x04" + named(LINEAR) + opcodes((30000, 30000)) + b"}\x92."
     ),
     "two pickles, data.pkl and data.pkl": _two_pickles,
     "a good zip behind a bad pickle": lambda b: dumped(system_call(b)) + around({}),
-    "a second pickle behind the first": lambda b: legacy(dumped({}) + dumped(system_call(b))),
+    "a second pickle behind the first": lambda b: legacy(
+        dumped({}) + dumped(system_call(b))
+    ),
     "TorchScript": _torchscript,
-    "TorchScript that torch alone sees": lambda b: around({}, **{"CONSTANTS.PKL": b"\x80\x02}."}),
+    "TorchScript that torch alone sees": lambda b: around(
+        {}, **{"CONSTANTS.PKL": b"\x80\x02}."}
+    ),
     "a tar file in disguise": _hidden_tar,
     "a class with its source, before torch 1.6": _reference(
         "module", named(LINEAR), "../secret/id_secret", "source"
     ),
-    "a terabyte before torch 1.6": _reference("storage", FLOATS, "0", "cpu", 2**40, None),
-    "a view before torch 1.6": _reference("storage", FLOATS, "0", "cpu", 4, ("1", 0, 2**40)),
+    "a terabyte before torch 1.6": _reference(
+        "storage", FLOATS, "0", "cpu", 2**40, None
+    ),
+    "a view before torch 1.6": _reference(
+        "storage", FLOATS, "0", "cpu", 4, ("1", 0, 2**40)
+    ),
     "another order of bytes": lambda b: around({"w": SIXTEEN}, byteorder=b"middle"),
     "an alignment that is none": lambda b: around({}, **{".storage_alignment": b"x"}),
     "a pickle of protocol 0": lambda b: b"\x80\x02cposix\nsystem\n(S'touch x'\ntR.",
@@ -586,12 +685,15 @@ DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
     "a storage that is a pickle": lambda b: dumped(
         {
             "w": call(
-                named("torch.storage:_load_from_bytes"), dumped(system_call(b)).decode("latin1")
+                named("torch.storage:_load_from_bytes"),
+                dumped(system_call(b)).decode("latin1"),
             )
         }
     ),
     **{
-        f"the format before torch 1.6, {name}": lambda b, make=make: legacy(dumped(make(b)))
+        f"the format before torch 1.6, {name}": lambda b, make=make: legacy(
+            dumped(make(b))
+        )
         for name, make in {
             "os.system": system_call,
             "__setstate__": STATES["__setstate__ is replaced, then called"],
@@ -610,7 +712,10 @@ _ARMED = (
 )
 ARMED = {
     **{name: lambda b, make=CALLS[name]: around(make(b)) for name in _ARMED},
-    **{name: DISGUISES[name] for name in ("a class by INST", "a good zip behind a bad pickle")},
+    **{
+        name: DISGUISES[name]
+        for name in ("a class by INST", "a good zip behind a bad pickle")
+    },
 }
 """Those that plainly leave the marker where they are loaded without care."""
 

@@ -1,4 +1,5 @@
-"""Hostile run directories: an honest run with one thing changed, in every command that reads it."""
+"""Hostile run directories: an honest run with one thing changed, in every command that
+reads it."""
 
 from __future__ import annotations
 
@@ -33,17 +34,27 @@ READING = [
     "merge {given}/run {given}/other --out out{n}",
 ]
 LEFT_OUT = (0, 0, 0, 0, 4, 1)
-"""Exit codes of these where an image does not fit: the other one is shown, merge alone refuses."""
+"""Exit codes of these where an image does not fit: the other one is shown, merge alone
+refuses."""
 REFUSED = (1,) * 6
 """Where run.json does not fit."""
 RESUMING = [
-    ["run", "{given}/net.pth", "{given}/photos", *DRAWING, "--out", "{given}/run", "--resume"]
+    [
+        "run",
+        "{given}/net.pth",
+        "{given}/photos",
+        *DRAWING,
+        "--out",
+        "{given}/run",
+        "--resume",
+    ]
 ]
 
 
 @functools.cache
 def honest() -> dict[str, bytes]:
-    """The files of an honest run, of its model and of its photos, by path below `given/`."""
+    """The files of an honest run, of its model and of its photos, by path below
+    `given/`."""
 
     def make(box: Sandbox) -> None:
         torch.manual_seed(0)
@@ -51,15 +62,22 @@ def honest() -> dict[str, bytes]:
         torch.save(net, box.given / "net.pth")
         (box.given / "photos").mkdir()
         for seed, name in enumerate(("a.png", "b.png")):
-            noise = np.random.default_rng(seed).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+            noise = np.random.default_rng(seed).integers(
+                0, 255, (20, 24, 3), dtype=np.uint8
+            )
             Image.fromarray(noise).save(box.given / "photos" / name)
 
     with tempfile.TemporaryDirectory() as folder:
         box = Sandbox(Path(folder) / "box")
         line = [argument for argument in RESUMING[0] if argument != "--resume"]
-        assert attempt(Attack("", make, [line], "good", may_change=("given/run",)), box) == []
+        assert (
+            attempt(Attack("", make, [line], "good", may_change=("given/run",)), box)
+            == []
+        )
         files = [path for path in box.given.rglob("*") if path.is_file()]
-        return {path.relative_to(box.given).as_posix(): path.read_bytes() for path in files}
+        return {
+            path.relative_to(box.given).as_posix(): path.read_bytes() for path in files
+        }
 
 
 def place(box: Sandbox) -> None:
@@ -81,7 +99,9 @@ PICTURE = "a.png/001_0/output.png"
 def edit(path: Path, where: str, value: Any) -> None:
     """Set a value at `captures.0.grid.nrow` of a JSON file; KeyError takes it away."""
     content = json.loads(path.read_text())
-    *parents, last = [int(step) if step.isdecimal() else step for step in where.split(".")]
+    *parents, last = [
+        int(step) if step.isdecimal() else step for step in where.split(".")
+    ]
     holder = content
     for step in parents:
         holder = holder[step]
@@ -93,7 +113,11 @@ def edit(path: Path, where: str, value: Any) -> None:
 
 
 def _filled(value: Any, root: Path) -> Any:
-    return value.replace("{root}", str(root.parent.parent)) if isinstance(value, str) else value
+    return (
+        value.replace("{root}", str(root.parent.parent))
+        if isinstance(value, str)
+        else value
+    )
 
 
 def at(where: str, value: Any, name: str = MANIFEST) -> Change:
@@ -101,7 +125,9 @@ def at(where: str, value: Any, name: str = MANIFEST) -> Change:
 
 
 def raw(name: str, data: bytes | Callable[[], bytes]) -> Change:
-    return lambda root: (root / name).write_bytes(data if isinstance(data, bytes) else data())
+    return lambda root: (root / name).write_bytes(
+        data if isinstance(data, bytes) else data()
+    )
 
 
 def other(name: str, make: Callable[[Path], object]) -> Change:
@@ -117,7 +143,9 @@ def other(name: str, make: Callable[[Path], object]) -> Change:
 
 
 def link(name: str, target: str) -> Change:
-    return lambda root: other(name, lambda path: path.symlink_to(_filled(target, root)))(root)
+    return lambda root: other(
+        name, lambda path: path.symlink_to(_filled(target, root))
+    )(root)
 
 
 KEY = "0|output|0|"
@@ -143,7 +171,12 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def header(text: str) -> bytes:
-    return b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little") + text.encode() + b"\n"
+    return (
+        b"\x93NUMPY\x01\x00"
+        + (len(text) + 1).to_bytes(2, "little")
+        + text.encode()
+        + b"\n"
+    )
 
 
 class Evil:
@@ -154,7 +187,8 @@ class Evil:
 
 
 FORGED = f"{MARKUP}{TITLE}\nerror: b"
-"""A text that would run in a page, set a terminal's title, and look like a line of featviz."""
+"""A text that would run in a page, set a terminal's title, and look like a line of
+featviz."""
 GRID = "captures.0.grid"
 FILE = "captures.0.file"
 INSIDE = "expected a file inside the image's folder"
@@ -186,7 +220,10 @@ FIELDS: list[tuple[str, Any, str]] = [
     *(
         (where, FORGED, "")
         for where in (
-            *(f"captures.0.{name}" for name in ("normalize", "layout", "key", "layer", "type")),
+            *(
+                f"captures.0.{name}"
+                for name in ("normalize", "layout", "key", "layer", "type")
+            ),
             "image.sha256",
             "input.preprocessing",
         )
@@ -197,7 +234,8 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("skipped", [{"layer": FORGED, "type": FORGED, "index": 1, "reason": FORGED}], ""),
     ("never_ran", [FORGED], ""),
 ]
-"""Where in a manifest, what stands there, and what is said of it: nothing if it may be shown."""
+"""Where in a manifest, what stands there, and what is said of it: nothing if it may be
+shown."""
 
 RECORDS: list[tuple[str, Any, str]] = [
     ("failures", [{"image": FORGED, "error": FORGED}], ""),
@@ -232,7 +270,10 @@ FILES: dict[str, tuple[Change, str]] = {
             ("a link to a secret", lambda name: link(name, SECRET), LINKED),
         )
     },
-    **{f"{name} is a folder": (other(name, Path.mkdir), NO_FILE) for name in (STATS, INPUT)},
+    **{
+        f"{name} is a folder": (other(name, Path.mkdir), NO_FILE)
+        for name in (STATS, INPUT)
+    },
     f"{INPUT} is a link to a secret picture": (link(INPUT, SECRET_PICTURE), LINKED),
     f"{PICTURE} is a link to a secret picture": (link(PICTURE, SECRET_PICTURE), LINKED),
     "a layer's folder links to secrets": (link("a.png/001_0", "{root}/secret"), LINKED),
@@ -255,16 +296,22 @@ FILES: dict[str, tuple[Change, str]] = {
         stats(header(f"__import__('os').mkdir('{MARKER}')") + bytes(96)),
         "it is no array as numpy writes it",
     ),
-    "statistics that are a pickle": (raw(STATS, pickle.dumps(Evil())), "too few for the maps"),
+    "statistics that are a pickle": (
+        raw(STATS, pickle.dumps(Evil())),
+        "too few for the maps",
+    ),
 }
 """What is put in the place of a file, and what must be said of it."""
 
 
 def _pickled(root: Path) -> None:
-    """Both runs keep a tensor, of which only `diff` reads; that of the hostile one is a pickle."""
+    """Both runs keep a tensor, of which only `diff` reads; that of the hostile one is a
+    pickle."""
     for run in (root, root.parent / "other"):
         edit(run / MANIFEST, "captures.0.tensor", "001_0/output.npy")
-        (run / "a.png/001_0/output.npy").write_bytes(npy(np.zeros((1, 4, 29, 45), "<f4")))
+        (run / "a.png/001_0/output.npy").write_bytes(
+            npy(np.zeros((1, 4, 29, 45), "<f4"))
+        )
         summed_anew(run / "a.png")
     (root / "a.png/001_0/output.npy").write_bytes(npy(np.array([Evil()], object)))
 
@@ -290,10 +337,14 @@ def _twice(root: Path) -> None:
 
 
 def _renamed(root: Path) -> None:
-    """The arrays of statistics are called as the rows of the manifest are, whatever these say."""
+    """The arrays of statistics are called as the rows of the manifest are, whatever
+    these say."""
     with suppress(ValueError, KeyError, TypeError, OSError):
         rows = json.loads((root / MANIFEST).read_text())["captures"]
-        keys = ["|".join(str(row[n]) for n in ("layer", "kind", "call", "key")) for row in rows]
+        keys = [
+            "|".join(str(row[n]) for n in ("layer", "kind", "call", "key"))
+            for row in rows
+        ]
         with np.load(root / STATS) as before:
             arrays = [npy(before[name]) for name in before.files]
         if len(keys) == len(arrays):
@@ -302,7 +353,8 @@ def _renamed(root: Path) -> None:
 
 
 def changed(*changes: Change) -> Callable[[Sandbox], None]:
-    """The honest runs, one of them changed, with checksums made anew, as its author would."""
+    """The honest runs, one of them changed, with checksums made anew, as its author
+    would."""
 
     def make(box: Sandbox) -> None:
         place(box)
@@ -332,43 +384,70 @@ class Tampering(NamedTuple):
 
 def all_attacks() -> Iterator[Attack]:
     tables: list[Tampering] = []
-    for number, (where, value, message) in enumerate(FIELDS):  # there is one reader of manifests
+    # there is one reader of manifests
+    for number, (where, value, message) in enumerate(FIELDS):
         name = f"rundir: manifest: {where} is {ascii(value)[:40]}"
         make = at(where, value)
         lines, codes = _some(number, LEFT_OUT)
-        lines, codes = (lines[:1], codes[:1]) if message else (READING[:2] + lines, "any")
+        lines, codes = (
+            (lines[:1], codes[:1]) if message else (READING[:2] + lines, "any")
+        )
         yield Attack(name, changed(make, _renamed), lines, codes, message)
     for where, value, message in RECORDS:
         name = f"run.json: {where} is {ascii(value)[:40]}"
-        tables.append(Tampering(name, (at(where, value, "run.json"),), message, REFUSED))
+        tables.append(
+            Tampering(name, (at(where, value, "run.json"),), message, REFUSED)
+        )
     for name, (data, message) in JSONS.items():
-        tables.append(Tampering(f"manifest: {name}", (raw(MANIFEST, data),), message, LEFT_OUT))
-        tables.append(Tampering(f"run.json: {name}", (raw("run.json", data),), message, REFUSED))
+        tables.append(
+            Tampering(f"manifest: {name}", (raw(MANIFEST, data),), message, LEFT_OUT)
+        )
+        tables.append(
+            Tampering(f"run.json: {name}", (raw("run.json", data),), message, REFUSED)
+        )
     for name, (change, message) in FILES.items():
         codes = REFUSED if name.startswith("run.json") else LEFT_OUT
         tables.append(Tampering(name, (change,), message, codes))
     for number, (name, changes, message, all_codes) in enumerate(tables):
         make, (lines, codes) = changed(*changes), _some(number, all_codes)
-        yield Attack(f"rundir: {name}", make, lines, codes if message else "any", message)
+        yield Attack(
+            f"rundir: {name}", make, lines, codes if message else "any", message
+        )
         if " MB" not in name and (number % 3 == 0 or "an image's folder" in name):
-            yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
+            yield Attack(
+                f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",)
+            )
     message = "a.png/001_0/output.npy cannot be read: "
     yield Attack("tensor: a pickle", changed(_pickled), READING[4:5], (4,), message)
     for name, (content, message) in AUDITS.items():
         change = content
         if not callable(content):
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            data = (
+                content if isinstance(content, bytes) else json.dumps(content).encode()
+            )
             change = raw("audit.json", data)
-        yield Attack(f"audit.json: {name}", changed(change), AUDITED, "refused", message)
+        yield Attack(
+            f"audit.json: {name}", changed(change), AUDITED, "refused", message
+        )
     shown = {"schema_version": 1, "layers": [ROW], "images": {"seen": 1}}
     forged = changed(raw("audit.json", json.dumps(shown).encode()))
     yield Attack("audit.json: forged texts", forged, AUDITED)
     lines = ["merge {given}/run --out alone"]
     linked = changed(link("a.png", "../other/a.png"))
     message = "a.png is incomplete (it has no manifest), and left out"
-    yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), message)
+    yield Attack(
+        "rundir: an image's folder is a link, merged alone",
+        linked,
+        lines,
+        (3,),
+        message,
+    )
     message = "image.path is b.png, expected 'aaa'"
-    yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", message)
+    yield Attack(
+        "rundir: an image is there twice", changed(_twice), READING, "any", message
+    )
     yield Attack("control: an honest run in every command", place, READING, "good")
     resumed = ("given/run",)
-    yield Attack("control: an honest run is resumed", place, RESUMING, "good", may_change=resumed)
+    yield Attack(
+        "control: an honest run is resumed", place, RESUMING, "good", may_change=resumed
+    )

@@ -1,9 +1,9 @@
-"""Imports featviz once and forks a child for each attack, which runs the command lines of it.
+"""Imports featviz once and forks a child for each attack, which runs the command lines
+of it.
 
-Requests and replies are lines of JSON on stdin and stdout; `hostile_harness.py` is the other side.
-A child runs under the audit hook, with RLIMIT_AS and RLIMIT_CPU, and is killed when the wall clock
-has run out.
-"""
+Requests and replies are lines of JSON on stdin and stdout; `hostile_harness.py` is the
+other side. A child runs under the audit hook, with RLIMIT_AS and RLIMIT_CPU, and is
+killed when the wall clock has run out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ STREAMS = ("out", "err", "violations")
 
 
 def attacked(request: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """What became of each command line, in a child; none is run after one that ended the child."""
+    """What became of each command line, in a child; none is run after one that ended
+    the child."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -69,7 +70,11 @@ def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
     os.chdir(request["cwd"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     status = Path("/proc/self/status").read_text()
-    used = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmSize:"))
+    used = next(
+        int(line.split()[1])
+        for line in status.splitlines()
+        if line.startswith("VmSize:")
+    )
     resource.setrlimit(resource.RLIMIT_AS, (used * 1024 + request["memory"],) * 2)
     watch = hostile_audit.install()
     rules = hostile_audit.Rules(
@@ -90,7 +95,9 @@ def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
 
 def run(words: list[str], seconds: int) -> int:
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + seconds, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(used) + 1 + seconds, resource.RLIM_INFINITY)
+    )
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(os.fdopen(n, "wb", closefd=False), errors="backslashreplace")
         for n in (1, 2)
@@ -121,10 +128,13 @@ def warm(folder: Path) -> None:
 
     for name in ("timm", "tensorboard.summary.writer.record_writer"):
         with contextlib.suppress(ImportError):
-            importlib.import_module(name)  # ask the system for libraries, and whether it has IPv6
+            # ask the system for libraries, and whether it has IPv6
+            importlib.import_module(name)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+    ).eval()
     torch.save(net, folder / "net.pth")
     noise = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
     for name in ("a.png", "b.png"):
@@ -152,12 +162,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         warm(Path(name))
         gc.collect()
-        gc.freeze()  # else each child copies what it imported when it first looks for cycles
+        # else each child copies what it imported when it first looks for cycles
+        gc.freeze()
         print("ready", file=replies, flush=True)
         for line in sys.stdin:
             streams = Path(name, "streams")
             streams.mkdir()
-            print(json.dumps(attacked(json.loads(line), streams)), file=replies, flush=True)
+            print(
+                json.dumps(attacked(json.loads(line), streams)),
+                file=replies,
+                flush=True,
+            )
             shutil.rmtree(streams)
 
 

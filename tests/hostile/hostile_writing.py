@@ -1,4 +1,5 @@
-"""Destinations that are not what they look like: links, folders of others, guessed names."""
+"""Destinations that are not what they look like: links, folders of others, guessed
+names."""
 
 from __future__ import annotations
 
@@ -65,14 +66,22 @@ def _unfinished(name: str) -> Change:
 
 
 FOREIGN = json.dumps({"name": "a project", "scripts": {"run": "make"}})
-ALMOST = json.dumps({"schema_version": 1, "name": "a project", "layers": [], "images": 3})
+ALMOST = json.dumps(
+    {"schema_version": 1, "name": "a project", "layers": [], "images": 3}
+)
 OUT = ["--out", "{given}/room/proj"]
 RUN_OUT = ["--out", "{given}/room/run"]
 MAKERS: dict[str, tuple[str, list[str]]] = {
     "run": ("run.json", [*DRAW, *OUT, "--overwrite"]),
     "diff": ("diff.json", ["diff", "{given}/run", "{given}/other", *OUT]),
-    "merge": ("run.json", ["merge", "{given}/run", "{given}/other", *OUT, "--overwrite"]),
-    "audit": ("audit.json", ["audit", "{given}/net.pth", "{given}/photos", *OUT, "--overwrite"]),
+    "merge": (
+        "run.json",
+        ["merge", "{given}/run", "{given}/other", *OUT, "--overwrite"],
+    ),
+    "audit": (
+        "audit.json",
+        ["audit", "{given}/net.pth", "{given}/photos", *OUT, "--overwrite"],
+    ),
     "kernels": ("run.json", ["kernels", "{given}/net.pth", *OUT, "--overwrite"]),
     "report": ("index.html", ["report", "{given}/run", *OUT]),
 }
@@ -86,7 +95,9 @@ def _foreign_projects() -> Iterator[Attack]:
             (f"with a {mark} that looks like ours", ALMOST),
             ("of others", ""),
         ):
-            files = {"proj/src/main.c": "mine"} | ({f"proj/{mark}": text} if text else {})
+            files = {"proj/src/main.c": "mine"} | (
+                {f"proj/{mark}": text} if text else {}
+            )
             make = _with(*(_file(name, content) for name, content in files.items()))
             keep = (f"{ROOM}/proj/src", *(f"{ROOM}/{name}" for name in files))
             name = f"writing: {command} into a project {title}"
@@ -100,30 +111,54 @@ def _inputs() -> Iterator[Attack]:
 
     draw = f"{' '.join(DRAW)} --overwrite --out"
     photos = ("given/photos", "given/photos/a.png", "given/photos/b.png")
-    kept = ("given/net.pth", *photos, "given/run/run.json", "given/run/a.png/manifest.json")
+    kept = (
+        "given/net.pth",
+        *photos,
+        "given/run/run.json",
+        "given/run/a.png/manifest.json",
+    )
     for title, line in (
         ("run into the photos", f"{draw} {{given}}/photos"),
         ("run into what holds the photos", f"{draw} {{given}}"),
         ("run into the photos by another name", f"{draw} {{given}}/room/../photos"),
         ("run into a link to the photos", f"{draw} {{given}}/link"),
-        ("kernels into the model's folder", "kernels {given}/net.pth --out {given} --overwrite"),
-        ("merge into a part", "merge {given}/run {given}/other --out {given}/run --overwrite"),
+        (
+            "kernels into the model's folder",
+            "kernels {given}/net.pth --out {given} --overwrite",
+        ),
+        (
+            "merge into a part",
+            "merge {given}/run {given}/other --out {given}/run --overwrite",
+        ),
         ("diff into a side", "diff {given}/run {given}/other --out {given}/run"),
         ("report into its run", "report {given}/run --out {given}/run"),
     ):
-        yield Attack(f"writing: {title}", _with(almost), [line], "refused", "", ("given",), kept)
+        yield Attack(
+            f"writing: {title}", _with(almost), [line], "refused", "", ("given",), kept
+        )
 
 
 def _own_runs() -> Iterator[Attack]:
-    over, resume = ([[*DRAW, *RUN_OUT, option]] for option in ("--overwrite", "--resume"))
-    for title, notes in (("beside the images", "notes.txt"), ("in an image's", "a.png/notes.txt")):
+    over, resume = (
+        [[*DRAW, *RUN_OUT, option]] for option in ("--overwrite", "--resume")
+    )
+    for title, notes in (
+        ("beside the images", "notes.txt"),
+        ("in an image's", "a.png/notes.txt"),
+    ):
         make = _with(_ours, _file(f"run/{notes}"))
         keep = (f"{ROOM}/run/{notes}",)
         name = f"writing: --overwrite of a run with notes {title}"
         yield Attack(name, make, over, "refused", "", (ROOM,), keep)
     changes: dict[str, tuple[Change, ...]] = {
-        "with a folder that links outside": (_ours, _link("run/c.png", "{root}/bystander")),
-        "whose image links outside": (_unfinished("."), _link("run/a.png", "{root}/bystander")),
+        "with a folder that links outside": (
+            _ours,
+            _link("run/c.png", "{root}/bystander"),
+        ),
+        "whose image links outside": (
+            _unfinished("."),
+            _link("run/a.png", "{root}/bystander"),
+        ),
         "whose layer's folder links outside": (
             _unfinished("001_0"),
             _link("run/a.png/001_0", "{root}/bystander"),
@@ -163,7 +198,9 @@ def _links() -> Iterator[Attack]:
     run = [[*DRAW, *RUN_OUT, "--resume"]]
     for name in (".run.json.part", ".a.png.part", "a.png/.manifest.json.part"):
         make = _with(_unfinished("manifest.json"), _link(f"run/{name}"))
-        yield Attack(f"writing: {name} in a run links outside", make, run, "any", "", (ROOM,))
+        yield Attack(
+            f"writing: {name} in a run links outside", make, run, "any", "", (ROOM,)
+        )
     keep = (f"{ROOM}/run/report/notes.txt",)
     for words, change, options, kept in (
         ("folder links outside", _link("run/report", "{root}/bystander"), (), ()),
@@ -188,4 +225,6 @@ def all_attacks() -> Iterator[Attack]:
     yield Attack(name, _with(), new, "good", may_change=(ROOM,))
     for name, line in FILES.items():
         written = ("work", ROOM)
-        yield Attack(f"control: {name} is written", _with(), [line], "good", may_change=written)
+        yield Attack(
+            f"control: {name} is written", _with(), [line], "good", may_change=written
+        )

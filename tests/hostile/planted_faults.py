@@ -1,4 +1,5 @@
-"""Faults that the harness's own test plants, by name, and the words by which each is found."""
+"""Faults that the harness's own test plants, by name, and the words by which each is
+found."""
 
 from __future__ import annotations
 
@@ -49,8 +50,16 @@ FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "system": (lambda at: os.system(f"touch {at}"), RAN, "VIOLATION os.system"),
     "writes": (lambda at: Path(at).write_text("x"), BYSTANDER, WRITES),
     "writes past": (_past, BYSTANDER, "MADE bystander/new"),
-    "links": (lambda at: Path("link.png").symlink_to(at), SECRET, "LINK work/link.png was made"),
-    "evaluates": (lambda: exec(f"{MARKER} = 1"), "", "VIOLATION compile: foreign source"),
+    "links": (
+        lambda at: Path("link.png").symlink_to(at),
+        SECRET,
+        "LINK work/link.png was made",
+    ),
+    "evaluates": (
+        lambda: exec(f"{MARKER} = 1"),
+        "",
+        "VIOLATION compile: foreign source",
+    ),
     "imports": (_imports, "{given}", "VIOLATION compile: foreign code"),
     "loops": (_loops, "", "HANG"),
     "swells": (lambda: bytearray(10**10), "", "TRACEBACK MemoryError"),
@@ -59,7 +68,11 @@ FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "tells": (lambda at: print(Path(at).read_text()), SECRET, f"{SPOKEN} on stdout"),
     "encodes": (_encodes, SECRET, f"{SPOKEN} in work/page.html"),
     "crops": (_crops, f"{SECRET}.png", "LEAK secret pixels are in work/piece.png"),
-    "shows a title": (lambda: print("\x1b]0;title\x07"), "", "TERMINAL '\\x1b' on stdout"),
+    "shows a title": (
+        lambda: print("\x1b]0;title\x07"),
+        "",
+        "TERMINAL '\\x1b' on stdout",
+    ),
     "marks up": (
         lambda: Path("page.html").write_text(f"<p onerror={MARKER}()>"),
         "",

@@ -1,5 +1,6 @@
-"""Hostile inputs, one by one, through every command that takes them: nothing but an answer or one
-`error:` line may come of it (see hostile_harness.py for what is watched)."""
+"""Hostile inputs, one by one, through every command that takes them: nothing but an
+answer or one `error:` line may come of it (see hostile_harness.py for what is
+watched)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import pytest
 from conftest import Run
 from hostile_harness import Attack, Sandbox, attempt
 
-pytestmark = pytest.mark.slow  # a process that has used every command takes its time to begin
+# a process that has used every command takes its time to begin
+pytestmark = pytest.mark.slow
 
 KINDS = (
     hostile_pickles,
@@ -32,7 +34,8 @@ CORPUS = [attack for kind in KINDS for attack in kind.all_attacks()]
 
 @pytest.mark.parametrize("attack", CORPUS, ids=[attack.name for attack in CORPUS])
 def test_a_hostile_input_does_no_harm(attack: Attack, tmp_path: Path) -> None:
-    """It ends well or in one line, within its bounds, and touches nothing that is not its own."""
+    """It ends well or in one line, within its bounds, and touches nothing that is not
+    its own."""
     assert attempt(attack, Sandbox(tmp_path / "box")) == []
 
 

@@ -1,4 +1,5 @@
-"""The harness of hostile inputs: each planted fault is found, and honest work is let through."""
+"""The harness of hostile inputs: each planted fault is found, and honest work is let
+through."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def test_honest_work_is_let_through(tmp_path: Path) -> None:
 def test_what_was_expected_must_come(
     line: str, expect: str, words: str, fault: str, tmp_path: Path
 ) -> None:
-    """An input that is taken though it should not be is a fault, and so are the reverse, another
-    exit code and other words."""
+    """An input that is taken though it should not be is a fault, and so are the
+    reverse, another exit code and other words."""
     attack = Attack("", _innocent, [line], expect, words)
     assert any(fault in found for found in attempt(attack, Sandbox(tmp_path / "box")))
 

@@ -1,4 +1,5 @@
-"""Honest files changed a little, by fixed seeds: success or one `error:` line, and nothing else."""
+"""Honest files changed a little, by fixed seeds: success or one `error:` line, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def in_bytes(data: bytes, chance: random.Random) -> bytes:
         length = chance.randint(1, 40)
         piece = data[start : start + length]
         tail = data[start + length :]
-        changed = chance.choice([chance.randbytes(len(piece)), piece * 2, b"", bytes(len(piece))])
+        changed = chance.choice(
+            [chance.randbytes(len(piece)), piece * 2, b"", bytes(len(piece))]
+        )
         data = data[:start] + (changed + tail if chance.random() < 0.9 else b"")
     return data
 
@@ -94,15 +97,23 @@ def in_zip(data: bytes, chance: random.Random) -> bytes:
     at = chance.randrange(len(records))
     name, content = records.pop(at)
     members = [(f"../{name.upper()}", content), (name, in_bytes(content, chance))]
-    records[at:at] = chance.choice([[], [(name, content)] * 2, members[:1], members[1:]])
+    records[at:at] = chance.choice(
+        [[], [(name, content)] * 2, members[:1], members[1:]]
+    )
     return zipped(*records, packed=False)
 
 
 NET = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()).eval()
-TOML = b'layers = ["Conv2d", "ReLU"]\nnrow = 2\n[run]\npad-value = 0.5\nsize = "29x45"\n'
+TOML = (
+    b'layers = ["Conv2d", "ReLU"]\nnrow = 2\n[run]\npad-value = 0.5\nsize = "29x45"\n'
+)
 WEIGHTS = {"0.weight": torch.zeros(4, 3, 3, 3), "0.bias": torch.zeros(4)}
 TWO = (("a.png", png()), ("b/c.png", b"x"))
-MODEL = ["layers {file}", "identify {file}", "layers {given}/net.py:make --weights {file}"]
+MODEL = [
+    "layers {file}",
+    "identify {file}",
+    "layers {given}/net.py:make --weights {file}",
+]
 PHOTO = ["run {given}/net.pth {file} --size 16x16 --layers Conv2d --out out"]
 CONFIGURED = ["run --config {file} {given}/net.pth {given}/photos --out out --dry-run"]
 
@@ -138,7 +149,8 @@ KINDS: dict[str, ChangedFile] = {
     "x.jpg": ChangedFile(lambda: encoded("JPEG"), in_bytes, PHOTO),
     "x.toml": ChangedFile(lambda: TOML, in_bytes, CONFIGURED),
 }
-"""Files below `given/`: what an honest one holds, how it is changed, and what reads it."""
+"""Files below `given/`: what an honest one holds, how it is changed, and what reads it.
+"""
 
 
 @pytest.mark.slow

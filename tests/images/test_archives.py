@@ -35,7 +35,8 @@ def photos(tmp_path: Path) -> Path:
 
 
 def packed(photos: Path, name: str) -> Path:
-    """The content of the folder in an archive beside it, with the kind that the name says."""
+    """The content of the folder in an archive beside it, with the kind that the name
+    says."""
     path = photos.parent / name
     if name.lower().endswith(".zip"):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -66,27 +67,36 @@ def test_an_archive_gives_what_its_folder_gives(
     runs = [json.loads(files.pop("run.json")) for files in (unpacked, packed_tree)]
     assert packed_tree == unpacked
     assert len(complete(tmp_path / "packed")) == 5
-    assert sorted(runs[0]["images"].pop("complete")) == sorted(runs[1]["images"].pop("complete"))
+    assert sorted(runs[0]["images"].pop("complete")) == sorted(
+        runs[1]["images"].pop("complete")
+    )
     assert runs[0] == runs[1]
 
 
 def names(*arguments: object, stdin: bytes | None = None) -> list[str]:
     listed = None if stdin is None else io.BytesIO(stdin)
-    return [sample.name for sample in find.find_samples([str(a) for a in arguments], listed)]
+    return [
+        sample.name for sample in find.find_samples([str(a) for a in arguments], listed)
+    ]
 
 
 @pytest.mark.parametrize("name", ["p.tar", "p.zip"])
 def test_one_image_of_an_archive(name: str, photos: Path) -> None:
-    """`photos.tar::a/01.png`, in whatever spelling, is that file; named twice it is one image."""
+    """`photos.tar::a/01.png`, in whatever spelling, is that file; named twice it is one
+    image."""
     archive = packed(photos, name)
-    spellings = [f"{archive}::{inside}" for inside in ("a/01.png", "./a/01.png", "/a//01.png")]
+    spellings = [
+        f"{archive}::{inside}" for inside in ("a/01.png", "./a/01.png", "/a//01.png")
+    ]
     (sample,) = find.find_samples(spellings)
     assert sample.name == "a/01.png"
     assert decode.digest(sample) == decode.digest(
         find.find_samples([str(photos / "a" / "01.png")])[0]
     )
     assert names(archive, spellings[0]) == names(archive)
-    with pytest.raises(UsageError, match=r"no image '.*p\..*::a/x\.png': nothing in the archive"):
+    with pytest.raises(
+        UsageError, match=r"no image '.*p\..*::a/x\.png': nothing in the archive"
+    ):
         names(f"{archive}::a/x.png")
     for plain in ("x::y.png", "x.tar::y.png"):  # no archive
         shutil.copy(photos / "a" / "00.png", photos / plain)
@@ -99,7 +109,8 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
 def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of the members, then one more pass for all of them, even if each is read twice."""
+    """A list of the members, then one more pass for all of them, even if each is read
+    twice."""
     make_photos(photos / "many", 20, (32, 32))
     starts: list[object] = []
     real = lzma.LZMADecompressor
@@ -121,14 +132,22 @@ def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
 
 
 @pytest.mark.parametrize("archive_type", ["tar", "zip"])
-def test_hidden_files_are_no_images(archive_type: str, photos: Path, tmp_path: Path) -> None:
-    """As in folders; nor is what macOS adds; but what is named is taken. An archive without any
-    is refused."""
+def test_hidden_files_are_no_images(
+    archive_type: str, photos: Path, tmp_path: Path
+) -> None:
+    """As in folders; nor is what macOS adds; but what is named is taken. An archive
+    without any is refused."""
     for name in ("__MACOSX/a/._00.png", ".hidden.png", ".cache/x.png", "notes.txt"):
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
         (photos / name).write_bytes(png())
     path = packed(photos, f"x.{archive_type}")
-    assert sorted(names(path)) == ["a/00.png", "a/01.png", "a/02.png", "b/c/00.png", "b/c/01.png"]
+    assert sorted(names(path)) == [
+        "a/00.png",
+        "a/01.png",
+        "a/02.png",
+        "b/c/00.png",
+        "b/c/01.png",
+    ]
     assert names(f"{path}::.hidden.png") == [".hidden.png"]
     assert names(f"{path}::notes.txt") == ["notes.txt"]
     shutil.rmtree(photos)
@@ -140,13 +159,18 @@ def test_hidden_files_are_no_images(archive_type: str, photos: Path, tmp_path: P
 
 @pytest.mark.parametrize("damage", ["cut", "spoilt", "no archive"])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_damaged_archive_loses_nothing_silently(name: str, damage: str, photos: Path) -> None:
-    """Refused in one line, or the images that cannot be read are errors; never fewer images."""
+def test_a_damaged_archive_loses_nothing_silently(
+    name: str, damage: str, photos: Path
+) -> None:
+    """Refused in one line, or the images that cannot be read are errors; never fewer
+    images."""
     path = packed(photos, name)
     content = path.read_bytes()
     half = len(content) // 2 // 512 * 512
     spoilt = content[:half] + b"\xa5" * 2000 + content[half + 2000 :]
-    path.write_bytes({"cut": content[:half], "spoilt": spoilt}.get(damage, damage.encode()))
+    path.write_bytes(
+        {"cut": content[:half], "spoilt": spoilt}.get(damage, damage.encode())
+    )
     try:
         samples = find.find_samples([str(path)])
     except UsageError as error:
@@ -253,7 +277,9 @@ def test_more_pixels_than_an_image_may_have(tmp_path: Path) -> None:
     size = struct.pack(">I", 13)
     checksum = struct.pack(">I", zlib.crc32(head))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + size + head + checksum + size + b"IDAT")
-    with pytest.raises(ImageError, match=r"survey\.png has more pixels than the 178,956,970") as e:
+    with pytest.raises(
+        ImageError, match=r"survey\.png has more pixels than the 178,956,970"
+    ) as e:
         decode.decode(Sample("survey.png", (path,)))
     assert e.value.hint == "cut it into parts, or make it smaller"
 
@@ -263,11 +289,15 @@ def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
     path = tmp_path / "huge.png"
     with path.open("wb") as file:
         file.truncate(decode.MAX_FILE_BYTES + 1)
-    with pytest.raises(ImageError, match=r"huge\.png cannot be read: it has 1073741825 bytes"):
+    with pytest.raises(
+        ImageError, match=r"huge\.png cannot be read: it has 1073741825 bytes"
+    ):
         decode.decode(Sample("huge.png", (path,)))
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize(
+    "method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
 def test_a_zip_that_lies_about_its_sizes(method: int, tmp_path: Path) -> None:
     """A member gives no more than it says, however much its data unpacks to."""
     path = tmp_path / "x.zip"
@@ -286,8 +316,8 @@ def test_a_zip_that_lies_about_its_sizes(method: int, tmp_path: Path) -> None:
 def test_links_and_devices_in_a_tar_are_no_images(
     tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
-    """Neither followed nor made; hard links, FIFOs and devices as little as symbolic links, of
-    which a warning tells the number."""
+    """Neither followed nor made; hard links, FIFOs and devices as little as symbolic
+    links, of which a warning tells the number."""
     path = tmp_path / "x.tar"
     member_types = (
         tarfile.SYMTYPE,

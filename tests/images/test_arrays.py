@@ -1,4 +1,5 @@
-"""Images that are no photographs: arrays, tensors and TIFF files of any number of channels."""
+"""Images that are no photographs: arrays, tensors and TIFF files of any number of
+channels."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def read(tmp_path: Path) -> Callable[..., Any]:
         path = tmp_path / "scan"
         path.write_bytes(data)
         how = Wanted(channels, **wanted)
-        (image,) = decode.decode(Sample("scan", (path,)), wanted=how, tensors=read_tensor)[0]
+        (image,) = decode.decode(
+            Sample("scan", (path,)), wanted=how, tensors=read_tensor
+        )[0]
         return image
 
     return read
@@ -70,7 +73,8 @@ def read(tmp_path: Path) -> Callable[..., Any]:
 def test_unsigned_integers_are_scaled_by_their_range(
     read: Callable[..., Any], dtype: str, divisor: int, words: str
 ) -> None:
-    """Of 8 and 16 bits; all other numbers are left as they are, and the words say which."""
+    """Of 8 and 16 bits; all other numbers are left as they are, and the words say
+    which."""
     array = numbers(5, 4, 6, dtype=dtype)
     image = read(npy(array), 5)
     np.testing.assert_allclose(image.values, array.astype("f4") / divisor, rtol=1e-6)
@@ -83,7 +87,8 @@ def test_unsigned_integers_are_scaled_by_their_range(
 def test_channels_are_the_axis_that_has_as_many_as_the_model_takes(
     read: Callable[..., Any], shape: tuple[int, ...]
 ) -> None:
-    """The first or the last one, and behind a batch of one the first; in either order of memory."""
+    """The first or the last one, and behind a batch of one the first; in either order
+    of memory."""
     array = numbers(*shape, dtype="f4")
     expected = array.reshape(13, 4, 6) if shape[-1] != 13 else np.moveaxis(array, -1, 0)
     for stored in (array, np.asfortranarray(array)):
@@ -95,7 +100,10 @@ def test_channels_are_the_axis_that_has_as_many_as_the_model_takes(
     [((4, 6), 3, (3, 4, 6)), ((4, 6, 1), 1, (1, 4, 6)), ((3, 1, 6), 3, (3, 1, 6))],
 )
 def test_grey_becomes_what_the_model_takes(
-    read: Callable[..., Any], shape: tuple[int, ...], channels: int, expected: tuple[int, ...]
+    read: Callable[..., Any],
+    shape: tuple[int, ...],
+    channels: int,
+    expected: tuple[int, ...],
 ) -> None:
     """[H, W] is one channel; a model of RGB gets it three times."""
     array = numbers(*shape, dtype="f4")
@@ -113,7 +121,9 @@ def test_bytes_of_a_picture_are_that_picture(
     """uint8 of grey or RGB is read as the PNG with these pixels."""
     array = numbers(*shape, dtype="u1")
     file = io.BytesIO()
-    Image.fromarray(array.transpose(1, 2, 0) if shape[0] == 3 else array).save(file, "PNG")
+    Image.fromarray(array.transpose(1, 2, 0) if shape[0] == 3 else array).save(
+        file, "PNG"
+    )
     ours = read(npy(array), channels)
     decoded = read(file.getvalue(), channels)
     assert ours.mode == decoded.mode
@@ -139,21 +149,30 @@ def test_a_tensor_of_torch_save(read: Callable[..., Any], dtype: torch.dtype) ->
     """Alone, or in a dict as the only one or under the name image."""
     tensor = torch.from_numpy(numbers(5, 4, 6, dtype="u1")).to(dtype)
     expected = tensor.float().numpy() / (255 if dtype == torch.uint8 else 1)
-    for value in (tensor, {"x": tensor, "name": "scan"}, {"image": tensor, "mask": tensor[0]}):
+    for value in (
+        tensor,
+        {"x": tensor, "name": "scan"},
+        {"image": tensor, "mask": tensor[0]},
+    ):
         np.testing.assert_allclose(read(pt(value), 5).values, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": torch.ones(1), "b": torch.ones(1)}, "holds 2 tensors .* none is called image"),
+        (
+            {"a": torch.ones(1), "b": torch.ones(1)},
+            "holds 2 tensors .* none is called image",
+        ),
         ([1, 2], "holds a list, and no tensor"),
         (torch.nn.Linear(2, 2), r"needs .*torch.nn.modules.linear.Linear"),
         (torch.ones(3, 4, dtype=torch.complex64), "is sparse, complex or quantised"),
         (torch.eye(4).to_sparse(), "holds a tensor that is not plain"),
     ],
 )
-def test_what_is_no_tensor_is_said(read: Callable[..., Any], value: Any, message: str) -> None:
+def test_what_is_no_tensor_is_said(
+    read: Callable[..., Any], value: Any, message: str
+) -> None:
     """One line with the name of the file; nothing that it names is run."""
     with pytest.raises(ImageError, match=rf"^scan .*({message})"):
         read(pt(value), 3)
@@ -199,7 +218,10 @@ def _header(text: str, body: bytes = b"") -> bytes:
             "Object arrays cannot be loaded",
         ),
         (
-            _header("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -2), }", b"0" * 16),
+            _header(
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -2), }",
+                b"0" * 16,
+            ),
             "scan",
         ),
         (b"\x93NUMPY\x03\x00" + b"\0" * 30, "no array as numpy writes it"),
@@ -224,7 +246,11 @@ def test_a_hostile_or_broken_array_gets_one_line(
     ("shape", "channels", "message"),
     [
         ((5, 4, 5), 5, "of which two axes could be the 5 channels"),
-        ((4, 6, 7), 13, r"\[4, 6, 7\], and the model takes 13 channels: .* or \[13, H, W\]"),
+        (
+            (4, 6, 7),
+            13,
+            r"\[4, 6, 7\], and the model takes 13 channels: .* or \[13, H, W\]",
+        ),
         ((13, 4, 6), 3, r"takes 3 channels"),
     ],
 )
@@ -272,8 +298,11 @@ def tiff(array: np.ndarray, **how: Any) -> bytes:
     ],
     ids=str,
 )
-def test_tiff_of_many_channels(read: Callable[..., Any], dtype: str, how: dict[str, Any]) -> None:
-    """Strips or tiles, all channels together or one by one, packed or not, in both byte orders."""
+def test_tiff_of_many_channels(
+    read: Callable[..., Any], dtype: str, how: dict[str, Any]
+) -> None:
+    """Strips or tiles, all channels together or one by one, packed or not, in both byte
+    orders."""
     if "lzw" in how.values() or ("predictor" in how and dtype[0] == "f"):
         pytest.importorskip("imagecodecs", reason="imagecodecs is not installed")
     array = numbers(7, 11, 6, dtype=dtype)

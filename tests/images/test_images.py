@@ -34,7 +34,9 @@ def decoded(path: Path, **options: object) -> np.ndarray:
     return np.asarray(decode.decode(Sample(path.name, (path,)), **options)[0][0])  # type: ignore[arg-type]
 
 
-def test_plain_picture_is_what_the_file_holds(tmp_path: Path, scene: np.ndarray) -> None:
+def test_plain_picture_is_what_the_file_holds(
+    tmp_path: Path, scene: np.ndarray
+) -> None:
     """RGB stays as it is; size and hash are those of the file."""
     path = tmp_path / "plain.png"
     Image.fromarray(scene).save(path)
@@ -75,7 +77,9 @@ def test_transparency_shows_the_background(tmp_path: Path, mode: str) -> None:
         opaque = Image.fromarray(rgba[..., :3])
         image = opaque.quantize(2) if mode == "P" else opaque.convert(mode)
         image.save(tmp_path / "hidden.png", transparency=image.getpixel((0, 0)))
-    (picture,) = decode.decode(Sample("h", (tmp_path / "hidden.png",)), background="#ff8000")[0]
+    (picture,) = decode.decode(
+        Sample("h", (tmp_path / "hidden.png",)), background="#ff8000"
+    )[0]
     pixels = np.asarray(picture.convert("RGB"))
     assert (pixels[:2] == (255, 128, 0)).all()
     assert (pixels[2:] == 40).all()
@@ -96,7 +100,8 @@ def numbers(path: Path, channels: int = 1) -> Raster:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "dtype"), [("png", "<u2"), ("tif", "<u2"), ("tif", ">u2"), ("pgm", "<u2")]
+    ("suffix", "dtype"),
+    [("png", "<u2"), ("tif", "<u2"), ("tif", ">u2"), ("pgm", "<u2")],
 )
 def test_sixteen_bits_keep_all_of_them(tmp_path: Path, suffix: str, dtype: str) -> None:
     """Divided by 65535, in either order of bytes: a scan of 12 bits has 4096 values."""
@@ -106,25 +111,32 @@ def test_sixteen_bits_keep_all_of_them(tmp_path: Path, suffix: str, dtype: str) 
     image = numbers(path)
     assert image.description == "uint16 / 65535"
     assert image.values.dtype == np.float32
-    assert np.array_equal(image.values, scan[None].astype(np.float32) / np.float32(65535))
+    assert np.array_equal(
+        image.values, scan[None].astype(np.float32) / np.float32(65535)
+    )
     assert np.array_equal(numbers(path, 3).values, np.repeat(image.values, 3, 0))
 
 
 def test_twelve_bits_in_sixteen_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, featviz: Run
 ) -> None:
-    """The warning names the values and the remedy; input.png shows what nobody could see."""
+    """The warning names the values and the remedy; input.png shows what nobody could
+    see."""
     scan = np.arange(2, 4096, dtype=np.uint16)[: 64 * 63].reshape(63, 64)
     Image.fromarray(scan).save(tmp_path / "scan.png")
     numbers(tmp_path / "scan.png")
     (message,) = caplog.messages
-    assert "scan.png has values 2 to 4,033 of 65,535, nearly black to the model" in message
+    assert (
+        "scan.png has values 2 to 4,033 of 65,535, nearly black to the model" in message
+    )
     assert "save them times 16, or give --mean and --std of that range" in message
     Image.fromarray(scan * np.uint16(16)).save(tmp_path / "scaled.png")
     numbers(tmp_path / "scaled.png")
     assert len(caplog.messages) == 1
     out = tmp_path / "out"
-    done = featviz("run", DIGITS_MODEL, tmp_path / "scan.png", "--layers", "ReLU", "--out", out)
+    done = featviz(
+        "run", DIGITS_MODEL, tmp_path / "scan.png", "--layers", "ReLU", "--out", out
+    )
     assert done.code == 0
     assert "nearly black" in done.err
     shown = np.asarray(Image.open(out / "scan.png" / "input.png"))
@@ -136,13 +148,18 @@ def test_twelve_bits_in_sixteen_are_told(
 @pytest.mark.parametrize(
     ("dtype", "values"),
     [
-        *[("float32", v) for v in ([0.0, 0.5, 1.0], [100.0, 500.25, 900.0], [-1e9, 0.0, 1e9])],
+        *[
+            ("float32", v)
+            for v in ([0.0, 0.5, 1.0], [100.0, 500.25, 900.0], [-1e9, 0.0, 1e9])
+        ],
         *[("int32", v) for v in ([0, 65535], [-5, 70000])],
     ],
 )
-def test_wide_numbers_are_left_as_they_are(tmp_path: Path, dtype: str, values: list[float]) -> None:
-    """Two maps of heights that differ by a constant are not the same; two images of one series are
-    read in one way."""
+def test_wide_numbers_are_left_as_they_are(
+    tmp_path: Path, dtype: str, values: list[float]
+) -> None:
+    """Two maps of heights that differ by a constant are not the same; two images of one
+    series are read in one way."""
     Image.fromarray(np.array([values], dtype)).save(tmp_path / "wide.tif")
     image = numbers(tmp_path / "wide.tif")
     assert image.values.tolist() == [[values]]
@@ -191,8 +208,14 @@ def test_palette_and_one_bit_files(tmp_path: Path, scene: np.ndarray) -> None:
     [
         (encoded("PNG", (50, 50))[:4000], "cannot be read: .*truncated"),
         (encoded("JPEG", (50, 50))[:1500], "cannot be read: .*truncated"),
-        (encoded("TIFF", (50, 50), compression="packbits")[:400], "TIFF.*damaged|damaged TIFF"),
-        (encoded("TIFF", (50, 50), compression="jpeg")[:-20], "cannot be read: it is damaged$"),
+        (
+            encoded("TIFF", (50, 50), compression="packbits")[:400],
+            "TIFF.*damaged|damaged TIFF",
+        ),
+        (
+            encoded("TIFF", (50, 50), compression="jpeg")[:-20],
+            "cannot be read: it is damaged$",
+        ),
         (b"", "is empty"),
         (Path.mkdir, "it is no regular file"),
         (lambda path: None, "is no file"),
@@ -200,7 +223,8 @@ def test_palette_and_one_bit_files(tmp_path: Path, scene: np.ndarray) -> None:
     ],
 )
 def test_broken_file_is_named(tmp_path: Path, content: Any, message: str) -> None:
-    """What cannot be read is an ImageError that names the file, never another exception."""
+    """What cannot be read is an ImageError that names the file, never another
+    exception."""
     path = tmp_path / "fine.png"
     path.write_bytes(content) if isinstance(content, bytes) else content(path)
     with pytest.raises(ImageError, match=rf"fine\.png.*({message})"):
@@ -235,15 +259,17 @@ def names(*arguments: str, stdin: bytes = b"", nul: bool = False) -> list[str]:
 
 def test_folder_is_searched_recursively_in_order(tree: Path) -> None:
     """Images of all depths, sorted, by their paths within the folder; nothing else."""
-    touch("in/b.jpg", "in/a.PNG", "in/sub/deep/c.webp", "in/notes.txt", "in/sub.png/x.tif")
+    touch(
+        "in/b.jpg", "in/a.PNG", "in/sub/deep/c.webp", "in/notes.txt", "in/sub.png/x.tif"
+    )
     expected = ["a.PNG", "b.jpg", "sub/deep/c.webp", "sub.png/x.tif"]
     assert names("in") == names("in/") == names(str(tree / "in")) == expected
 
 
 @pytest.mark.parametrize("argument", [".", "../tree", "in/..", "ABSOLUTE"])
 def test_hidden_files_are_left_out(tree: Path, argument: str) -> None:
-    """Files and folders within the argument that begin with a dot are left out; one that is named
-    is searched, wherever it lies and however it is reached."""
+    """Files and folders within the argument that begin with a dot are left out; one
+    that is named is searched, wherever it lies and however it is reached."""
     touch("x.png", ".h.png", ".cache/y.png", "sub/.z.png", "sub/w.png", "in/v.png")
     argument = str(tree) if argument == "ABSOLUTE" else argument
     assert names(argument) == ["in/v.png", "sub/w.png", "x.png"]
@@ -252,10 +278,12 @@ def test_hidden_files_are_left_out(tree: Path, argument: str) -> None:
 
 
 def test_links_that_lead_out_of_a_folder_are_left_out(
-    tree: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+    tree: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A folder of a stranger's may link to a picture of the user's; links inside are images, links
-    to nowhere fail later, and whoever names a link means it."""
+    """A folder of a stranger's may link to a picture of the user's; links inside are
+    images, links to nowhere fail later, and whoever names a link means it."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     Image.new("RGB", (2, 2)).save(elsewhere / "private.png")
     (tree / "stolen.png").symlink_to(elsewhere / "private.png")
@@ -265,14 +293,24 @@ def test_links_that_lead_out_of_a_folder_are_left_out(
     assert "gone.png" in names
     assert not {"stolen.png", "same.png"} & set(names)
     (message,) = caplog.messages
-    assert message.startswith(f"2 links that lead out of folder {str(tree)!r} are left out")
+    assert message.startswith(
+        f"2 links that lead out of folder {str(tree)!r} are left out"
+    )
     (named,) = find.find_samples([str(tree / "stolen.png")])
     assert named.name == "stolen.png"
 
 
 def test_glob_names_are_relative_to_its_fixed_part(tree: Path) -> None:
     """A quoted glob finds files in order, named from where its magic begins."""
-    touch("in/a/1.png", "in/b/2.png", "in/b/3.jpg", "in/b/c/4.png", "5.png", "x[1].jpg", "x1.jpg")
+    touch(
+        "in/a/1.png",
+        "in/b/2.png",
+        "in/b/3.jpg",
+        "in/b/c/4.png",
+        "5.png",
+        "x[1].jpg",
+        "x1.jpg",
+    )
     assert names("x[1].jpg") == ["x[1].jpg"]  # which is there
     assert names("in/*/*.png") == ["a/1.png", "b/2.png"]
     assert names("in/**/*.png") == ["a/1.png", "b/2.png", "b/c/4.png"]
@@ -287,26 +325,33 @@ def test_list_on_stdin(tree: Path, nul: bool) -> None:
     touch("in/a.png", "in/b.png", "c.png")
     stdin = b"in/b.png\0in/a.png\0" if nul else b"in/b.png\r\n\nin/a.png"
     assert names("c.png", "-", stdin=stdin, nul=nul) == ["c.png", "b.png", "a.png"]
-    listed = b" a .png \0b\n\xff.png" if nul else b" a .png \nb\xff.png"  # all belongs to a name
+    # all belongs to a name
+    listed = b" a .png \0b\n\xff.png" if nul else b" a .png \nb\xff.png"
     found = find.find_samples(["-"], io.BytesIO(listed), nul)
-    assert [os.fsencode(sample.path) for sample in found] == listed.split(b"\0" if nul else b"\n")
+    assert [os.fsencode(sample.path) for sample in found] == listed.split(
+        b"\0" if nul else b"\n"
+    )
 
 
 def test_three_images_of_the_same_name(tree: Path) -> None:
-    """`a/x.jpg`, `b/x.jpg` and `a/x.png` are three images; a name takes as many folders as it
-    needs."""
+    """`a/x.jpg`, `b/x.jpg` and `a/x.png` are three images; a name takes as many folders
+    as it needs."""
     touch("a/x.jpg", "b/x.jpg", "a/x.png")
     assert names("a/x.jpg", "b/x.jpg", "a/x.png") == ["a/x.jpg", "b/x.jpg", "x.png"]
     assert names("a", "b") == ["a/x.jpg", "x.png", "b/x.jpg"]
     touch("p/a/x.jpg", "q/a/x.jpg", "y.jpg", "c/a/x.jpg")
-    assert names("p/a/x.jpg", "y.jpg", "q/a/x.jpg") == ["p/a/x.jpg", "y.jpg", "q/a/x.jpg"]
+    assert names("p/a/x.jpg", "y.jpg", "q/a/x.jpg") == [
+        "p/a/x.jpg",
+        "y.jpg",
+        "q/a/x.jpg",
+    ]
     found = names("a/x.jpg", "b/x.jpg", "c")  # nor does a longer name clash in turn
     assert len({name.casefold() for name in found}) == 3
 
 
 def test_names_that_differ_by_case_only_are_told_apart(tree: Path) -> None:
-    """On a system that ignores case, two such names would be one folder. Names that no parent tells
-    apart are numbered: an absolute path is in no file (design 3)."""
+    """On a system that ignores case, two such names would be one folder. Names that no
+    parent tells apart are numbered: an absolute path is in no file (design 3)."""
     touch("x.jpg", "d/X.JPG", "in/x.jpg", "0/x.jpg")
     assert len({name.casefold() for name in names("x.jpg", "d")}) == 2
     if not Path("in/X.jpg").exists():
@@ -317,14 +362,19 @@ def test_names_that_differ_by_case_only_are_told_apart(tree: Path) -> None:
 
 
 def test_same_file_named_twice_is_one_sample(tree: Path) -> None:
-    """However often and by whatever way a file is named, it comes once, where it came first."""
+    """However often and by whatever way a file is named, it comes once, where it came
+    first."""
     touch("in/a.png", "in/b.png")
     Path("link.png").symlink_to("in/a.png")
-    assert names("in/b.png", "in", "in/*.png", "./in/a.png", "link.png") == ["b.png", "a.png"]
+    assert names("in/b.png", "in", "in/*.png", "./in/a.png", "link.png") == [
+        "b.png",
+        "a.png",
+    ]
 
 
 def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
-    """Pillow, where it knows a suffix of the table, opens it as the format of that record."""
+    """Pillow, where it knows a suffix of the table, opens it as the format of that
+    record."""
     Image.init()
     for name, suffixes in decode.FORMATS.items():
         for suffix in suffixes:

@@ -45,16 +45,23 @@ def server(shards: Path) -> Iterator[WebServer]:
         yield served
 
 
-def test_shards_are_read_as_webdataset_reads_them(shards: Path, server: WebServer) -> None:
+def test_shards_are_read_as_webdataset_reads_them(
+    shards: Path, server: WebServer
+) -> None:
     """The same keys in the same order with the same bytes, from disk and from a server."""
     wds = pytest.importorskip("webdataset", reason="webdataset is the oracle")
     pattern = str(shards / "s-{000..003}.tar")  # which webdataset takes apart itself
     read = wds.WebDataset(pattern, shardshuffle=False)
-    expected = [(row["__key__"], hashlib.sha256(row["png"]).hexdigest()) for row in read]
+    expected = [
+        (row["__key__"], hashlib.sha256(row["png"]).hexdigest()) for row in read
+    ]
     assert len(expected) == 8
     for location in (f"{shards}/", server.url):
         samples = find.find_samples([f"{location}s-{n:03d}.tar" for n in range(4)])
-        digests = [(sample.name.removesuffix(".png"), decode.digest(sample)) for sample in samples]
+        digests = [
+            (sample.name.removesuffix(".png"), decode.digest(sample))
+            for sample in samples
+        ]
         assert digests == expected
 
 
@@ -62,7 +69,9 @@ def test_each_process_reads_shards_of_its_own(shards: Path) -> None:
     """Whole ones, each exactly one process's; with too few of them, every n-th image."""
     samples = find.find_samples([str(shards / f"s-{n:03d}.tar") for n in range(4)])
     shards_samples = [Shard(index, 3).of(samples) for index in range(3)]
-    read = [{sample.archive for sample in shard_samples} for shard_samples in shards_samples]
+    read = [
+        {sample.archive for sample in shard_samples} for shard_samples in shards_samples
+    ]
     assert [len(archives) for archives in read] == [2, 1, 1]
     numbers = sorted(n for index in range(3) for n in Shard(index, 3).numbers(samples))
     assert numbers == list(range(8))
@@ -75,7 +84,8 @@ def test_each_process_reads_shards_of_its_own(shards: Path) -> None:
 def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
     server: WebServer, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """Four threads, each of which finds the archive closed, and waits for each of its blocks."""
+    """Four threads, each of which finds the archive closed, and waits for each of its
+    blocks."""
     content = [png((18, 16)), png((24, 20))]
     pack = zipped if ending == "zip" else tarred
     packed = pack(*((f"{number}.png", data) for number, data in enumerate(content)))
@@ -83,7 +93,11 @@ def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
         packed = gzip.compress(packed)
     (server.root / f"packed.{ending}").write_bytes(packed)
     monkeypatch.setattr(urls, "_BLOCK", 256)
-    paths = [path for s in find.find_samples([f"{server.url}packed.{ending}"]) for path in s.paths]
+    paths = [
+        path
+        for s in find.find_samples([f"{server.url}packed.{ending}"])
+        for path in s.paths
+    ]
     assert len(paths) == len(content) == 2
     decode._opened.cache_clear()  # as where five other archives were opened meanwhile
     together = Barrier(4)

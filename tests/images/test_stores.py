@@ -43,13 +43,16 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.fixture(params=[pytest.param("s3://pictures/p/", marks=pytest.mark.slow), "memory://p/"])
+@pytest.fixture(
+    params=[pytest.param("s3://pictures/p/", marks=pytest.mark.slow), "memory://p/"]
+)
 def store(request: pytest.FixtureRequest, photos: Path) -> Iterator[str]:
     """The URL of a folder in a store that holds the photos."""
     if request.param.startswith("s3"):
         request.getfixturevalue("bucket")
     protocol = request.param.partition(":")[0]
-    fsspec.get_filesystem_class(protocol).clear_instance_cache()  # of a server that has stopped
+    # of a server that has stopped
+    fsspec.get_filesystem_class(protocol).clear_instance_cache()
     there = fsspec.filesystem(protocol, skip_instance_cache=True)
     for name, content in tree(photos).items():
         there.pipe_file(f"{request.param}{name}", content)
@@ -90,7 +93,9 @@ def test_what_a_url_stands_for(store: str) -> None:
 @pytest.mark.parametrize("url", ["sub/", "*.jpg"])
 def test_where_no_image_is(url: str, store: str) -> None:
     """A usage error that names the folder or the pattern, as on disk."""
-    with pytest.raises(UsageError, match=r"no images? (in folder|matches) '(s3|memory)://"):
+    with pytest.raises(
+        UsageError, match=r"no images? (in folder|matches) '(s3|memory)://"
+    ):
         names(f"{store}{url}")
 
 
@@ -102,7 +107,9 @@ def test_a_missing_or_broken_object_is_a_failed_image(
     done = featviz("run", tiny_file, *SMALL, *urls, "--out", tmp_path / "out")
     assert done.code == 3
     assert complete(tmp_path / "out") == ["00.png"]
-    errors = {row["image"]: row["error"] for row in run_json(tmp_path / "out")["failures"]}
+    errors = {
+        row["image"]: row["error"] for row in run_json(tmp_path / "out")["failures"]
+    }
     assert errors == {
         "gone.png": "gone.png cannot be read: there is no such file in the store",
         "notes.txt": "notes.txt is no image that Pillow can read",
@@ -113,7 +120,8 @@ def test_a_missing_or_broken_object_is_a_failed_image(
 def test_an_archive_in_a_store_gives_what_the_archive_gives(
     suffix: str, store: str, photos: Path, tmp_path: Path
 ) -> None:
-    """The same names and bytes, whole and one member alone, and after a change of process."""
+    """The same names and bytes, whole and one member alone, and after a change of
+    process."""
     import shutil
 
     archive_type = {"tar": "tar", "tar.gz": "gztar", "zip": "zip"}[suffix]

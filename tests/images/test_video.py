@@ -30,11 +30,16 @@ def av() -> Any:
 
 
 def film(path: Path, count: int = 30, size: tuple[int, int] = (48, 32)) -> Path:
-    """Frames of one grey each, lighter and lighter, their left half black; a key frame in ten."""
+    """Frames of one grey each, lighter and lighter, their left half black; a key frame
+    in ten."""
     av = pytest.importorskip("av", reason="PyAV is not installed")
     with av.open(str(path), "w") as file:
         stream = file.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt, stream.gop_size = *size, "yuv420p", 10
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = (
+            *size,
+            "yuv420p",
+            10,
+        )
         stream.bit_rate = 4_000_000
         for number in range(count):
             pixels = np.full((size[1], size[0], 3), 40 + LEVEL * number, np.uint8)
@@ -53,7 +58,8 @@ def numbers(images: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
 def test_frames_are_evenly_spread(name: str, tmp_path: Path) -> None:
-    """From the first to the last, some twice where there are fewer; RGB in the video's size."""
+    """From the first to the last, some twice where there are fewer; RGB in the video's
+    size."""
     sample = Sample("a", (film(tmp_path / name),))
     images = decode.decode(sample, frames=5)[0]
     assert numbers(images) == [0, 7, 14, 22, 29]
@@ -68,7 +74,8 @@ def test_a_video_stands_upright(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     fixed_point = 1 << 16
     at = data.index(
-        struct.pack(">9i", fixed_point, 0, 0, 0, fixed_point, 0, 0, 0, 1 << 30), data.index(b"tkhd")
+        struct.pack(">9i", fixed_point, 0, 0, 0, fixed_point, 0, 0, 0, 1 << 30),
+        data.index(b"tkhd"),
     )
     data[at : at + 36] = struct.pack(
         ">9i", 0, fixed_point, 0, -fixed_point, 0, 0, 0, 0, 1 << 30
@@ -97,7 +104,17 @@ def test_a_model_of_images_takes_the_first_or_stills(
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(3, 2, 3))"
     )
-    command = ("run", tmp_path / "net.py:net", path, "--frames", "4", "--preset", "none", "-o", out)
+    command = (
+        "run",
+        tmp_path / "net.py:net",
+        path,
+        "--frames",
+        "4",
+        "--preset",
+        "none",
+        "-o",
+        out,
+    )
     done = featviz(*command)
     assert done.code == 0, done.err
     assert "the first" not in done.err, done.err
@@ -129,8 +146,8 @@ def test_a_video_is_a_clip(tmp_path: Path) -> None:
 def test_what_is_no_whole_video_is_refused(
     featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one line that names it; a video that was cut off, one without pictures, and too many
-    frames of it."""
+    """In one line that names it; a video that was cut off, one without pictures, and
+    too many frames of it."""
     film_bytes = film(tmp_path / "a.mp4").read_bytes()
     (tmp_path / "cut.mp4").write_bytes(film_bytes[: len(film_bytes) // 2])
     (tmp_path / "noise.mkv").write_bytes(b"\x1aE\xdf\xa3" + bytes(range(256)) * 4)
@@ -138,10 +155,14 @@ def test_what_is_no_whole_video_is_refused(
         "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(3, 2, 3))"
     )
     for name in ("cut.mp4", "noise.mkv"):
-        done = featviz("run", tmp_path / "net.py:net", tmp_path / name, "--size", "16", "-q")
+        done = featviz(
+            "run", tmp_path / "net.py:net", tmp_path / name, "--size", "16", "-q"
+        )
         refused(done, 1, f"{name} is a video that cannot be read: it is damaged")
     monkeypatch.setattr(arrays, "_MAX_FRAME_BYTES", 2 * 48 * 32 * 3)
-    with pytest.raises(ImageError, match="has 3 frames of 48×32 pixels, which are too many"):
+    with pytest.raises(
+        ImageError, match="has 3 frames of 48×32 pixels, which are too many"
+    ):
         arrays.read_frames(film_bytes, "mov", lambda count: range(3))
 
 

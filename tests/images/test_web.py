@@ -52,7 +52,9 @@ def failure(url: str) -> str:
     [
         (unavailable, "cannot be read: the server answers 503 Service Unavailable"),
         pytest.param(truncated, "cannot be read", marks=pytest.mark.slow),
-        pytest.param(redirected("file:///etc/passwd"), "cannot be read", marks=pytest.mark.slow),
+        pytest.param(
+            redirected("file:///etc/passwd"), "cannot be read", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_fault_that_stays_is_one_failed_image(
@@ -63,7 +65,8 @@ def test_a_fault_that_stays_is_one_failed_image(
     server: WebServer,
     tmp_path: Path,
 ) -> None:
-    """Exit code 3 as for broken files on disk: the others are complete, and run.json says why."""
+    """Exit code 3 as for broken files on disk: the others are complete, and run.json
+    says why."""
     server.plan["/00.png"] = fault
     files = [f"{server.url}{name}" for name in ("00.png", "01.png", "sub%20dir/02.png")]
     done = featviz("run", tiny_file, *SMALL, *files, "--out", tmp_path / "out")
@@ -84,14 +87,18 @@ def test_a_fault_that_stays_is_one_failed_image(
         (429, "the server answers 429 Too Many Requests"),
     ],
 )
-def test_an_answer_that_is_no_image_is_named(status: int, words: str, server: WebServer) -> None:
+def test_an_answer_that_is_no_image_is_named(
+    status: int, words: str, server: WebServer
+) -> None:
     """With its status; it is asked for once."""
     server.plan["/00.png"] = lambda visit: visit.send(b"", status)
     assert failure(f"{server.url}00.png") == f"00.png cannot be read: {words}"
     assert server.seen["/00.png"] == 1
 
 
-def test_an_endless_body_is_cut_off(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_body_is_cut_off(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the size that no image has, at the first attempt; the connection is closed."""
     monkeypatch.setattr(decode, "MAX_FILE_BYTES", 2**20)
     server.plan["/00.png"] = endless
@@ -104,22 +111,29 @@ def test_an_endless_body_is_cut_off(server: WebServer, monkeypatch: pytest.Monke
 def test_credentials_are_used_and_never_shown(
     featviz: Run, tiny_file: Path, server: WebServer, tmp_path: Path
 ) -> None:
-    """Neither in the tree, nor in any message, whether the image is read or not; a redirect within
-    the web is followed, and the name stays."""
+    """Neither in the tree, nor in any message, whether the image is read or not; a
+    redirect within the web is followed, and the name stays."""
     server.plan["/old.png"] = redirected("/00.png")
     (sample,) = find.find_samples([f"{server.url}old.png"])
     assert sample.name == "old.png"
     assert decode.decode(sample)[0][0].size == (18, 16)
     server.plan["/00.png"] = guarded("ann", "pa55word")
     server.plan["/01.png"] = unavailable
-    urls = [f"http://ann:pa55word@{server.address}/0{n}.png?token=t0ps3cret" for n in (0, 1, 7)]
+    urls = [
+        f"http://ann:pa55word@{server.address}/0{n}.png?token=t0ps3cret"
+        for n in (0, 1, 7)
+    ]
     done = featviz("run", tiny_file, *SMALL, *urls, "--out", tmp_path / "out", "-v")
     assert done.code == 3
     assert complete(tmp_path / "out") == ["00.png"]
-    bad = featviz("run", tiny_file, f"{urls[0]}::x", f"{urls[1]}/", "--out", tmp_path / "other")
+    bad = featviz(
+        "run", tiny_file, f"{urls[0]}::x", f"{urls[1]}/", "--out", tmp_path / "other"
+    )
     assert bad.code == 2
     everything = f"{done.out}{done.err}{bad.out}{bad.err}{tree(tmp_path / 'out')}"
-    assert [secret for secret in ("pa55word", "t0ps3cret") if secret in everything] == []
+    assert [
+        secret for secret in ("pa55word", "t0ps3cret") if secret in everything
+    ] == []
 
 
 def test_an_archive_of_a_server_is_read_in_parts(
@@ -142,8 +156,16 @@ def test_an_archive_of_a_server_is_read_in_parts(
     ("url", "words", "hint"),
     [
         ("simplecache::http://h/a.png", "chains protocols", "the last URL alone"),
-        ("http://h/a.png::file:///etc/passwd", "chains protocols", "the last URL alone"),
-        ("foo://h/a.png", "foo:// is no store that featviz knows", "s3://bucket/photos/"),
+        (
+            "http://h/a.png::file:///etc/passwd",
+            "chains protocols",
+            "the last URL alone",
+        ),
+        (
+            "foo://h/a.png",
+            "foo:// is no store that featviz knows",
+            "s3://bucket/photos/",
+        ),
         ("reference://h/a.png", "reference:// is no store", "s3://bucket/photos/"),
         ("file:///a.png", "file:// is no store", "s3://bucket/photos/"),
         ("http://h/photos/", "is a page of a web server", "the files on it"),

@@ -33,7 +33,9 @@ class Visit(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def send(self, body: bytes, status: int = 200, length: int | None = None, **more: str) -> None:
+    def send(
+        self, body: bytes, status: int = 200, length: int | None = None, **more: str
+    ) -> None:
         """An answer; `length` is what it says of its length, if that is a lie."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) if length is None else length))

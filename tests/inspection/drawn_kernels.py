@@ -78,7 +78,8 @@ class Drawn:
         return Image.open(self.out / self.rows[layer]["file"])
 
     def tiles(self, layer: str) -> np.ndarray:
-        """[tiles, h, w(, 3)], taken out of the picture by the manifest's geometry, enlarged."""
+        """[tiles, h, w(, 3)], taken out of the picture by the manifest's geometry,
+        enlarged."""
         row = self.rows[layer]
         image = np.asarray(self.image(layer))
         (height, width), padding = row["grid"]["tile"], row["grid"]["padding"]
@@ -107,7 +108,9 @@ def weights(net: str) -> dict[str, torch.Tensor]:
 def levels(maps: torch.Tensor) -> np.ndarray:
     """Symmetric grey levels of maps [N, H, W], by make_grid without any grid."""
     most = float(maps.abs().max())
-    flat = make_grid(maps.reshape(1, 1, -1, 1), normalize=True, value_range=(-most, most))
+    flat = make_grid(
+        maps.reshape(1, 1, -1, 1), normalize=True, value_range=(-most, most)
+    )
     return flat[0].mul(255).add(0.5).clamp(0, 255).byte().reshape(maps.shape).numpy()
 
 

@@ -36,13 +36,16 @@ def test_one_picture_an_image_names_prediction_target_and_layer(
 
 
 def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
-    """A seven's evidence lies around its ink; alpha 0 is the image, 1 the map in its colours."""
+    """A seven's evidence lies around its ink; alpha 0 is the image, 1 the map in its
+    colours."""
     found = fv.cam(DIGITS_MODEL, SEVEN)
     (one,), (image,) = found.maps, found.images
     assert (one.layer, image.target, image.path) == ("7", "class 7", None)
     guess = image.prediction[0]
     assert guess.index == 7 and image.outcome.target == pytest.approx(guess.score)
-    ink = np.asarray(Image.open(SEVEN).convert("L").resize((7, 7), Image.Resampling.BOX))
+    ink = np.asarray(
+        Image.open(SEVEN).convert("L").resize((7, 7), Image.Resampling.BOX)
+    )
     values = found.tensor.numpy()
     assert values[ink > 40].mean() > 2 * values[ink < 5].mean()
     assert one.limits == pytest.approx((values.min(), values.max()))
@@ -55,8 +58,18 @@ def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
 
 
 def test_json_has_a_line_for_each_image(featviz: Run) -> None:
-    """With the target's value and the maps' layers, shapes and ranges; a folder for the files."""
-    words = ("--target", "class:3", "--method", "gradxact", "--layers", "1,7", "--out", "cams")
+    """With the target's value and the maps' layers, shapes and ranges; a folder for the
+    files."""
+    words = (
+        "--target",
+        "class:3",
+        "--method",
+        "gradxact",
+        "--layers",
+        "1,7",
+        "--out",
+        "cams",
+    )
     done = featviz("cam", DIGITS_MODEL, FIVE, SEVEN, *words, "--json")
     assert done.code == 0 and done.err.endswith("2 pictures in cams\n")
     first, second = map(json.loads, done.out.splitlines())
@@ -84,8 +97,11 @@ def test_json_has_a_line_for_each_image(featviz: Run) -> None:
         (None, "cam-00-5.png"),
     ],
 )
-def test_a_file_is_called_by_the_image_and_the_target(target: str | None, name: str) -> None:
-    """So maps for several targets lie in one folder; nothing is added for the predicted class."""
+def test_a_file_is_called_by_the_image_and_the_target(
+    target: str | None, name: str
+) -> None:
+    """So maps for several targets lie in one folder; nothing is added for the predicted
+    class."""
     files = picture_files([Sample(FIVE.name, (FIVE,))], Path("cams"), target)
     assert files == {FIVE.name: Path("cams") / name}
 
@@ -100,7 +116,9 @@ def test_the_title_says_how_probable_the_target_is(featviz: Run) -> None:
             model = torch.load(DIGITS_MODEL, weights_only=False).eval()
             wanted = model(torch.from_numpy(pixels)).softmax(1)[0, number]
         assert found.target_probability == pytest.approx(float(wanted), rel=1e-4)
-        assert number not in guess or guess[number] == pytest.approx(float(wanted), rel=1e-4)
+        assert number not in guess or guess[number] == pytest.approx(
+            float(wanted), rel=1e-4
+        )
     featviz("cam", DIGITS_MODEL, FIVE, "--target", "class:3", "--json")
     with Image.open("cam-00-5-class3.png") as opened:
         title = opened.info["Title"]
@@ -116,13 +134,17 @@ def test_a_target_that_is_no_class_has_no_probability() -> None:
 def test_an_image_that_fails_says_so_in_its_line(featviz: Run, tmp_path: Path) -> None:
     """The others are drawn, and the exit code is 3."""
     (tmp_path / "broken.png").write_bytes(b"no image")
-    done = featviz("cam", DIGITS_MODEL, FIVE, tmp_path / "broken.png", "--out", "cams", "--json")
+    done = featviz(
+        "cam", DIGITS_MODEL, FIVE, tmp_path / "broken.png", "--out", "cams", "--json"
+    )
     lines = {line["image"]: line for line in map(json.loads, done.out.splitlines())}
     assert done.code == 3 and len(lines) == 2 and "error" not in lines[FIVE.name]
     assert "broken.png is no image that Pillow can read" in lines["broken.png"]["error"]
 
 
-def test_images_of_one_name_have_pictures_of_their_own(featviz: Run, tmp_path: Path) -> None:
+def test_images_of_one_name_have_pictures_of_their_own(
+    featviz: Run, tmp_path: Path
+) -> None:
     """a/x.png, b/x.png and b/x.bmp are three images."""
     for name in ("a/x.png", "b/x.png", "b/x.bmp"):
         path = tmp_path / "in" / name
@@ -143,7 +165,10 @@ def test_a_broken_image_fails_alone(featviz: Run, tmp_path: Path) -> None:
     found = fv.cam(DIGITS_MODEL, ["broken.png", FIVE])
     assert list(found.failures) == ["broken.png"] and len(found.maps) == 1
     assert repr(found) == "<ClassMaps, Grad-CAM of 2 images, 1 failed: 1 map>"
-    assert "broken.png failed: " in found._repr_html_() and "data:image/png" in found._repr_html_()
+    assert (
+        "broken.png failed: " in found._repr_html_()
+        and "data:image/png" in found._repr_html_()
+    )
     with pytest.raises(FeatvizError, match=r"cannot be read|truncated"):
         fv.cam(DIGITS_MODEL, "broken.png")
 
@@ -154,16 +179,25 @@ BAD = [
     (
         ("--layers", "9"),
         1,
-        "layer 9 (Flatten) has no places of the image: its output has the layout vector [N, F]",
+        (
+            "layer 9 (Flatten) has no places of the image: its output has the layout"
+            " vector [N, F]"
+        ),
     ),
     (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),
     (("--out", "notes"), 2, "--out notes is no folder"),
-    (("--out", "foreign.png"), 1, "foreign.png is there and is no picture of featviz cam"),
+    (
+        ("--out", "foreign.png"),
+        1,
+        "foreign.png is there and is no picture of featviz cam",
+    ),
     ((SEVEN, "--out", "one.png"), 2, "would hold several images in one picture"),
 ]
 
 
-@pytest.mark.parametrize(("options", "code", "message"), BAD, ids=[bad[2] for bad in BAD])
+@pytest.mark.parametrize(
+    ("options", "code", "message"), BAD, ids=[bad[2] for bad in BAD]
+)
 def test_bad_input_gets_one_line(
     options: tuple[object, ...], code: int, message: str, featviz: Run, tmp_path: Path
 ) -> None:
@@ -182,12 +216,15 @@ def test_overwrite_and_the_image_itself(featviz: Run, tmp_path: Path) -> None:
     Image.open(FIVE).save(tmp_path / "cam.png")
     done = featviz("cam", DIGITS_MODEL, "cam.png", "--out", "cam.png", "--overwrite")
     assert done.code == 2 and "--out cam.png is the input" in done.err
-    assert featviz("cam", DIGITS_MODEL, FIVE, "--out", "cam.png", "--overwrite").code == 0
+    assert (
+        featviz("cam", DIGITS_MODEL, FIVE, "--out", "cam.png", "--overwrite").code == 0
+    )
     assert Image.open("cam.png").info["Software"] == "featviz cam"
 
 
 def test_an_output_that_is_no_classification(featviz: Run, tmp_path: Path) -> None:
-    """A map of features is explained by its norm; asked for a class, the message names targets."""
+    """A map of features is explained by its norm; asked for a class, the message names
+    targets."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     torch.save(net, tmp_path / "net.pth")
@@ -204,7 +241,9 @@ def test_an_output_that_is_no_classification(featviz: Run, tmp_path: Path) -> No
 def test_a_module_is_given_back_as_it_was() -> None:
     """In training mode, without hooks and gradients, and its buffers untouched."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(784, 2))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(784, 2)
+    )
     image = torch.rand(3, 16, 16)
     before = state_of(net)
     assert fv.cam(net, image, size=16).tensor.shape == (14, 14)

@@ -1,5 +1,5 @@
-"""Class activation maps of torchvision's models: the layer that is found, and the maps of
-pytorch-grad-cam."""
+"""Class activation maps of torchvision's models: the layer that is found, and the maps
+of pytorch-grad-cam."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ Shaped = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A small model, the layer that `cam` finds, and how pytorch-grad-cam is told to read it."""
+    """A small model, the layer that `cam` finds, and how pytorch-grad-cam is told to
+    read it."""
 
     make: Callable[[], nn.Module]
     layer: str
     reshape: Shaped = torch.clone
-    """A copy, or a ReLU in place behind the layer changes what pytorch-grad-cam has kept."""
+    """A copy, or a ReLU in place behind the layer changes what pytorch-grad-cam has
+    kept."""
 
 
 CASES = {
@@ -38,7 +40,9 @@ CASES = {
         lambda tokens: tokens[:, 1:].reshape(1, 4, 4, -1).permute(0, 3, 1, 2).clone(),
     ),
     "swin": Case(
-        lambda: models.SwinTransformer([4, 4], 16, [1, 1], [1, 2], [4, 4], num_classes=5),
+        lambda: models.SwinTransformer(
+            [4, 4], 16, [1, 1], [1, 2], [4, 4], num_classes=5
+        ),
         "norm",
         lambda maps: maps.permute(0, 3, 1, 2).clone(),
     ),
@@ -72,17 +76,22 @@ def model(name: str) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method"),
-    [*(("resnet18", method) for method in CLASS_MAPS), *((n, "gradcam") for n in list(CASES)[1:])],
+    [
+        *(("resnet18", method) for method in CLASS_MAPS),
+        *((n, "gradcam") for n in list(CASES)[1:]),
+    ],
 )
 def test_maps_are_those_of_pytorch_grad_cam(name: str, method: str) -> None:
-    """Cut off at zero and scaled to 0..1, as theirs are, within rounding; at the layer that is
-    found by itself: of a ViT before its last attention."""
+    """Cut off at zero and scaled to 0..1, as theirs are, within rounding; at the layer
+    that is found by itself: of a ViT before its last attention."""
     theirs = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed")
     targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
     case, net = CASES[name], model(name)
     seen = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(1))
     with getattr(theirs, THEIRS[method])(
-        model=net, target_layers=[net.get_submodule(case.layer)], reshape_transform=case.reshape
+        model=net,
+        target_layers=[net.get_submodule(case.layer)],
+        reshape_transform=case.reshape,
     ) as oracle:
         oracle.get_target_width_height = lambda inputs: None
         wanted = oracle(seen[None].clone(), [targets.ClassifierOutputTarget(3)])[0]

@@ -1,4 +1,5 @@
-"""audit, kernels and gradient rules say of a .pt2 what they say of the model it was made from."""
+"""audit, kernels and gradient rules say of a .pt2 what they say of the model it was
+made from."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from featviz.options import InputOptions
 
 
 class Mixed(nn.Module):
-    """Activations as modules, in place, and as functions; one operator of each awkward kind."""
+    """Activations as modules, in place, and as functions; one operator of each awkward
+    kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,9 +78,13 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[A
 
 @pytest.mark.slow
 def test_audit_of_a_program_is_the_eager_models(
-    sources: dict[str, list[Any]], photos: Path, tmp_path: Path, featviz: Callable[..., Any]
+    sources: dict[str, list[Any]],
+    photos: Path,
+    tmp_path: Path,
+    featviz: Callable[..., Any],
 ) -> None:
-    """The same activations, verdicts, numbers and prunable channels, functions included."""
+    """The same activations, verdicts, numbers and prunable channels, functions
+    included."""
     audits = {}
     for source, model in sources.items():
         out = tmp_path / source
@@ -103,7 +109,9 @@ def test_a_hardtanh_keeps_its_own_ends(tmp_path: Path) -> None:
     """Where an exported activation saturates is read from its operator."""
     module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(-2.0, 2.0)).eval()
     plans = [
-        plan.choose(adopt(one, InputOptions(size=16)), None, [torch.zeros(1, 3, 16, 16)])
+        plan.choose(
+            adopt(one, InputOptions(size=16)), None, [torch.zeros(1, 3, 16, 16)]
+        )
         for one in (module, _read(_exported(module, tmp_path)))
     ]
     eager, program = ([t.activation for t in plan.targets] for plan in plans)
@@ -122,9 +130,13 @@ def test_effective_kernels_are_read_from_a_program(tmp_path: Path) -> None:
         up=nn.ConvTranspose2d(4, 6, 3, groups=2),
     ).eval()
     program = dict(_read(_exported(eager, tmp_path, True)).named_modules())
-    convolutions = {name for name, module in program.items() if filters.is_convolution(module)}
+    convolutions = {
+        name for name, module in program.items() if filters.is_convolution(module)
+    }
     assert (
-        convolutions == {n for n, m in eager.named_modules() if filters.is_convolution(m)} != set()
+        convolutions
+        == {n for n, m in eager.named_modules() if filters.is_convolution(m)}
+        != set()
     )
     for name in convolutions:
         program_filters, kept = (

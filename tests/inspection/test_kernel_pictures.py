@@ -1,4 +1,5 @@
-"""Pictures of kernels: pixels, orientation, order and shapes, against torch and torchvision."""
+"""Pictures of kernels: pixels, orientation, order and shapes, against torch and
+torchvision."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ WISHES = ("--nrow", 4, "--padding", 1, "--pad-value", 0.6)
 
 @pytest.mark.parametrize(("mode", "options"), [("symmetric", ()), ("map", WISHES)])
 def test_colour_kernels_are_make_grids(mode: str, options: Any, drawn: Any) -> None:
-    """Three inputs: RGB, equal to make_grid and save_image; a kernel's three colours share its
-    limits, and by default all kernels one range with zero in its middle."""
+    """Three inputs: RGB, equal to make_grid and save_image; a kernel's three colours
+    share its limits, and by default all kernels one range with zero in its middle."""
     scale = () if mode == "symmetric" else ("--normalize", mode)
     pictures = drawn("colour", "--scale", 1, *options, *scale)
     row = pictures.rows["first"]
@@ -62,18 +63,23 @@ def test_other_kernels_are_the_mean_over_inputs(drawn: Any) -> None:
     largest = float(mean.abs().max())
     row = pictures.rows["second"]
     grid_options: dict[str, Any] = {"nrow": row["grid"]["nrow"], "pad_value": PAD_GREY}
-    expected = make_grid(mean, **grid_options, normalize=True, value_range=(-largest, largest))
+    expected = make_grid(
+        mean, **grid_options, normalize=True, value_range=(-largest, largest)
+    )
     assert pictures.image("second").mode == "L"
     assert row["tiles"] == "mean over 10 inputs"
     assert close(np.asarray(pictures.image("second")), to_bytes(expected)[..., 0])
 
 
 def test_all_slices_have_a_row_for_each_output(drawn: Any) -> None:
-    """Tile (o, i) is weight[o, i]: rows are outputs, columns inputs, colour kernels included."""
+    """Tile (o, i) is weight[o, i]: rows are outputs, columns inputs, colour kernels
+    included."""
     found = drawn("colour", "--scale", 1, "--all-slices")
     for layer, weight in weights("colour").items():
         outputs, inputs = weight.shape[:2]
-        assert found.rows[layer]["grid"]["nrow"] == found.rows[layer]["slices"] == inputs
+        assert (
+            found.rows[layer]["grid"]["nrow"] == found.rows[layer]["slices"] == inputs
+        )
         assert close(found.tiles(layer), levels(weight.flatten(0, 1)))
         assert found.image(layer).height == outputs * (weight.shape[2] + 2) + 2
 
@@ -97,10 +103,11 @@ IMPULSES = [
 
 @pytest.mark.parametrize("module", IMPULSES, ids=repr)
 def test_kernels_belong_to_output_channels(module: Any) -> None:
-    """An impulse at one input brings out, in output channel o, the kernel from that input to o.
+    """An impulse at one input brings out, in output channel o, the kernel from that
+    input to o.
 
-    A convolution correlates, so its kernel comes out turned round; a transposed one stamps it.
-    """
+    A convolution correlates, so its kernel comes out turned round; a transposed one
+    stamps it."""
     read_kernels = filters.read_filters(module)
     spatial = module.weight.ndim - 2
     assert len(read_kernels[0]) == module.out_channels
@@ -113,7 +120,9 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
         if not read_kernels[3]:
             answer = answer.flip(*range(1, spatial + 1))
         size = module.weight.shape[2:]
-        answer = answer[(slice(None), *[slice((3 - k) // 2, (3 + k) // 2) for k in size])]
+        answer = answer[
+            (slice(None), *[slice((3 - k) // 2, (3 + k) // 2) for k in size])
+        ]
         group = index // per_group
         group_size = module.out_channels // module.groups
         for output in range(module.out_channels):
@@ -126,7 +135,8 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
 
 
 def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
-    """--pick spread: channels 0, 2 and 5 of six with all their slices; manifest and text say so."""
+    """--pick spread: channels 0, 2 and 5 of six with all their slices; manifest and
+    text say so."""
     options = "--layers second --max-maps 3 --pick spread --all-slices --scale 1"
     pictures = drawn("colour", *options.split())
     row = pictures.rows["second"]
@@ -142,15 +152,17 @@ def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
 
 
 def test_time_steps_stand_side_by_side(drawn: Any) -> None:
-    """Four time steps a channel, in order, in one row; 3-D colour kernels the same. With all slices
-    an output has a row: its inputs, and in each its time steps."""
+    """Four time steps a channel, in order, in one row; 3-D colour kernels the same.
+    With all slices an output has a row: its inputs, and in each its time steps."""
     pictures = drawn("shapes", "--scale", 1)
     kernels_of = weights("shapes")
     row = pictures.rows["volume"]
     assert row["slices"] == 4
     assert row["grid"]["nrow"] % 4 == 0
     assert row["maps"] == 6
-    assert close(pictures.tiles("volume"), levels(kernels_of["volume"].mean(1).flatten(0, 1)))
+    assert close(
+        pictures.tiles("volume"), levels(kernels_of["volume"].mean(1).flatten(0, 1))
+    )
     assert pictures.image("film").mode == "RGB"
     assert pictures.rows["film"]["slices"] == 2
     film = levels(kernels_of["film"]).transpose(0, 2, 3, 4, 1).reshape(8, 3, 3, 3)
@@ -161,9 +173,11 @@ def test_time_steps_stand_side_by_side(drawn: Any) -> None:
 
 
 @pytest.mark.parametrize("layer", ["line", "groups", "up"])
-def test_a_tile_is_the_mean_over_the_inputs_of_its_group(layer: str, drawn: Any) -> None:
-    """One-dimensional kernels are strips; transposed ones, [4, 3, 3, 3] in two groups, are drawn by
-    output: tiles 0-2 from inputs 0 and 1, 3-5 from 2 and 3."""
+def test_a_tile_is_the_mean_over_the_inputs_of_its_group(
+    layer: str, drawn: Any
+) -> None:
+    """One-dimensional kernels are strips; transposed ones, [4, 3, 3, 3] in two groups,
+    are drawn by output: tiles 0-2 from inputs 0 and 1, 3-5 from 2 and 3."""
     pictures = drawn("shapes", "--scale", 1)
     weight = weights("shapes")[layer]
     row = pictures.rows[layer]
@@ -203,7 +217,8 @@ def seen_by_forward(module: nn.Module) -> torch.Tensor:
     ids=["spectral_norm", "pruned"],
 )
 def test_kernels_are_the_effective_ones(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """Normalised or pruned weights as a forward pass would use them, also just after loading."""
+    """Normalised or pruned weights as a forward pass would use them, also just after
+    loading."""
     module, other = (wrap(nn.Conv2d(2, 4, 3, bias=False)) for _ in range(2))
     module.load_state_dict(other.state_dict())
     with torch.no_grad():
@@ -213,7 +228,8 @@ def test_kernels_are_the_effective_ones(wrap: Callable[[nn.Module], nn.Module]) 
 
 
 def test_values_that_are_not_finite_are_magenta(drawn: Any) -> None:
-    """One NaN in a colour kernel and one infinity in a grey one; the rest is drawn as ever."""
+    """One NaN in a colour kernel and one infinity in a grey one; the rest is drawn as
+    ever."""
     pictures = drawn("spoilt", "--scale", 1)
     clean = drawn("colour", "--scale", 1).tiles("first")
     first = pictures.tiles("first")

@@ -19,8 +19,8 @@ from featviz.rundir.schema import read_json
 
 
 def test_lazy_convolutions_are_named(drawn: Any) -> None:
-    """One that saw no input is skipped with the reason; the other is drawn. --json prints the rows
-    of the manifest."""
+    """One that saw no input is skipped with the reason; the other is drawn. --json
+    prints the rows of the manifest."""
     pictures = drawn("lazy", "--json")
     assert list(pictures.rows) == ["first"]
     (skip,) = pictures.manifest["skipped"]
@@ -28,20 +28,35 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
     assert skip["reason"] == "its weight has no size yet: the LazyConv2d saw no input"
     assert "skipped: later (its weight has no size yet" in pictures.done.err
     document = json.loads(pictures.done.out)
-    assert all(document[name] == pictures.manifest[name] for name in ("captures", "skipped"))
+    assert all(
+        document[name] == pictures.manifest[name] for name in ("captures", "skipped")
+    )
 
 
 @pytest.mark.parametrize(
     ("net", "arguments", "message"),
     [
         ("dense", (), "the model has no convolutions"),
-        ("only_lazy", (), "none of 1 layers has kernels to draw: 0: its weight has no size"),
-        ("colour", ("--layers", "ReLU"), "none of 1 layers has kernels to draw: act: ReLU has no"),
+        (
+            "only_lazy",
+            (),
+            "none of 1 layers has kernels to draw: 0: its weight has no size",
+        ),
+        (
+            "colour",
+            ("--layers", "ReLU"),
+            "none of 1 layers has kernels to draw: act: ReLU has no",
+        ),
         ("colour", ("--layers", "Conv5d"), "no layer matches --layers 'Conv5d'"),
     ],
 )
 def test_nothing_to_draw_is_a_usage_error(
-    net: str, arguments: Any, message: str, featviz: Run, kernel_nets: Any, tmp_path: Path
+    net: str,
+    arguments: Any,
+    message: str,
+    featviz: Run,
+    kernel_nets: Any,
+    tmp_path: Path,
 ) -> None:
     """Exit 2, one line and a hint, and no folder."""
     done = featviz("kernels", kernel_nets(net), "--out", tmp_path / "out", *arguments)
@@ -65,7 +80,8 @@ def test_kernels_that_are_there_stay_without_overwrite(
 
 
 def test_run_json_says_what_ran(drawn: Any) -> None:
-    """Kind, model, layers and the options that decide what is drawn; nothing of the machine."""
+    """Kind, model, layers and the options that decide what is drawn; nothing of the
+    machine."""
     pictures = drawn("colour", "--layers", "first", "--all-slices")
     run = read_json(pictures.out / "run.json")
     assert run["kind"] == "kernels"
@@ -78,9 +94,13 @@ def test_run_json_says_what_ran(drawn: Any) -> None:
     assert str(pictures.out) not in (pictures.out / "run.json").read_text()
 
 
-def test_a_shared_convolution_is_drawn_once_under_its_first_name(tmp_path: Path) -> None:
+def test_a_shared_convolution_is_drawn_once_under_its_first_name(
+    tmp_path: Path,
+) -> None:
     """Of two places from which it is called."""
     conv = nn.Conv2d(3, 3, 1)
-    model = adopt(nn.Sequential(nn.Sequential(conv), nn.Sequential(conv)), InputOptions())
+    model = adopt(
+        nn.Sequential(nn.Sequential(conv), nn.Sequential(conv)), InputOptions()
+    )
     document, _ = draw_kernels(model, KernelOptions(out=tmp_path / "out"))
     assert [row["layer"] for row in document["captures"]] == ["0.0"]

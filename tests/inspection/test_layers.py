@@ -1,4 +1,5 @@
-"""`featviz layers`: parameters, multiply-accumulates and memory against torchvision and torch."""
+"""`featviz layers`: parameters, multiply-accumulates and memory against torchvision and
+torch."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def listed(featviz: Run, model: str, *arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES],
 )
 def test_macs_and_parameters_are_torchvisions(name: str) -> None:
     """Within 1 % of the published GMACs, which have three decimals."""
@@ -112,8 +114,11 @@ def test_macs_and_parameters_are_torchvisions(name: str) -> None:
     assert 2 * table.usage[0].macs == table.flops.get_total_flops()
 
 
-def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any) -> None:
-    """Tokens T = 196, width 8: projections 4·T·8·8, scores and their sum 2·T·T·8, input T·3·8."""
+def test_attention_is_counted_since_its_fast_path_is_off(
+    featviz: Run, nets: Any
+) -> None:
+    """Tokens T = 196, width 8: projections 4·T·8·8, scores and their sum 2·T·T·8, input
+    T·3·8."""
     found = listed(featviz, nets("Attend"), "--size", "14x14")
     tokens = 14 * 14
     attention = 4 * tokens * 64 + 2 * tokens * tokens * 8
@@ -124,8 +129,8 @@ def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any
 
 
 def test_a_module_called_twice(featviz: Run, nets: Any) -> None:
-    """Parameters once under both names; MACs and memory of both calls, in place or not. What never
-    ran has parameters and nothing else."""
+    """Parameters once under both names; MACs and memory of both calls, in place or not.
+    What never ran has parameters and nothing else."""
     table = listed(featviz, nets("Twice"), "--size", "8x8")
     rows = {row["name"]: row for row in table["layers"]}
     conv = rows["conv"]
@@ -133,17 +138,27 @@ def test_a_module_called_twice(featviz: Run, nets: Any) -> None:
     assert "alias" not in rows
     assert (conv["calls"], conv["parameters"]) == (2, 81)
     assert conv["macs"] == 81 * (64 + 16) == table["totals"]["macs"]
-    assert conv["activation_bytes"] == rows["act"]["activation_bytes"] == 4 * 3 * (64 + 16)
+    assert (
+        conv["activation_bytes"] == rows["act"]["activation_bytes"] == 4 * 3 * (64 + 16)
+    )
     assert (conv["input_shape"], conv["output_shape"]) == ([1, 3, 8, 8], [1, 3, 8, 8])
     assert table["totals"]["activation_bytes"] == 2 * conv["activation_bytes"]
     assert table["totals"]["parameters"] == 81 + 40
     row = rows["never"]
     assert row["parameters"] == 40
-    assert [row[k] for k in ("input_shape", "output_shape", "calls", "macs")] == [None, None, 0, 0]
+    assert [row[k] for k in ("input_shape", "output_shape", "calls", "macs")] == [
+        None,
+        None,
+        0,
+        0,
+    ]
 
 
-def test_activation_memory_counts_each_tensor_once(featviz: Run, tiny_file: Path) -> None:
-    """Conv and ReLU 4·8·8, pooling 4, flatten 4, linear 5 floats; containers add nothing."""
+def test_activation_memory_counts_each_tensor_once(
+    featviz: Run, tiny_file: Path
+) -> None:
+    """Conv and ReLU 4·8·8, pooling 4, flatten 4, linear 5 floats; containers add
+    nothing."""
     found = listed(featviz, str(tiny_file), "--size", "8x8", "--mean", "0,0,0")
     sizes = [row["activation_bytes"] for row in found["layers"]]
     assert sizes == [4 * n for n in (256 + 256 + 4 + 4 + 5, 256, 256, 4, 4, 5)]
@@ -151,11 +166,15 @@ def test_activation_memory_counts_each_tensor_once(featviz: Run, tiny_file: Path
 
 
 def test_frozen_and_lazy_parameters(featviz: Run, nets: Any) -> None:
-    """A frozen first convolution: 16 parameters of 26; a lazy one has its size after the pass."""
+    """A frozen first convolution: 16 parameters of 26; a lazy one has its size after
+    the pass."""
     found = listed(featviz, nets("frozen"))
     assert [row["trainable"] for row in found["layers"]] == [10, 0, 10]
     assert (found["totals"]["parameters"], found["totals"]["trainable"]) == (26, 10)
-    assert listed(featviz, nets("lazy"), "--input-channels", "3")["totals"]["parameters"] == 140
+    assert (
+        listed(featviz, nets("lazy"), "--input-channels", "3")["totals"]["parameters"]
+        == 140
+    )
 
 
 def test_operators_without_a_formula_are_named(featviz: Run, nets: Any) -> None:
@@ -177,8 +196,11 @@ def test_the_footer_has_every_total_with_units(featviz: Run) -> None:
 
 
 def test_the_model_is_as_before() -> None:
-    """Hooks, flags, requires_grad, buffers, RNG and the fast path; also after a failure."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(3, 3)).train()
+    """Hooks, flags, requires_grad, buffers, RNG and the fast path; also after a
+    failure."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(3, 3)
+    ).train()
     model[1].eval()
     model[0].requires_grad_(False)
     loaded = adopt(model, InputOptions(size=64, mean=(0, 0, 0), std=(1, 1, 1)))
@@ -192,7 +214,8 @@ def test_the_model_is_as_before() -> None:
 
 
 def test_a_guess_of_the_size_is_warned_of(featviz: Run) -> None:
-    """Where no option, model or weights say it; a tenth of the figures would be as credible."""
+    """Where no option, model or weights say it; a tenth of the figures would be as
+    credible."""
     done = featviz("layers", DIGITS_MODEL)
     assert "warning: the input's size is a guess, 1×1×224×224" in done.err
     assert "guess" not in featviz("layers", DIGITS_MODEL, "--size", "28").err
@@ -201,7 +224,8 @@ def test_a_guess_of_the_size_is_warned_of(featviz: Run) -> None:
 def test_nested_tensors_have_no_shape_and_count_their_values(
     nets: Callable[[str], str], featviz: Run
 ) -> None:
-    """A nested tensor's memory is that of its parts; where a shape would stand, there is none."""
+    """A nested tensor's memory is that of its parts; where a shape would stand, there
+    is none."""
     model, nest, pad = listed(featviz, nets("nested"), "--size", 8)["layers"]
     assert (nest["output_shape"], pad["input_shape"]) == (None, None)
     assert pad["output_shape"] == model["output_shape"] == [1, 2, 8, 8]
@@ -209,8 +233,8 @@ def test_nested_tensors_have_no_shape_and_count_their_values(
 
 
 def test_no_cost_is_lost_where_a_module_raises() -> None:
-    """The model's MACs are torch's; each layer that came to its end has its own, and what a failed
-    call did itself is its caller's."""
+    """The model's MACs are torch's; each layer that came to its end has its own, and
+    what a failed call did itself is its caller's."""
 
     def fails(self: Any, x: Tensor) -> None:
         nn.functional.conv2d(self.inner(x), torch.zeros(2, 4, 3, 3))
@@ -223,14 +247,29 @@ def test_no_cost_is_lost_where_a_module_raises() -> None:
         return self.other(x)
 
     tried = nn.Sequential(Net(fails, inner=nn.Conv2d(3, 4, 3)))
-    modules = {"before": nn.Conv2d(3, 3, 3), "tried": tried, "other": nn.Conv2d(3, 8, 3)}
+    modules = {
+        "before": nn.Conv2d(3, 3, 3),
+        "tried": tried,
+        "other": nn.Conv2d(3, 8, 3),
+    }
     model = Net(goes_on, **modules)
     with torch.no_grad(), FlopCounterMode(display=False) as flops:
         model(torch.zeros(1, 3, 16, 16))
     result = fv.layers(model, size=16)
     rows = {row.name: row for row in result.rows}
     assert result.totals.macs == rows[""].macs == flops.get_total_flops() // 2
-    expected = {"before": 27 * 3 * 14 * 14, "other": 27 * 8 * 12 * 12, "": 36 * 2 * 10 * 10}
+    expected = {
+        "before": 27 * 3 * 14 * 14,
+        "other": 27 * 8 * 12 * 12,
+        "": 36 * 2 * 10 * 10,
+    }
     expected |= {"tried.0.inner": 27 * 4 * 12 * 12}
-    assert {name: row.own_macs for name, row in rows.items() if row.own_macs} == expected
-    assert [rows[name].calls for name in ("", "tried", "tried.0", "other")] == [1, 0, 0, 1]
+    assert {
+        name: row.own_macs for name, row in rows.items() if row.own_macs
+    } == expected
+    assert [rows[name].calls for name in ("", "tried", "tried.0", "other")] == [
+        1,
+        0,
+        0,
+        1,
+    ]

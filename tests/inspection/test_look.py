@@ -1,4 +1,5 @@
-"""`look`: which maps a page shows, of which pixels, and what it says, against numpy and torch."""
+"""`look`: which maps a page shows, of which pixels, and what it says, against numpy and
+torch."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ def see(tmp_path: Path) -> Callable[..., LookResult]:
         if isinstance(image, np.ndarray):
             np.save(tmp_path / "image.npy", image.astype(np.float32))
             image = tmp_path / "image.npy"
-        given = {"out": tmp_path / "page.png", "inputs": PLAIN, "cmap": "grey", **options}
+        given = {
+            "out": tmp_path / "page.png",
+            "inputs": PLAIN,
+            "cmap": "grey",
+            **options,
+        }
         model = adopt(module.eval(), given["inputs"])
         return look(model, [str(image)], LookOptions(**given))
 
@@ -78,9 +84,23 @@ def test_tiles_are_those_of_run(
     inputs = InputOptions(size=16, crop=16)
     chosen = {"layers": "Conv2d,ReLU", "inputs": inputs, "out": tmp_path / "page.png"}
     result = look(ModelOptions(str(tiny_file)), [str(picture)], LookOptions(**chosen))
-    options = ("--layers", "Conv2d,ReLU", "--size", 16, "--crop", 16, "--cmap", "viridis")
+    options = (
+        "--layers",
+        "Conv2d,ReLU",
+        "--size",
+        16,
+        "--crop",
+        16,
+        "--cmap",
+        "viridis",
+    )
     shape = ("--nrow", 1, "--padding", 0, "--scale", 1)
-    assert featviz("run", tiny_file, picture, "--out", tmp_path / "run", *options, *shape).code == 0
+    assert (
+        featviz(
+            "run", tiny_file, picture, "--out", tmp_path / "run", *options, *shape
+        ).code
+        == 0
+    )
     assert [row.layer for row in result.layers] == ["0", "1"]
     for row in result.layers:
         (file,) = (tmp_path / "run" / "picture.png").glob(f"*_{row.layer}/output.png")
@@ -93,7 +113,8 @@ def test_the_order_is_numpys(see: Callable[..., LookResult]) -> None:
     """The largest deviation comes first, wherever the values lie."""
     maps = noise(1, 12, 8, 8) * np.arange(12, 0, -1)[:, None, None]
     maps = maps[:, np.random.default_rng(1).permutation(12)].astype(np.float32)
-    maps += np.arange(12, dtype=np.float32)[:, None, None] * 50  # not the order of the largest
+    # not the order of the largest
+    maps += np.arange(12, dtype=np.float32)[:, None, None] * 50
     result = see(fixed(torch.from_numpy(maps)), noise(1, 8, 8), layers="Fixed", maps=5)
     expected = np.argsort(-np.std(maps[0].reshape(12, -1), axis=1), kind="stable")[:5]
     assert list(result.layers[0].channels) == expected.tolist()
@@ -103,9 +124,15 @@ def test_the_order_is_numpys(see: Callable[..., LookResult]) -> None:
 
 
 def test_constant_maps_and_those_without_values_come_last() -> None:
-    """Flat ones are left out beside others, and stay where all are; NaN ranks behind numbers."""
+    """Flat ones are left out beside others, and stay where all are; NaN ranks behind
+    numbers."""
     stats = np.zeros((4, 6), np.float32)
-    stats[:, 0], stats[:, 1], stats[:, 2], stats[:, 3] = 0, [1, 0, 5, np.nan], 1, [2, 9, 3, np.nan]
+    stats[:, 0], stats[:, 1], stats[:, 2], stats[:, 3] = (
+        0,
+        [1, 0, 5, np.nan],
+        1,
+        [2, 9, 3, np.nan],
+    )
     stats[1, [0, 1, 3]] = 9, 9, 0
     stats[3, [0, 5]] = np.nan, 64
     assert ranked(stats) == [2, 0, 3]
@@ -117,13 +144,18 @@ def test_maps_that_look_alike_are_shown_once() -> None:
     """By numpy's correlation with those shown before, in the order; alike ones fill up."""
     rng = np.random.default_rng(2)
     base = rng.integers(0, 100, (3, 20, 20))
-    maps = np.stack([base[0], base[0] * 2 + 9, base[1], base[2], base[1], 0 * base[0] + 7])
+    maps = np.stack(
+        [base[0], base[0] * 2 + 9, base[1], base[2], base[1], 0 * base[0] + 7]
+    )
     maps = maps.astype(np.uint8)
     order = [1, 0, 5, 4, 2, 3]
     distinct: list[int] = []
     for channel in order:
         if maps[channel].std():
-            near = [np.corrcoef(maps[channel].ravel(), maps[t].ravel())[0, 1] for t in distinct]
+            near = [
+                np.corrcoef(maps[channel].ravel(), maps[t].ravel())[0, 1]
+                for t in distinct
+            ]
             distinct += [channel] if all(value < ALIKE for value in near) else []
     assert distinct == [1, 4, 3] == unlike(maps, order, 3)
     assert unlike(maps, order, 5) == [1, 4, 3, 0, 5]
@@ -149,7 +181,9 @@ def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) ->
     colour = torch.zeros(1, 3, 20, 20)
     colour[:, 0] = 1.0
     result = see(
-        fixed(colour + torch.rand(1, 3, 20, 20) * 0.001), np.zeros((1, 20, 20)), layers="Fixed"
+        fixed(colour + torch.rand(1, 3, 20, 20) * 0.001),
+        np.zeros((1, 20, 20)),
+        layers="Fixed",
     )
     red = (result.picture == (255, 0, 0)).all(2)
     columns = np.flatnonzero(red.any(0))
@@ -158,15 +192,19 @@ def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) ->
 
 
 @pytest.mark.parametrize(
-    ("key", "drawn"), [("logits", True), pytest.param("", False, marks=pytest.mark.slow)]
+    ("key", "drawn"),
+    [("logits", True), pytest.param("", False, marks=pytest.mark.slow)],
 )
 def test_scores_of_a_segmentation_are_shown_as_classes(
     key: str, drawn: bool, see: Callable[..., LookResult]
 ) -> None:
-    """The likeliest class of each place, one colour each, where the output is named so or has the
-    input's size; maps of features are no picture."""
-    classes = torch.randint(0, 3, (1, 10, 10), generator=torch.Generator().manual_seed(0))
-    count = 5 if key else 40  # of so many channels a smaller output is features, not classes
+    """The likeliest class of each place, one colour each, where the output is named so
+    or has the input's size; maps of features are no picture."""
+    classes = torch.randint(
+        0, 3, (1, 10, 10), generator=torch.Generator().manual_seed(0)
+    )
+    # of so many channels a smaller output is features, not classes
+    count = 5 if key else 40
     scores = nn.functional.one_hot(classes, count).movedim(3, 1).float()
     net = Fixed({key: scores} if key else scores)
     result = see(nn.Sequential(net), np.zeros((1, 20, 20)), layers="Fixed")
@@ -177,7 +215,8 @@ def test_scores_of_a_segmentation_are_shown_as_classes(
 
 @pytest.mark.slow
 def test_many_stages_are_spread(see: Callable[..., LookResult]) -> None:
-    """Of more than MOST_STAGES the first, the last and evenly spread ones; --layers takes all."""
+    """Of more than MOST_STAGES the first, the last and evenly spread ones; --layers
+    takes all."""
     torch.manual_seed(0)
     vit = VisionTransformer(16, 4, 13, 2, 8, 8, num_classes=3)
     options = {"inputs": InputOptions(size=16, crop=16)}
@@ -195,7 +234,8 @@ def test_many_stages_are_spread(see: Callable[..., LookResult]) -> None:
 
 
 def test_a_vector_is_one_strip(see: Callable[..., LookResult]) -> None:
-    """All its numbers side by side, from the least to the greatest; the largest are named."""
+    """All its numbers side by side, from the least to the greatest; the largest are
+    named."""
     numbers = torch.tensor([[0.0, 3.0, 1.0, 4.0]])
     (row,) = see(fixed(numbers), noise(1, 8, 8), layers="Fixed", maps=2).layers
     assert row.strip
@@ -232,8 +272,11 @@ def test_of_a_volume_the_middle_is_shown(see: Callable[..., LookResult]) -> None
     assert (result.shown[..., 0] == (volume[0, 3] * 255 + 0.5).astype(np.uint8)).all()
 
 
-def test_of_several_calls_the_first_maps_are_shown(see: Callable[..., LookResult]) -> None:
-    """A layer has one row: the first maps that it gives, before mere numbers; calls are counted."""
+def test_of_several_calls_the_first_maps_are_shown(
+    see: Callable[..., LookResult],
+) -> None:
+    """A layer has one row: the first maps that it gives, before mere numbers; calls are
+    counted."""
     layer = Fixed((torch.rand(1, 5), torch.rand(1, 2, 8, 8)))
     twice = Net(lambda self, x: (self.layer(x), self.layer(x))[1], layer=layer)
     (row,) = see(twice, noise(1, 8, 8), layers="layer").layers
@@ -252,7 +295,9 @@ def test_nan_is_magenta_and_warned_of(
     assert "0 holds 1 NaN or infinite values, shown in magenta" in messages.text
 
 
-def test_the_model_is_given_back_as_it_was(tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
+def test_the_model_is_given_back_as_it_was(
+    tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
     """Flags, buffers, hooks and random numbers, after a failure; nothing is written."""
     tiny.train().append(Fixed(None)).append(nn.ReLU())
     before = state_of(tiny)
@@ -268,7 +313,9 @@ def test_nothing_is_written_where_nothing_can_be_drawn(
     see: Callable[..., LookResult], tmp_path: Path
 ) -> None:
     """The reason is named, and there is no file."""
-    with pytest.raises(FeatvizError, match=r"no picture was drawn; skipped: 0 \(.*sparse"):
+    with pytest.raises(
+        FeatvizError, match=r"no picture was drawn; skipped: 0 \(.*sparse"
+    ):
         see(fixed(torch.rand(1, 2, 4, 4).to_sparse()), noise(1, 4, 4), layers="Fixed")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(ImageError):

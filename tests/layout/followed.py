@@ -1,4 +1,5 @@
-"""What featviz draws of each layer of a model, beside clones that independent hooks took."""
+"""What featviz draws of each layer of a model, beside clones that independent hooks
+took."""
 
 from __future__ import annotations
 
@@ -28,16 +29,22 @@ class Seen:
 
 
 def followed(
-    model: nn.Module, height: int, width: int, trace: bool = True, image: Tensor | None = None
+    model: nn.Module,
+    height: int,
+    width: int,
+    trace: bool = True,
+    image: Tensor | None = None,
 ) -> dict[tuple[str, str], Seen]:
-    """All that can be drawn of an image, a random one by default, by (layer, key); raises where one
-    cannot.
+    """All that can be drawn of an image, a random one by default, by (layer, key);
+    raises where one cannot.
 
     Args:
         trace: whether the image is followed through the model.
     """
     if image is None:
-        image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(1))
+        image = torch.randn(
+            1, 3, height, width, generator=torch.Generator().manual_seed(1)
+        )
     layers = list_layers(model)
     book = HintBook(model, image.shape)
     drawn: dict[tuple[str, str], layout.Maps] = {}
@@ -55,7 +62,9 @@ def followed(
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            hook = module.register_forward_hook(lambda m, a, out, name=name: keep(name, out))
+            hook = module.register_forward_hook(
+                lambda m, a, out, name=name: keep(name, out)
+            )
             stack.callback(hook.remove)
         stack.enter_context(in_eval_mode(model))
         if trace:

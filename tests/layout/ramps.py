@@ -1,4 +1,5 @@
-"""Pictures whose pixels say where they stand, and transformers that pass them on as tokens."""
+"""Pictures whose pixels say where they stand, and transformers that pass them on as
+tokens."""
 
 from __future__ import annotations
 
@@ -31,12 +32,15 @@ class Block(nn.Module):
 
 
 class PositionViT(nn.Module):
-    """Its tokens are the means of their patch in red, green and blue, behind tokens of its own.
+    """Its tokens are the means of their patch in red, green and blue, behind tokens of
+    its own.
 
     With `channels_first`, the blocks see [1, D, T] instead of [1, T, D].
     """
 
-    def __init__(self, *names: str, counts: Sequence[int] = (), channels_first: bool = False):
+    def __init__(
+        self, *names: str, counts: Sequence[int] = (), channels_first: bool = False
+    ):
         super().__init__()
         self.conv_proj = nn.Conv2d(3, 3, PATCH, PATCH, bias=False)
         weight = torch.eye(3)[:, :, None, None].repeat(1, 1, PATCH, PATCH) / PATCH**2
@@ -50,7 +54,9 @@ class PositionViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.conv_proj(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([*(getattr(self, name) for name in self.names), tokens], dim=1)
+        tokens = torch.cat(
+            [*(getattr(self, name) for name in self.names), tokens], dim=1
+        )
         return self.blocks(tokens.transpose(1, 2) if self.channels_first else tokens)
 
 
@@ -78,7 +84,15 @@ def look(
     """Run a model on a picture as it is, and read the captures back."""
     out = image.parent / "out"
     result = fv.run(
-        model, image, layers, out, overwrite=True, scale=1, size=size, **AS_IS, **options
+        model,
+        image,
+        layers,
+        out,
+        overwrite=True,
+        scale=1,
+        size=size,
+        **AS_IS,
+        **options,
     )
     assert result.failures == ()
     return out / image.name, rows(out / image.name)

@@ -29,9 +29,9 @@ def small_vit() -> nn.Module:
 def by_hand(block: nn.Module, tokens: Tensor) -> Tensor:
     """softmax(Q K^T / sqrt d) of an encoder block whose normalised input is [1, T, D]."""
     attention = block.self_attention
-    q, k, _ = nn.functional.linear(tokens, attention.in_proj_weight, attention.in_proj_bias).chunk(
-        3, dim=-1
-    )
+    q, k, _ = nn.functional.linear(
+        tokens, attention.in_proj_weight, attention.in_proj_bias
+    ).chunk(3, dim=-1)
     heads = attention.num_heads
     head_size = attention.head_dim
     q, k = (
@@ -44,15 +44,21 @@ def by_hand(block: nn.Module, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_attention_weights_are_softmax_of_queries_and_keys(fast: bool, tmp_path: Path) -> None:
-    """A selected attention gives a map for each head whose rows sum to 1; torch's setting of the
-    fast path is as before."""
+def test_attention_weights_are_softmax_of_queries_and_keys(
+    fast: bool, tmp_path: Path
+) -> None:
+    """A selected attention gives a map for each head whose rows sum to 1; torch's
+    setting of the fast path is as before."""
     model = small_vit()
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(fast)
     try:
         folder, captures = look(
-            model, save(tmp_path, 32, 32), "MultiheadAttention#0,*_0.ln_1", (32, 32), tensors="npy"
+            model,
+            save(tmp_path, 32, 32),
+            "MultiheadAttention#0,*_0.ln_1",
+            (32, 32),
+            tensors="npy",
         )
         assert torch.backends.mha.get_fastpath_enabled() is fast
     finally:
@@ -62,7 +68,11 @@ def test_attention_weights_are_softmax_of_queries_and_keys(fast: bool, tmp_path:
     weights = raw(folder, row)
     tokens = raw(folder, captures[f"{name}.ln_1", 0, ""])
     want = by_hand(model.get_submodule(name), tokens)
-    assert (row["layout"], row["maps"], row["shape"]) == ("attention", 2, [1, 2, 17, 17])
+    assert (row["layout"], row["maps"], row["shape"]) == (
+        "attention",
+        2,
+        [1, 2, 17, 17],
+    )
     assert torch.allclose(weights[0].double(), want, atol=1e-6)
     assert torch.allclose(weights.sum(-1), torch.ones(1, 2, 17), atol=1e-5)
     assert_drawn(folder, row, want)
@@ -84,10 +94,12 @@ def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
 
 
 def gated() -> nn.Module:
-    """A map of a quarter of the input's size, and a gate that weighs each place of it, as in an
-    Attention U-Net."""
+    """A map of a quarter of the input's size, and a gate that weighs each place of it,
+    as in an Attention U-Net."""
     gate = Net(lambda self, x: x * self.gate(x).sigmoid(), gate=nn.Conv2d(8, 1, 1))
-    return Net(lambda self, x: self.attn(self.stem(x)), stem=nn.Conv2d(3, 8, 4, 4), attn=gate)
+    return Net(
+        lambda self, x: self.attn(self.stem(x)), stem=nn.Conv2d(3, 8, 4, 4), attn=gate
+    )
 
 
 def attending() -> nn.Module:
@@ -104,9 +116,14 @@ def attending() -> nn.Module:
     return Net(way, stem=nn.Conv2d(3, 8, 16, 16), attn=Net(weights))
 
 
-@pytest.mark.parametrize(("model", "layout"), [(gated, "nchw"), (attending, "attention")])
-def test_a_square_map_is_no_matrix_of_weights(model: Callable[[], nn.Module], layout: str) -> None:
-    """At 64 pixels both have 16 rows and columns, as many as there are tokens of 4 × 4 patches."""
+@pytest.mark.parametrize(
+    ("model", "layout"), [(gated, "nchw"), (attending, "attention")]
+)
+def test_a_square_map_is_no_matrix_of_weights(
+    model: Callable[[], nn.Module], layout: str
+) -> None:
+    """At 64 pixels both have 16 rows and columns, as many as there are tokens of 4 × 4
+    patches."""
     (maps,) = fv.run(model(), torch.rand(3, 64, 64), "attn", size=64).captures
     assert maps.row.shape[-2:] == [16, 16]
     assert maps.row.layout == layout

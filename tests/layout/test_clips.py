@@ -45,9 +45,11 @@ class TestGrouping:
         assert [path.stem for path in clip.paths] == [f"frame{i}" for i in range(12)]
 
     @pytest.mark.parametrize("suffix", [".gif", ".png"])
-    def test_an_animation_is_a_clip_of_its_own(self, suffix: str, tmp_path: Path) -> None:
-        """Animated GIF, WebP and APNG beside stills: the animation is one clip, the stills are
-        another."""
+    def test_an_animation_is_a_clip_of_its_own(
+        self, suffix: str, tmp_path: Path
+    ) -> None:
+        """Animated GIF, WebP and APNG beside stills: the animation is one clip, the
+        stills are another."""
         folder = folder_of(tmp_path / "both", 2)
         animation(folder / f"anim{suffix}", 5)
         clips = find.clips(find.find_samples([str(folder)]))
@@ -57,10 +59,12 @@ class TestGrouping:
         ]
         assert numbers(decode.decode(clips[0], frames=5)[0]) == [0, 1, 2, 3, 4]
 
-    def test_names_of_clips(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """a/frames and b/frames, whose stills have different names, are two clips; a relative and
-        an absolute path into one folder name frames of one; one still keeps its name, and is
-        repeated."""
+    def test_names_of_clips(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """a/frames and b/frames, whose stills have different names, are two clips; a
+        relative and an absolute path into one folder name frames of one; one still
+        keeps its name, and is repeated."""
         for name in ("a", "b"):
             path = tmp_path / name / "frames"
             path.mkdir(parents=True)
@@ -73,7 +77,10 @@ class TestGrouping:
         monkeypatch.chdir(tmp_path)
         samples = find.find_samples(["walk/frame0.png", str(folder / "frame2.png")])
         (clip,) = find.clips(samples)
-        assert (clip.name, [p.name for p in clip.paths]) == ("walk", ["frame0.png", "frame2.png"])
+        assert (clip.name, [p.name for p in clip.paths]) == (
+            "walk",
+            ["frame0.png", "frame2.png"],
+        )
         still(3).save(tmp_path / "one.png")
         (clip,) = find.clips(find.find_samples([str(tmp_path / "one.png")]))
         assert clip.name == "one.png"
@@ -84,7 +91,8 @@ class TestGrouping:
     def test_frames_are_evenly_spread(
         self, available: int, frames: int, clip_type: str, tmp_path: Path
     ) -> None:
-        """--frames takes numpy.linspace's choice, first and last among them; fewer are repeated."""
+        """--frames takes numpy.linspace's choice, first and last among them; fewer are
+        repeated."""
         path = (
             folder_of(tmp_path / "c", available)
             if clip_type == "folder"
@@ -99,8 +107,9 @@ class TestClips:
     """Clips [1, C, T, H, W] in runs."""
 
     def test_time_runs_from_left_to_right(self, tmp_path: Path) -> None:
-        """Six frames, one row a channel: red grows from tile to tile, green stays; channels-last
-        gives the same picture; the picture of the input shows the frames side by side."""
+        """Six frames, one row a channel: red grows from tile to tile, green stays;
+        channels-last gives the same picture; the picture of the input shows the frames
+        side by side."""
         folder = folder_of(tmp_path / "walk", 6)
         out = tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "tensors": "npy", "scale": 1, **AS_IS}
@@ -111,22 +120,27 @@ class TestClips:
         want[1] = torch.arange(8.0) * 20 / 255
         for name, layout_name in (("conv", "ncthw"), ("last", "nthwc")):
             row = captures[name, 0, ""]
-            assert (row["layout"], row["maps"], row["channels"]) == (layout_name, 3, [0, 1])
+            assert (row["layout"], row["maps"], row["channels"]) == (
+                layout_name,
+                3,
+                [0, 1],
+            )
             assert row["slices"] == [6, 6]
             assert row["grid"]["nrow"] == 6
             assert_drawn(out / "walk", row, want)
         seen = np.asarray(Image.open(out / "walk" / "input.png"))
         assert seen.shape == (6, 6 * 8, 3)
-        assert numbers([Image.fromarray(seen[:, i * 8 : i * 8 + 8]) for i in range(6)]) == [
-            *range(6)
-        ]
+        assert numbers(
+            [Image.fromarray(seen[:, i * 8 : i * 8 + 8]) for i in range(6)]
+        ) == [*range(6)]
         content = manifest(out / "walk")
         assert content["input"]["shape"] == [1, 3, 6, 6, 8]
         assert content["input"]["preprocessing"].endswith("6 frames, evenly spread")
         assert content["image"]["files"] == [f"frame{i}.png" for i in range(6)]
 
     def test_max_slices_says_what_it_leaves_out(self, tmp_path: Path) -> None:
-        """--max-slices draws evenly spread steps; scale, statistics and manifest are of all."""
+        """--max-slices draws evenly spread steps; scale, statistics and manifest are of
+        all."""
         folder = folder_of(tmp_path / "walk", 6)
         out = tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "scale": 1, **AS_IS}
@@ -139,12 +153,15 @@ class TestClips:
         numbers_kept = np.load(out / "walk" / "stats.npz")["conv|output|0|"]
         assert numbers_kept[0, 1] == pytest.approx(50 / 255)
         text = Image.open(out / "walk" / row["file"]).text
-        assert text["Slices"] == "4 of 6 side by side for each channel: 0,2-3,5 (--max-slices)"
+        assert (
+            text["Slices"]
+            == "4 of 6 side by side for each channel: 0,2-3,5 (--max-slices)"
+        )
 
     @pytest.mark.parametrize("reduce", [None, "mean"])
     def test_slices_of_a_volume_are_evenly_spread(self, reduce: str | None) -> None:
-        """Of 155 slices 16, from near the first to near the last, no more than 10 apart, each with
-        its own level; the regions of a batch are the first."""
+        """Of 155 slices 16, from near the first to near the last, no more than 10
+        apart, each with its own level; the regions of a batch are the first."""
         volume = torch.arange(155.0).reshape(1, 1, 155, 1, 1).expand(1, 2, 155, 5, 5)
         options = DrawOptions(scale=1, padding=0, nrow=16, reduce=reduce)
         picture = drawer.draw(options, SITE, volume)[""]
@@ -160,11 +177,15 @@ class TestClips:
         assert batch.steps == list(range(16))
         assert batch.slices == (16, 40)
 
-    def test_frames_of_different_sizes_fail_with_the_remedy(self, tmp_path: Path) -> None:
+    def test_frames_of_different_sizes_fail_with_the_remedy(
+        self, tmp_path: Path
+    ) -> None:
         """One clip has one size; --size brings them to one."""
         folder = folder_of(tmp_path / "walk", 2)
         still(2, height=9).save(folder / "frame2.png")
-        result = fv.run(Clip(), folder, "conv", tmp_path / "o", frames=3, size=6, **AS_IS)
+        result = fv.run(
+            Clip(), folder, "conv", tmp_path / "o", frames=3, size=6, **AS_IS
+        )
         assert "frames differ in size" in str(result.failures[0].error)
         assert "size HxW" in str(result.failures[0].hint)
         options = {"frames": 3, "size": (6, 8), "overwrite": True, **AS_IS}
@@ -172,7 +193,8 @@ class TestClips:
 
 
 def test_tokens_of_a_clip() -> None:
-    """MViT's blocks give [1, 1 + 8·h·w, D]: eight steps of a grid, behind a class token."""
+    """MViT's blocks give [1, 1 + 8·h·w, D]: eight steps of a grid, behind a class
+    token."""
     tokens = torch.randn(1, 1 + 8 * 4 * 6, 3)
     hints = Hints(input_size=(32, 48), time_steps=8, prefix_tokens=("class_token",))
     parts = layout.to_maps(tokens, hints)

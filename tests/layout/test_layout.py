@@ -1,5 +1,5 @@
-"""From tensors to maps: what each layout gives, what is refused with which reason, and what each
-record of the table says of a tensor made after its own words."""
+"""From tensors to maps: what each layout gives, what is refused with which reason, and
+what each record of the table says of a tensor made after its own words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from featviz.records import Hints, Trace
 
 
 def test_nchw_is_the_permuted_view() -> None:
-    """Maps are the rows of torchvision's [C, 1, H, W], without a copy and without a change."""
+    """Maps are the rows of torchvision's [C, 1, H, W], without a copy and without a
+    change."""
     tensor = torch.randn(1, 5, 3, 4)
     before = tensor.clone()
     maps = layout.to_maps(tensor)[""]
@@ -35,7 +36,15 @@ def test_nchw_is_the_permuted_view() -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.half, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int64, torch.bool],
+    [
+        torch.half,
+        torch.bfloat16,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+    ],
 )
 def test_every_real_dtype_becomes_float32(dtype: torch.dtype) -> None:
     """Half, bfloat16, double, integers and booleans keep their values as float32."""
@@ -48,14 +57,19 @@ def test_every_real_dtype_becomes_float32(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_tensor_shows_its_real_values() -> None:
     """A quantized tensor is dequantized, not shown as its integers."""
-    quantized = torch.quantize_per_tensor(torch.tensor([[0.0, 0.5, 1.0]]), 0.5, 3, torch.quint8)
+    quantized = torch.quantize_per_tensor(
+        torch.tensor([[0.0, 0.5, 1.0]]), 0.5, 3, torch.quint8
+    )
     assert layout.to_maps(quantized)[""].data.flatten().tolist() == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (torch.zeros(1, 2, 3, 3, dtype=torch.complex64), r"complex numbers \(torch.complex64\)"),
+        (
+            torch.zeros(1, 2, 3, 3, dtype=torch.complex64),
+            r"complex numbers \(torch.complex64\)",
+        ),
         (torch.eye(3).to_sparse(), "stored as torch.sparse_coo"),
         (torch.zeros(1, 0, 3, 3), r"shape \[1, 0, 3, 3\] holds no values"),
         (torch.zeros(()), r"shape \[\] is neither"),
@@ -65,8 +79,11 @@ def test_quantized_tensor_shows_its_real_values() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else str(list(value.shape)),
 )
-def test_what_no_layout_knows_is_refused_with_the_reason(tensor: torch.Tensor, reason: str) -> None:
-    """A wrong guess would draw noise, so an unknown tensor is refused and its shape named."""
+def test_what_no_layout_knows_is_refused_with_the_reason(
+    tensor: torch.Tensor, reason: str
+) -> None:
+    """A wrong guess would draw noise, so an unknown tensor is refused and its shape
+    named."""
     with pytest.raises(LayoutError, match=reason):
         layout.to_maps(tensor)
 
@@ -100,7 +117,8 @@ def test_channels_last_is_told_by_proportion(
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 SIZES = {"1": 1, "N": 3, "C": 5, "H": 6, "W": 9, "D": 7, "F": 11, "heads": 2, "T": 24}
 SIZES |= {"windows": 6, "places": 4, "a": 2, "b": 2}
-"""A size for each axis that a record may name; 24 tokens and 6 windows of 4 places are 4 × 6."""
+"""A size for each axis that a record may name; 24 tokens and 6 windows of 4 places are
+4 × 6."""
 
 FURTHER = {
     "tokens": "[1, T, heads, D]",
@@ -124,15 +142,20 @@ def example(shape: str) -> Tensor:
 def form(layout: Layout, shape: str) -> Arrangement:
     """All that any layout may need to know of the example; windows are 2 × 2."""
     places = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
-    axes = tuple(i for i, axis in enumerate(shape.strip("[]").split(", ")) if axis != "C")
-    return Arrangement(layout.name, 4, 6, trace=Trace(grid=(1, 4, 6), axes=axes, positions=places))
+    axes = tuple(
+        i for i, axis in enumerate(shape.strip("[]").split(", ")) if axis != "C"
+    )
+    return Arrangement(
+        layout.name, 4, 6, trace=Trace(grid=(1, 4, 6), axes=axes, positions=places)
+    )
 
 
 @pytest.mark.parametrize(
     ("layout", "shape"), CASES, ids=lambda value: getattr(value, "name", value)
 )
 def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> None:
-    """`channels_first` gives each channel the values of its map, in their order if it says so."""
+    """`channels_first` gives each channel the values of its map, in their order if it
+    says so."""
     tensor = example(shape)
     maps = layout.to_maps(tensor, form(layout, shape))
     assert maps.ndim == 4
@@ -147,13 +170,16 @@ def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> Non
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_axes_are_those_of_the_maps(layout: Layout) -> None:
-    """The axes of channels, of height and width, and of tokens have the sizes of what is drawn."""
+    """The axes of channels, of height and width, and of tokens have the sizes of what
+    is drawn."""
     tensor = example(layout.shape)
     maps = layout.to_maps(tensor, form(layout, layout.shape))
     if layout.channel_axis is not None:
         assert tensor.shape[layout.channel_axis] == len(maps)
     if layout.spatial_axes is not None:
-        assert tuple(tensor.shape[axis] for axis in layout.spatial_axes) == maps.shape[2:]
+        assert (
+            tuple(tensor.shape[axis] for axis in layout.spatial_axes) == maps.shape[2:]
+        )
     if layout.token_axis is not None:
         assert tensor.shape[layout.token_axis] == maps.shape[2] * maps.shape[3]
     assert layout.allows_many == (not layout.shape.startswith("[1"))
@@ -161,7 +187,8 @@ def test_axes_are_those_of_the_maps(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", CHOICES[::3], ids=lambda layout: layout.name)
 def test_only_aligned_maps_are_laid_over_the_input(layout: Layout) -> None:
-    """An overlay changes the picture of a layout whose maps are aligned, and of no other."""
+    """An overlay changes the picture of a layout whose maps are aligned, and of no
+    other."""
     tensor = example(layout.shape)
     image = torch.rand(3, 48, 72)
     name = layout.name + (":4x6" if layout.token_axis is not None else "")
@@ -181,7 +208,8 @@ def test_help_and_readme_name_every_choice(featviz: Run) -> None:
 
 
 def test_an_unknown_name_is_answered_with_all_names() -> None:
-    """The hint lists the choices; `windows` is none, since only a forward pass explains them."""
+    """The hint lists the choices; `windows` is none, since only a forward pass explains
+    them."""
     for name in ("nope", "windows", "nchw:2x2"):
         with pytest.raises(UsageError, match="is no layout") as caught:
             parse_override(name)
@@ -189,8 +217,11 @@ def test_an_unknown_name_is_answered_with_all_names() -> None:
 
 
 def test_the_table_and_the_option_need_neither_torch_nor_numpy() -> None:
-    """Help, reports and diff read the table, and a mistake in the option is refused at once."""
+    """Help, reports and diff read the table, and a mistake in the option is refused at
+    once."""
     code = "import sys, featviz.layout.tracing.guess\n"
     code += "print({'torch', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"

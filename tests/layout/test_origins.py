@@ -1,4 +1,5 @@
-"""The image followed through functions: small models in which everything is known by hand."""
+"""The image followed through functions: small models in which everything is known by
+hand."""
 
 from __future__ import annotations
 
@@ -53,10 +54,16 @@ class Decoder(nn.Module):
 
 
 def test_queries_are_rows_even_where_a_map_has_as_many_places() -> None:
-    """16 tokens of the image are 4 × 4 maps; 16 queries that have looked at them are rows."""
+    """16 tokens of the image are 4 × 4 maps; 16 queries that have looked at them are
+    rows."""
     seen = followed(Decoder(), 16, 16)
     layouts = {at: capture.layout for at, capture in seen.items()}
-    assert layouts["encoder.q", ""] == layouts["encoder", ""] == layouts["", "memory"] == "tokens"
+    assert (
+        layouts["encoder.q", ""]
+        == layouts["encoder", ""]
+        == layouts["", "memory"]
+        == "tokens"
+    )
     assert layouts["decoder.k", ""] == "tokens"
     for name in ("decoder.q", "decoder", "norm", "head"):
         assert layouts[name, ""] == "sequence", name
@@ -68,9 +75,12 @@ def test_queries_are_rows_even_where_a_map_has_as_many_places() -> None:
 
 
 def test_attention_is_what_a_softmax_gives() -> None:
-    """Of [1, 16, 16] in an attention only that behind the softmax is one; rectangles, too."""
+    """Of [1, 16, 16] in an attention only that behind the softmax is one; rectangles,
+    too."""
     seen = followed(Decoder(), 16, 16)
-    square = {name for (name, _), one in seen.items() if one.tensor.shape == (1, 16, 16)}
+    square = {
+        name for (name, _), one in seen.items() if one.tensor.shape == (1, 16, 16)
+    }
     attention = {name for (name, _), one in seen.items() if one.layout == "attention"}
     assert attention == {"encoder.drop", "decoder.drop"} < square
     seen = followed(Decoder(), 24, 24)
@@ -80,8 +90,8 @@ def test_attention_is_what_a_softmax_gives() -> None:
 
 
 def windows(x: Tensor) -> Tensor:
-    """Rolled, padded from 6 × 10 to 8 × 12, and cut into 2 × 3 windows of 4 × 4; no attribute of
-    the model says so."""
+    """Rolled, padded from 6 × 10 to 8 × 12, and cut into 2 × 3 windows of 4 × 4; no
+    attribute of the model says so."""
     x = F.pad(torch.roll(x, (-1, -2), (2, 3)), (0, 2, 0, 2))
     return x.reshape(4, 2, 4, 3, 4).permute(1, 3, 2, 4, 0).reshape(6, 16, 4)
 
@@ -101,7 +111,9 @@ def channels_in_the_middle(x: Tensor) -> Tensor:
     return x.reshape(4, 6, 5, 2).permute(2, 0, 1, 3).reshape(5, 4, 12)
 
 
-@pytest.mark.parametrize("cut", [windows, patches_first, columns, channels_in_the_middle])
+@pytest.mark.parametrize(
+    "cut", [windows, patches_first, columns, channels_in_the_middle]
+)
 def test_pieces_in_any_order_are_put_back(cut: Callable[[Tensor], Tensor]) -> None:
     """The picture of the pieces is that of the map that they were cut from, to the bit."""
     parts = {"whole": nn.Conv2d(3, 4, 2, 2), "pieces": nn.Identity()}
@@ -112,9 +124,12 @@ def test_pieces_in_any_order_are_put_back(cut: Callable[[Tensor], Tensor]) -> No
 
 
 @pytest.mark.parametrize(
-    "pool", [lambda x: x.max(dim=1).values, lambda x: torch.min(x, 1)[0], lambda x: x.amax(1)]
+    "pool",
+    [lambda x: x.max(dim=1).values, lambda x: torch.min(x, 1)[0], lambda x: x.amax(1)],
 )
-def test_places_of_a_patch_become_one_by_a_maximum(pool: Callable[[Tensor], Tensor]) -> None:
+def test_places_of_a_patch_become_one_by_a_maximum(
+    pool: Callable[[Tensor], Tensor],
+) -> None:
     """As Hiera pools its queries; the larger of two tensors keeps their places."""
 
     def way(self: nn.Module, x: Tensor) -> Tensor:
@@ -199,9 +214,12 @@ def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
 def test_interventions_leave_layouts_as_they_are(
     kinds: tuple[str, ...], options: dict[str, str]
 ) -> None:
-    """Tokens behind a layer that was changed are tokens still, and so are their gradients."""
+    """Tokens behind a layer that was changed are tokens still, and so are their
+    gradients."""
     image = torch.rand(3, 16, 16)
-    done = fv.run(Decoder(), image, "encoder,norm", capture=kinds, preset="none", **options)
+    done = fv.run(
+        Decoder(), image, "encoder,norm", capture=kinds, preset="none", **options
+    )
     found = {(maps.layer, maps.kind, maps.row.layout) for maps in done.captures}
     layouts = {"encoder": "tokens", "norm": "sequence"}
     assert found == {(name, kind, layouts[name]) for name in layouts for kind in kinds}
@@ -210,7 +228,8 @@ def test_interventions_leave_layouts_as_they_are(
 def test_each_shape_is_followed_once_and_only_where_it_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Images of two sizes are two passes with a function mode; of a model without tokens, one."""
+    """Images of two sizes are two passes with a function mode; of a model without
+    tokens, one."""
     entered: list[type] = []
     enter = TorchFunctionMode.__enter__
 
@@ -219,8 +238,14 @@ def test_each_shape_is_followed_once_and_only_where_it_matters(
         return enter(self)
 
     monkeypatch.setattr(TorchFunctionMode, "__enter__", counting)
-    images = [Image.new("RGB", size, "red") for size in ((16, 16), (16, 32), (16, 16), (16, 32))]
-    for model, layers, times in ((Decoder(), "norm,patches", 2), (Decoder(), "patches", 1)):
+    images = [
+        Image.new("RGB", size, "red")
+        for size in ((16, 16), (16, 32), (16, 16), (16, 32))
+    ]
+    for model, layers, times in (
+        (Decoder(), "norm,patches", 2),
+        (Decoder(), "patches", 1),
+    ):
         entered.clear()
         out = tmp_path / layers
         done = fv.run(model, images, layers, out, preset="none")
@@ -244,21 +269,26 @@ class Detector(nn.Module):
 
 
 @pytest.mark.parametrize("options", [{}, {"tensor_layout": "last=tokens:4x6+1,3"}])
-def test_tokens_may_stand_behind_the_grid(options: dict[str, str], tmp_path: Path) -> None:
+def test_tokens_may_stand_behind_the_grid(
+    options: dict[str, str], tmp_path: Path
+) -> None:
     """The follower finds them, and the option names them; each of the three is a row."""
     model = Detector()
     _, found = look(model, save(tmp_path, 16, 24), "last", (16, 24), **options)
     before = "class_token" if not options else "extra_token"
     assert {key for _, _, key in found} == {"", before, "token_behind"}
     assert found["last", 0, ""]["grid"]["tile"] == [4, 6]
-    for key, own in ((before, model.cls_token), ("token_behind", model.detection_tokens)):
+    for key, own in (
+        (before, model.cls_token),
+        ("token_behind", model.detection_tokens),
+    ):
         ends = float(own.min()), float(own.max())
         assert found["last", 0, key]["range"] == pytest.approx(ends)
 
 
 class UnfoldedAttention(nn.Module):
-    """[1, C, 4, N], the places in a patch by patches, as in Hugging Face's MobileViTV2; and
-    windows whose tokens have heads, with the weights of each window."""
+    """[1, C, 4, N], the places in a patch by patches, as in Hugging Face's MobileViTV2;
+    and windows whose tokens have heads, with the weights of each window."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,14 +301,16 @@ class UnfoldedAttention(nn.Module):
         x = self.whole(x)
         cut = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 1, 3, 5, 2, 4)
         x = self.folded(cut.reshape(1, 6, 4, -1))
-        windows = cut.flatten(4).permute(4, 0, 2, 3, 1).reshape(-1, 4, 2, 3).transpose(1, 2)
+        windows = (
+            cut.flatten(4).permute(4, 0, 2, 3, 1).reshape(-1, 4, 2, 3).transpose(1, 2)
+        )
         q = self.attn_q(windows)  # [windows, 2 heads, 4 tokens, 3]
         return self.attn_drop((q @ q.transpose(-2, -1)).softmax(-1)) @ q + x.sum() * 0
 
 
 def test_unfolded_maps_and_heads_of_windows_are_put_back() -> None:
-    """Their pictures are that of the whole map, to the bit; weights are a matrix for each head of
-    each window."""
+    """Their pictures are that of the whole map, to the bit; weights are a matrix for
+    each head of each window."""
     seen = followed(UnfoldedAttention(), 12, 20)
     unfolded = seen["whole", ""].tensor[0]
     for name in ("folded", "attn_q"):
@@ -290,8 +322,8 @@ def test_unfolded_maps_and_heads_of_windows_are_put_back() -> None:
 
 
 def test_tokens_of_several_maps_are_rows() -> None:
-    """16 × 16 and 8 × 8 places in one row, as in the pixel decoder of Mask2Former, are no grid,
-    whatever their number."""
+    """16 × 16 and 8 × 8 places in one row, as in the pixel decoder of Mask2Former, are
+    no grid, whatever their number."""
 
     def pyramid(self: nn.Module, x: Tensor) -> Tensor:
         maps = [fine := self.fine(x), self.coarse(fine)]

@@ -47,25 +47,33 @@ class TestTensorLayout:
         self.factory = factory
         self.out = tmp_path / "out"
 
-    def run(self, *told: str, layers: str = "blocks.*.same", make: str = "plain") -> Outcome:
+    def run(
+        self, *told: str, layers: str = "blocks.*.same", make: str = "plain"
+    ) -> Outcome:
         options = [part for text in told for part in ("--tensor-layout", text)]
         model = f"{self.factory}:{make}"
         out = ("--out", self.out, "--overwrite")
-        return self.call("run", model, self.image, "--layers", layers, *TOLD, *options, *out)
+        return self.call(
+            "run", model, self.image, "--layers", layers, *TOLD, *options, *out
+        )
 
     def captures(self) -> dict[tuple[str, int, str], dict[str, Any]]:
         return rows(self.out / "ramps.png")
 
     def test_without_it_one_token_of_an_odd_name_is_an_extra_one(self) -> None:
-        """A token too many, of a parameter with no known name, is told apart all the same."""
+        """A token too many, of a parameter with no known name, is told apart all the
+        same."""
         assert self.run().code == 0
         found = self.captures()
         assert found["blocks.0.same", 0, ""]["layout"] == "tokens"
-        assert_drawn(self.out / "ramps.png", found["blocks.0.same", 0, ""], positions(14, 20))
+        assert_drawn(
+            self.out / "ramps.png", found["blocks.0.same", 0, ""], positions(14, 20)
+        )
         assert ("blocks.0.same", 0, "extra_token") in found
 
     def test_a_grid_with_extra_tokens(self) -> None:
-        """tokens:14x20+1 is taken at its word; a transposed 20x14 draws another picture."""
+        """tokens:14x20+1 is taken at its word; a transposed 20x14 draws another
+        picture."""
         assert self.run("tokens:14x20+1").code == 0
         row = self.captures()["blocks.0.same", 0, ""]
         assert (row["layout"], row["grid"]["tile"]) == ("tokens", [14, 20])
@@ -76,7 +84,8 @@ class TestTensorLayout:
         assert_drawn(self.out / "ramps.png", row, positions(14, 20).reshape(3, 20, 14))
 
     def test_selectors_say_for_which_layers(self) -> None:
-        """SELECTORS=LAYOUT is for these layers only; of several the last that matches counts."""
+        """SELECTORS=LAYOUT is for these layers only; of several the last that matches
+        counts."""
         assert self.run("tokens:20x14+1", "blocks.1.*=tokens:14x20+1").code == 0
         found = self.captures()
         assert found["blocks.0.same", 0, ""]["grid"]["tile"] == [20, 14]
@@ -105,7 +114,11 @@ class TestTensorLayout:
         assert self.run("Conv2d=nhwc", layers="conv_proj,blocks.0.same").code == 0
         found = self.captures()
         row = found["conv_proj", 0, ""]
-        assert (row["layout"], row["maps"], row["grid"]["tile"]) == ("nhwc", 20, [3, 14])
+        assert (row["layout"], row["maps"], row["grid"]["tile"]) == (
+            "nhwc",
+            20,
+            [3, 14],
+        )
         assert_drawn(self.out / "ramps.png", row, positions(14, 20).permute(2, 0, 1))
         assert found["blocks.0.same", 0, ""]["layout"] == "tokens"
 
@@ -122,7 +135,8 @@ class TestTensorLayout:
         ],
     )
     def test_bad_values_are_usage_errors(self, told: str, message: str) -> None:
-        """Exit 2 before any work, one line that names the value, and a hint what there is."""
+        """Exit 2 before any work, one line that names the value, and a hint what there
+        is."""
         got = self.run(told)
         assert got.code == 2
         first, second = got.err.splitlines()
@@ -133,10 +147,13 @@ class TestTensorLayout:
 
 
 def test_grid_takes_a_told_layout() -> None:
-    """featviz.grid draws tokens where their grid is said, and says why not where it is not."""
+    """featviz.grid draws tokens where their grid is said, and says why not where it is
+    not."""
     maps = positions(14, 20)
     tokens = torch.cat([torch.zeros(1, 3), maps.flatten(1).T])[None]
     got = fv.grid(tokens, tensor_layout="tokens:14x20+1", scale=1, padding=0, nrow=1)
-    assert np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
+    assert (
+        np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
+    )
     with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor-layout"):
         fv.grid(tokens)

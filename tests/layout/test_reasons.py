@@ -29,7 +29,12 @@ SHUFFLED = Trace(grid=(1, 4, 4), axes=(1,), positions=np.arange(16)[::-1].copy()
         ([1, 8, 4, 4], Hints(channels="first"), "nchw", "its layer has channels first"),
         ([1, 16, 8], SQUARE, "tokens", "its tokens make a grid of 4 × 4 of the input"),
         ([1, 15, 8], SQUARE, "sequence", "its rows make no grid of the input"),
-        ([1, 16, 8], Hints(trace=ROWS), "tokens", "its values lie in the image row by row"),
+        (
+            [1, 16, 8],
+            Hints(trace=ROWS),
+            "tokens",
+            "its values lie in the image row by row",
+        ),
         (
             [1, 16, 8],
             Hints(trace=SHUFFLED),
@@ -53,18 +58,23 @@ SHUFFLED = Trace(grid=(1, 4, 4), axes=(1,), positions=np.arange(16)[::-1].copy()
 def test_each_layout_has_its_reason(
     shape: list[int], hints: Hints, layout: str, reason: str
 ) -> None:
-    """What the user says goes before what was traced, and that before what the shape suggests."""
+    """What the user says goes before what was traced, and that before what the shape
+    suggests."""
     candidate = decide(shape, hints)
     assert (candidate.arrangement.layout, candidate.reason) == (layout, reason)
 
 
-def test_verbose_runs_say_the_layout_and_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_verbose_runs_say_the_layout_and_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """One line for each tensor, once."""
     caplog.set_level(logging.DEBUG, "featviz")
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())
     images = [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]
     fv.run(model, images, "0,1", preset="none")
-    lines = [line for line in caplog.messages if line.startswith(("0 output", "1 output"))]
+    lines = [
+        line for line in caplog.messages if line.startswith(("0 output", "1 output"))
+    ]
     assert lines == [
         "0 output [1, 4, 8, 8]: nchw, since its layer has channels first",
         "1 output [1, 256]: vector, since it has one or two axes",
@@ -72,8 +82,11 @@ def test_verbose_runs_say_the_layout_and_its_reason(caplog: pytest.LogCaptureFix
 
 
 def test_the_receptive_field_of_a_position() -> None:
-    """Two convolutions of 3 × 3, the second with stride 2: 5 × 5 pixels, cut at the border."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, stride=2, padding=1))
+    """Two convolutions of 3 × 3, the second with stride 2: 5 × 5 pixels, cut at the
+    border."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, stride=2, padding=1)
+    )
     image = torch.zeros(1, 3, 16, 16)
     layer = list_layers(model)[2]
     book = HintBook(model, image.shape)

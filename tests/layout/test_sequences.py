@@ -1,4 +1,5 @@
-"""Models that people have: what is drawn as a picture of the image comes from the image.
+"""Models that people have: what is drawn as a picture of the image comes from the
+image.
 
 The maps are compared with clones of independent hooks, unfolded here by hand.
 """
@@ -57,7 +58,8 @@ def detr() -> Any:
 
 
 def of_transformers(name: str, **settings: Any) -> Any:
-    """A small model of a library's own class, `Eomt` with its head `ForUniversalSegmentation`."""
+    """A small model of a library's own class, `Eomt` with its head
+    `ForUniversalSegmentation`."""
     lib = _transformers()
     kind, _, head = name.partition(" ")
     config = getattr(lib, f"{kind}Config")(**settings)
@@ -67,11 +69,20 @@ def of_transformers(name: str, **settings: Any) -> Any:
 
 @pytest.mark.slow
 def test_frames_of_transformers_are_grids() -> None:
-    """TimeSformer takes [1, T, C, H, W]: its tokens are maps of each frame, whether a piece is a
-    frame, the times of a place, or the whole clip with the times of each place side by side."""
-    settings = {**SMALL, "hidden_size": 32, "image_size": 32, "patch_size": 8, "num_frames": 5}
+    """TimeSformer takes [1, T, C, H, W]: its tokens are maps of each frame, whether a
+    piece is a frame, the times of a place, or the whole clip with the times of each
+    place side by side."""
+    settings = {
+        **SMALL,
+        "hidden_size": 32,
+        "image_size": 32,
+        "patch_size": 8,
+        "num_frames": 5,
+    }
     clip = torch.randn(1, 5, 3, 32, 32)
-    seen = followed(of_transformers("Timesformer Model", **settings), 32, 32, image=clip)
+    seen = followed(
+        of_transformers("Timesformer Model", **settings), 32, 32, image=clip
+    )
     layer = "encoder.layer.3"
     for name, key, first, order in (
         (f"{layer}.layernorm_before", "", 1, (3, 0, 1, 2)),
@@ -82,12 +93,15 @@ def test_frames_of_transformers_are_grids() -> None:
         tokens = capture.tensor[:, first:]
         sizes = (5, 4, 4) if order[1] == 0 else (4, 4, 5)
         assert capture.layout == "windows", name
-        assert torch.equal(capture.maps, tokens.reshape(*sizes, 32).permute(order)), name
+        assert torch.equal(capture.maps, tokens.reshape(*sizes, 32).permute(order)), (
+            name
+        )
     assert seen[f"{layer}.attention.attention.attn_drop", ""].layout == "attention"
 
 
 def test_a_class_token_may_stand_in_front_of_each_piece() -> None:
-    """The token of each frame is a row; what stands before the model's own has another name."""
+    """The token of each frame is a row; what stands before the model's own has another
+    name."""
     positions = np.array([-1, 0, 1, 2, 3, -1, 4, 5, 6, 7])
     trace = Trace(grid=(2, 2, 2), axes=(0, 1), positions=positions)
     frames = torch.randn(2, 5, 3)
@@ -112,8 +126,8 @@ def of_kind(seen: Mapping[tuple[str, str], Seen], *kinds: str) -> set[str]:
 
 @pytest.mark.slow
 def test_no_query_of_detr_is_a_place() -> None:
-    """With as many queries as places, no layer of the decoder but the keys' and values' is a map,
-    and of the encoder every layer is."""
+    """With as many queries as places, no layer of the decoder but the keys' and values'
+    is a map, and of the encoder every layer is."""
     seen = followed(detr(), 320, 320)
     spatial = of_kind(seen, "tokens", "ncl", "heads", "windows", "nhw", "nhwc")
     decoder = {name for name in spatial if name.startswith("model.decoder")}
@@ -127,14 +141,19 @@ def test_no_query_of_detr_is_a_place() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "smaller"), [("levit_128s", {}), ("mixer_s16_224", {})])
+@pytest.mark.parametrize(
+    ("name", "smaller"), [("levit_128s", {}), ("mixer_s16_224", {})]
+)
 def test_transformers_that_were_read_right_stay_as_they_are(
     name: str, smaller: dict[str, object]
 ) -> None:
-    """What is followed through the model says of every layer what its shape and blocks say."""
+    """What is followed through the model says of every layer what its shape and blocks
+    say."""
     torch.manual_seed(0)
     model = _timm(name, **smaller)
-    with_origins, without = (followed(model, 224, 224, trace=trace) for trace in (True, False))
+    with_origins, without = (
+        followed(model, 224, 224, trace=trace) for trace in (True, False)
+    )
     assert {at: capture.layout for at, capture in with_origins.items()} == {
         at: capture.layout for at, capture in without.items()
     }

@@ -1,8 +1,7 @@
 """Windows and reordered tokens are put back where the model itself puts them.
 
-Each model holds a layer that sees a map cut into pieces and one that sees the map whole, with the
-same values: their pictures must be the same, to the bit.
-"""
+Each model holds a layer that sees a map cut into pieces and one that sees the map
+whole, with the same values: their pictures must be the same, to the bit."""
 
 from __future__ import annotations
 
@@ -28,8 +27,11 @@ Pairs = list[tuple[str, str]]
 
 
 def swin() -> tuple[nn.Module, Pairs]:
-    """12 × 15 tokens in windows of 5 × 5, padded to 15 × 15; every second block is shifted."""
-    model = SwinTransformer((48, 60), 4, embed_dim=8, depths=(2,), num_heads=(2,), window_size=5)
+    """12 × 15 tokens in windows of 5 × 5, padded to 15 × 15; every second block is
+    shifted."""
+    model = SwinTransformer(
+        (48, 60), 4, embed_dim=8, depths=(2,), num_heads=(2,), window_size=5
+    )
     blocks = [f"layers.0.blocks.{i}" for i in (0, 1)]
     assert any(model.layers[0].blocks[1].shift_size)
     return model, [
@@ -91,11 +93,15 @@ def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
 
 def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
     """At each stage the maps are what timm's own Reroll makes of the tokens."""
-    model = Hiera(img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)).eval()
+    model = Hiera(
+        img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)
+    ).eval()
     nn.init.zeros_(model.pos_embed)
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
-        expected = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
+        expected = model.forward_intermediates(
+            image, intermediates_only=True, output_fmt="NCHW"
+        )
     seen = followed(model, 64, 96, image=image)
     maps = [seen[f"blocks.{number}", ""].maps for number in range(4)]
     assert [tuple(m.shape[1:]) for m in maps] == [(16, 24), (8, 12), (4, 6), (2, 3)]
@@ -104,12 +110,16 @@ def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 96), (480, 641), (1000, 300), (33, 57)])
-@pytest.mark.parametrize("options", [{}, {"size_divisible": 1, "fixed_size": (320, 300)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"size_divisible": 1, "fixed_size": (320, 300)}]
+)
 def test_detectors_resize_before_the_first_layer(
     size: tuple[int, int], options: dict[str, Any]
 ) -> None:
     """Layouts are told by the size that torchvision's transform gives to the layers."""
-    transform = GeneralizedRCNNTransform(200, 333, [0.0] * 3, [1.0] * 3, **options).eval()
+    transform = GeneralizedRCNNTransform(
+        200, 333, [0.0] * 3, [1.0] * 3, **options
+    ).eval()
     model = nn.Sequential(transform)
     seen = transform([torch.zeros(3, *size)])[0].tensors.shape[-2:]
     assert read_hints(model, (1, 3, *size))["0"].input_size == tuple(seen)
@@ -120,9 +130,17 @@ def hints_for(model: nn.Module, name: str, size: tuple[int, int]) -> Hints:
 
 
 def test_convolutions_have_their_channels_first_whatever_the_proportions() -> None:
-    """[1, 12, 16, 24] of a convolution is no channels-last map of a 3:4 input (RPN heads)."""
-    model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 9, 1), nn.Conv3d(3, 4, 1))
-    shapes = {"0": [1, 12, 16, 24], "1": [1, 12, 16, 24], "2": [1, 36, 48], "3": [2, 4, 3, 6, 8]}
+    """[1, 12, 16, 24] of a convolution is no channels-last map of a 3:4 input (RPN
+    heads)."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 9, 1), nn.Conv3d(3, 4, 1)
+    )
+    shapes = {
+        "0": [1, 12, 16, 24],
+        "1": [1, 12, 16, 24],
+        "2": [1, 36, 48],
+        "3": [2, 4, 3, 6, 8],
+    }
     layouts = [
         layout.recognise(shape, hints_for(model, name, (96, 128))).layout
         for name, shape in shapes.items()
@@ -133,8 +151,11 @@ def test_convolutions_have_their_channels_first_whatever_the_proportions() -> No
 @pytest.mark.parametrize(
     ("shape", "size"), [([1, 3234, 4], (96, 128)), ([1, 4608, 91], (128, 192))]
 )
-def test_boxes_of_detectors_are_no_tokens(shape: list[int], size: tuple[int, int]) -> None:
-    """The outputs of SSD's, FCOS's and RetinaNet's heads are boxes of several maps in one row."""
+def test_boxes_of_detectors_are_no_tokens(
+    shape: list[int], size: tuple[int, int]
+) -> None:
+    """The outputs of SSD's, FCOS's and RetinaNet's heads are boxes of several maps in
+    one row."""
     assert layout.recognise(shape, Hints(input_size=size)).layout == "sequence"
 
 
@@ -143,30 +164,50 @@ def test_heads_of_detectors_have_no_tokens_their_backbones_may() -> None:
     transform = GeneralizedRCNNTransform(96, 160, [0.0] * 3, [1.0] * 3)
     parts = {"transform": transform, "backbone": nn.ReLU(), "head": nn.ReLU()}
     model = nn.ModuleDict(parts)
-    assert layout.recognise([1, 322, 8], hints_for(model, "backbone", (96, 160))).layout == "tokens"
-    assert layout.recognise([1, 322, 8], hints_for(model, "head", (96, 160))).layout == "sequence"
+    assert (
+        layout.recognise([1, 322, 8], hints_for(model, "backbone", (96, 160))).layout
+        == "tokens"
+    )
+    assert (
+        layout.recognise([1, 322, 8], hints_for(model, "head", (96, 160))).layout
+        == "sequence"
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "hints", "name"),
     [
-        ([1, 320, 320, 4], Hints(in_attention=True, input_size=(256, 320)), "attention"),
+        (
+            [1, 320, 320, 4],
+            Hints(in_attention=True, input_size=(256, 320)),
+            "attention",
+        ),
         ([1, 8, 1025, 19], Hints(), "heads"),
         ([1, 512, 1, 26], Hints(), "nchw"),
         ([1, 64, 16, 1], Hints(), "nchw"),
-        ([1, 2, 64], Hints(prefix_tokens=("class_token", "distillation_token")), "vector"),
+        (
+            [1, 2, 64],
+            Hints(prefix_tokens=("class_token", "distillation_token")),
+            "vector",
+        ),
         ([1, 15, 15, 512], Hints(channels="last", in_attention=True), "nhwc"),
     ],
 )
-def test_what_looks_like_something_else(shape: list[int], hints: Hints, name: str) -> None:
-    """Shapes that two layouts could claim, as they occur in SAM2, GCViT, CaiT, CoaT, CRNN, PiT."""
+def test_what_looks_like_something_else(
+    shape: list[int], hints: Hints, name: str
+) -> None:
+    """Shapes that two layouts could claim, as they occur in SAM2, GCViT, CaiT, CoaT,
+    CRNN, PiT."""
     hints = replace(hints, input_size=hints.input_size or (256, 256))
     assert layout.recognise(shape, hints).layout == name
 
 
 def test_only_the_tokens_that_a_mixer_has_are_tokens() -> None:
-    """Hidden units of the network that mixes 49 tokens make no grid, though 256 is 16 × 16."""
-    model = nn.ModuleDict({"mlp_tokens": nn.Sequential(nn.Linear(49, 256), nn.Linear(256, 49))})
+    """Hidden units of the network that mixes 49 tokens make no grid, though 256 is 16 ×
+    16."""
+    model = nn.ModuleDict(
+        {"mlp_tokens": nn.Sequential(nn.Linear(49, 256), nn.Linear(256, 49))}
+    )
     hints = hints_for(model, "mlp_tokens.1", (224, 224))
     assert layout.recognise([1, 512, 49], hints).layout == "ncl"
     assert layout.recognise([1, 512, 256], hints).layout == "sequence"

@@ -14,7 +14,13 @@ HANGS = 60
 """Seconds after which a test with a deadline hangs."""
 
 _SEEN: list[tuple[str, str]] = []
-_NEVER = ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec")
+_NEVER = (
+    "socket.connect",
+    "socket.getaddrinfo",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+)
 
 
 def _note(event: str, args: tuple[Any, ...]) -> None:
@@ -24,15 +30,19 @@ def _note(event: str, args: tuple[Any, ...]) -> None:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Callable[[], list[str]]:
-    """Asks for the connections, the programs and the files opened in the test's folder `secret`
-    since it was asked before."""
+    """Asks for the connections, the programs and the files opened in the test's folder
+    `secret` since it was asked before."""
     if _note not in _HOOKS:
         sys.addaudithook(_note)
         _HOOKS.append(_note)
     secret = str(tmp_path / "secret")
 
     def since() -> list[str]:
-        seen = [f"{e} {words}" for e, words in _SEEN if e != "open" or words.startswith(secret)]
+        seen = [
+            f"{e} {words}"
+            for e, words in _SEEN
+            if e != "open" or words.startswith(secret)
+        ]
         _SEEN.clear()
         return seen
 
@@ -59,7 +69,8 @@ def deadline() -> Iterator[None]:
 
 @pytest.fixture
 def imports_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Importing user code prepends to sys.path and adds modules `user_...`; takes both back."""
+    """Importing user code prepends to sys.path and adds modules `user_...`; takes both
+    back."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield

@@ -1,5 +1,5 @@
-"""Tiny models of transformers, made from configuration objects and saved as the library does it;
-for tests, which skip where transformers is not installed."""
+"""Tiny models of transformers, made from configuration objects and saved as the library
+does it; for tests, which skip where transformers is not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
+transformers: Any = pytest.importorskip(
+    "transformers", reason="transformers is not installed"
+)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
@@ -25,13 +27,21 @@ TOKENS = {
     "intermediate_size": 64,
 }
 VIT = {**SIDES, **TOKENS}
-TEXT = {**TOKENS, "vocab_size": 99, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+TEXT = {
+    **TOKENS,
+    "vocab_size": 99,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
 STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
 NAMES = {0: "cat", 1: "dog", 2: "a \x1b[31mred\x1b[0m bird"}
 
 
 def _detr() -> Any:
-    backbone = transformers.ResNetConfig(**STAGES, embedding_size=8, out_features=["stage4"])
+    backbone = transformers.ResNetConfig(
+        **STAGES, embedding_size=8, out_features=["stage4"]
+    )
     return transformers.DetrConfig(
         backbone_config=backbone,
         use_timm_backbone=False,
@@ -48,11 +58,19 @@ def _detr() -> Any:
 
 
 MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "dinov2": ("Dinov2Model", lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2})),
-    "vit": ("ViTForImageClassification", lambda: transformers.ViTConfig(**VIT, id2label=NAMES)),
+    "dinov2": (
+        "Dinov2Model",
+        lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2}),
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        lambda: transformers.ViTConfig(**VIT, id2label=NAMES),
+    ),
     "clip": (
         "CLIPModel",
-        lambda: transformers.CLIPConfig(vision_config=VIT, text_config=TEXT, projection_dim=16),
+        lambda: transformers.CLIPConfig(
+            vision_config=VIT, text_config=TEXT, projection_dim=16
+        ),
     ),
     "segformer": (
         "SegformerForSemanticSegmentation",
@@ -96,7 +114,9 @@ def theirs(folder: Path) -> Any:
     """The model as the library loads it."""
     config = json.loads((folder / "config.json").read_text())
     kind = getattr(transformers, config["architectures"][0])
-    return kind.from_pretrained(folder, local_files_only=True, attn_implementation="eager")
+    return kind.from_pretrained(
+        folder, local_files_only=True, attn_implementation="eager"
+    )
 
 
 def edit(folder: Path, **values: Any) -> Path:
@@ -110,5 +130,7 @@ def edit(folder: Path, **values: Any) -> Path:
 def photo(width: int = 600, height: int = 400) -> Image.Image:
     """Colour noise of several sizes, with edges."""
     values = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    coarse = Image.fromarray(values[:40, :60]).resize((width, height), Image.Resampling.BILINEAR)
+    coarse = Image.fromarray(values[:40, :60]).resize(
+        (width, height), Image.Resampling.BILINEAR
+    )
     return Image.blend(coarse, Image.fromarray(values), 0.3)

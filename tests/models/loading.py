@@ -20,13 +20,17 @@ SMALL = "squeezenet1_1"
 
 
 def load(spec: object, **options: Any) -> nn.Module:
-    return load_model(ModelOptions(str(spec), device="cpu", **options), InputOptions()).module
+    return load_model(
+        ModelOptions(str(spec), device="cpu", **options), InputOptions()
+    ).module
 
 
 @contextmanager
 def uninitialised() -> Iterator[None]:
     """Models are built without torch.nn.init, which takes longer than all the rest."""
-    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+    names = [
+        name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")
+    ]
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
             patch.setattr(nn.init, name, lambda tensor, *args, **options: tensor)
@@ -36,7 +40,9 @@ def uninitialised() -> Iterator[None]:
 def nothing_fetched(name: str) -> dict[str, Any]:
     """Options of a torchvision builder so that it downloads nothing and is quick."""
     parameters = inspect.signature(models.get_model_builder(name)).parameters
-    options = {key: None for key in ("weights", "weights_backbone") if key in parameters}
+    options = {
+        key: None for key in ("weights", "weights_backbone") if key in parameters
+    }
     own_start = name.endswith(("inception_v3", "googlenet"))
     return {**options, **({"init_weights": False} if own_start else {})}
 
@@ -48,7 +54,8 @@ def on_meta(name: str) -> AbstractContextManager[Any]:
 
 
 def skeleton(name: str) -> nn.Module:
-    """A torchvision model without the cost of its initialisation: each tensor has its number."""
+    """A torchvision model without the cost of its initialisation: each tensor has its
+    number."""
     with uninitialised():
         module = models.get_model(name, weights=None)
     for number, tensor in enumerate(module.state_dict().values()):

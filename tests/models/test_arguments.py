@@ -69,11 +69,23 @@ def kept(run: Path, name: str, layer: str) -> np.ndarray:
     return array
 
 
-def drawn(featviz: Run, code: Path, picture: Path, net: str, *given: str) -> tuple[Path, nn.Module]:
-    """The run directory with the raw output of `conv`'s parent, and the model of the same seed."""
+def drawn(
+    featviz: Run, code: Path, picture: Path, net: str, *given: str
+) -> tuple[Path, nn.Module]:
+    """The run directory with the raw output of `conv`'s parent, and the model of the
+    same seed."""
     out = code.parent / "out"
     words = [part for text in given for part in ("--forward-arg", text)]
-    common = ("--preset", "none", "--tensors", "npy", "--layers", f"conv,{net}", "--out", out)
+    common = (
+        "--preset",
+        "none",
+        "--tensors",
+        "npy",
+        "--layers",
+        f"conv,{net}",
+        "--out",
+        out,
+    )
     done = featviz("run", f"{code}:{net}", picture, *common, *words)
     assert done.code == 0, done.err
     model = load_model(ModelOptions(f"{code}:{net}"), InputOptions(preset="none"))
@@ -85,26 +97,38 @@ def picture_values(picture: Path) -> torch.Tensor:
     return torch.from_numpy(pixels.astype("f4") / 255).permute(2, 0, 1)[None]
 
 
-def test_numbers_files_and_zeros_reach_forward(featviz: Run, code: Path, picture: Path) -> None:
-    """The output is that of the module called with the same arguments by hand; run.json has a
-    file's name and sha256, without its folder."""
+def test_numbers_files_and_zeros_reach_forward(
+    featviz: Run, code: Path, picture: Path
+) -> None:
+    """The output is that of the module called with the same arguments by hand; run.json
+    has a file's name and sha256, without its folder."""
     x = picture_values(picture)
     mask = np.random.default_rng(0).random((1, 1, *x.shape[2:])).astype("f4")
     np.save(code.parent / "mask.npy", mask)
     torch.save(torch.tensor([[3, 4]]), code.parent / "ids.pt")
-    given = ("t=2.5", f"ids={code.parent / 'ids.pt'}", f"mask={code.parent / 'mask.npy'}")
+    given = (
+        "t=2.5",
+        f"ids={code.parent / 'ids.pt'}",
+        f"mask={code.parent / 'mask.npy'}",
+    )
     out, module = drawn(featviz, code, picture, "Conditional", *given)
     with torch.no_grad():
-        y = module.conv(x) * 2.5 + module.words.weight[[3, 4]].mean(0)[None, :, None, None]
+        y = (
+            module.conv(x) * 2.5
+            + module.words.weight[[3, 4]].mean(0)[None, :, None, None]
+        )
     expected = (y * torch.from_numpy(mask) * 2).numpy()
-    np.testing.assert_allclose(kept(out, picture.name, "Conditional"), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        kept(out, picture.name, "Conditional"), expected, atol=1e-5
+    )
     record = json.loads((out / "run.json").read_text())
     assert "with t=2.5 and ids=ids.pt (sha256 " in record["preprocessing"]
     assert str(code.parent) not in json.dumps(record["options"])
 
 
 @pytest.mark.parametrize(
-    ("net", "given"), [("Second", ("t=3",)), ("OfDict", ("batch.image=image", "batch.weight=3"))]
+    ("net", "given"),
+    [("Second", ("t=3",)), ("OfDict", ("batch.image=image", "batch.weight=3"))],
 )
 def test_where_the_image_goes(
     net: str, given: tuple[str, ...], featviz: Run, code: Path, picture: Path
@@ -126,9 +150,13 @@ def test_a_tensor_is_the_same_for_every_image(
     options = "--layers Conditional --preset none --tensors npy"
     arguments = "--forward-arg t=1 --forward-arg mask=ones:1,1,1,1"
     out = ("--out", tmp_path / "out")
-    done = featviz("run", model, picture, again, *options.split(), *arguments.split(), *out)
+    done = featviz(
+        "run", model, picture, again, *options.split(), *arguments.split(), *out
+    )
     assert done.code == 0, done.err
-    first, second = (kept(tmp_path / "out", p.name, "Conditional") for p in (picture, again))
+    first, second = (
+        kept(tmp_path / "out", p.name, "Conditional") for p in (picture, again)
+    )
     np.testing.assert_array_equal(first, second)
 
 
@@ -144,7 +172,10 @@ def test_a_tensor_is_the_same_for_every_image(
         (["t=open('x')"], "forward_args t=open('x') is no value"),
         (["t=none.npy"], "forward_args t: none.npy is no file"),
         (["t=bad.npy"], "forward_args t: bad.npy cannot be read: it is no array"),
-        (["t=bad.pt"], "forward_args t: bad.pt is no whole file of torch.save: it is no pickle"),
+        (
+            ["t=bad.pt"],
+            "forward_args t: bad.pt is no whole file of torch.save: it is no pickle",
+        ),
     ],
 )
 def test_what_is_no_argument_gets_one_line(
@@ -184,11 +215,15 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("given", [{}, [7], {"k": 7}])
 def test_lists_and_dicts_reach_forward_as_they_are(given: Any, picture: Path) -> None:
-    """Empty ones, too, and anew for each call: what a model puts in is gone for the next image."""
+    """Empty ones, too, and anew for each call: what a model puts in is gone for the
+    next image."""
     model, again = Remembers(), picture.with_name("again.png")
     again.write_bytes(picture.read_bytes())
     before = copy.copy(given)
-    out, options = picture.parent / "out", {"forward_args": {"cache": given}, "preset": "none"}
+    out, options = (
+        picture.parent / "out",
+        {"forward_args": {"cache": given}, "preset": "none"},
+    )
     package.run(model, [picture, again], "conv", out, **options)
     assert len(model.seen) >= 2 and set(model.seen) == {(type(given), len(before))}
     assert given == before
@@ -268,14 +303,28 @@ def image(tmp_path: Path) -> Path:
 def test_the_model_gets_what_the_function_gives(
     function: str, featviz: Run, transforms: Path, image: Path, tmp_path: Path
 ) -> None:
-    """A tensor of any number of channels, with or without the batch axis, and a dict of arguments,
-    which reach forward by their names; gradients pass beside indices, which can have none.
-    input.png shows the first three of five channels, their least value black."""
+    """A tensor of any number of channels, with or without the batch axis, and a dict of
+    arguments, which reach forward by their names; gradients pass beside indices, which
+    can have none. input.png shows the first three of five channels, their least value
+    black."""
     out = tmp_path / "out"
-    arguments = ("--transform", f"{transforms}:{function}", "--out", out, "--tensors", "npy")
+    arguments = (
+        "--transform",
+        f"{transforms}:{function}",
+        "--out",
+        out,
+        "--tensors",
+        "npy",
+    )
     gradients = ("--capture", "output,grad", "--target", "sum")
     outcome = featviz(
-        "run", f"{transforms}:Net", image, "--layers", "conv,Net", *arguments, *gradients
+        "run",
+        f"{transforms}:Net",
+        image,
+        "--layers",
+        "conv,Net",
+        *arguments,
+        *gradients,
     )
     assert outcome.code == 0, outcome.err
     assert "guess" not in outcome.err
@@ -303,7 +352,11 @@ def test_the_model_gets_what_the_function_gives(
         ("user_net.py", 2, "names no function"),
         ("user_net.py:number", 2, "is a int"),
         ("user_net.py:broken", 1, "gave a tuple, expected a tensor"),
-        ("user_net.py:fails", 1, "raised ZeroDivisionError: division by zero, for an empty image"),
+        (
+            "user_net.py:fails",
+            1,
+            "raised ZeroDivisionError: division by zero, for an empty image",
+        ),
     ],
 )
 def test_what_is_no_transform_gets_one_line(
@@ -317,7 +370,11 @@ def test_what_is_no_transform_gets_one_line(
 ) -> None:
     """The function is tried on an empty image before the run begins."""
     monkeypatch.chdir(transforms.parent)
-    refused(featviz("run", f"{transforms}:Net", image, "--transform", function), code_, message)
+    refused(
+        featviz("run", f"{transforms}:Net", image, "--transform", function),
+        code_,
+        message,
+    )
 
 
 @pytest.mark.parametrize(
@@ -328,7 +385,12 @@ def test_what_is_no_transform_gets_one_line(
     ],
 )
 def test_an_image_that_it_fails_on_is_that_images_failure(
-    function: str, message: str, featviz: Run, transforms: Path, image: Path, tmp_path: Path
+    function: str,
+    message: str,
+    featviz: Run,
+    transforms: Path,
+    image: Path,
+    tmp_path: Path,
 ) -> None:
     """The other images go on."""
     Image.new("RGB", (6, 4)).save(tmp_path / "empty.png")

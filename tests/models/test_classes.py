@@ -17,7 +17,8 @@ FILES = {
     "names.txt": "\n".join(NAMES) + "\n",
     "list.json": json.dumps(NAMES),
     "config.json": json.dumps({"id2label": NUMBERED}),
-    "data.yaml": "path: digits\nnames:\n" + "".join(f"  {n}: {w}\n" for n, w in NUMBERED.items()),
+    "data.yaml": "path: digits\nnames:\n"
+    + "".join(f"  {n}: {w}\n" for n, w in NUMBERED.items()),
 }
 
 
@@ -28,7 +29,9 @@ def test_names_are_those_of_the_file(name: str, tmp_path: Path) -> None:
         pytest.importorskip("yaml")
     path = tmp_path / name
     path.write_text(FILES[name])
-    found = fv.cam(DIGITS_MODEL, DIGITS / "00-5.png", "class:three", classes=path).images[0]
+    found = fv.cam(
+        DIGITS_MODEL, DIGITS / "00-5.png", "class:three", classes=path
+    ).images[0]
     assert found.prediction[0].name == "five"
     assert found.target == "three"
 

@@ -70,12 +70,14 @@ def test_factories_give_models(
     factory_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A function, a class, an instance or an attribute of one; modules and packages are found from
-    the current folder, as with python -m."""
+    """A function, a class, an instance or an attribute of one; modules and packages are
+    found from the current folder, as with python -m."""
     monkeypatch.chdir(factory_file.parent)
     (factory_file.parent / "user_pkg").mkdir()
     shutil.copy(factory_file, factory_file.parent / "user_pkg" / "mod.py")
-    where = {"file": factory_file, "module": "user_factory", "package": "user_pkg.mod"}[form]
+    where = {"file": factory_file, "module": "user_factory", "package": "user_pkg.mod"}[
+        form
+    ]
     assert load(f"{where}:{attribute}", model_args=arguments)[0].out_channels == width
 
 
@@ -96,7 +98,8 @@ def test_factories_that_fail(
     message: str,
     factory_file: Path,
 ) -> None:
-    """What the user's code did is named in one line; the exit code tells usage from failure."""
+    """What the user's code did is named in one line; the exit code tells usage from
+    failure."""
     with pytest.raises(kind) as caught:
         load(f"{factory_file}:{attribute}", model_args=arguments)
     assert type(caught.value) is kind
@@ -104,7 +107,8 @@ def test_factories_that_fail(
 
 
 def test_two_factories_of_one_name_are_two_modules(tmp_path: Path) -> None:
-    """The second net.py does not take the place of the first, whose classes still pickle."""
+    """The second net.py does not take the place of the first, whose classes still
+    pickle."""
     made = []
     for width in (2, 5):
         folder = tmp_path / str(width)
@@ -126,7 +130,9 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "user_half.py"
     path.write_text("import torch\nmake = torch.nn.ReLU\n1 / 0\n")
     before, modules = list(sys.path), set(sys.modules)
-    with pytest.raises(LoadError, match=r"_half\.py failed.*ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        LoadError, match=r"_half\.py failed.*ZeroDivisionError: division by zero"
+    ):
         load(f"{path}:make")
     assert sys.path == before
     assert set(sys.modules) == modules
@@ -138,7 +144,8 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_seed_decides_and_the_global_generator_is_left_alone(
     form: str, factory_file: Path
 ) -> None:
-    """Equal seeds give equal weights, others do not, and torch's own state is as before."""
+    """Equal seeds give equal weights, others do not, and torch's own state is as
+    before."""
     spec = SMALL if form == "torchvision" else f"{factory_file}:make"
     torch.manual_seed(99)
     before = torch.random.get_rng_state()
@@ -149,8 +156,12 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone(
 
 
 def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:
-    """A script that saves a model of its own class leaves `__main__.Net`, which nobody finds."""
-    script = "import torch\nclass Net(torch.nn.Identity): pass\ntorch.save(Net(), 'net.pth')\n"
+    """A script that saves a model of its own class leaves `__main__.Net`, which nobody
+    finds."""
+    script = (
+        "import torch\nclass Net(torch.nn.Identity): pass\ntorch.save(Net(),"
+        " 'net.pth')\n"
+    )
     (tmp_path / "train.py").write_text(script)
     with contextlib.chdir(tmp_path):
         runpy.run_path("train.py", run_name="__main__")

@@ -1,5 +1,5 @@
-"""Digests of modules, functions and values: another one for what was edited, and for nothing
-else."""
+"""Digests of modules, functions and values: another one for what was edited, and for
+nothing else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Told(nn.Module):
         (Told(lambda: "depth=0x10"), Told(lambda: "depth=0x20")),
     ],
 )
-def test_settings_of_a_module_are_part_of_its_digest(one: nn.Module, other: nn.Module) -> None:
+def test_settings_of_a_module_are_part_of_its_digest(
+    one: nn.Module, other: nn.Module
+) -> None:
     """Those that `repr` shows, which are in no tensor."""
     assert digest(one) != digest(other)
 
@@ -60,7 +62,8 @@ def test_the_shape_of_a_tensor_is_part_of_its_digest() -> None:
 
 
 class Packed(torch.Tensor):
-    """A tensor that consists of two others, as torchao's do; `sealed` ones do not tell them."""
+    """A tensor that consists of two others, as torchao's do; `sealed` ones do not tell
+    them."""
 
     whole: torch.Tensor
     scale: torch.Tensor
@@ -78,7 +81,9 @@ class Packed(torch.Tensor):
         return ["whole", "scale"], None
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return cls(args[0].whole, args[0].scale)
         raise NotImplementedError(func)
@@ -87,14 +92,18 @@ class Packed(torch.Tensor):
 def packed(number: int, scale: float) -> nn.Module:
     module = nn.Conv2d(3, 2, 1)
     whole = torch.full((2, 3, 1, 1), number, dtype=torch.int8)
-    module.weight = nn.Parameter(Packed(whole, torch.tensor(scale)), requires_grad=False)
+    module.weight = nn.Parameter(
+        Packed(whole, torch.tensor(scale)), requires_grad=False
+    )
     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     return module
 
 
 def test_tensors_that_consist_of_others_count_by_these() -> None:
     """Quantised weights of torchao have a digest; a tensor that tells nothing has none."""
-    one, again, other, scaled = (packed(n, s) for n, s in ((1, 0.5), (1, 0.5), (2, 0.5), (1, 0.25)))
+    one, again, other, scaled = (
+        packed(n, s) for n, s in ((1, 0.5), (1, 0.5), (2, 0.5), (1, 0.25))
+    )
     assert digest(one) == digest(again)
     assert len({*map(digest, (one, other, scaled))}) == 3
     assert digest(packed(1, float("nan"))) is None
@@ -125,8 +134,14 @@ FORMS = {
     "object": "class P:\n    def __call__(self, x):\n        return x * {}\nf = P()\n",
     "nested": "f = lambda x: [y * {} for y in x]\n",
     "default": "def f(x, by={}):\n    return x * by\n",
-    "bound": "def make(by):\n    def f(x):\n        return x * by\n    return f\nf = make({})\n",
-    "partial": "import functools\ndef g(x, by):\n    return x\nf = functools.partial(g, by={})\n",
+    "bound": (
+        "def make(by):\n    def f(x):\n        return x * by\n    return f\nf ="
+        " make({})\n"
+    ),
+    "partial": (
+        "import functools\ndef g(x, by):\n    return x\nf = functools.partial(g,"
+        " by={})\n"
+    ),
 }
 
 
@@ -182,10 +197,15 @@ def photos(tmp_path: Path) -> Path:
     return make_photos(tmp_path / "photos", 2)
 
 
-def test_edited_code_is_another_run(featviz: Run, code: Path, photos: Path, tmp_path: Path) -> None:
-    """gelu for relu changes no tensor and no name. run.json has the sha256 of the model's file; an
-    address in `extra_repr` is no difference."""
-    out, module = tmp_path / "out", load_model(ModelOptions(f"{code}:Net"), InputOptions()).module
+def test_edited_code_is_another_run(
+    featviz: Run, code: Path, photos: Path, tmp_path: Path
+) -> None:
+    """gelu for relu changes no tensor and no name. run.json has the sha256 of the
+    model's file; an address in `extra_repr` is no difference."""
+    out, module = (
+        tmp_path / "out",
+        load_model(ModelOptions(f"{code}:Net"), InputOptions()).module,
+    )
     torch.save(module.state_dict(), tmp_path / "weights.pth")
     words = [tmp_path / "weights.pth", "--arch", f"{code}:Net"]
     base = ["run", *words, photos, "--layers", "Conv2d", "--out", out, "--resume"]
@@ -199,8 +219,11 @@ def test_edited_code_is_another_run(featviz: Run, code: Path, photos: Path, tmp_
     assert tree(out) == before
 
 
-def test_settings_of_a_module_and_a_transform_from_python(photos: Path, tmp_path: Path) -> None:
-    """The slope of an activation, and a function of the same name that does something else."""
+def test_settings_of_a_module_and_a_transform_from_python(
+    photos: Path, tmp_path: Path
+) -> None:
+    """The slope of an activation, and a function of the same name that does something
+    else."""
 
     def net(slope: float) -> nn.Module:
         net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.LeakyReLU(slope))
@@ -214,7 +237,13 @@ def test_settings_of_a_module_and_a_transform_from_python(photos: Path, tmp_path
     def run(slope: float, value: float) -> list[bool]:
         feeding = filled(value)
         found = fv.run(
-            net(slope), photos, "0", tmp_path / "out", size=8, transform=feeding, resume=True
+            net(slope),
+            photos,
+            "0",
+            tmp_path / "out",
+            size=8,
+            transform=feeding,
+            resume=True,
         )
         return [image.kept for image in found.images]
 

@@ -1,4 +1,5 @@
-"""Models of half, bfloat16 and double precision: their inputs take the type of their parameters."""
+"""Models of half, bfloat16 and double precision: their inputs take the type of their
+parameters."""
 
 from __future__ import annotations
 
@@ -23,26 +24,33 @@ WISHES: dict[str, Any] = {"preset": "none", "target": "class:1"}
 def test_a_live_model_is_drawn_in_its_own_precision(
     dtype: torch.dtype, tiny: nn.Module, picture: Path, tmp_path: Path
 ) -> None:
-    """Outputs and gradients are those of the same model in float32 within its precision, and the
-    input's picture shows the image; all other functions take it, too, and a transform of one's own,
-    whose floats are cast."""
+    """Outputs and gradients are those of the same model in float32 within its
+    precision, and the input's picture shows the image; all other functions take it,
+    too, and a transform of one's own, whose floats are cast."""
     model, wishes = deepcopy(tiny).to(dtype), {**WISHES, "tensors": "npy"}
     one, other = (
-        fv.run(module, picture, "*", tmp_path / name, capture="output,grad,input", **wishes)
+        fv.run(
+            module, picture, "*", tmp_path / name, capture="output,grad,input", **wishes
+        )
         for name, module in (("single", tiny), ("other", model))
     )
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     limit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * 100
     for expected, own in zip(one.captures, other.captures, strict=True):
         assert expected.tensor is not None and own.tensor is not None
-        torch.testing.assert_close(own.tensor.float(), expected.tensor, rtol=limit, atol=limit)
+        torch.testing.assert_close(
+            own.tensor.float(), expected.tensor, rtol=limit, atol=limit
+        )
     inputs = [np.asarray(run.images[0].input).astype(int) for run in (one, other)]
     assert np.abs(inputs[0] - inputs[1]).max() <= 1
 
     def grey(image: Any) -> torch.Tensor:
         return torch.full((3, image.height, image.width), 0.5)
 
-    assert fv.run(model, picture, out=tmp_path / "grey", transform=grey).images[0].error is None
+    assert (
+        fv.run(model, picture, out=tmp_path / "grey", transform=grey).images[0].error
+        is None
+    )
     assert fv.look(model, picture, preset="none").layers
     assert fv.layers(model, size=20).rows
     assert fv.audit(model, picture, out=tmp_path / "audit", preset="none").document

@@ -27,7 +27,9 @@ from featviz.options import InputOptions, ModelOptions
 from featviz.records import CaptureSite
 
 
-def load(path: object, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
+def load(
+    path: object, inputs: InputOptions | None = None, **options: Any
+) -> LoadedModel:
     chosen = ModelOptions(str(path), device="cpu", trust=True, **options)
     return load_model(chosen, inputs or InputOptions())
 
@@ -50,13 +52,16 @@ def exported(tiny: nn.Module, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: models.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4])], ids=["swin"]
+    "make",
+    [lambda: models.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4])],
+    ids=["swin"],
 )
 @pytest.mark.slow
 def test_every_call_of_every_layer_is_the_eager_models(
     make: Callable[[], nn.Module], tmp_path: Path
 ) -> None:
-    """Names, classes, aliases, calls and feature maps are those of the model that was exported."""
+    """Names, classes, aliases, calls and feature maps are those of the model that was
+    exported."""
     torch.manual_seed(0)
     eager = make().eval()
     module = load(export(eager, tmp_path / "m.pt2", 1, 3, 64, 64)).module
@@ -64,7 +69,8 @@ def test_every_call_of_every_layer_is_the_eager_models(
     expected, found = captured(eager, image), captured(module, image)
     layers, originals = ({x.name: x for x in list_layers(m)} for m in (module, eager))
     idle = {originals[site[0]].type for site in expected.keys() - found.keys()}
-    assert found.keys() <= expected.keys() and idle <= {"StochasticDepth"}  # eval: it does nothing
+    # eval: it does nothing
+    assert found.keys() <= expected.keys() and idle <= {"StochasticDepth"}
     for site, tensor in found.items():
         torch.testing.assert_close(tensor, expected[site], rtol=1e-4, atol=1e-5)
         layer, original = layers[site[0]], originals[site[0]]
@@ -94,10 +100,21 @@ def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:
     """Where height and width are free, the usual preprocessing decides."""
     free = torch.export.Dim.AUTO
     path = export(
-        nn.Conv2d(3, 2, 3), tmp_path / "m.pt2", 2, 3, 16, 20, dynamic=({0: free, 2: free, 3: free},)
+        nn.Conv2d(3, 2, 3),
+        tmp_path / "m.pt2",
+        2,
+        3,
+        16,
+        20,
+        dynamic=({0: free, 2: free, 3: free},),
     )
     model = load(path, InputOptions(size=(40, 30)))
-    assert captured(model.module, model.preprocess.blank()[0])["", 0, ""].shape == (1, 2, 38, 28)
+    assert captured(model.module, model.preprocess.blank()[0])["", 0, ""].shape == (
+        1,
+        2,
+        38,
+        28,
+    )
     assert load(path).preprocess.blank()[0].shape == (1, 3, 224, 224)
 
 
@@ -114,9 +131,21 @@ def test_a_program_runs_on_another_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "example", "message"),
     [
-        (nn.Bilinear(4, 4, 2), (torch.zeros(1, 4),) * 2, "takes input1, input2, not one image"),
-        (nn.Conv2d(3, 2, 1), (torch.zeros(8, 3, 4, 4),), r"takes torch.float32 \[8, 3, 4, 4\]"),
-        (nn.ReLU(), (torch.zeros(1, 3, 4, 4).half(),), r"takes torch.float16 \[1, 3, 4, 4\]"),
+        (
+            nn.Bilinear(4, 4, 2),
+            (torch.zeros(1, 4),) * 2,
+            "takes input1, input2, not one image",
+        ),
+        (
+            nn.Conv2d(3, 2, 1),
+            (torch.zeros(8, 3, 4, 4),),
+            r"takes torch.float32 \[8, 3, 4, 4\]",
+        ),
+        (
+            nn.ReLU(),
+            (torch.zeros(1, 3, 4, 4).half(),),
+            r"takes torch.float16 \[1, 3, 4, 4\]",
+        ),
     ],
 )
 def test_a_program_that_takes_no_image(
@@ -132,7 +161,10 @@ def test_a_program_that_takes_no_image(
 def _lacking(part: str) -> Callable[[bytes], bytes]:
     def without(data: bytes) -> bytes:
         file = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(data)) as whole, zipfile.ZipFile(file, "w") as left:
+        with (
+            zipfile.ZipFile(io.BytesIO(data)) as whole,
+            zipfile.ZipFile(file, "w") as left,
+        ):
             for name in whole.namelist():
                 if not name.endswith(part):
                     left.writestr(name, whole.read(name))
@@ -171,15 +203,23 @@ class Evil:
 def test_nothing_of_a_program_is_read_without_trust(
     name: str, line: str, exported: Path, featviz: Callable[..., Any]
 ) -> None:
-    """torch unpickles example inputs, whatever the case of their name; a line asks for --trust."""
-    marker, inputs, file = Path("marker").absolute(), "data/sample_inputs/model.pt", io.BytesIO()
+    """torch unpickles example inputs, whatever the case of their name; a line asks for
+    --trust."""
+    marker, inputs, file = (
+        Path("marker").absolute(),
+        "data/sample_inputs/model.pt",
+        io.BytesIO(),
+    )
     torch.save(((Evil(),), {}), file)
     exported.write_bytes(_lacking(inputs)(exported.read_bytes()))
     with zipfile.ZipFile(exported, "a") as archive:
         archive.writestr(f"tiny/data/sample_inputs/{name}", file.getvalue())
     done = featviz(*line.format(exported).split())
     assert done.code == 1 and not marker.exists()
-    assert "error: tiny.pt2 is an exported program, and torch reads it by running" in done.err
+    assert (
+        "error: tiny.pt2 is an exported program, and torch reads it by running"
+        in done.err
+    )
     assert "--trust" in done.err.partition("hint: ")[2]
 
 
@@ -187,9 +227,12 @@ def test_nothing_of_a_program_is_read_without_trust(
 def test_a_program_of_a_model_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package of its class of outputs is imported first; a classifier is known by its class."""
+    """The package of its class of outputs is imported first; a classifier is known by
+    its class."""
     folders = pytest.importorskip(
-        "models.hf_folders", reason="transformers is not installed", exc_type=ImportError
+        "models.hf_folders",
+        reason="transformers is not installed",
+        exc_type=ImportError,
     )
     imported: list[str] = []
     monkeypatch.setattr(weights, "import_module", imported.append)
@@ -208,6 +251,8 @@ def test_torchscript_has_a_way_out(make: Any, tiny: nn.Module, tmp_path: Path) -
     """It takes no hooks; the hint has the line that saves its state dict."""
     script = tmp_path / "script.pt"
     torch.jit.save(make(tiny), script)
-    with pytest.raises(LoadError, match="is TorchScript, which takes no hooks") as caught:
+    with pytest.raises(
+        LoadError, match="is TorchScript, which takes no hooks"
+    ) as caught:
         load(script)
     assert "torch.jit.load(FILE).state_dict()" in str(caught.value.hint)

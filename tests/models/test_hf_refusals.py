@@ -1,5 +1,5 @@
-"""Hugging Face folders that cannot be used, or mean harm: one line with the remedy, and no other
-file, connection or code."""
+"""Hugging Face folders that cannot be used, or mean harm: one line with the remedy, and
+no other file, connection or code."""
 
 from __future__ import annotations
 
@@ -45,27 +45,48 @@ NO_MODEL = r"which is no model of transformers \d"
     [
         ({}, "names no architecture of transformers"),
         ({"encoder_name": "resnet34"}, "names no architecture of transformers"),
-        ({"architecture": "no_such_model_of_timm"}, "names no architecture of transformers"),
-        ({**VIT, "vision_config": {"auto_map": {"a": "b"}}}, "wants code of its own to run"),
-        ({**VIT, **TINY}, r"model\.safetensors does not fit ViTModel: missing or of another"),
+        (
+            {"architecture": "no_such_model_of_timm"},
+            "names no architecture of transformers",
+        ),
+        (
+            {**VIT, "vision_config": {"auto_map": {"a": "b"}}},
+            "wants code of its own to run",
+        ),
+        (
+            {**VIT, **TINY},
+            r"model\.safetensors does not fit ViTModel: missing or of another",
+        ),
         *(
             ({"architectures": [name]}, NO_MODEL)
-            for name in ("NoSuchModel", "os", "__class__", "PreTrainedModel", "a.b", "TimmBackbone")
+            for name in (
+                "NoSuchModel",
+                "os",
+                "__class__",
+                "PreTrainedModel",
+                "a.b",
+                "TimmBackbone",
+            )
         ),
     ],
 )
-def test_a_config_that_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Other libraries' configs, code from files, quantised weights, and classes that are not on the
-    list: models of transformers.models that take an image."""
+def test_a_config_that_is_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Other libraries' configs, code from files, quantised weights, and classes that
+    are not on the list: models of transformers.models that take an image."""
     with pytest.raises(LoadError, match=message):
         load(folder(tmp_path, **config))
 
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hint is the extra to install, for a folder and for a file beside a config.json."""
+    """The hint is the extra to install, for a folder and for a file beside a
+    config.json."""
     monkeypatch.setitem(sys.modules, "transformers", None)
     for spec in (folder(tmp_path, **VIT), tmp_path / "model.safetensors"):
-        with pytest.raises(LoadError, match="ViTModel is a model of the package transf") as caught:
+        with pytest.raises(
+            LoadError, match="ViTModel is a model of the package transf"
+        ) as caught:
             load(spec)
         assert caught.value.hint == "pip install 'featviz[hf]'"
 
@@ -82,16 +103,32 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 EVIL = "local-dir:{secret}"
 TIMM: dict[str, Any] = {"architectures": ["TimmWrapperForImageClassification"]}
-WRAPPED = {"model_type": "timm_wrapper", "architecture": EVIL, "model_args": {"pretrained": True}}
+WRAPPED = {
+    "model_type": "timm_wrapper",
+    "architecture": EVIL,
+    "model_args": {"pretrained": True},
+}
 BARE = {"model_type": "evil", "architecture": EVIL}
 BACKBONE = {"model_type": "timm_backbone", "backbone": EVIL}
 PLAIN = {"use_timm_backbone": False, "backbone_config": None}
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("vit", {**TIMM, "architecture": EVIL}, NO_MODEL),
-    ("vit", {"architectures": ["Gemma3nModel"], "vision_config": BARE}, "elsewhere: local-dir:"),
-    ("detr", {"backbone_config": {**WRAPPED, "num_classes": 3}}, "elsewhere: local-dir:"),
-    ("detr", {**PLAIN, "use_timm_backbone": True, "backbone": EVIL}, "names a backbone elsewhere"),
+    (
+        "vit",
+        {"architectures": ["Gemma3nModel"], "vision_config": BARE},
+        "elsewhere: local-dir:",
+    ),
+    (
+        "detr",
+        {"backbone_config": {**WRAPPED, "num_classes": 3}},
+        "elsewhere: local-dir:",
+    ),
+    (
+        "detr",
+        {**PLAIN, "use_timm_backbone": True, "backbone": EVIL},
+        "names a backbone elsewhere",
+    ),
     ("detr", {"backbone_config": {"model_type": "evil"}}, "could not be built"),
 ]
 """Configs that lead out of the folder: the honest family, the change, and the words."""
@@ -108,7 +145,9 @@ def test_a_config_that_leads_elsewhere(
 ) -> None:
     """Folders, files and hubs that a config names stay closed, through timm, too."""
     _secret(tmp_path)
-    change = json.loads(json.dumps(change).replace("{secret}", str(tmp_path / "secret")))
+    change = json.loads(
+        json.dumps(change).replace("{secret}", str(tmp_path / "secret"))
+    )
     given = shutil.copytree(saved / family, tmp_path / "given")
     config = {**json.loads((given / "config.json").read_text()), **change}
     (given / "config.json").write_text(json.dumps(config))
@@ -122,7 +161,11 @@ IGNORED: dict[str, Any] = {
     **{"transformers_weights": "../secret/code.bin", "gguf_file": "../secret/code.bin"},
     **{"_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel"},
     **{"use_kernels": True, "kernel_config": {"a": "e/k"}, "torch_dtype": "../secret"},
-    **{"name_or_path": "evil/model", "_name_or_path": "../secret", "model_type": "evil"},
+    **{
+        "name_or_path": "evil/model",
+        "_name_or_path": "../secret",
+        "model_type": "evil",
+    },
     **{"backbone_config": BACKBONE, "vision_config": WRAPPED, "auto_map": {}},
     **{"adapter_kwargs": {"_adapter_model_path": "../secret"}, "_from_auto": "evil"},
 }
@@ -133,27 +176,39 @@ IGNORED: dict[str, Any] = {
 def test_a_config_whose_values_are_not_used(
     saved: Path, tmp_path: Path, watched: Callable[[], list[str]]
 ) -> None:
-    """How and from where to load is not the config's to say: the weights are those of the folder,
-    and of all its files just config, weights and image processor are opened."""
+    """How and from where to load is not the config's to say: the weights are those of
+    the folder, and of all its files just config, weights and image processor are
+    opened."""
     _secret(tmp_path)
     given = shutil.copytree(saved / "vit", tmp_path / "given")
-    for name in ("modeling_vit.py", "chat_template.jinja", "adapter_config.json", "tokenizer.json"):
+    for name in (
+        "modeling_vit.py",
+        "chat_template.jinja",
+        "adapter_config.json",
+        "tokenizer.json",
+    ):
         shutil.copy(tmp_path / "secret" / "code.py", given / name)
-    for name in ("generation_config.json", "pytorch_model.bin", "adapter_model.safetensors"):
+    for name in (
+        "generation_config.json",
+        "pytorch_model.bin",
+        "adapter_model.safetensors",
+    ):
         os.mkfifo(given / name)
     edit(given, **IGNORED)
     expected = theirs(saved / "vit").state_dict()
     watched()
     module = load(given)
-    assert all(torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items())
+    assert all(
+        torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items()
+    )
     assert module.config._attn_implementation == "eager"  # type: ignore[union-attr]
     assert not watched()
 
 
 @pytest.mark.slow
 def test_a_folder_that_names_timm_is_timms(tmp_path: Path) -> None:
-    """What transformers saves of a model of timm has timm's names, and is loaded by timm; so is the
-    backbone of a detector that has a plain name of timm's."""
+    """What transformers saves of a model of timm has timm's names, and is loaded by
+    timm; so is the backbone of a detector that has a plain name of timm's."""
     pytest.importorskip("timm", reason="timm is not installed")
     torch.manual_seed(0)
     config = transformers.TimmWrapperConfig.from_dict(
@@ -172,7 +227,9 @@ def test_a_folder_that_names_timm_is_timms(tmp_path: Path) -> None:
     )
     transformers.DetrForObjectDetection(detr).save_pretrained(tmp_path / "detr")
     module, expected = load(tmp_path / "detr"), theirs(tmp_path / "detr").state_dict()
-    assert all(torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items())
+    assert all(
+        torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items()
+    )
 
 
 class _Code:
@@ -186,9 +243,12 @@ class _Code:
 
 
 def _secret(root: Path) -> None:
-    """A folder that no model may open: a model of timm's, code, a pickle that runs code."""
+    """A folder that no model may open: a model of timm's, code, a pickle that runs
+    code."""
     (root / "secret").mkdir()
     (root / "secret" / "code.py").write_text("raise SystemExit('run')")
     torch.save({"a": _Code(root / "ran")}, root / "secret" / "code.bin")
     folder(root / "secret", architecture="test_resnet", architectures=["ViTModel"])
-    (root / "secret" / "model.safetensors").rename(root / "secret" / "weights.safetensors")
+    (root / "secret" / "model.safetensors").rename(
+        root / "secret" / "weights.safetensors"
+    )

@@ -1,4 +1,5 @@
-"""Hostile and broken model files: nothing in them runs, and each ends in one clear line."""
+"""Hostile and broken model files: nothing in them runs, and each ends in one clear
+line."""
 
 from __future__ import annotations
 
@@ -51,15 +52,23 @@ def _listing(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
-KINDS = ("empty", "half a file", "zip bomb", "legacy cut at the end", "shard outside", "FIFO")
+KINDS = (
+    "empty",
+    "half a file",
+    "zip bomb",
+    "legacy cut at the end",
+    "shard outside",
+    "FIFO",
+)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_broken_file_ends_in_one_clear_line(
     name: str, folder: Path, picture: Path, featviz: Run
 ) -> None:
-    """It says what the file looks like or what is wrong with it; no hang, no traceback, no trace
-    of it: exit code 1 (2 where there is no such file), an error with its name, maybe a hint."""
+    """It says what the file looks like or what is wrong with it; no hang, no traceback,
+    no trace of it: exit code 1 (2 where there is no such file), an error with its name,
+    maybe a hint."""
     make, words = BROKEN[name]
     path, root = make(folder), picture.parent
     before = _listing(root)
@@ -82,7 +91,9 @@ def test_a_broken_file_ends_in_one_clear_line(
 def test_many_names_are_counted(folder: Path) -> None:
     """A file that names a thousand functions does not fill the screen."""
     path = written(around([named(f"m{n:04}:f") for n in range(1000)]))(folder)
-    with pytest.raises(LoadError, match=r"needs m0000\.f, .*, m0019\.f and 980 more, which"):
+    with pytest.raises(
+        LoadError, match=r"needs m0000\.f, .*, m0019\.f and 980 more, which"
+    ):
         weights.read(path)
 
 
@@ -98,11 +109,14 @@ def test_many_names_are_counted(folder: Path) -> None:
 def test_a_config_beside_weights_that_is_no_small_file(
     content: bytes | None, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The weights do not need it: one line says that it is not read, and the model loads."""
+    """The weights do not need it: one line says that it is not read, and the model
+    loads."""
     torch.save(nn.Conv2d(3, 2, 1), tmp_path / "net.pth")
     file = tmp_path / "config.json"
     os.mkfifo(file) if content is None else file.write_bytes(content)
-    found = load_model(ModelOptions(str(tmp_path / "net.pth"), device="cpu"), InputOptions())
+    found = load_model(
+        ModelOptions(str(tmp_path / "net.pth"), device="cpu"), InputOptions()
+    )
     assert found.module.out_channels == 2
     line = caplog.messages[0]
     assert words in line and line.endswith("net.pth is loaded without it")
@@ -119,7 +133,9 @@ def test_a_config_beside_weights_that_is_no_small_file(
         ('["a\\u001b]0;b"]\nsize = 8', "has 'a\\x1b]0;b', which no command"),
     ],
 )
-def test_a_toml_table_is_a_command(text: str, words: str, tmp_path: Path, featviz: Run) -> None:
+def test_a_toml_table_is_a_command(
+    text: str, words: str, tmp_path: Path, featviz: Run
+) -> None:
     """A table or key that no command has is refused, with the nearest that there is."""
     (tmp_path / "c.toml").write_text(text)
     done = featviz("run", "resnet18", "x.png", "--config", tmp_path / "c.toml")

@@ -28,7 +28,9 @@ from featviz.options import InputOptions, ModelOptions
 from featviz.records import Raster
 from models.hf_folders import MODELS, NAMES, PROCESSORS, photo, save, theirs
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed"
+)
 
 
 def load(spec: object, **options: Any) -> LoadedModel:
@@ -39,7 +41,9 @@ def load(spec: object, **options: Any) -> LoadedModel:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a family, saved once."""
     root = tmp_path_factory.mktemp("hf")
-    return lambda family: root / family if (root / family).is_dir() else save(family, root / family)
+    return lambda family: (
+        root / family if (root / family).is_dir() else save(family, root / family)
+    )
 
 
 @pytest.fixture
@@ -49,19 +53,23 @@ def image(tmp_path: Path) -> Path:
 
 
 def cloned(model: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
-    """What each module gives at its first call, copied at once by hooks of torch's own: by name,
-    with the way to a tensor inside the output behind it."""
+    """What each module gives at its first call, copied at once by hooks of torch's own:
+    by name, with the way to a tensor inside the output behind it."""
     kept: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             for key, value in leaves(output):
                 if isinstance(value, Tensor):
-                    kept.setdefault(f"{name}:{key}" if key else name, value.detach().clone())
+                    kept.setdefault(
+                        f"{name}:{key}" if key else name, value.detach().clone()
+                    )
 
         return keep
 
-    handles = [part.register_forward_hook(hook(name)) for name, part in model.named_modules()]
+    handles = [
+        part.register_forward_hook(hook(name)) for name, part in model.named_modules()
+    ]
     with torch.no_grad():
         run()
     for handle in handles:
@@ -80,18 +88,26 @@ def seen_by(model: Any, pixels: Tensor) -> Any:
     "family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "vit")) for f in MODELS]
 )
 def test_a_bare_folder_runs(
-    family: str, folders: Callable[[str], Path], image: Path, tmp_path: Path, featviz: Run
+    family: str,
+    folders: Callable[[str], Path],
+    image: Path,
+    tmp_path: Path,
+    featviz: Run,
 ) -> None:
-    """`run DIR IMAGE`: the class that config.json names; each tensor of the run, at least five,
-    equals what hooks on the library's own model copy for the input of the library's own processor.
-    """
+    """`run DIR IMAGE`: the class that config.json names; each tensor of the run, at
+    least five, equals what hooks on the library's own model copy for the input of the
+    library's own processor."""
     folder, out = folders(family), tmp_path / "maps"
-    done = featviz("run", folder, image, "--layers", "*", "--tensors", "npy", "--out", out)
+    done = featviz(
+        "run", folder, image, "--layers", "*", "--tensors", "npy", "--out", out
+    )
     assert done.code == 0, done.err
     record = json.loads((out / "run.json").read_text())["model"]
     assert (record["kind"], record["arch"]) == ("huggingface", MODELS[family][0])
     processor = getattr(transformers, PROCESSORS[family][0]).from_pretrained(folder)
-    pixels = processor(images=Image.open(image), return_tensors="pt")["pixel_values"].float()
+    pixels = processor(images=Image.open(image), return_tensors="pt")[
+        "pixel_values"
+    ].float()
     model = theirs(folder)
     expected = cloned(model, lambda: seen_by(model, pixels))
     manifest = json.loads(next(out.glob("*/manifest.json")).read_text())
@@ -111,7 +127,8 @@ def test_a_bare_folder_runs(
 
 @pytest.mark.slow
 def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """`hf:DIR`, a file beside a config.json, `--arch hf:DIR` and `--weights` lead to one model."""
+    """`hf:DIR`, a file beside a config.json, `--arch hf:DIR` and `--weights` lead to
+    one model."""
     folder = folders("vit")
     file = folder / "model.safetensors"
     elsewhere = tmp_path / "tuned.safetensors"
@@ -127,20 +144,32 @@ def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) ->
         assert one.categories == expected.categories and one.scores == "logits"
         assert all(
             torch.equal(a, b)
-            for a, b in zip(one.module.parameters(), expected.module.parameters(), strict=True)
+            for a, b in zip(
+                one.module.parameters(), expected.module.parameters(), strict=True
+            )
         )
     assert load(file).source["kind"] == "file" and load(file).source["arch"] == "vit"
 
 
-@pytest.mark.parametrize(("family", "names"), [("vit", list(NAMES.values())), ("clip", [])])
+@pytest.mark.parametrize(
+    ("family", "names"), [("vit", list(NAMES.values())), ("clip", [])]
+)
 def test_classes_have_names_and_embeddings_have_none(
-    family: str, names: list[str], folders: Callable[[str], Path], image: Path, featviz: Run
+    family: str,
+    names: list[str],
+    folders: Callable[[str], Path],
+    image: Path,
+    featviz: Run,
 ) -> None:
-    """The likeliest classes by id2label, as the library's own logits order them; a model that is no
-    classifier has no classes."""
+    """The likeliest classes by id2label, as the library's own logits order them; a
+    model that is no classifier has no classes."""
     folder = folders(family)
-    done = featviz("run", folder, image, "--layers", "*.0.*", "--out", image.parent / "maps")
-    manifest = json.loads(next((image.parent / "maps").glob("*/manifest.json")).read_text())
+    done = featviz(
+        "run", folder, image, "--layers", "*.0.*", "--out", image.parent / "maps"
+    )
+    manifest = json.loads(
+        next((image.parent / "maps").glob("*/manifest.json")).read_text()
+    )
     assert done.code == 0, done.err
     if not names:
         assert "prediction" not in manifest and "%" not in done.out + done.err
@@ -160,13 +189,18 @@ def test_partial_weights(folders: Callable[[str], Path], tmp_path: Path) -> None
     """What is missing is an error, and with --partial random by --seed, with a warning."""
     folder = folders("vit")
     tensors = {
-        k: v.contiguous() for k, v in theirs(folder).state_dict().items() if "class" not in k
+        k: v.contiguous()
+        for k, v in theirs(folder).state_dict().items()
+        if "class" not in k
     }
     file = tmp_path / "backbone.safetensors"
     save_file(tensors, file)
     with pytest.raises(
         LoadError,
-        match=r"does not fit ViTForImageClassification: missing or of another shape: class",
+        match=(
+            r"does not fit ViTForImageClassification: missing or of another shape:"
+            r" class"
+        ),
     ):
         load(folder, weights=str(file))
     one, two, other = (
@@ -189,7 +223,8 @@ def test_arguments_change_the_config(folders: Callable[[str], Path]) -> None:
 
 @pytest.mark.slow
 def test_a_module_in_hand(folders: Callable[[str], Path], image: Path) -> None:
-    """featviz.run of a module of the library, or of a class derived from one, knows its classes."""
+    """featviz.run of a module of the library, or of a class derived from one, knows its
+    classes."""
     model = theirs(folders("vit"))
     kind = type("Mine", (type(model),), {})
     model.__class__ = kind
@@ -212,26 +247,42 @@ def square(side: int) -> dict[str, int]:
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViTImageProcessor", {}),
     "clip": ("CLIPImageProcessor", {}),
-    "convnext": ("ConvNextImageProcessor", {"size": {"shortest_edge": 224}, "crop_pct": 0.875}),
+    "convnext": (
+        "ConvNextImageProcessor",
+        {"size": {"shortest_edge": 224}, "crop_pct": 0.875},
+    ),
     "detr": ("DetrImageProcessor", {}),
     "dpt, in proportion": (
         "DPTImageProcessor",
         {"keep_aspect_ratio": True, "ensure_multiple_of": 14, "size": square(518)},
     ),
-    "sam": ("SamImageProcessor", {"size": {"longest_edge": 128}, "pad_size": square(128)}),
+    "sam": (
+        "SamImageProcessor",
+        {"size": {"longest_edge": 128}, "pad_size": square(128)},
+    ),
     "mobilevit": ("MobileViTImageProcessor", {"size": {"shortest_edge": 288}}),
-    "bytes": ("ViTImageProcessor", {"do_rescale": False, "do_normalize": False, "resample": 0}),
-    "efficientnet, normalised twice": ("EfficientNetImageProcessor", {"include_top": True}),
+    "bytes": (
+        "ViTImageProcessor",
+        {"do_rescale": False, "do_normalize": False, "resample": 0},
+    ),
+    "efficientnet, normalised twice": (
+        "EfficientNetImageProcessor",
+        {"include_top": True},
+    ),
     "glpn": ("GLPNImageProcessor", {}),
 }
 
 
-def folder(path: Path, said: dict[str, Any], name: str = "preprocessor_config.json") -> Path:
+def folder(
+    path: Path, said: dict[str, Any], name: str = "preprocessor_config.json"
+) -> Path:
     (path / name).write_text(json.dumps(said))
     return path
 
 
-def prepared(path: Path, config: dict[str, Any] | None = None, **wishes: Any) -> Preprocess:
+def prepared(
+    path: Path, config: dict[str, Any] | None = None, **wishes: Any
+) -> Preprocess:
     processor = from_transformers(path, config or {"model_type": "vit"})
     assert processor is not None
     return choose_preprocess(nn.Identity(), processor, InputOptions(**wishes))
@@ -244,9 +295,9 @@ def of(family: str, path: Path, **wishes: Any) -> Preprocess:
 
 @pytest.mark.parametrize(("kind", "options"), FAMILIES.values(), ids=FAMILIES)
 def test_the_same_pixels(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """What the library's own processor gives, bit for bit; and undoing the normalisation gives the
-    picture of the processor that does not normalise. Zeros have the shape of a picture of 224 ×
-    224."""
+    """What the library's own processor gives, bit for bit; and undoing the
+    normalisation gives the picture of the processor that does not normalise. Zeros have
+    the shape of a picture of 224 × 224."""
     theirs = getattr(transformers, kind)(**options)
     theirs.save_pretrained(tmp_path)
     ours = prepared(tmp_path)
@@ -257,8 +308,17 @@ def test_the_same_pixels(kind: str, options: dict[str, Any], tmp_path: Path) -> 
         (tensor,) = ours([photo(*size)])
         expected = theirs(images=photo(*size), return_tensors="pt")["pixel_values"]
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected.float())
-    rest = {"do_normalize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_pad": False}
-    more = {"rescale_offset": False, "include_top": False, "do_flip_channel_order": False}
+    rest = {
+        "do_normalize": False,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_pad": False,
+    }
+    more = {
+        "rescale_offset": False,
+        "include_top": False,
+        "do_flip_channel_order": False,
+    }
     theirs = getattr(transformers, kind)(**{**options, **rest, **more})
     plain = theirs(images=photo(*size), return_tensors="pt")["pixel_values"].clamp(0, 1)
     shown = ours.shown([tensor])[..., : plain.shape[2], : plain.shape[3]]
@@ -268,7 +328,10 @@ def test_the_same_pixels(kind: str, options: dict[str, Any], tmp_path: Path) -> 
 @pytest.mark.parametrize("family", ["vit", "clip"])
 def test_arrays_are_values_of_0_to_1(family: str, tmp_path: Path) -> None:
     """A float array goes through the same processor, within the rounding of bytes."""
-    ours, values = of(family, tmp_path), np.moveaxis(np.asarray(photo(), "f4") / 255, -1, 0)
+    ours, values = (
+        of(family, tmp_path),
+        np.moveaxis(np.asarray(photo(), "f4") / 255, -1, 0),
+    )
     (of_bytes,), (of_floats,) = ours([photo()]), ours([Raster(values, "float32")])
     level = 1 / 255 / min(ours.chain.std or (1.0,))
     torch.testing.assert_close(of_floats, of_bytes, atol=1.1 * level, rtol=0)
@@ -290,18 +353,20 @@ CHANGED: list[tuple[str, dict[str, Any], Chain]] = [
 def test_what_the_user_changes(
     family: str, wishes: dict[str, Any], chain: Chain, tmp_path: Path
 ) -> None:
-    """Any such option is met by steps of featviz's own with the processor's size, crop, mean and
-    deviation; the words say them."""
+    """Any such option is met by steps of featviz's own with the processor's size, crop,
+    mean and deviation; the words say them."""
     chosen = of(family, tmp_path, **wishes)
     assert chosen.chain == chain and chosen.chain.steps == chain.steps
 
 
 def test_the_processor_of_images_and_text(tmp_path: Path) -> None:
-    """What processor_config.json has under image_processor comes first, as in the library; without
-    a file nothing is known."""
+    """What processor_config.json has under image_processor comes first, as in the
+    library; without a file nothing is known."""
     assert from_transformers(tmp_path, {}) is None
     folder(tmp_path, {"size": {"height": 10, "width": 10}})
-    nested = {"image_processor": {"image_processor_type": "ViTImageProcessor", "size": 20}}
+    nested = {
+        "image_processor": {"image_processor_type": "ViTImageProcessor", "size": 20}
+    }
     folder(tmp_path, nested, "processor_config.json")
     assert prepared(tmp_path)([photo()])[0].shape == (1, 3, 20, 20)
 
@@ -309,13 +374,18 @@ def test_the_processor_of_images_and_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"size": {"height": 10**9, "width": 4}}, "asks for 1,000,000,000; 4096 is the most"),
+        (
+            {"size": {"height": 10**9, "width": 4}},
+            "asks for 1,000,000,000; 4096 is the most",
+        ),
         ({"size": {"height": 3}}, "cannot be understood"),
         ({"image_std": [0, 0, 0]}, "does not tell black from white"),
         ({"image_processor_type": "os"}, "os names no image processor"),
     ],
 )
-def test_nonsense_is_one_line(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_nonsense_is_one_line(
+    said: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     """A value that no processor has is an error that shows it."""
     said = {"image_processor_type": "ViTImageProcessor", **said}
     with pytest.raises(FeatvizError, match=message) as caught:
@@ -340,12 +410,16 @@ def test_what_is_refused_of_files_and_images(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_processor_that_may_be_used_reaches_beyond_the_image() -> None:
-    """No class of the list, nor one that it is made of, opens, fetches or starts anything."""
+    """No class of the list, nor one that it is made of, opens, fetches or starts
+    anything."""
     reaching = re.compile(
         r"\bopen\(|hf_hub_download|cached_file|requests\.|subprocess|pytesseract|\beval\("
         r"|\bexec\(|import_module|torch\.load|urlopen|pickle|__import__"
     )
-    kinds = [getattr(transformers, f"{name}ImageProcessor", None) for name in _ALLOWED.split("|")]
+    kinds = [
+        getattr(transformers, f"{name}ImageProcessor", None)
+        for name in _ALLOWED.split("|")
+    ]
     assert sum(kind is not None for kind in kinds) > 50
     homes = {part.__module__ for kind in kinds if kind for part in kind.__mro__}
     for home in homes:

@@ -1,4 +1,5 @@
-"""Weights of one's own classes, Lightning's checkpoints among them: the class is found by name."""
+"""Weights of one's own classes, Lightning's checkpoints among them: the class is found
+by name."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def lit(width: int = 5, depth: int = 2) -> dict[str, Tensor]:
     layers = {f"net.{i}": nn.Conv2d(3, 3, 1) for i in range(depth)}
     parts = {**layers, "head": head}
     tensors = {
-        f"{name}.{k}": v for name, part in parts.items() for k, v in part.state_dict().items()
+        f"{name}.{k}": v
+        for name, part in parts.items()
+        for k, v in part.state_dict().items()
     }
     return {"scale": torch.full((1,), 2.0), **tensors}
 
@@ -80,21 +83,33 @@ def save(folder: Path, **changes: Any) -> None:
 def test_the_error_asks_for_the_class(featviz: Run, folder: Path) -> None:
     """It names the arguments that the file has, and how they are passed."""
     outcome = featviz("layers", "last.ckpt")
-    refused(outcome, 1, "last.ckpt is a Lightning checkpoint, and does not say of which class")
+    refused(
+        outcome,
+        1,
+        "last.ckpt is a Lightning checkpoint, and does not say of which class",
+    )
     assert "it has hyper_parameters: width, depth, lr, batch_size" in outcome.err
     assert "name the class: --arch net.py:CLASS --model-arg @hparams" in outcome.err
-    again = featviz("layers", "last.ckpt", "--arch", "user_lit.py:Lit", "--model-arg", "@hparams")
+    again = featviz(
+        "layers", "last.ckpt", "--arch", "user_lit.py:Lit", "--model-arg", "@hparams"
+    )
     assert again.code == 0 and "net.1" in again.out
 
 
 @pytest.mark.parametrize("class_", ["Lit", "make"])
 def test_hyper_parameters_are_the_arguments(class_: str, folder: Path) -> None:
-    """Those that the class takes are passed, all where it takes any; the weights are the file's."""
+    """Those that the class takes are passed, all where it takes any; the weights are
+    the file's."""
     module = load("last.ckpt", arch=f"user_lit.py:{class_}", hparams=True)
     assert module.head.out_channels == 5 and len(module.net) == 2
     assert same_weights(module, {k: lit()[k] for k in module.state_dict()})
     with pytest.raises(LoadError, match="head"):  # one that the user gives wins
-        load("last.ckpt", arch=f"user_lit.py:{class_}", hparams=True, model_args={"width": 7})
+        load(
+            "last.ckpt",
+            arch=f"user_lit.py:{class_}",
+            hparams=True,
+            model_args={"width": 7},
+        )
 
 
 def test_hyper_parameters_as_one_argument(folder: Path) -> None:
@@ -108,14 +123,28 @@ def test_hyper_parameters_as_one_argument(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "kind", "message"),
     [
-        ("last.ckpt", {"arch": SMALL}, UsageError, "@hparams is for a class of your own"),
+        (
+            "last.ckpt",
+            {"arch": SMALL},
+            UsageError,
+            "@hparams is for a class of your own",
+        ),
         ("last.ckpt", {}, UsageError, "@hparams is for a class of your own"),
         ("user_lit.py:Lit", {}, LoadError, "has no dict of hyper_parameters"),
-        ("list.ckpt", {"arch": "user_lit.py:Lit"}, LoadError, r"list\.ckpt has no dict of hyper"),
+        (
+            "list.ckpt",
+            {"arch": "user_lit.py:Lit"},
+            LoadError,
+            r"list\.ckpt has no dict of hyper",
+        ),
     ],
 )
 def test_hyper_parameters_need_a_checkpoint_and_a_class(
-    spec: str, options: dict[str, str], kind: type[Exception], message: str, folder: Path
+    spec: str,
+    options: dict[str, str],
+    kind: type[Exception],
+    message: str,
+    folder: Path,
 ) -> None:
     """Each place where they are not gets one line."""
     torch.save({"state_dict": lit(), "hyper_parameters": [5, 2]}, "list.ckpt")

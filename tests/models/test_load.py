@@ -1,4 +1,5 @@
-"""MODEL strings to modules: sources, options that fit, devices, and files that are no model."""
+"""MODEL strings to modules: sources, options that fit, devices, and files that are no
+model."""
 
 from __future__ import annotations
 
@@ -37,18 +38,23 @@ def test_options_that_do_not_go_together(
     """Each contradiction is a usage error that names the option."""
     file = str(tiny_file)
     with pytest.raises(UsageError, match=message):
-        load(spec.replace("FILE", file), **{k: v.replace("FILE", file) for k, v in options.items()})
+        load(
+            spec.replace("FILE", file),
+            **{k: v.replace("FILE", file) for k, v in options.items()},
+        )
 
 
 def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU beyond those of the machine is a usage error that counts them, and so are words that
-    are none; auto falls back to the CPU."""
+    """A GPU beyond those of the machine is a usage error that counts them, and so are
+    words that are none; auto falls back to the CPU."""
     for name in ("gpu", "cuda:x", "cuda:-1", "", "CPU"):
         with pytest.raises(UsageError, match=f"--device '{name}' is no device"):
             pick_device(name)
     for name, count in (("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        with pytest.raises(UsageError, match=f"{name}: this machine has {count} cuda devices"):
+        with pytest.raises(
+            UsageError, match=f"{name}: this machine has {count} cuda devices"
+        ):
             pick_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
@@ -56,8 +62,8 @@ def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_module_without_values_is_refused() -> None:
-    """On the device meta a module of a program's ends as one of the command line; its layers can be
-    listed, and their operations counted."""
+    """On the device meta a module of a program's ends as one of the command line; its
+    layers can be listed, and their operations counted."""
     words = "weight is on the device meta, where tensors have no values"
     module = torch.nn.Conv2d(3, 2, 1, device="meta")
     with pytest.raises(LoadError, match=words):
@@ -68,13 +74,16 @@ def test_a_module_without_values_is_refused() -> None:
 
 @pytest.fixture
 def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A torchvision that was built for another torch, and net.py whose class imports it."""
+    """A torchvision that was built for another torch, and net.py whose class imports
+    it."""
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')"
     )
     (tmp_path / "torchvision" / "version.py").write_text("__version__ = '8.2'")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] == "torchvision"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "net.py").write_text(
@@ -87,18 +96,21 @@ def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
-    whole: bool, tmp_path: Path, request: pytest.FixtureRequest, featviz: Callable[..., Any]
+    whole: bool,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    featviz: Callable[..., Any],
 ) -> None:
-    """The operator error at import becomes one line with both versions, and a hint, for a name and
-    for a file with a whole model of torchvision's classes."""
+    """The operator error at import becomes one line with both versions, and a hint, for
+    a name and for a file with a whole model of torchvision's classes."""
     torch.save(models.resnet.BasicBlock(4, 4), tmp_path / "whole.pth")
     request.getfixturevalue("unfit")
     outcome = featviz("layers", tmp_path / "whole.pth" if whole else SMALL)
     assert outcome.code == 1 and outcome.out == ""
     line, hint = outcome.err.splitlines()
-    assert line == (
-        f"error: torch {torch.__version__} and torchvision 8.2 cannot be used together: "
-        "operator torchvision::nms does not exist"
+    assert (
+        line == f"error: torch {torch.__version__} and torchvision 8.2 cannot be used"
+        " together: operator torchvision::nms does not exist"
     )
     assert hint.startswith("hint: ") and "pip install" in hint
 
@@ -125,15 +137,17 @@ def weights() -> dict[str, Tensor]:
 def test_weights_for_an_arch_arrive_unchanged(
     suffix: str, weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    """FILE --arch NAME gives the architecture with exactly the file's tensors, and so does
-    torchvision:NAME --weights FILE."""
+    """FILE --arch NAME gives the architecture with exactly the file's tensors, and so
+    does torchvision:NAME --weights FILE."""
     path = tmp_path / f"weights{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(weights, path)
     assert same_weights(load(path, arch=SMALL), weights)
     assert same_weights(load(f"torchvision:{SMALL}", weights=str(path)), weights)
 
 
-def test_weights_of_another_arch_do_not_fit(weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_weights_of_another_arch_do_not_fit(
+    weights: dict[str, Tensor], tmp_path: Path
+) -> None:
     """The error counts the tensors that fit and names missing and unexpected keys."""
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
@@ -155,7 +169,10 @@ def test_another_number_of_classes_is_told_by_shapes(
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
     n = len(weights)
-    match = rf"{n - 2} of {n} tensors; classifier\.1\.weight is \[1000, 512, 1, 1\], not \[10, 512"
+    match = (
+        rf"{n - 2} of {n} tensors; classifier\.1\.weight is \[1000, 512, 1, 1\], not"
+        r" \[10, 512"
+    )
     with pytest.raises(LoadError, match=match) as caught:
         load(path, arch=SMALL, model_args={"num_classes": 10})
     assert "num_classes" in str(caught.value.hint)
@@ -171,10 +188,14 @@ def test_weights_that_cannot_be_downloaded(
         raise URLError("Name or service not known")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    with pytest.raises(LoadError, match=r"SqueezeNet1_1_Weights\.IMAGENET1K_V1.*not known") as e:
+    with pytest.raises(
+        LoadError, match=r"SqueezeNet1_1_Weights\.IMAGENET1K_V1.*not known"
+    ) as e:
         load(SMALL, weights=choice)
     hint = str(e.value.hint)
-    assert Path(ENTRY.url).name in hint and str(hub) in hint and "--weights none" in hint
+    assert (
+        Path(ENTRY.url).name in hint and str(hub) in hint and "--weights none" in hint
+    )
 
 
 def test_a_download_leaves_stdout_alone(
@@ -193,7 +214,10 @@ def test_a_download_leaves_stdout_alone(
 
 @pytest.mark.parametrize("choice", [None, "IMAGENET1K_V1"])
 def test_weights_in_the_cache_are_used(
-    choice: str | None, hub: Path, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+    choice: str | None,
+    hub: Path,
+    weights: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file put where the message says is taken, without a network."""
     monkeypatch.setattr(torch.hub, "download_url_to_file", pytest.fail)
@@ -202,7 +226,9 @@ def test_weights_in_the_cache_are_used(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"<html>", WHOLE[:1000], OLD[:1000]], ids=["empty", "page", "zip", "legacy"]
+    "content",
+    [b"", b"<html>", WHOLE[:1000], OLD[:1000]],
+    ids=["empty", "page", "zip", "legacy"],
 )
 def test_a_corrupt_file_in_the_cache(content: bytes, hub: Path) -> None:
     """A broken download is named with its folder, and ends in one line."""
@@ -210,7 +236,9 @@ def test_a_corrupt_file_in_the_cache(content: bytes, hub: Path) -> None:
     with pytest.raises(LoadError, match="could not be loaded") as caught:
         load(SMALL)
     assert "\n" not in caught.value.message
-    assert Path(ENTRY.url).name in str(caught.value.hint) and str(hub) in str(caught.value.hint)
+    assert Path(ENTRY.url).name in str(caught.value.hint) and str(hub) in str(
+        caught.value.hint
+    )
 
 
 def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:

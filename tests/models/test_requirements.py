@@ -1,4 +1,5 @@
-"""Libraries are imported without what lies in the current folder, which may be somebody else's."""
+"""Libraries are imported without what lies in the current folder, which may be somebody
+else's."""
 
 from __future__ import annotations
 
@@ -27,32 +28,41 @@ READ_AT_THE_START = (
     "x86_64/libcuda.so.1",
     "x86_64/x86_64/libcuda.so.1",
 )
-"""Relative names of `strace -f -e trace=file featviz look MODEL IMAGE`, but for the user's, with
-torch for CUDA 13 and matplotlib 3.11. Whoever reads a trap that stands there fails."""
+"""Relative names of `strace -f -e trace=file featviz look MODEL IMAGE`, but for the
+user's, with torch for CUDA 13 and matplotlib 3.11. Whoever reads a trap that stands
+there fails."""
 
 
-def python(code: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run code in a folder, whose modules are not found."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     command = [sys.executable, "-P", "-c", code]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.mark.slow
 def test_no_file_of_the_current_folder_is_read(tmp_path: Path) -> None:
-    """A command that imports torch, numba and matplotlib runs among traps as it does elsewhere."""
+    """A command that imports torch, numba and matplotlib runs among traps as it does
+    elsewhere."""
     for name in READ_AT_THE_START:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\xff\xfe: [")
     image = min(DIGITS.glob("*.png"))
     arguments = ["look", str(DIGITS_MODEL), str(image), "--out", "page.png"]
     code = f"from featviz.cli import guarded; exit(guarded({arguments}))"
-    done = python(code, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))  # compiles anew
+    # compiles anew
+    done = python(code, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.png").is_file()
 
 
-def test_the_current_folder_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the import fails; a module of that folder is not found."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
@@ -69,7 +79,9 @@ def test_a_current_folder_that_was_removed_is_named(
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
     (tmp_path / "folder").rmdir()
-    with pytest.raises(UsageError, match="the current folder is not there any more") as caught:
+    with pytest.raises(
+        UsageError, match="the current folder is not there any more"
+    ) as caught:
         check_current_folder()
     assert caught.value.hint == "cd to a folder that is"
 

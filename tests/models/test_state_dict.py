@@ -1,4 +1,5 @@
-"""State dicts that keep something else than the weights load into the plain architecture."""
+"""State dicts that keep something else than the weights load into the plain
+architecture."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from models.loading import load, uninitialised
 
 pytestmark = [
     pytest.mark.usefixtures("imports_undone"),
-    pytest.mark.filterwarnings("ignore"),  # torch's own, about what is to take their place
+    # torch's own, about what is to take their place
+    pytest.mark.filterwarnings("ignore"),
 ]
 
 CODE = """
@@ -117,7 +119,9 @@ def test_the_effective_weights_load(
     torch.save(net.state_dict(), tmp_path / "weights.pth")
     with caplog.at_level(logging.INFO, "featviz"):
         loaded = load(tmp_path / "weights.pth", arch=arch)
-    assert [m for m in caplog.messages if "weights.pth" in m] == [f"weights.pth: {words}"]
+    assert [m for m in caplog.messages if "weights.pth" in m] == [
+        f"weights.pth: {words}"
+    ]
     for name, tensor in loaded.state_dict().items():
         torch.testing.assert_close(tensor, live(net, name), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(loaded.eval()(picture), expected, atol=1e-5, rtol=1e-4)
@@ -143,19 +147,26 @@ _INIT = {"init_weights": False}
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("deeplabv3_mobilenet_v3_large", {**_BACKBONE, "aux_loss": True}, {"aux_loss": True}),
+        (
+            "deeplabv3_mobilenet_v3_large",
+            {**_BACKBONE, "aux_loss": True},
+            {"aux_loss": True},
+        ),
         ("googlenet", {**_INIT, "aux_logits": False}, {"aux_logits": False}),
     ],
 )
 def test_auxiliary_heads_are_read_from_the_file(
     name: str, options: dict[str, Any], told: dict[str, bool], tmp_path: Path
 ) -> None:
-    """A file with other auxiliary heads than the builder makes, and other classes, loads; the line
-    that identifies it says so."""
+    """A file with other auxiliary heads than the builder makes, and other classes,
+    loads; the line that identifies it says so."""
     with torch.device("meta"):
         module = models.get_model(name, weights=None, num_classes=7, **options)
     path = tmp_path / "w.pth"
-    torch.save({k: torch.zeros_like(v, device="cpu") for k, v in module.state_dict().items()}, path)
+    torch.save(
+        {k: torch.zeros_like(v, device="cpu") for k, v in module.state_dict().items()},
+        path,
+    )
     with uninitialised():
         loaded = load_model(ModelOptions(str(path), device="cpu"), InputOptions())
     assert loaded.source["arch"] == name
@@ -169,7 +180,8 @@ def test_auxiliary_heads_are_read_from_the_file(
 
 
 def test_no_neighbour_is_named_below_a_third(tmp_path: Path) -> None:
-    """One tensor of a hundred is no likeness: no name, and no advice to load it in part."""
+    """One tensor of a hundred is no likeness: no name, and no advice to load it in
+    part."""
     with torch.device("meta"):
         weights = models.resnet18().state_dict()
     few = {k: torch.zeros(v.shape) for k, v in [*weights.items()][:12]}
@@ -178,5 +190,7 @@ def test_no_neighbour_is_named_below_a_third(tmp_path: Path) -> None:
         with pytest.raises(LoadError) as caught:
             options = ModelOptions(str(tmp_path / "few.pth"), partial=partial)
             load_model(options, InputOptions())
-        assert caught.value.message.endswith("few.pth matches no torchvision architecture")
+        assert caught.value.message.endswith(
+            "few.pth matches no torchvision architecture"
+        )
         assert "--partial" not in str(caught.value.hint)

@@ -39,9 +39,14 @@ class Row(NamedTuple):
 
 
 def rows(title: str, least: int) -> list[Row]:
-    """The rows of the table under a heading: no line is overlooked, and the last column of each
-    begins with yes or no."""
-    text = (ROOT / "docs" / "models.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    """The rows of the table under a heading: no line is overlooked, and the last column
+    of each begins with yes or no."""
+    text = (
+        (ROOT / "docs" / "models.md")
+        .read_text()
+        .split(f"## {title}\n")[1]
+        .split("\n## ")[0]
+    )
     lines = re.findall(r"^\| (.+) \| `featviz (.+?)` \| (.+) \|$", text, re.MULTILINE)
     assert len(lines) == text.count("| `featviz ") >= least
     assert all(works.startswith(("yes", "no: `")) for *_, works in lines)
@@ -54,13 +59,22 @@ def save_folders(root: Path) -> None:
     hf.photo(90, 60).save(root / "photo.jpg")
     for family in ("vit", "clip", "dinov2"):
         hf.save(family, root / family)
-    (root / "tuned.safetensors").write_bytes((root / "vit" / "model.safetensors").read_bytes())
+    (root / "tuned.safetensors").write_bytes(
+        (root / "vit" / "model.safetensors").read_bytes()
+    )
     hf.edit(hf.save("vit", root / "remote"), auto_map={"AutoModel": "modeling.Net"})
-    hf.edit(hf.save("vit", root / "quantised"), quantization_config={"quant_method": "gptq"})
+    hf.edit(
+        hf.save("vit", root / "quantised"), quantization_config={"quant_method": "gptq"}
+    )
     weights = hf.theirs(hf.save("vit", root / "old")).state_dict()
     torch.save(weights, root / "old" / "pytorch_model.bin")
     (root / "old" / "model.safetensors").unlink()
-    text = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+    text = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+    }
     bert = hf.transformers.BertModel(hf.transformers.BertConfig(**text))
     bert.save_pretrained(root / "bert")
     for name in ("folder", "adapter", "timm-folder"):
@@ -76,7 +90,9 @@ def save_folders(root: Path) -> None:
 
 def classifier() -> Any:
     """YOLO11n-cls with names, and classes that are not all alike."""
-    model: Any = importlib.import_module("models.ultralytics_files").built("yolo11n-cls")
+    model: Any = importlib.import_module("models.ultralytics_files").built(
+        "yolo11n-cls"
+    )
     model.names = {number: f"thing {number}" for number in range(1000)}
     with torch.no_grad():
         model.get_submodule("model.10.linear").weight.mul_(64)
@@ -86,7 +102,9 @@ def classifier() -> Any:
 def save_checkpoints(root: Path) -> None:
     """Models of Ultralytics with random weights, as their trainer saves them."""
     files = importlib.import_module("models.ultralytics_files")
-    Image.open(SCENES / "landscape.jpg").convert("RGB").resize((120, 90)).save(root / "photo.jpg")
+    Image.open(SCENES / "landscape.jpg").convert("RGB").resize((120, 90)).save(
+        root / "photo.jpg"
+    )
     for name in (*files.NAMES, "yolo11n-pose", "yolo11n-obb"):
         model = classifier() if name == "yolo11n-cls" else files.built(name)
         files.save(model, root / f"{name}.pt")
@@ -129,7 +147,9 @@ def save_arrays(root: Path) -> None:
     np.savez_compressed(root / "scene.npz", image=scene, label=np.ones(1))
     torch.save(torch.from_numpy(scene), root / "scene.pt")
     tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
-    tifffile.imwrite(root / "scene.tif", scene, photometric="minisblack", planarconfig="separate")
+    tifffile.imwrite(
+        root / "scene.tif", scene, photometric="minisblack", planarconfig="separate"
+    )
     pixels = random.integers(0, 256, (12, 16, 4)).astype("u1")
     Image.fromarray(pixels).save(root / "rgba.png")
     Image.fromarray(pixels[..., :3]).save(root / "photo.png")
@@ -155,7 +175,8 @@ TABLES: dict[str, tuple[int, str, Callable[[Path], None]]] = {
     ULTRALYTICS: (14, "ultralytics", save_checkpoints),
     ARRAYS: (21, "tifffile", save_arrays),
 }
-"""How many rows a table has at least, the package that it needs, and what makes its things."""
+"""How many rows a table has at least, the package that it needs, and what makes its
+things."""
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +198,9 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 ROWS = [row for title, (least, *_) in TABLES.items() for row in rows(title, least)]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[f"{row.command} ({row.having})" for row in ROWS])
+@pytest.mark.parametrize(
+    "row", ROWS, ids=[f"{row.command} ({row.having})" for row in ROWS]
+)
 def test_each_row_is_true(
     row: Row,
     things: Callable[[str], Path],
@@ -190,7 +213,9 @@ def test_each_row_is_true(
     if "--preset yolo" in row.command:
         pytest.importorskip("ultralytics")
     if "without the package" in row.having:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "ultralytics"]:
+        for name in [
+            name for name in sys.modules if name.partition(".")[0] == "ultralytics"
+        ]:
             monkeypatch.setitem(sys.modules, name, None)
     done = featviz(*shlex.split(row.command), "--out", tmp_path / "out")
     pictures = list((tmp_path / "out").glob("*/*/*.png"))
@@ -206,7 +231,8 @@ def test_each_row_is_true(
 def test_the_classes_of_a_classifier_are_those_of_its_own_shares(
     things: Callable[[str], Path], tmp_path: Path, featviz: Run
 ) -> None:
-    """The five likeliest, by name, with the shares that the model itself gives for the picture."""
+    """The five likeliest, by name, with the shares that the model itself gives for the
+    picture."""
     out, root = tmp_path / "out", things(ULTRALYTICS)
     line = featviz("run", root / "yolo11n-cls.pt", root / "photo.jpg", "--out", out).err
     seen = Image.open(out / "photo.jpg" / "input.png").convert("RGB")
@@ -215,4 +241,6 @@ def test_the_classes_of_a_classifier_are_those_of_its_own_shares(
         shares = classifier()(pixels.permute(0, 3, 1, 2))[0][0]
     best = int(shares.argmax())
     assert 0.01 < shares[best] < 0.9
-    assert f"photo.jpg: thing {best} {float(shares[best]):.1%}".replace("%", " %") in line
+    assert (
+        f"photo.jpg: thing {best} {float(shares[best]):.1%}".replace("%", " %") in line
+    )

@@ -29,7 +29,9 @@ SMALL = "test_resnet"
 """Half a million parameters, made by timm for tests."""
 
 
-def load(spec: object, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
+def load(
+    spec: object, inputs: InputOptions | None = None, **options: Any
+) -> LoadedModel:
     chosen = ModelOptions(str(spec), device="cpu", **options)
     return load_model(chosen, inputs or InputOptions())
 
@@ -53,7 +55,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "convnext_tiny.fb_in22k_ft_in1k_384": {},
     "test_resnet.r160_in1k": {},
     "dm_nfnet_f0.dm_in1k": {},
-    "resnet18.tv_in1k": {"crop_mode": "border", "input_size": (3, 64, 64), "crop_pct": 0.9},
+    "resnet18.tv_in1k": {
+        "crop_mode": "border",
+        "input_size": (3, 64, 64),
+        "crop_pct": 0.9,
+    },
     "resnet18.fb_swsl_ig1b_ft_in1k": {"crop_mode": "center", "input_size": (3, 64, 48)},
     "resnet18.a2_in1k": {"crop_mode": "squash", "input_size": (3, 64, 48)},
 }
@@ -62,8 +68,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_input_is_timms(name: str) -> None:
-    """The tensor that goes in is bit by bit that of timm's own evaluation transform; the words say
-    a mode that is none of featviz's own."""
+    """The tensor that goes in is bit by bit that of timm's own evaluation transform;
+    the words say a mode that is none of featviz's own."""
     config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
     config = {**config, **KINDS[name]}
     image = Image.open(SCENES / "landscape.jpg").convert("RGB")
@@ -71,11 +77,16 @@ def test_the_input_is_timms(name: str) -> None:
     ours = choose_preprocess(nn.Identity(), from_timm(config), InputOptions())
     assert torch.equal(ours.tensor(image)[0], expected)
     assert ours.blank()[0].shape == expected[None].shape
-    assert ("timm's crop mode" in ours.words_for()) is (name in ("resnet18.tv_in1k", [*KINDS][-2]))
+    assert ("timm's crop mode" in ours.words_for()) is (
+        name in ("resnet18.tv_in1k", [*KINDS][-2])
+    )
 
 
-def test_random_weights_are_timms_under_the_seed(messages: pytest.LogCaptureFixture) -> None:
-    """--weights none --seed 3 gives what timm.create_model gives after that seed, and says so."""
+def test_random_weights_are_timms_under_the_seed(
+    messages: pytest.LogCaptureFixture,
+) -> None:
+    """--weights none --seed 3 gives what timm.create_model gives after that seed, and
+    says so."""
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     found = load(f"timm:{SMALL}", weights="none", seed=3)
@@ -93,7 +104,8 @@ def test_random_weights_are_timms_under_the_seed(messages: pytest.LogCaptureFixt
 def test_a_file_of_weights(
     way: str, prefix: str, suffix: str, own: nn.Module, tmp_path: Path
 ) -> None:
-    """A file goes in as MODEL with --arch timm:NAME and as --weights, freed of usual prefixes."""
+    """A file goes in as MODEL with --arch timm:NAME and as --weights, freed of usual
+    prefixes."""
     path = tmp_path / f"w{suffix}"
     tensors = {f"{prefix}{k}": v for k, v in own.state_dict().items()}
     save_file(tensors, path) if suffix == ".safetensors" else torch.save(tensors, path)
@@ -120,13 +132,21 @@ def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) 
 def test_config_json_beside_the_file_names_the_model(
     own: nn.Module, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:
-    """A folder as timm's hub has it needs no --arch; stderr says where the name came from."""
+    """A folder as timm's hub has it needs no --arch; stderr says where the name came
+    from."""
     save_file(own.state_dict(), tmp_path / "model.safetensors")
-    config = {"architecture": SMALL, "num_classes": 1000, "pretrained_cfg": {"tag": "r160_in1k"}}
+    config = {
+        "architecture": SMALL,
+        "num_classes": 1000,
+        "pretrained_cfg": {"tag": "r160_in1k"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert same(load(tmp_path / "model.safetensors").module, own)
     done = featviz("layers", tmp_path / "model.safetensors")
-    assert "model.safetensors: config.json beside it says timm:test_resnet.r160_in1k" in done.err
+    assert (
+        "model.safetensors: config.json beside it says timm:test_resnet.r160_in1k"
+        in done.err
+    )
     assert done.code == 0
 
 
@@ -140,7 +160,8 @@ def _cached(tmp_path: Path, name: str, tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "weights"), [(SMALL, None), (f"{SMALL}.r160_in1k", None), (SMALL, "r160_in1k")]
+    ("spec", "weights"),
+    [(SMALL, None), (f"{SMALL}.r160_in1k", None), (SMALL, "r160_in1k")],
 )
 def test_weights_fetched_before_need_no_network(
     spec: str, weights: str | None, own: nn.Module, tmp_path: Path
@@ -152,7 +173,9 @@ def test_weights_fetched_before_need_no_network(
 
 def test_weights_that_cannot_be_downloaded() -> None:
     """The error says what to put where."""
-    with pytest.raises(LoadError, match="weights of test_resnet could not be loaded") as caught:
+    with pytest.raises(
+        LoadError, match="weights of test_resnet could not be loaded"
+    ) as caught:
         load(f"timm:{SMALL}")
     hint = str(caught.value.hint)
     for part in ("timm/test_resnet.r160_in1k", "--weights FILE", "model.safetensors"):
@@ -173,14 +196,28 @@ def test_an_unknown_name_gives_the_nearest(name: str) -> None:
     ("spec", "weights", "message"),
     [
         ("botnet50ts_256", None, "timm has no weights for botnet50ts_256"),
-        ("resnet18.nonesuch", None, "'nonesuch' is neither a file nor weights .*a1_in1k, a2_in1k"),
-        ("resnet18", "nonesuch", "'nonesuch' is neither a file nor weights .*a1_in1k, a2_in1k"),
-        ("resnet18.a1_in1k", "tv_in1k", r"--weights tv_in1k and timm:resnet18\.a1_in1k differ"),
+        (
+            "resnet18.nonesuch",
+            None,
+            "'nonesuch' is neither a file nor weights .*a1_in1k, a2_in1k",
+        ),
+        (
+            "resnet18",
+            "nonesuch",
+            "'nonesuch' is neither a file nor weights .*a1_in1k, a2_in1k",
+        ),
+        (
+            "resnet18.a1_in1k",
+            "tv_in1k",
+            r"--weights tv_in1k and timm:resnet18\.a1_in1k differ",
+        ),
     ],
 )
-def test_weights_that_timm_has_not(spec: str, weights: str | None, message: str) -> None:
-    """No pretrained ones, a tag that there is not, with those that there are, and two that
-    differ."""
+def test_weights_that_timm_has_not(
+    spec: str, weights: str | None, message: str
+) -> None:
+    """No pretrained ones, a tag that there is not, with those that there are, and two
+    that differ."""
     with pytest.raises(UsageError) as caught:
         load(f"timm:{spec}", weights=weights)
     assert re.search(message, f"{caught.value.message}: {caught.value.hint}")
@@ -194,7 +231,9 @@ def test_without_timm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.hint == "pip install 'featviz[timm]'"
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its own client would try again for a minute."""
     asked: list[str] = []
 
@@ -204,7 +243,9 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
             raise ConnectionError("no route to it")
 
     monkeypatch.setattr("huggingface_hub.get_session", Session)
-    monkeypatch.setattr(timm, "create_model", lambda *args, **more: pytest.fail("asked again"))
+    monkeypatch.setattr(
+        timm, "create_model", lambda *args, **more: pytest.fail("asked again")
+    )
     with pytest.raises(LoadError, match="does not answer: no route to it"):
         load(f"timm:{SMALL}")
     assert len(asked) == 1

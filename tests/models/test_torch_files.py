@@ -1,4 +1,5 @@
-"""Files of torch.save: whole models load unchanged, and nothing that a file names is called."""
+"""Files of torch.save: whole models load unchanged, and nothing that a file names is
+called."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models import inert, rebuild, weights
 from featviz.models.weights import unwrap
-from models.loading import load, nothing_fetched, on_meta, same_modules, same_weights, uninitialised
+from models.loading import (
+    load,
+    nothing_fetched,
+    on_meta,
+    same_modules,
+    same_weights,
+    uninitialised,
+)
 
 from .test_zoo import RUN
 
@@ -36,15 +44,27 @@ pytestmark = pytest.mark.usefixtures("imports_undone")
 
 ATTACKS = {**hostile_pickles.CALLS, **hostile_pickles.STATES, **hostile_pickles.MODULES}
 
-INERT = (inert.Name, inert.Made, inert.Storage, list, tuple, torch.serialization.StorageType)
+INERT = (
+    inert.Name,
+    inert.Made,
+    inert.Storage,
+    list,
+    tuple,
+    torch.serialization.StorageType,
+)
 PLAIN = (bool, int, float, str, bytes, type(None))
 SEEN: list[str] = []
-"""What happened while a pickle was read; a hook of audits cannot be taken away again."""
+"""What happened while a pickle was read; a hook of audits cannot be taken away again.
+"""
 _reading: list[bool] = []
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    if _reading and event not in ("object.__getattr__", "object.__setattr__", "sys._getframe"):
+    if _reading and event not in (
+        "object.__getattr__",
+        "object.__setattr__",
+        "sys._getframe",
+    ):
         SEEN.append(f"{event} {arguments}")
 
 
@@ -69,7 +89,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
 
 @pytest.mark.parametrize("attempt", ATTACKS)
 def test_a_pickle_that_asks_for_more_is_refused(attempt: str, box: Sandbox) -> None:
-    """One printable line says what it does, or that Ultralytics is missing; nothing runs."""
+    """One printable line says what it does, or that Ultralytics is missing; nothing
+    runs."""
     path = box.given / "model.pth"
     path.write_bytes(around(ATTACKS[attempt](box)))
     before = sorted(box.root.rglob("*"))
@@ -83,9 +104,10 @@ def test_a_pickle_that_asks_for_more_is_refused(attempt: str, box: Sandbox) -> N
 
 @pytest.mark.parametrize("attempt", ATTACKS)
 def test_whatever_is_read_is_inert(attempt: str, box: Sandbox) -> None:
-    """Nothing is imported, opened, compiled or looked up, and nothing on the stack can be called or
-    has attributes of its own."""
-    inert.read(io.BytesIO(around({"w": hostile_pickles.SIXTEEN})))  # torch imports at first
+    """Nothing is imported, opened, compiled or looked up, and nothing on the stack can
+    be called or has attributes of its own."""
+    # torch imports at first
+    inert.read(io.BytesIO(around({"w": hostile_pickles.SIXTEEN})))
     file = io.BytesIO(around(ATTACKS[attempt](box)))
     SEEN.clear()
     _reading.append(True)
@@ -113,13 +135,18 @@ def test_whatever_is_read_is_inert(attempt: str, box: Sandbox) -> None:
 
 @pytest.mark.parametrize("name", hostile_pickles.VALUES)
 def test_weights_are_found_beside_anything(name: str, box: Sandbox) -> None:
-    """What is beside them is left out; a tensor without its data refuses the file in one line."""
-    content = {"w": hostile_pickles.SIXTEEN, "weight": hostile_pickles.rebuilt(0, (16,), (1,))}
+    """What is beside them is left out; a tensor without its data refuses the file in
+    one line."""
+    content = {
+        "w": hostile_pickles.SIXTEEN,
+        "weight": hostile_pickles.rebuilt(0, (16,), (1,)),
+    }
     path = box.given / "model.pth"
     path.write_bytes(around({**content, "beside": hostile_pickles.VALUES[name]}))
     before = sorted(box.root.rglob("*"))
     if re.search(
-        "float beyond|an offset|a stride|no stride|fraction|is true|overflow$|doubles", name
+        "float beyond|an offset|a stride|no stride|fraction|is true|overflow$|doubles",
+        name,
     ):
         with pytest.raises(LoadError, match="holds a tensor"):
             weights.read(path)
@@ -139,7 +166,9 @@ def repeated(name: str) -> nn.Module:
                 part._parameters[key] = nn.Parameter(one, tensor.requires_grad)
         for key, tensor in part._buffers.items():
             if tensor is not None:
-                part._buffers[key] = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+                part._buffers[key] = torch.ones((), dtype=tensor.dtype).expand(
+                    tensor.shape
+                )
     return module
 
 
@@ -210,8 +239,8 @@ SAVED: list[dict[str, Any]] = [
 def test_whole_models_of_torch_load_without_flags(
     kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What torch.nn and its helpers make, in the format of today and of before torch 1.6, in each
-    protocol."""
+    """What torch.nn and its helpers make, in the format of today and of before torch
+    1.6, in each protocol."""
     module = WHOLE[kind]()
     torch.save(module, tmp_path / "whole.pth", **options)
     loaded = weights.read(tmp_path / "whole.pth")
@@ -233,7 +262,8 @@ def test_whole_models_of_torch_load_without_flags(
 def test_what_needs_trust_says_so(
     change: Callable[[nn.Module], nn.Module], words: str, tmp_path: Path
 ) -> None:
-    """The line names the reason and --trust, which loads the model with the same output."""
+    """The line names the reason and --trust, which loads the model with the same
+    output."""
     module: nn.Module = nn.Sequential(nn.Conv2d(3, 2, 1))
     module = change(module)
     torch.save(module, tmp_path / "whole.pth")
@@ -245,12 +275,16 @@ def test_what_needs_trust_says_so(
     assert torch.equal(loaded(image), getattr(module, "_orig_mod", module)(image))
 
 
-@pytest.mark.parametrize(("kind", "zipped"), [(argparse.Namespace, True), (SimpleNamespace, False)])
+@pytest.mark.parametrize(
+    ("kind", "zipped"), [(argparse.Namespace, True), (SimpleNamespace, False)]
+)
 def test_arguments_of_a_script_load_as_data(
     kind: Callable[..., Any], zipped: bool, tmp_path: Path
 ) -> None:
     """Beside the weights, nested and with paths."""
-    arguments = kind(lr=1e-3, data=Path("runs/a"), more=kind(depth=2), betas=(0.9, 0.99))
+    arguments = kind(
+        lr=1e-3, data=Path("runs/a"), more=kind(depth=2), betas=(0.9, 0.99)
+    )
     content = {"model": {"w": torch.ones(2)}, "args": arguments}
     torch.save(content, tmp_path / "c.pth", _use_new_zipfile_serialization=zipped)
     read = weights.read(tmp_path / "c.pth")
@@ -262,8 +296,8 @@ def test_arguments_of_a_script_load_as_data(
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "module"])
 def test_plain_pickles_are_read(kind: str, protocol: int, tmp_path: Path) -> None:
-    """Of any protocol: tensors, which lie in files of torch.save within, arrays, and modules (of
-    protocols 0 and 1 their weights)."""
+    """Of any protocol: tensors, which lie in files of torch.save within, arrays, and
+    modules (of protocols 0 and 1 their weights)."""
     module = nn.Conv2d(3, 2, 1)
     state = module.state_dict()
     arrays = {name: tensor.numpy() for name, tensor in state.items()}
@@ -279,13 +313,15 @@ def test_weights_are_arrays_of_numpy(save: Callable[..., None], tmp_path: Path) 
     """An npz, compressed or not, in either order of bytes."""
     state = nn.Conv2d(3, 2, 1).state_dict()
     save(
-        tmp_path / "w.npz", **{name: tensor.numpy().astype(">f4") for name, tensor in state.items()}
+        tmp_path / "w.npz",
+        **{name: tensor.numpy().astype(">f4") for name, tensor in state.items()},
     )
     assert same_weights(load(tmp_path / "w.npz", arch=_code(tmp_path)), state)
 
 
 def test_the_weights_of_a_class_that_is_not_there(tmp_path: Path) -> None:
-    """`--arch` takes them out of a whole model, whose class is neither imported nor needed."""
+    """`--arch` takes them out of a whole model, whose class is neither imported nor
+    needed."""
     note = Note(3, 2, 1)
     torch.save({"model": note}, tmp_path / "whole.pth")
     with pytest.raises(LoadError, match=r"needs .*Note, which could") as caught:
@@ -307,7 +343,8 @@ def _code(folder: Path) -> str:
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A whole model of a class whose module lies beside it, and is imported from nowhere else."""
+    """A whole model of a class whose module lies beside it, and is imported from
+    nowhere else."""
     folder, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
     folder.mkdir()
     elsewhere.mkdir()
@@ -325,11 +362,13 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("place", ["beside the file", "current folder"])
 def test_modules_are_found_here_and_beside_the_file(place: str, beside: Path) -> None:
-    """--trust, for which the refusal asks, finds the class in the current folder and in the folder
-    of the file; without it nothing is imported."""
+    """--trust, for which the refusal asks, finds the class in the current folder and in
+    the folder of the file; without it nothing is imported."""
     if place == "current folder":
         (beside / "user_beside.py").rename(Path.cwd() / "user_beside.py")
-    with pytest.raises(LoadError, match=r"needs user_beside\.Net, which could") as caught:
+    with pytest.raises(
+        LoadError, match=r"needs user_beside\.Net, which could"
+    ) as caught:
         load(beside / "net.pth")
     assert "--trust" in str(caught.value.hint) and "user_beside" not in sys.modules
     model = load(beside / "net.pth", trust=True)

@@ -1,4 +1,5 @@
-"""Checkpoints of Ultralytics: their classes are data, and the numbers are those that were saved."""
+"""Checkpoints of Ultralytics: their classes are data, and the numbers are those that
+were saved."""
 
 from __future__ import annotations
 
@@ -56,11 +57,15 @@ def first(output: Any) -> Tensor:
         *(pytest.param(name, "ema", marks=pytest.mark.slow) for name in NAMES[1:4]),
     ],
 )
-def test_a_checkpoint_is_the_model_that_was_saved(name: str, place: str, tmp_path: Path) -> None:
-    """Classes, weights in single precision and output of the model, from `model` or from `ema`."""
+def test_a_checkpoint_is_the_model_that_was_saved(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    """Classes, weights in single precision and output of the model, from `model` or
+    from `ema`."""
     model = built(name)
     found = load_model(
-        ModelOptions(str(save(model, tmp_path / "best.pt", place)), device="cpu"), InputOptions()
+        ModelOptions(str(save(model, tmp_path / "best.pt", place)), device="cpu"),
+        InputOptions(),
     )
     assert found.source["taken"] == [f"took {place!r}"]
     assert [(n, type(m)) for n, m in found.module.named_modules()] == [
@@ -83,14 +88,19 @@ def test_nothing_of_the_package_is_constructed(
 
     for module in (tasks, heads, blocks, convolutions):
         for kind in vars(module).values():
-            if isinstance(kind, type) and issubclass(kind, nn.Module) and "__init__" in vars(kind):
+            if (
+                isinstance(kind, type)
+                and issubclass(kind, nn.Module)
+                and "__init__" in vars(kind)
+            ):
                 monkeypatch.setattr(kind, "__init__", refuse)
     assert same_weights(load(path), small)
 
 
 @pytest.mark.slow
 def test_a_fused_model_runs_fused(small: nn.Module, tmp_path: Path) -> None:
-    """Convolutions without their BatchNorm, whose forward is another of their own methods."""
+    """Convolutions without their BatchNorm, whose forward is another of their own
+    methods."""
     model = built("yolo11n")
     with torch.no_grad():
         model(IMAGE)  # keeps anchors, strides and a shape in the head
@@ -98,17 +108,24 @@ def test_a_fused_model_runs_fused(small: nn.Module, tmp_path: Path) -> None:
     found = load(save(fused, tmp_path / "fused.pt")).eval()
     conv = found.get_submodule("model.0")
     assert isinstance(conv.forward, MethodType)
-    assert (conv.forward.__self__, conv.forward.__func__) == (conv, type(conv).forward_fuse)
+    assert (conv.forward.__self__, conv.forward.__func__) == (
+        conv,
+        type(conv).forward_fuse,
+    )
     assert not any(isinstance(part, nn.BatchNorm2d) for part in found.modules())
     with torch.no_grad():
         assert torch.equal(first(found(IMAGE)), first(fused(IMAGE)))
 
 
 @pytest.mark.slow
-def test_what_official_files_keep_beside_the_weights(small: nn.Module, tmp_path: Path) -> None:
+def test_what_official_files_keep_beside_the_weights(
+    small: nn.Module, tmp_path: Path
+) -> None:
     """Arguments as a namespace, paths, numbers of numpy, transforms, `Detect.forward`."""
     model = built("yolo11n")
-    model.args = utils.IterableSimpleNamespace(imgsz=320, project=pathlib.PosixPath("a/b"))
+    model.args = utils.IterableSimpleNamespace(
+        imgsz=320, project=pathlib.PosixPath("a/b")
+    )
     model.transforms = transforms.Compose(
         [transforms.Resize(224), transforms.ToTensor(), transforms.Normalize(0.0, 1.0)]
     )
@@ -131,7 +148,9 @@ def test_names_of_older_versions(small: nn.Module, tmp_path: Path) -> None:
     """Classes that have moved or gone since are what they became."""
     moved = {
         b"ultralytics.nn.modules.conv\nConv\n": b"ultralytics.nn.modules\nConv\n",
-        b"ultralytics.nn.tasks\nDetectionModel\n": b"ultralytics.nn.tasks\nYOLOv10DetectionModel\n",
+        b"ultralytics.nn.tasks\nDetectionModel\n": (
+            b"ultralytics.nn.tasks\nYOLOv10DetectionModel\n"
+        ),
     }
     path = save(small, tmp_path / "old.pt")
     with zipfile.ZipFile(path) as archive:
@@ -165,7 +184,9 @@ class Called:
         (nn.Conv2d(1, 1, 1), "register_forward_hook"),
     ],
 )
-def test_getattr_reaches_forward_methods_alone(owner: Any, name: str, tmp_path: Path) -> None:
+def test_getattr_reaches_forward_methods_alone(
+    owner: Any, name: str, tmp_path: Path
+) -> None:
     """Any other attribute, and any other owner, refuses the file."""
     if owner is os:
         owner = Called(getattr, Called(getattr, nn.Conv2d, "__init__"), "__globals__")
@@ -199,9 +220,12 @@ def test_values_beside_the_weights_may_be_broken(value: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path) -> None:
-    """stdout is for results, a file makes nobody look something up, and Pillow and torch keep their
-    functions: Ultralytics' own would try to install a package for a broken image."""
+def test_the_first_import_has_no_other_effects(
+    small: nn.Module, tmp_path: Path
+) -> None:
+    """stdout is for results, a file makes nobody look something up, and Pillow and
+    torch keep their functions: Ultralytics' own would try to install a package for a
+    broken image."""
     path = save(small, tmp_path / "best.pt")
     code = (
         "import socket, sys\n"
@@ -219,7 +243,9 @@ def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path)
     home.mkdir()
     env = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home)}
     env.pop("YOLO_CONFIG_DIR", None)
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert not list(home.rglob("*ltralytics*")), "it wrote settings"
 
@@ -242,7 +268,9 @@ def yolo() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def yolo_file(yolo: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(yolo, tmp_path_factory.mktemp("yolo") / "best.pt", train_args={"imgsz": 320})
+    return save(
+        yolo, tmp_path_factory.mktemp("yolo") / "best.pt", train_args={"imgsz": 320}
+    )
 
 
 def preprocess(path: Path, **wishes: object) -> Preprocess:
@@ -253,7 +281,8 @@ def preprocess(path: Path, **wishes: object) -> Preprocess:
 @pytest.mark.parametrize("stride", [32])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_input_is_their_letterbox(size: tuple[int, int], stride: int) -> None:
-    """RGB and grey of every pixel for images of every shape, and where the image lies in it."""
+    """RGB and grey of every pixel for images of every shape, and where the image lies
+    in it."""
     for mode in ("RGB", "L"):
         image = picture(*size).convert(mode)
         pixels = np.atleast_3d(np.asarray(image))
@@ -268,15 +297,19 @@ def test_the_input_is_their_letterbox(size: tuple[int, int], stride: int) -> Non
 
 @pytest.mark.slow
 def test_the_input_is_their_predictors(yolo: nn.Module, yolo_file: Path) -> None:
-    """The tensor that goes into the model, against DetectionPredictor's own preprocessing."""
+    """The tensor that goes into the model, against DetectionPredictor's own
+    preprocessing."""
     predict = importlib.import_module("ultralytics.models.yolo.detect")
-    asked = {"imgsz": 320, "device": "cpu", "save": False, "rect": True}  # as YOLO.predict asks
+    # as YOLO.predict asks
+    asked = {"imgsz": 320, "device": "cpu", "save": False, "rect": True}
     predictor = predict.DetectionPredictor(overrides=asked)
     predictor.setup_model(yolo, verbose=False)
     predictor.imgsz = [320, 320]
     for size in SIZES:
         image = picture(*size)
-        theirs = predictor.preprocess([np.ascontiguousarray(np.asarray(image)[..., ::-1])])
+        theirs = predictor.preprocess(
+            [np.ascontiguousarray(np.asarray(image)[..., ::-1])]
+        )
         assert torch.equal(preprocess(yolo_file).tensor(image), theirs)
 
 
@@ -286,16 +319,28 @@ def test_classifiers_resize_and_crop(tmp_path: Path) -> None:
     path = save(built("yolo11n-cls"), tmp_path / "cls.pt", train_args={"imgsz": 128})
     theirs = augment.classify_transforms(128)
     for size in [(400, 600), (100, 90), (128, 300)]:
-        assert torch.equal(preprocess(path).tensor(picture(*size))[0], theirs(picture(*size)))
+        assert torch.equal(
+            preprocess(path).tensor(picture(*size))[0], theirs(picture(*size))
+        )
 
 
-def test_the_longer_side_comes_from_the_checkpoint(yolo: nn.Module, yolo_file: Path) -> None:
-    """`train_args` first, then the model's own arguments, then 640; whole strides. What a
-    file made up, sides and strides out of bounds, is not believed."""
-    words = "RGB, resize longer side to 320 (bilinear, by OpenCV), pad with 114 to multiples of 32"
+def test_the_longer_side_comes_from_the_checkpoint(
+    yolo: nn.Module, yolo_file: Path
+) -> None:
+    """`train_args` first, then the model's own arguments, then 640; whole strides. What
+    a file made up, sides and strides out of bounds, is not believed."""
+    words = (
+        "RGB, resize longer side to 320 (bilinear, by OpenCV), pad with 114 to"
+        " multiples of 32"
+    )
     assert preprocess(yolo_file).words_for() == f"{words}, values 0..1"
     yolo.args = {"imgsz": 300}  # type: ignore[assignment]
-    for arguments, size in (({"imgsz": 500}, 512), ({}, 320), (None, 320), ({"imgsz": "x"}, 320)):
+    for arguments, size in (
+        ({"imgsz": 500}, 512),
+        ({}, 320),
+        (None, 320),
+        ({"imgsz": "x"}, 320),
+    ):
         chain = from_ultralytics(yolo, arguments)
         assert chain is not None and chain.steps == Chain(size, stride=32).steps
     yolo.args = {}  # type: ignore[assignment]
@@ -316,7 +361,12 @@ def test_the_longer_side_comes_from_the_checkpoint(yolo: nn.Module, yolo_file: P
 def test_wishes_for_the_size(yolo_file: Path) -> None:
     """--size N is the longer side; HxW and --crop take padding away."""
     assert preprocess(yolo_file, size=600).chain.steps == Chain(608, stride=32).steps
-    assert preprocess(yolo_file, size=600).tensor(picture(300, 600)).shape == (1, 3, 320, 608)
+    assert preprocess(yolo_file, size=600).tensor(picture(300, 600)).shape == (
+        1,
+        3,
+        320,
+        608,
+    )
     exact = preprocess(yolo_file, size=(96, 64))
     assert not exact.chain.stride
     assert exact.tensor(picture(30, 50)).shape == (1, 3, 96, 64)

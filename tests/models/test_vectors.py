@@ -1,4 +1,5 @@
-"""Inputs that are no images: `--input`, vectors in files, and tensors by name from Python."""
+"""Inputs that are no images: `--input`, vectors in files, and tensors by name from
+Python."""
 
 from __future__ import annotations
 
@@ -53,25 +54,43 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
-def test_random_numbers_by_name_without_an_image(featviz: Run, net: Path, tmp_path: Path) -> None:
-    """The one image is named after the argument; its maps are those of the seeded numbers, square
-    ones as maps and not as tokens; input.png is a strip; the run is whole, resumes, and reports."""
+def test_random_numbers_by_name_without_an_image(
+    featviz: Run, net: Path, tmp_path: Path
+) -> None:
+    """The one image is named after the argument; its maps are those of the seeded
+    numbers, square ones as maps and not as tokens; input.png is a strip; the run is
+    whole, resumes, and reports."""
     out = tmp_path / "out"
     layers = ("--layers", "up,fn:view,fn:relu", "--tensors", "npy", "--out", out)
-    given = ("run", f"{net}:Generator", "--input", "z=randn:1,16", "--seed", "3", *layers)
+    given = (
+        "run",
+        f"{net}:Generator",
+        "--input",
+        "z=randn:1,16",
+        "--seed",
+        "3",
+        *layers,
+    )
     done = featviz(*given)
     assert done.code == 0 and "guess" not in done.err, done.err
     manifest = json.loads((out / "z" / "manifest.json").read_text())
     rows = {row["layer"]: row for row in manifest["captures"]}
-    assert [rows[name]["layout"] for name in ("up", "fn:view", "fn:relu")] == ["nchw"] * 3
+    assert [rows[name]["layout"] for name in ("up", "fn:view", "fn:relu")] == [
+        "nchw"
+    ] * 3
     torch.manual_seed(3)
     model = Generator()
     z = torch.randn(1, 16, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         expected = model(z).numpy()
-    np.testing.assert_allclose(np.load(out / "z" / rows["up"]["tensor"]), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        np.load(out / "z" / rows["up"]["tensor"]), expected, atol=1e-5
+    )
     assert manifest["input"]["shape"] == [1, 16]
-    assert manifest["input"]["preprocessing"] == "z=randn:1,16 (seed 3) in place of an image"
+    assert (
+        manifest["input"]["preprocessing"]
+        == "z=randn:1,16 (seed 3) in place of an image"
+    )
     shown = np.asarray(Image.open(out / "z" / "input.png"))
     assert shown.shape == (16, 16) and (shown == shown[:1]).all()
     assert shown[0].argmax() == z.argmax() and shown[0].argmin() == z.argmin()
@@ -81,8 +100,8 @@ def test_random_numbers_by_name_without_an_image(featviz: Run, net: Path, tmp_pa
 
 
 def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
-    """[F] and [1, F], of numpy and of torch.save, where the first layer is linear; a picture among
-    them fails alone."""
+    """[F] and [1, F], of numpy and of torch.save, where the first layer is linear; a
+    picture among them fails alone."""
     z = np.linspace(-1, 1, 16)
     np.save(tmp_path / "a.npy", z)
     torch.save(torch.tensor(z)[None], tmp_path / "b.pt")
@@ -92,7 +111,8 @@ def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
     done = featviz("run", f"{net}:Generator", *files, *layers)
     assert done.code == 3 and "c.png: is no vector of 16 numbers" in done.err, done.err
     kept = [
-        np.load(tmp_path / "out" / name / "002_up" / "output.npy") for name in ("a.npy", "b.pt")
+        np.load(tmp_path / "out" / name / "002_up" / "output.npy")
+        for name in ("a.npy", "b.pt")
     ]
     torch.manual_seed(0)
     with torch.no_grad():
@@ -104,7 +124,10 @@ def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--input", "q=randn:1,16"], "input q: forward of Generator takes z, label, scale"),
+        (
+            ["--input", "q=randn:1,16"],
+            "input q: forward of Generator takes z, label, scale",
+        ),
         (["--input", "z=3"], "input z=3 is no tensor"),
         (["--input", "z=randn:1,16:int64"], "input z=randn:1,16:int64 is no value"),
         (["--input", "z=none.npy"], "input z: none.npy is no file"),
@@ -128,8 +151,8 @@ def test_an_overlay_needs_an_image(featviz: Run, net: Path) -> None:
 
 
 def test_from_python() -> None:
-    """A tensor [1, F], a list of these, or a mapping by the names of forward's arguments; the
-    module is given back without a hook."""
+    """A tensor [1, F], a list of these, or a mapping by the names of forward's
+    arguments; the module is given back without a hook."""
     model, z = Generator(), torch.randn(1, 16)
     for images in (z, [z[0]], {"z": z}, {"z": z, "label": torch.tensor([0.0])}):
         (maps,) = package.run(model, images, "up", tensors=True).captures

@@ -56,11 +56,15 @@ def drawn(
     out = code.parent / "out"
     scan = code.parent / "scan.npy"
     layers = "--layers conv,norm,down,up --tensors npy"
-    done = featviz("run", f"{code}:{net}", scan, "--out", out, *layers.split(), *options)
+    done = featviz(
+        "run", f"{code}:{net}", scan, "--out", out, *layers.split(), *options
+    )
     assert done.code == 0, done.err
     folder = out / "scan.npy"
     manifest = json.loads((folder / "manifest.json").read_text())
-    return folder, {row["layer"]: row for row in manifest["captures"]} | {"": manifest["input"]}
+    return folder, {row["layer"]: row for row in manifest["captures"]} | {
+        "": manifest["input"]
+    }
 
 
 FLAT = ("--scale", "1", "--padding", "0", "--nrow", "8")
@@ -71,15 +75,20 @@ FLAT = ("--scale", "1", "--padding", "0", "--nrow", "8")
 def test_slices_of_every_layer_have_their_layout_and_number(
     featviz: Run, code: Path, shape: tuple[int, ...]
 ) -> None:
-    """ncthw in the manifest, with as many slices as the layer has. A tile is a slice of torch's own
-    convolution, with one scale for all slices of a channel."""
+    """ncthw in the manifest, with as many slices as the layer has. A tile is a slice of
+    torch's own convolution, with one scale for all slices of a channel."""
     array = volume(*shape)
     folder, rows = drawn(featviz, code, array, *FLAT)
     channels = 1 if len(shape) == 3 else 4
     assert rows[""]["shape"] == [1, channels, 8, 10, 12]
     assert "volume of 8 slices, float32 values as they are" in rows[""]["preprocessing"]
     assert "frames" not in rows[""]["preprocessing"]
-    expected = {"conv": (3, [8, 8]), "norm": (3, [8, 8]), "down": (4, [4, 4]), "up": (2, [8, 8])}
+    expected = {
+        "conv": (3, [8, 8]),
+        "norm": (3, [8, 8]),
+        "down": (4, [4, 4]),
+        "up": (2, [8, 8]),
+    }
     found = {name: (rows[name]["maps"], rows[name]["slices"]) for name in expected}
     assert found == expected
     assert {rows[name]["layout"] for name in expected} == {"ncthw"}
@@ -87,7 +96,9 @@ def test_slices_of_every_layer_have_their_layout_and_number(
     with torch.no_grad():
         given = torch.from_numpy(array).reshape(1, channels, 8, 10, 12)
         maps = nn.Conv3d(channels, 3, 3, padding=1)(given)[0].numpy()
-    np.testing.assert_allclose(np.load(folder / rows["conv"]["tensor"])[0], maps, atol=1e-5)
+    np.testing.assert_allclose(
+        np.load(folder / rows["conv"]["tensor"])[0], maps, atol=1e-5
+    )
     picture = np.asarray(Image.open(folder / rows["conv"]["file"])).astype(int)
     for channel, values in enumerate(maps):
         low, high = values.min(), values.max()
@@ -96,11 +107,13 @@ def test_slices_of_every_layer_have_their_layout_and_number(
 
 
 def test_input_png_and_overlays_show_the_slices(featviz: Run, code: Path) -> None:
-    """Side by side on one scale, from the least value of the volume to its largest; --overlay 0
-    shows each slice under its own."""
+    """Side by side on one scale, from the least value of the volume to its largest;
+    --overlay 0 shows each slice under its own."""
     array = volume(8, 10, 12)
     folder, rows = drawn(featviz, code, array, "--overlay", "0", *FLAT)
-    expected = np.concatenate(list((array - array.min()) / (array.max() - array.min())), axis=1)
+    expected = np.concatenate(
+        list((array - array.min()) / (array.max() - array.min())), axis=1
+    )
     shown = np.asarray(Image.open(folder / "input.png"))
     assert shown.shape == (10, 96) and np.abs(shown - expected * 255).max() <= 1
     picture = np.asarray(Image.open(folder / rows["conv"]["file"]).convert("L"))
@@ -118,9 +131,13 @@ def test_the_size_is_changed_slice_by_slice(featviz: Run, code: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_picture_of_channels_is_no_volume(featviz: Run, code: Path, tmp_path: Path) -> None:
+def test_a_picture_of_channels_is_no_volume(
+    featviz: Run, code: Path, tmp_path: Path
+) -> None:
     """RGBA for a 3-D network of four channels: one line."""
     Image.new("RGBA", (12, 10)).save(tmp_path / "rgba.png")
-    done = featviz("run", f"{code}:four", tmp_path / "rgba.png", "--out", tmp_path / "out")
+    done = featviz(
+        "run", f"{code}:four", tmp_path / "rgba.png", "--out", tmp_path / "out"
+    )
     assert done.code == 1
     assert "is a picture of shape [10, 12, 4], and the model takes volumes" in done.err

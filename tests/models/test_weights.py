@@ -1,4 +1,5 @@
-"""A checkpoint as people have it: wrapped, prefixed, averaged, halved, sharded, nameless."""
+"""A checkpoint as people have it: wrapped, prefixed, averaged, halved, sharded,
+nameless."""
 
 from __future__ import annotations
 
@@ -53,33 +54,46 @@ WRAPPINGS: dict[str, Callable[[State], Any]] = {
         "pytorch-lightning_version": "2.4",
     },
     "any order and depth": lambda s: {"model": prefixed(s, "model._orig_mod.module.")},
-    "half": lambda s: {k: v.half() if v.is_floating_point() else v for k, v in s.items()},
+    "half": lambda s: {
+        k: v.half() if v.is_floating_point() else v for k, v in s.items()
+    },
     "no counters": lambda s: {k: v for k, v in s.items() if "num_batches" not in k},
 }
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_weights_are_found_however_they_are_wrapped(wrapping: str, small: nn.Module) -> None:
+def test_weights_are_found_however_they_are_wrapped(
+    wrapping: str, small: nn.Module
+) -> None:
     """One of the forms of the tensors has just the model's own names (traps 22 to 24)."""
     forms = stripped_variants(unwrap(WRAPPINGS[wrapping](dict(small.state_dict())))[0])
     names = {name for name in small.state_dict() if "num_batches" not in name}
-    assert any({n for n in tensors if "num_batches" not in n} == names for tensors, _ in forms)
+    assert any(
+        {n for n in tensors if "num_batches" not in n} == names for tensors, _ in forms
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapping", ["lightning", "half", "no counters"])
-def test_weights_load_without_arch(wrapping: str, small: nn.Module, tmp_path: Path) -> None:
+def test_weights_load_without_arch(
+    wrapping: str, small: nn.Module, tmp_path: Path
+) -> None:
     """The architecture, its classes and every weight are found."""
     path = tmp_path / "weights.pth"
     torch.save(WRAPPINGS[wrapping](dict(small.state_dict())), path)
     with uninitialised():
         loaded = load_model(ModelOptions(str(path)), InputOptions())
-    assert (loaded.source["arch"], loaded.source["num_classes"]) == ("shufflenet_v2_x0_5", 7)
+    assert (loaded.source["arch"], loaded.source["num_classes"]) == (
+        "shufflenet_v2_x0_5",
+        7,
+    )
     assert "resize shorter side to 256" in loaded.preprocess.words_for()
     for key, value in small.state_dict().items():
         if "num_batches" not in key:
             found = loaded.module.state_dict()[key]
-            assert torch.allclose(found, value, atol=1e-3 * (wrapping == "half"), rtol=0), key
+            assert torch.allclose(
+                found, value, atol=1e-3 * (wrapping == "half"), rtol=0
+            ), key
 
 
 def test_own_names_that_look_like_a_prefix_are_kept(tmp_path: Path) -> None:
@@ -90,7 +104,9 @@ def test_own_names_that_look_like_a_prefix_are_kept(tmp_path: Path) -> None:
         weights = prefixed({k: v + 1 for k, v in module.state_dict().items()}, prefix)
         said = put_weights(module, Weights(weights), file, ModelOptions("net"))
         assert said["taken"] == [*steps, "loaded 2 of 2"]
-        assert all(torch.equal(v, weights[prefix + k]) for k, v in module.state_dict().items())
+        assert all(
+            torch.equal(v, weights[prefix + k]) for k, v in module.state_dict().items()
+        )
 
 
 def test_averaged_weights_are_taken_when_asked_for(small: nn.Module) -> None:
@@ -99,8 +115,13 @@ def test_averaged_weights_are_taken_when_asked_for(small: nn.Module) -> None:
     content = {"state_dict": plain, "state_dict_ema": averaged}
     picked = [float(unwrap(content, ema=ema)[0][0]["w"]) for ema in (None, False, True)]
     assert picked == [0.0, 0.0, 1.0]
-    for content in ({"state_dict": {"state_dict_ema": 1}}, {"state_dict": plain, "schema": plain}):
-        with pytest.raises(LoadError, match=r"holds no averaged weights .*'state_dict'") as raised:
+    for content in (
+        {"state_dict": {"state_dict_ema": 1}},
+        {"state_dict": plain, "schema": plain},
+    ):
+        with pytest.raises(
+            LoadError, match=r"holds no averaged weights .*'state_dict'"
+        ) as raised:
             unwrap(content, ema=True)
         assert raised.value.hint == "leave out --ema for the plain ones"
 
@@ -123,7 +144,8 @@ def test_key_and_strip_prefix_are_obeyed() -> None:
 
 
 def test_a_key_may_be_an_index() -> None:
-    """Of tuples and lists, with dots between; what there is is said where there is none."""
+    """Of tuples and lists, with dots between; what there is is said where there is
+    none."""
     content = ({"nets": [{"w": torch.ones(1)}, {"w": torch.ones(2)}]}, 7)
     assert len(unwrap(content, key="0.nets.1").weights.tensors["w"]) == 2
     with pytest.raises(LoadError, match="there is no '2'") as caught:
@@ -133,7 +155,11 @@ def test_a_key_may_be_an_index() -> None:
 
 def test_counters_of_a_profiler_are_left_out() -> None:
     """thop leaves them in each module."""
-    content = {"a.w": torch.ones(1), "a.total_ops": torch.ones(1), "total_params": torch.ones(1)}
+    content = {
+        "a.w": torch.ones(1),
+        "a.total_ops": torch.ones(1),
+        "total_params": torch.ones(1),
+    }
     tensors, steps = unwrap(content).weights
     assert [*tensors] == ["a.w"] and steps == ("left out 2 counters of a profiler",)
 
@@ -150,7 +176,8 @@ def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
 
 
 def test_replaced_head_gives_the_nearest(small: nn.Module, tmp_path: Path) -> None:
-    """Another head: nearest architectures with counts; --partial goes on and says how much."""
+    """Another head: nearest architectures with counts; --partial goes on and says how
+    much."""
     state = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
     state |= {"fc.0.weight": torch.ones(9, 512), "fc.2.weight": torch.ones(2, 9)}
     torch.save(state, tmp_path / "a.pth")
@@ -159,9 +186,13 @@ def test_replaced_head_gives_the_nearest(small: nn.Module, tmp_path: Path) -> No
     ) as caught:
         load_model(ModelOptions(str(tmp_path / "a.pth")), InputOptions())
     assert "--partial" in str(caught.value.hint)
-    loaded = load_model(ModelOptions(str(tmp_path / "a.pth"), partial=True), InputOptions())
+    loaded = load_model(
+        ModelOptions(str(tmp_path / "a.pth"), partial=True), InputOptions()
+    )
     assert loaded.source["taken"] == ["loaded 336 of 338"]
-    assert torch.equal(loaded.module.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
+    assert torch.equal(
+        loaded.module.state_dict()["conv1.0.weight"], state["conv1.0.weight"]
+    )
 
 
 def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
@@ -178,9 +209,13 @@ def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
     assert torch.equal(loaded.module.state_dict()["fc.weight"], state["fc.weight"])
 
 
-def test_identify_command_says_what_it_is(small: nn.Module, tmp_path: Path, featviz: Run) -> None:
+def test_identify_command_says_what_it_is(
+    small: nn.Module, tmp_path: Path, featviz: Run
+) -> None:
     """For people a line, for programs JSON; also where nothing fits."""
-    torch.save({"state_dict": prefixed(small.state_dict(), "module.")}, tmp_path / "a.pth")
+    torch.save(
+        {"state_dict": prefixed(small.state_dict(), "module.")}, tmp_path / "a.pth"
+    )
     done = featviz("identify", tmp_path / "a.pth")
     assert done.code == 0
     assert "took 'state_dict'; stripped 'module.'" in done.out
@@ -196,25 +231,32 @@ def test_identify_command_says_what_it_is(small: nn.Module, tmp_path: Path, feat
     done = featviz("identify", tmp_path / "b.pth")
     assert (done.code, done.out) == (
         0,
-        "b.pth: 1 tensors; no architecture of torchvision has such tensors; "
-        "--arch names the class or the architecture\n",
+        (
+            "b.pth: 1 tensors; no architecture of torchvision has such tensors; "
+            "--arch names the class or the architecture\n"
+        ),
     )
 
 
 def test_identify_says_what_run_takes_a_file_for(
     small: nn.Module, tmp_path: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole model, as it stands; weights beside a config.json; a model of a class that is not
-    trusted, never."""
+    """A whole model, as it stands; weights beside a config.json; a model of a class
+    that is not trusted, never."""
     monkeypatch.chdir(tmp_path)
     done = featviz("identify", DIGITS_MODEL)
-    words = "digits_cnn.pth: 8 tensors; a whole model (Sequential), which is run as it stands\n"
+    words = (
+        "digits_cnn.pth: 8 tensors; a whole model (Sequential), which is run as it"
+        " stands\n"
+    )
     assert (done.code, done.out) == (0, words)
     torch.save(small, "whole.pth")
     done = featviz("identify", "whole.pth", "--json")
     assert json.loads(done.out)["whole_model"] == "ShuffleNetV2" and done.code == 0
     torch.save({"stem.weight": torch.ones(1), "head.bias": torch.ones(1)}, "own.pth")
-    Path("config.json").write_text(json.dumps({"architectures": ["ViTModel"], "model_type": "vit"}))
+    Path("config.json").write_text(
+        json.dumps({"architectures": ["ViTModel"], "model_type": "vit"})
+    )
     done = featviz("identify", "own.pth")
     assert done.code == 0 and "config.json beside it says ViTModel" in done.out
     torch.save(_Stranger(), "stranger.pth")
@@ -243,7 +285,9 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
         module = models.get_model(name, **nothing_fetched(name), **options)
     match = identify(Weights(dict(module.state_dict())))
     plain = name.removeprefix("quantized_")
-    assert match.name in (plain, TWINS.get(plain)) or name in match.names, match.description
+    assert match.name in (plain, TWINS.get(plain)) or name in match.names, (
+        match.description
+    )
     assert match.arguments.get("num_classes") == options.get("num_classes")
 
 
@@ -252,7 +296,15 @@ def test_index_is_that_of_the_installed_torchvision(tmp_path: Path) -> None:
     """The shipped index has every builder, and a few made anew are the same."""
     shipped = json.loads(gzip.decompress(INDEX.read_bytes()))
     assert sorted(shipped) == sorted(models.list_models())
-    assert INDEX.with_name("names.txt").read_text("utf-8").split() == models.list_models()
+    assert (
+        INDEX.with_name("names.txt").read_text("utf-8").split() == models.list_models()
+    )
     entry = runpy.run_path(str(ROOT / "scripts" / "make_architectures.py"))["entry"]
-    for name in ("resnet18", "ssd300_vgg16", "vit_b_16", "deeplabv3_resnet50", "r3d_18"):
+    for name in (
+        "resnet18",
+        "ssd300_vgg16",
+        "vit_b_16",
+        "deeplabv3_resnet50",
+        "r3d_18",
+    ):
         assert shipped[name] == json.loads(json.dumps(entry(name)))

@@ -1,8 +1,7 @@
 """All of torchvision, and timm's families: every leaf is drawn, or named with a reason.
 
-An outside count holds each run: plain forward hooks, which know nothing of featviz, note every call
-of every leaf and every tensor that it gave.
-"""
+An outside count holds each run: plain forward hooks, which know nothing of featviz,
+note every call of every leaf and every tensor that it gave."""
 
 from __future__ import annotations
 
@@ -44,7 +43,12 @@ class Case:
     """For the builder: detectors resize by themselves, and look at many regions."""
 
 
-FEW = {"min_size": 96, "max_size": 160, "rpn_post_nms_top_n_test": 8, "box_detections_per_img": 4}
+FEW = {
+    "min_size": 96,
+    "max_size": 160,
+    "rpn_post_nms_top_n_test": 8,
+    "box_detections_per_img": 4,
+}
 CASES = {
     "vit": Case((224, 224)),
     "raft": Case((128, 192)),
@@ -106,7 +110,9 @@ def counted(module: nn.Module) -> Iterator[Count]:
 
         return hook
 
-    handles = [m.register_forward_hook(watch(n)) for n, m in named_leaves(module).items()]
+    handles = [
+        m.register_forward_hook(watch(n)) for n, m in named_leaves(module).items()
+    ]
     try:
         yield count
     finally:
@@ -118,9 +124,11 @@ def named_leaves(module: nn.Module) -> dict[str, nn.Module]:
     return {n: m for n, m in module.named_modules() if n and not list(m.children())}
 
 
-def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> dict[str, Any]:
-    """Hook every module, draw as little of each as possible, all into one folder, and read what
-    became of it."""
+def run_all_layers(
+    loaded: LoadedModel, images: list[str], folder: Path
+) -> dict[str, Any]:
+    """Hook every module, draw as little of each as possible, all into one folder, and
+    read what became of it."""
     draw = DrawOptions(scale=1, max_maps=2, max_slices=2, flat=True)
     result = pipeline.run(loaded, images, RunOptions("re:.", folder / "out", draw=draw))
     (image,) = result.images
@@ -131,7 +139,9 @@ def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> dict
     return content
 
 
-def check_nothing_is_lost(module: nn.Module, image: dict[str, Any], count: Count) -> None:
+def check_nothing_is_lost(
+    module: nn.Module, image: dict[str, Any], count: Count
+) -> None:
     """Each call of each leaf is there once, and what did not run is named."""
     found, rows = named_leaves(module), [*image["captures"], *image["skipped"]]
     beside = ("class_token", "distillation_token", "register_tokens", "extra_token")
@@ -140,22 +150,33 @@ def check_nothing_is_lost(module: nn.Module, image: dict[str, Any], count: Count
     calls = sorted(
         (names[id(places[row["layer"]])], row["layer"], row["call"])
         for row in rows
-        if id(places.get(row["layer"])) in names and row["key"].rpartition(".")[2] not in beside
+        if id(places.get(row["layer"])) in names
+        and row["key"].rpartition(".")[2] not in beside
     )
     given = Counter(name for name, _, _ in calls)
     assert given == Counter(name for name, _ in count.given.elements())
     in_places = Counter(name for name, _ in {(name, place) for name, place, _ in calls})
     by_call = Counter((name, call) for name, _, call in calls if in_places[name] == 1)
-    assert by_call == Counter({k: n for k, n in count.given.items() if in_places[k[0]] == 1})
-    called = {n for n, part in found.items() if type(part).forward is not nn.Module.forward}
-    never_ran = {names[id(places[n])] for n in image["never_ran"] if id(places.get(n)) in names}
+    assert by_call == Counter(
+        {k: n for k, n in count.given.items() if in_places[k[0]] == 1}
+    )
+    called = {
+        n for n, part in found.items() if type(part).forward is not nn.Module.forward
+    }
+    never_ran = {
+        names[id(places[n])] for n in image["never_ran"] if id(places.get(n)) in names
+    }
     assert never_ran - set(given) == called - set(count.calls)
     assert not set(image["never_ran"]) & {row["layer"] for row in rows}
     assert all(row["reason"] for row in image["skipped"])
     for row in image["captures"]:
-        if row["type"].endswith("Head") and len(row["shape"]) == 3:  # rows of boxes are no map
+        # rows of boxes are no map
+        if row["type"].endswith("Head") and len(row["shape"]) == 3:
             assert row["layout"] == "sequence", row
-        if isinstance(found.get(row["layer"]), nn.Conv2d) and row["layout"] != "windows":
+        if (
+            isinstance(found.get(row["layer"]), nn.Conv2d)
+            and row["layout"] != "windows"
+        ):
             assert row["layout"] == ("nchw" if row["shape"][0] == 1 else "batch"), row
 
 
@@ -167,16 +188,21 @@ RUN = (
     "swin_t",
     "vit_b_16",
 )
-"""One of each kind of forward. (That all 121 are found from their state dicts is test_weights.py's
-to show.)"""
+"""One of each kind of forward. (That all 121 are found from their state dicts is
+test_weights.py's to show.)"""
 
 
 @pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
-def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """From a bare state dict, without --arch: each call of each leaf is drawn or has a reason."""
-    case = next((case for start, case in CASES.items() if name.startswith(start)), Case())
+def test_no_leaf_of_torchvision_is_lost(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From a bare state dict, without --arch: each call of each leaf is drawn or has a
+    reason."""
+    case = next(
+        (case for start, case in CASES.items() if name.startswith(start)), Case()
+    )
     inputs = InputOptions(size=case.size, frames=case.frames or 1)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -190,7 +216,9 @@ def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixt
         with counted(loaded.module) as count:
             image = run_all_layers(loaded, images, folder)
     check_nothing_is_lost(loaded.module, image, count)
-    assert not [record.getMessage() for record in caplog.records if record.levelno >= WARNING]
+    assert not [
+        record.getMessage() for record in caplog.records if record.levelno >= WARNING
+    ]
 
 
 def same_shapes(one: str, other: str) -> bool:
@@ -199,18 +227,23 @@ def same_shapes(one: str, other: str) -> bool:
 
 
 TIMM_BY_SIZE: dict[tuple[int, int], str] = {
-    (224, 224): "deit_tiny_distilled_patch16_224 efficientvit_m0 hiera_tiny_224 levit_128s",
+    (
+        224,
+        224,
+    ): "deit_tiny_distilled_patch16_224 efficientvit_m0 hiera_tiny_224 levit_128s",
     (64, 96): "davit_tiny dla46_c ghostnet_050 mobilevitv2_050",
 }
-TIMM = {name: size for size, names in TIMM_BY_SIZE.items() for name in sorted(names.split())}
+TIMM = {
+    name: size for size, names in TIMM_BY_SIZE.items() for name in sorted(names.split())
+}
 """One of each kind of blocks, the smallest, and the input it takes."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
-    """timm's families load from whole files without flags, with the numbers that were saved; each
-    call of each leaf is drawn or has a reason."""
+    """timm's families load from whole files without flags, with the numbers that were
+    saved; each call of each leaf is drawn or has a reason."""
     with uninitialised():
         module: nn.Module = pytest.importorskip("timm").create_model(name)
     module.load_state_dict(random_weights(module))

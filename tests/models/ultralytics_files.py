@@ -27,8 +27,8 @@ NAMES = ("yolo11n", "yolov8n", "yolo11n-seg", "yolo11n-cls")
 
 
 def built(name: str) -> nn.Module:
-    """A model of Ultralytics with random weights, in eval mode; parameters and running statistics
-    are numbers that half precision holds."""
+    """A model of Ultralytics with random weights, in eval mode; parameters and running
+    statistics are numbers that half precision holds."""
     torch.manual_seed(0)
     model: nn.Module = ultralytics.YOLO(f"{name}.yaml").model.eval()
     for part in model.modules():

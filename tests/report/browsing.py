@@ -32,7 +32,8 @@ class Page:
 
     def open(self, name: str) -> Page:
         """Load a page of the folder; its name may end in a query and a fragment."""
-        self.browser.get("about:blank")  # a fragment of the page that is open would load nothing
+        # a fragment of the page that is open would load nothing
+        self.browser.get("about:blank")
         self.browser.get(f"{(self.run / 'report').as_uri()}/{name}")
         if self.scripts:  # before its first picture a page gets no keys
             self.until("return performance.getEntriesByType('paint').length > 0")
@@ -42,7 +43,9 @@ class Page:
         """Wait for what the page has queued: a changed fragment is an event of its own."""
         if not self.scripts:
             return
-        queued = "new Promise(requestAnimationFrame), new Promise(f => setTimeout(f, 100))"
+        queued = (
+            "new Promise(requestAnimationFrame), new Promise(f => setTimeout(f, 100))"
+        )
         then = "then(() => setTimeout(arguments[0]))"
         self.browser.execute_async_script(f"Promise.race([{queued}]).{then}")
 
@@ -105,7 +108,8 @@ class Page:
         Select(self.one(css)).select_by_value(value)
 
     def greys(self, frame: Any, *places: int) -> list[int]:
-        """The greys that a sorted grid shows at places: pixels of a screenshot, no canvas read."""
+        """The greys that a sorted grid shows at places: pixels of a screenshot, no
+        canvas read."""
         import io
 
         from PIL import Image

@@ -25,8 +25,9 @@ DRIVER = shutil.which("chromedriver")
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium without a window, 1200 pixels wide; without it, the test is skipped. It takes
-    seconds to start: who changes it (its size, colours, scripts) changes it back."""
+    """Chromium without a window, 1200 pixels wide; without it, the test is skipped. It
+    takes seconds to start: who changes it (its size, colours, scripts) changes it
+    back."""
     if not (CHROMIUM and DRIVER):
         pytest.skip("no chromium with chromedriver here")
     from selenium import webdriver
@@ -34,7 +35,12 @@ def browser() -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
-    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,900"):
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-dev-shm-usage",
+        "window-size=1200,900",
+    ):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
@@ -44,8 +50,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three complete images, one of a hostile name; failures, and one incomplete; with its report,
-    to be read alone."""
+    """Three complete images, one of a hostile name; failures, and one incomplete; with
+    its report, to be read alone."""
     dark = np.zeros((6, 6))
     dark[:, 1] = [1, 0, 2, 0, 3, 0]
     dark[[1, 3, 5], 4] = 1
@@ -54,7 +60,11 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     a = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2, stats=dark)]
     b = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2, stats=brighter)]
     again = Drawn("relu", index=2, call=1, stats=dark)
-    images = {"a.png": [*a, again], "deep/b #1%.png": b, HOSTILE: [*b, Drawn(EVIL, index=3)]}
+    images = {
+        "a.png": [*a, again],
+        "deep/b #1%.png": b,
+        HOSTILE: [*b, Drawn(EVIL, index=3)],
+    }
     out = tmp_path_factory.mktemp("gallery") / "out"
     write_run(out, images, {"bad.jpg": f"it is truncated {EVIL}"})
     half = RunDirectory(Folder.open(out)).image("half.png")
@@ -77,11 +87,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Drawn("conv1", index=1, type="Conv2d", stats=STATS, tile=(60, 70), scale=10),
         Drawn("relu", index=2, stats=DARK, tile=(60, 70), scale=10, maps=6),
         Drawn(
-            "clip", index=3, type="Conv3d", maps=3, nrow=4, slices=(2, 2), tile=(40, 40), scale=4
+            "clip",
+            index=3,
+            type="Conv3d",
+            maps=3,
+            nrow=4,
+            slices=(2, 2),
+            tile=(40, 40),
+            scale=4,
         ),
     ]
     names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
-    root = write_run(tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn))
+    root = write_run(
+        tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn)
+    )
     other_run = write_run(root.parent / "other", {"a.png": [drawn[0]]})
     build_report(root, ReportOptions(compare=other_run))
     build_report(root, ReportOptions(single_file=True))

@@ -87,15 +87,18 @@ def loaded(root: Path, page: str) -> dict[str, dict[str, Any]]:
 
 
 def numbers(grid: dict[str, Any]) -> np.ndarray:
-    """The statistics of a grid in a script, float32 [maps, 6]: a column of one number holds for
-    all channels."""
+    """The statistics of a grid in a script, float32 [maps, 6]: a column of one number
+    holds for all channels."""
     columns = [np.frombuffer(base64.b64decode(text), "<f4") for text in grid["stats"]]
     assert all(len(column) in (1, grid["maps"]) for column in columns)
-    return np.stack([np.broadcast_to(column, grid["maps"]) for column in columns], axis=1)
+    return np.stack(
+        [np.broadcast_to(column, grid["maps"]) for column in columns], axis=1
+    )
 
 
 def write_audit(root: Path, **changed: Any) -> Path:
-    """A folder as `featviz audit` writes it: of two layers one has suspects, channels 4 and 1."""
+    """A folder as `featviz audit` writes it: of two layers one has suspects, channels 4
+    and 1."""
     (root / "suspects").mkdir(parents=True)
     Image.effect_noise((300, 42 + 2 * 112), 90).save(root / "suspects" / "relu.png")
     drawn = {
@@ -130,14 +133,25 @@ def write_audit(root: Path, **changed: Any) -> Path:
     return root
 
 
-BEST = {"image": EVIL, "number": 0, "value": 2.5, "place": None, "map": None, "box": None}
+BEST = {
+    "image": EVIL,
+    "number": 0,
+    "value": 2.5,
+    "place": None,
+    "map": None,
+    "box": None,
+}
 CHANNEL = {"channel": 0, "file": "001_conv1/output/c00000.png", "exemplars": [BEST]}
 
 
 def write_exemplars(
-    root: Path, layer: str = "conv1", record: dict[str, Any] | None = None, **changed: Any
+    root: Path,
+    layer: str = "conv1",
+    record: dict[str, Any] | None = None,
+    **changed: Any,
 ) -> Path:
-    """A folder as `featviz exemplars` writes it: two channels, of which the second has none."""
+    """A folder as `featviz exemplars` writes it: two channels, of which the second has
+    none."""
     folder = root / "001_conv1" / "output"
     folder.mkdir(parents=True)
     Image.new("RGB", (50, 30)).save(root / "001_conv1" / "output.png")

@@ -1,4 +1,5 @@
-"""What is shown beside a run is of its model: audits, kernels, exemplars; and an audit alone."""
+"""What is shown beside a run is of its model: audits, kernels, exemplars; and an audit
+alone."""
 
 from __future__ import annotations
 
@@ -41,11 +42,16 @@ def shown(tmp_path: Path, run: Any, other: Any) -> Path:
 
 
 def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
-    """Both files and the digits of both digests, and the command that makes the right one."""
+    """Both files and the digits of both digests, and the command that makes the right
+    one."""
     other = {"kind": "file", "file": "digits.pth", "sha256": "d" * 64}
-    with pytest.raises(CompareError, match=r"digits\.pth \(sha256 d{12}\) there, tuned") as caught:
+    with pytest.raises(
+        CompareError, match=r"digits\.pth \(sha256 d{12}\) there, tuned"
+    ) as caught:
         shown(tmp_path, OWN, other)
-    assert f"--exemplars {tmp_path / 'found'} is of another model" in caught.value.message
+    assert (
+        f"--exemplars {tmp_path / 'found'} is of another model" in caught.value.message
+    )
     assert "featviz exemplars tuned.pth" in str(caught.value.hint)
     assert not (tmp_path / "out" / "report").exists()
 
@@ -64,22 +70,28 @@ SEEDED = {"name": "resnet18", "seed": 0}
 def test_models_are_told_apart(
     tmp_path: Path, run: Any, other: Any, same: bool, caplog: Any
 ) -> None:
-    """By the digest of the parameters or of the file, whatever they are called, without a warning;
-    without digests, as torchvision's own with random weights, by name, weights and seed."""
-    expected = nullcontext() if same else pytest.raises(CompareError, match="another model")
+    """By the digest of the parameters or of the file, whatever they are called, without
+    a warning; without digests, as torchvision's own with random weights, by name,
+    weights and seed."""
+    expected = (
+        nullcontext() if same else pytest.raises(CompareError, match="another model")
+    )
     with caplog.at_level(logging.WARNING), expected:
         assert shown(tmp_path, run, other).exists()
     assert caplog.messages == []
 
 
-def test_what_does_not_tell_its_model_is_shown_with_a_warning(tmp_path: Path, caplog: Any) -> None:
+def test_what_does_not_tell_its_model_is_shown_with_a_warning(
+    tmp_path: Path, caplog: Any
+) -> None:
     """Where one of the two has no digest."""
     assert shown(tmp_path, OWN, {}).exists()
     assert "whether it is of the run's model is not known" in caplog.text
 
 
 def compared(featviz: Any, tmp_path: Path, **second: Any) -> tuple[str, Markup]:
-    """The address and the first page of a report beside another run, of which `b` has changed."""
+    """The address and the first page of a report beside another run, of which `b` has
+    changed."""
     changed = np.tile(np.float32([-3, 7, 0.5, 1, 0, 0]), (6, 1))
     other = [Drawn("a", index=0), Drawn("b", index=1), Drawn("c", index=2)]
     mine = [other[0], Drawn("b", index=1, stats=changed), other[2]]
@@ -89,18 +101,26 @@ def compared(featviz: Any, tmp_path: Path, **second: Any) -> tuple[str, Markup]:
     return str(base), read(root / "report" / "index.html")
 
 
-def test_a_compared_run_has_its_verdict_at_the_head(featviz: Any, tmp_path: Path) -> None:
+def test_a_compared_run_has_its_verdict_at_the_head(
+    featviz: Any, tmp_path: Path
+) -> None:
     """Diff's own words, and a link to the first layer that diverges."""
     base, page = compared(featviz, tmp_path)
     words = page.words
     verdict = featviz("diff", base, tmp_path / "new").out.splitlines()[-1]
-    assert f"Different {verdict.removeprefix('different: ')} First layer to diverge: b" in words
+    assert (
+        f"Different {verdict.removeprefix('different: ')} First layer to diverge: b"
+        in words
+    )
     assert words.index("Different") < words.index("Feature maps of")
-    assert [a["class"] for a in page.of("section") if a.get("aria-label") == "Verdict"] == [
-        "verdict apart"
-    ]
+    assert [
+        a["class"] for a in page.of("section") if a.get("aria-label") == "Verdict"
+    ] == ["verdict apart"]
     text = (tmp_path / "new" / "report" / "index.html").read_text()
-    assert '<a href="layer-001.html"><code>b</code></a>' in text.split("First layer")[1][:80]
+    assert (
+        '<a href="layer-001.html"><code>b</code></a>'
+        in text.split("First layer")[1][:80]
+    )
 
 
 def test_runs_that_cannot_be_compared_say_why(featviz: Any, tmp_path: Path) -> None:
@@ -118,12 +138,15 @@ def two(tmp_path: Path) -> Path:
 
 
 def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> None:
-    """The sheet as a picture, the pictures of channels for the script, and what a unit sees."""
+    """The sheet as a picture, the pictures of channels for the script, and what a unit
+    sees."""
     exemplars = write_exemplars(tmp_path / "found")
     build_report(two, ReportOptions(exemplars=exemplars))
     page = read(two / "report" / "layer-000.html")
     assert "the largest value over 4 images; a unit sees 3×5 pixels" in page.text
-    extra = json.loads(next(str(a["data-extra"]) for a in page.of("details") if "data-extra" in a))
+    extra = json.loads(
+        next(str(a["data-extra"]) for a in page.of("details") if "data-extra" in a)
+    )
     assert list(extra) == ["0"]
     assert (
         two / "report" / extra["0"]["src"]
@@ -138,7 +161,10 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
     ("changed", "message"),
     [
         ({"layer": "elsewhere"}, "has exemplars of no layer of this run"),
-        ({"channels": [{**CHANNEL, "file": "../../secret.png"}]}, "it lies outside its folder"),
+        (
+            {"channels": [{**CHANNEL, "file": "../../secret.png"}]},
+            "it lies outside its folder",
+        ),
     ],
 )
 def test_exemplars_that_do_not_fit(
@@ -170,7 +196,8 @@ def pictures(page: Markup) -> list[dict[str, str | None]]:
 
 
 def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
-    """Its counts, a row for each layer, and the pictures of suspects, of their own size."""
+    """Its counts, a row for each layer, and the pictures of suspects, of their own
+    size."""
     done = featviz("report", audit, "--json")
     assert done.code == 0
     assert json.loads(done.out)["page"] == str(audit / "report" / "index.html")
@@ -192,11 +219,16 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     assert "audited-000" in {section.get("id") for section in page.of("section")}
 
 
-def test_what_goes_with_a_run_goes_with_nothing_else(audit: Path, tmp_path: Path) -> None:
-    """The option is named, before anything is written: with an audit, and with a series."""
+def test_what_goes_with_a_run_goes_with_nothing_else(
+    audit: Path, tmp_path: Path
+) -> None:
+    """The option is named, before anything is written: with an audit, and with a
+    series."""
     write_run(tmp_path / "steps" / "step-000100", {"a.png": [Drawn("relu")]})
     for root, name in ((audit, "compare"), (tmp_path / "steps", "audit")):
-        with pytest.raises(UsageError, match=f"--{name} goes with a run, and {root} holds"):
+        with pytest.raises(
+            UsageError, match=f"--{name} goes with a run, and {root} holds"
+        ):
             build_report(root, ReportOptions(**{name: audit}))  # type: ignore[arg-type]
         assert not (root / "report").exists()
 
@@ -209,7 +241,9 @@ def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path) -> None:
     assert not (audit / "report").exists()
 
 
-def test_a_picture_of_suspects_that_is_missing_is_not_shown(audit: Path, run: Path) -> None:
+def test_a_picture_of_suspects_that_is_missing_is_not_shown(
+    audit: Path, run: Path
+) -> None:
     """As of an audit.json alone; what is no picture is refused."""
     path = audit / "suspects" / "relu.png"
     path.write_bytes(b"GIF89a")
@@ -223,7 +257,8 @@ def test_a_picture_of_suspects_that_is_missing_is_not_shown(audit: Path, run: Pa
 
 
 def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> None:
-    """Badges in the network, and the picture on the page of the layer only, in every form."""
+    """Badges in the network, and the picture on the page of the layer only, in every
+    form."""
     build_report(run, ReportOptions(audit=audit))
     report = run / "report"
     index = read(report / "index.html").words
@@ -231,9 +266,15 @@ def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> 
     assert "2 dead 1, 4" in index
     layer = read(report / "layer-001.html")
     (image,) = pictures(layer)
-    (rows,) = (json.loads(str(a["data-extra"])) for a in layer.of("details") if "data-extra" in a)
+    (rows,) = (
+        json.loads(str(a["data-extra"]))
+        for a in layer.of("details")
+        if "data-extra" in a
+    )
     assert rows == {"4": [0, 42, 300, 112], "1": [0, 154, 300, 112]}
-    assert (report / str(image["src"])).resolve() == (audit / "suspects" / "relu.png").resolve()
+    assert (report / str(image["src"])).resolve() == (
+        audit / "suspects" / "relu.png"
+    ).resolve()
     assert pictures(read(report / "layer-000.html")) == []
     out = run.parent / "one.html"
     build_report(run, ReportOptions(audit=audit, single_file=True, out=out))
@@ -242,7 +283,9 @@ def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_page_of_a_channel_has_its_row(browser: Any, run: Path, audit: Path) -> None:
+def test_the_page_of_a_channel_has_its_row(
+    browser: Any, run: Path, audit: Path
+) -> None:
     """The row of the suspects' picture that is the channel's; none for other channels."""
     build_report(run, ReportOptions(audit=audit))
     for channel, boxes in ((1, ["0 154 300 112"]), (0, [])):
@@ -252,15 +295,19 @@ def test_the_page_of_a_channel_has_its_row(browser: Any, run: Path, audit: Path)
 
 
 def test_an_audit_outranks_the_run_at_the_head(tmp_path: Path, audit: Path) -> None:
-    """The head has its count; what it found behind a layer that was not drawn stands at the layer
-    whose maps come to it, with a link and a badge."""
+    """The head has its count; what it found behind a layer that was not drawn stands at
+    the layer whose maps come to it, with a link and a badge."""
     root = write_run(tmp_path / "conv", {"a.png": [Drawn("conv1", type="Conv2d")]})
     build_report(root, ReportOptions(audit=audit))
     index = read(root / "report" / "index.html")
     text = index.words
     assert "Dead channels: 2 in 1 layer, by the audit of 9 images" in text
-    assert re.search(r"conv1 Conv2d 6 × 4×5 .{0,50} 2 dead \(audit\) 1 constant \(audit\)", text)
+    assert re.search(
+        r"conv1 Conv2d 6 × 4×5 .{0,50} 2 dead \(audit\) 1 constant \(audit\)", text
+    )
     assert "#audit" in {a["href"] for a in index.of("a")}
-    row = (root / "report" / "index.html").read_text().split('aria-labelledby="audit"')[1]
+    row = (
+        (root / "report" / "index.html").read_text().split('aria-labelledby="audit"')[1]
+    )
     assert '<a href="layer-000.html"><code>relu</code></a>' in row
     assert len(pictures(read(root / "report" / "layer-000.html"))) == 1

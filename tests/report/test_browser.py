@@ -20,9 +20,11 @@ pytestmark = pytest.mark.slow
 JENKINS = "default-src 'none'; img-src 'self'; style-src 'self'"
 
 
-def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, run: Path) -> None:
-    """Every kind of page, every picture, at 400 pixels, where nothing sticks out; the fixture looks
-    at the console."""
+def test_from_a_file_nothing_is_missing_and_the_console_is_silent(
+    page: Page, run: Path
+) -> None:
+    """Every kind of page, every picture, at 400 pixels, where nothing sticks out; the
+    fixture looks at the console."""
     assert len(list((run / "report").glob("*.html"))) == 1 + 4 + 3
     size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -36,7 +38,9 @@ def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, ru
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_under_the_policy_of_a_ci_host_all_pictures_are_there(browser: Any, run: Path) -> None:
+def test_under_the_policy_of_a_ci_host_all_pictures_are_there(
+    browser: Any, run: Path
+) -> None:
     """`default-src 'none'` stops the scripts; pictures, styles and text are all there."""
     page = Page(browser, run)
     with served(run, JENKINS) as home:
@@ -71,7 +75,9 @@ def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
     title = dialog.find_element("tag name", "h2")
     assert dialog.get_attribute("open")
     assert title.text == "Channel 2"
-    assert page.js("return arguments[0].querySelector('img').naturalWidth", dialog) == 24
+    assert (
+        page.js("return arguments[0].querySelector('img').naturalWidth", dialog) == 24
+    )
     size = "const c = arguments[0].querySelector('canvas'); return [c.width, c.height]"
     assert page.js(size, dialog) == [70, 60]
     page.keys(Keys.ARROW_RIGHT)
@@ -81,25 +87,38 @@ def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
 
 
 def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
-    """Two tiles a channel, four a row: the fourth is channel 1's, the seventh place is empty; a
-    channel of two steps is enlarged twice as wide."""
+    """Two tiles a channel, four a row: the fourth is channel 1's, the seventh place is
+    empty; a channel of two steps is enlarged twice as wide."""
     page.open("image-001.html")
     centre = "const f = frames.get(document.querySelectorAll('.frame')[2]); "
     at = centre + "return f.grid.channelAt(arguments[0], arguments[1])"
     step = 42
     half = 2 + 20
     positions = [(n % 4 * step + half, n // 4 * step + half) for n in range(8)]
-    assert [page.js(at, *position) for position in positions] == [0, 0, 1, 1, 2, 2, None, None]
-    assert [page.js(at, *position) for position in ((1, half), (half, 1), (step + 1, half))] == [
-        None
-    ] * 3
+    assert [page.js(at, *position) for position in positions] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        None,
+        None,
+    ]
+    assert [
+        page.js(at, *position) for position in ((1, half), (half, 1), (step + 1, half))
+    ] == [None] * 3
     page.js("viewer.open(frames.get(document.querySelectorAll('.frame')[2]), 2)")
     canvas = page.one("dialog.viewer canvas")
-    assert page.js("return [arguments[0].width, arguments[0].height]", canvas) == [80, 40]
+    assert page.js("return [arguments[0].width, arguments[0].height]", canvas) == [
+        80,
+        40,
+    ]
 
 
 def test_sorting_moves_the_tiles(page: Page) -> None:
-    """The pixels at each place are those of the channel whose turn it is, largest first."""
+    """The pixels at each place are those of the channel whose turn it is, largest
+    first."""
     page.open("image-001.html")
     frame = page.all(".frame")[0]
     for by, key in (("mean", STATS[:, 2]), ("variance", STATS[:, 3] ** 2)):
@@ -108,10 +127,12 @@ def test_sorting_moves_the_tiles(page: Page) -> None:
 
 
 def test_search_leaves_what_matches_by_name_or_type(page: Page) -> None:
-    """On the page of the run layers and images, and says how many; where nothing matches,
-    everything stays."""
+    """On the page of the run layers and images, and says how many; where nothing
+    matches, everything stays."""
     page.open("index.html?q=relu")
-    assert [row.get_attribute("data-layer") for row in page.shown(".flow > li")] == ["relu"]
+    assert [row.get_attribute("data-layer") for row in page.shown(".flow > li")] == [
+        "relu"
+    ]
     rows = page.shown("#layers-table tbody tr")
     assert [row.text.split()[:2] for row in rows] == [["relu", "ReLU"]]
     assert page.shown(".gallery li") == []
@@ -128,7 +149,11 @@ def test_keyboard_reaches_everything(page: Page) -> None:
     page.open("image-000.html")
     page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert page.shown(".tip")[0].text.startswith("channel 4\n")
-    assert page.one(".unseen[aria-live]").get_attribute("textContent").startswith("Channel 4:")
+    assert (
+        page.one(".unseen[aria-live]")
+        .get_attribute("textContent")
+        .startswith("Channel 4:")
+    )
     page.keys(Keys.ENTER)
     assert page.one("dialog.viewer h2").text == "Channel 4"
     page.keys(Keys.ESCAPE, "?")
@@ -143,7 +168,8 @@ def test_keyboard_reaches_everything(page: Page) -> None:
 
 
 def test_one_file_shows_one_page_and_all_pictures(page: Page, run: Path) -> None:
-    """Links inside it change the page; pictures of layers' pages come from the images' ones."""
+    """Links inside it change the page; pictures of layers' pages come from the images'
+    ones."""
     page.browser.get((run / "report.html").as_uri())
     assert len(page.shown("article")) == 1
     assert page.one("h1").text == "resnet18"
@@ -170,14 +196,19 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     return root, stats
 
 
-def test_a_channel_has_a_view_of_all_images(browser: Any, many: tuple[Path, np.ndarray]) -> None:
-    """At its address: images by activation, the strongest first; neighbours; Escape closes it."""
+def test_a_channel_has_a_view_of_all_images(
+    browser: Any, many: tuple[Path, np.ndarray]
+) -> None:
+    """At its address: images by activation, the strongest first; neighbours; Escape
+    closes it."""
     root, stats = many
     page = Page(browser, root).open("layer-000.html#c3")
     captions = [caption.text for caption in page.shown(".excited figcaption")]
     order = np.argsort(-stats[:, 3, 1])
     values = [f"{stats[n, 3, 1]:.4g}".replace("-", "−") for n in order]
-    assert captions == [f"{n}.png max {value}" for n, value in zip(order, values, strict=True)]
+    assert captions == [
+        f"{n}.png max {value}" for n, value in zip(order, values, strict=True)
+    ]
     assert page.one(".channel h2").text.startswith("Channel 3")
     assert page.one(".channel h2") == browser.switch_to.active_element
     page.keys(Keys.ARROW_RIGHT)
@@ -225,7 +256,8 @@ def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:
 
 
 def test_colours_are_those_of_matplotlib(page: Page) -> None:
-    """Of the grey that the picture has there, within three levels, whatever the tile size."""
+    """Of the grey that the picture has there, within three levels, whatever the tile
+    size."""
     for name, size in (("magma", "&size=96"), ("coolwarm", "")):
         page.open(f"image-001.html?cmap={name}{size}")
         frame = page.all(".frame")[0]
@@ -235,13 +267,16 @@ def test_colours_are_those_of_matplotlib(page: Page) -> None:
 
 
 def test_maps_lie_over_the_input(page: Page) -> None:
-    """Six tenths of the map's colour, four of the input's, where the map has the input's shape."""
+    """Six tenths of the map's colour, four of the input's, where the map has the
+    input's shape."""
     page.open("image-001.html?over=1&cmap=inverted")
     frame = page.all(".frame")[0]
     seen = Image.open(page.run / "deep" / "b#1 %.png" / "input.png").convert("RGB")
     red, green, blue = pixel(page, frame, 4)
     across, down = seen.size
-    near = np.asarray(seen.crop((across // 2 - 2, down // 2 - 2, across // 2 + 2, down // 2 + 2)))
+    near = np.asarray(
+        seen.crop((across // 2 - 2, down // 2 - 2, across // 2 + 2, down // 2 + 2))
+    )
     low = near.min((0, 1)) * 0.4
     high = near.max((0, 1)) * 0.4
     rest = np.subtract((red, green, blue), 0.6 * (255 - 24))
@@ -269,7 +304,9 @@ def test_a_table_says_which_column_sorts_it(page: Page) -> None:
     page.all(f"{heads} button")[3].click()  # zeros
     zeros = "#layers-table td:nth-child(4)"
     for _ in range(2):
-        shown = [float(cell.text.split("\u00a0")[0].rstrip("%")) for cell in page.all(zeros)]
+        shown = [
+            float(cell.text.split("\u00a0")[0].rstrip("%")) for cell in page.all(zeros)
+        ]
         assert shown == sorted(shown, reverse=True)
         assert len(set(shown)) > 1
         sorts = [head.get_attribute("aria-sort") for head in page.all(heads)]
@@ -287,7 +324,9 @@ def test_outlines_are_seen_on_every_grey(page: Page) -> None:
     frame = page.all(".frame")[0]
     assert page.js("return frames.get(arguments[0]).group.marks", frame) == [0, 4]
     pixel(page, frame, 0)
-    picture = np.asarray(Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")).astype(int)
+    picture = np.asarray(
+        Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
+    ).astype(int)
     column = picture[: picture.shape[0] // 4, picture.shape[1] // 6]
     assert (column.sum(1) == 0).any()
     assert (np.abs(column - [255, 176, 0]).max(1) < 40).any()

@@ -1,4 +1,5 @@
-"""No violation that axe-core finds, on every kind of page, light and dark, wide and narrow.
+"""No violation that axe-core finds, on every kind of page, light and dark, wide and
+narrow.
 
 axe-core (https://github.com/dequelabs/axe-core, MPL 2.0) is not part of the repository:
 `npm install --no-save axe-core` puts it where these tests look.
@@ -38,33 +39,49 @@ PAGES = (
     "diff.html",
 )
 RUN = (
-    "const done = arguments[arguments.length - 1];"
-    "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => done(violations.map("
-    "(v) => `${v.id}: ${v.nodes.map((n) => n.target.join(' ')).join(', ')}`)),"
-    "(error) => done([String(error)]));"
+    "const done = arguments[arguments.length - 1];axe.run(document, {resultTypes:"
+    " ['violations']}).then(({violations}) => done(violations.map((v) => `${v.id}:"
+    " ${v.nodes.map((n) => n.target.join(' ')).join(', ')}`)),(error) =>"
+    " done([String(error)]));"
 )
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every kind of page: of a run with all that is shown beside it, of two runs, of
-    an audit, of kernels, of a series, in one file, and of a difference."""
+    """A folder with every kind of page: of a run with all that is shown beside it, of
+    two runs, of an audit, of kernels, of a series, in one file, and of a difference."""
     top = tmp_path_factory.mktemp("pages")
     vector = np.zeros((10, 6), np.float32)
     vector[:, 2] = np.arange(10)
     strip = {"nrow": 10, "padding": 0, "tile": (12, 12), "scale": 12}
     drawn = [
-        Drawn("conv1", index=1, type="Conv2d", maps=6, stats=STATS, tile=(60, 70), scale=10),
+        Drawn(
+            "conv1",
+            index=1,
+            type="Conv2d",
+            maps=6,
+            stats=STATS,
+            tile=(60, 70),
+            scale=10,
+        ),
         Drawn("conv1", index=1, type="Conv2d", kind="grad", maps=6, stats=STATS),
         Drawn("clip", index=2, type="Conv3d", maps=3, nrow=4, slices=(2, 2)),
         Drawn("relu", index=3, stats=DARK, tile=(60, 70), scale=10),
         Drawn("fc", 10, 4, "Linear", stats=vector, more={"layout": "vector"}, **strip),  # type: ignore[arg-type]
     ]
     shifted = Drawn(
-        "conv1", index=1, type="Conv2d", maps=6, stats=STATS + 1, tile=(60, 70), scale=10
+        "conv1",
+        index=1,
+        type="Conv2d",
+        maps=6,
+        stats=STATS + 1,
+        tile=(60, 70),
+        scale=10,
     )
     names = ["a.png", "b.png", "c.png"]
-    run = write_run(top / "run", dict.fromkeys(names, drawn), {"bad.jpg": "it is truncated"})
+    run = write_run(
+        top / "run", dict.fromkeys(names, drawn), {"bad.jpg": "it is truncated"}
+    )
     other_run = write_run(top / "other", {name: [shifted] for name in names})
     audit = write_audit(top / "audit")
     studies = {"audit": audit, "exemplars": write_exemplars(top / "exemplars")}
@@ -95,7 +112,9 @@ def axe(browser: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 @pytest.mark.parametrize("page", PAGES)
-def test_axe_finds_nothing(axe: Any, places: Path, page: str, scheme: str, width: int) -> None:
+def test_axe_finds_nothing(
+    axe: Any, places: Path, page: str, scheme: str, width: int
+) -> None:
     """Names, roles, contrast and order."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     axe.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -105,11 +124,15 @@ def test_axe_finds_nothing(axe: Any, places: Path, page: str, scheme: str, width
     axe.get(f"{places.as_uri()}/{page}")
     axe.execute_script(axe.axe)
     assert axe.execute_async_script(RUN) == []
-    dark = axe.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches")
+    dark = axe.execute_script(
+        "return matchMedia('(prefers-color-scheme: dark)').matches"
+    )
     assert dark == (scheme == "dark")
 
 
-@pytest.mark.parametrize("code", ["viewer.open([...frames.values()][0], 0)", "help.open()"])
+@pytest.mark.parametrize(
+    "code", ["viewer.open([...frames.values()][0], 0)", "help.open()"]
+)
 def test_axe_finds_nothing_in_what_floats(axe: Any, places: Path, code: str) -> None:
     """The enlarged tile and the keys, on the page of a layer, light and dark."""
     for scheme in ("light", "dark"):
@@ -118,7 +141,12 @@ def test_axe_finds_nothing_in_what_floats(axe: Any, places: Path, code: str) -> 
         axe.get("about:blank")
         axe.get(f"{places.as_uri()}/run/report/layer-000.html")
         axe.execute_script(code)
-        assert axe.execute_script("return document.querySelectorAll('dialog[open]').length") == 1
+        assert (
+            axe.execute_script(
+                "return document.querySelectorAll('dialog[open]').length"
+            )
+            == 1
+        )
         axe.execute_script(axe.axe)
         assert axe.execute_async_script(RUN) == []
 
@@ -128,4 +156,6 @@ def test_axe_finds_a_planted_fault(axe: Any, places: Path) -> None:
     axe.get(f"{places.as_uri()}/audit/report/index.html")
     axe.execute_script("document.querySelector('main').append(new Image(20, 20))")
     axe.execute_script(axe.axe)
-    assert any(found.startswith("image-alt: ") for found in axe.execute_async_script(RUN))
+    assert any(
+        found.startswith("image-alt: ") for found in axe.execute_async_script(RUN)
+    )

@@ -29,18 +29,34 @@ def changed(by: float) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of which the second layer differs a little, and the third more; and their page."""
+    """Runs of which the second layer differs a little, and the third more; and their
+    page."""
     folder = tmp_path_factory.mktemp("compared")
     for name, little, large in (("before", 0.0, 0.0), ("after", 0.5, 4.0)):
         layers = [("conv1", 0.0), ("conv2", little), ("conv3", large)]
         drawn = [
-            Drawn(layer, index=n, type="Conv2d", stats=changed(by), tile=(60, 70), scale=10)
+            Drawn(
+                layer,
+                index=n,
+                type="Conv2d",
+                stats=changed(by),
+                tile=(60, 70),
+                scale=10,
+            )
             for n, (layer, by) in enumerate(layers, 1)
         ]
         write_run(folder / name, {"a.png": drawn})
     outputs = DiffFiles(html=folder / "diff.html")
-    diff(folder / "before", folder / "after", DiffThresholds(), outputs, render_comparison)
-    build_report(folder / "before", ReportOptions(compare=folder / "after"), compare_runs)
+    diff(
+        folder / "before",
+        folder / "after",
+        DiffThresholds(),
+        outputs,
+        render_comparison,
+    )
+    build_report(
+        folder / "before", ReportOptions(compare=folder / "after"), compare_runs
+    )
     return folder
 
 
@@ -74,7 +90,8 @@ def test_layers_by_position_by_change_and_the_changed_ones_only(page: Page) -> N
 
 @pytest.mark.parametrize("width", [1200, 400])
 def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
-    """On a phone too, where the page is no wider than the window; also on the page of a layer."""
+    """On a phone too, where the page is no wider than the window; also on the page of a
+    layer."""
     page.browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
@@ -112,8 +129,9 @@ def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) ->
 
 
 EVIL = (
-    "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
-    "'\"><svg onload=\"document.title='pwned'\">{{7*7}}\u2028\u2029javascript:alert(1)/`${1}`"
+    "</script><script>document.title='pwned'</script><img src=x"
+    " onerror=\"document.title='pwned'\">'\"><svg"
+    " onload=\"document.title='pwned'\">{{7*7}}\u2028\u2029javascript:alert(1)/`${1}`"
 )
 """Markup and script for whatever place it is put into."""
 
@@ -125,27 +143,43 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     fields = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [
-        Drawn(EVIL, index=1, type=EVIL, key=EVIL, more={**fields, "file": "a b&c<d>.png"}),
-        Drawn(f"{EVIL}2", index=2, type=EVIL, more={"normalize": EVIL, "file": "x'\"y.png"}),
+        Drawn(
+            EVIL, index=1, type=EVIL, key=EVIL, more={**fields, "file": "a b&c<d>.png"}
+        ),
+        Drawn(
+            f"{EVIL}2",
+            index=2,
+            type=EVIL,
+            more={"normalize": EVIL, "file": "x'\"y.png"},
+        ),
     ]
-    strings = {"model": {"name": EVIL, EVIL: [EVIL, {EVIL: EVIL}]}, "preprocessing": EVIL}
+    strings = {
+        "model": {"name": EVIL, EVIL: [EVIL, {EVIL: EVIL}]},
+        "preprocessing": EVIL,
+    }
     strings |= {"device": EVIL, "featviz": EVIL, "layers": [EVIL]}  # type: ignore[dict-item]
     options = {"cmap": EVIL, "pick": EVIL, "order": EVIL, EVIL: {EVIL: EVIL}}
     folder = tmp_path_factory.mktemp("evil")
     names = {EVIL: drawn, f"{EVIL}2.png": drawn}
     for shade, out in enumerate(("one", "two")):
-        root = write_run(folder / out, names, {f"{EVIL}3": EVIL}, options=options, **strings)
+        root = write_run(
+            folder / out, names, {f"{EVIL}3": EVIL}, options=options, **strings
+        )
         for path in root.rglob("manifest.json"):
             content = json.loads(path.read_text())
             content["input"]["preprocessing"] = EVIL
             content["image"]["files"] = [EVIL]
-            content["prediction"] = [{"index": 1, "name": EVIL, "score": 1, "probability": 0.5}]
+            content["prediction"] = [
+                {"index": 1, "name": EVIL, "score": 1, "probability": 0.5}
+            ]
             content["target"] = {"of": EVIL, "value": 1, "grad_rule": EVIL}
             content["interventions"] = [{"kind": EVIL, "what": EVIL}]
             skip = {"index": 3, "kind": EVIL, "call": 0, "key": EVIL, "reason": EVIL}
             content["skipped"] = [{"layer": f"{EVIL}4", "type": EVIL, **skip}]
             content["never_ran"] = [f"{EVIL}5"]
-            for row, name in zip(content["captures"], ("a b&c<d>.png", "x'\"y.png"), strict=True):
+            for row, name in zip(
+                content["captures"], ("a b&c<d>.png", "x'\"y.png"), strict=True
+            ):
                 drawn_at = next(path.parent.glob(f"00{row['index']}_*")) / "x"
                 real = next(drawn_at.parent.glob("*.png"))
                 real.rename(path.parent / name)
@@ -157,7 +191,13 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez(next(root.rglob("stats.npz")), **changed)
         for path in root.rglob("manifest.json"):
             summed_anew(path.parent)
-    finding = {"label": EVIL, "layer": EVIL, "type": EVIL, "channels": 6, "findings": {EVIL: [1]}}
+    finding = {
+        "label": EVIL,
+        "layer": EVIL,
+        "type": EVIL,
+        "channels": 6,
+        "findings": {EVIL: [1]},
+    }
     audit = {"images": {"seen": 1}, "layers": [finding]}
     (folder / "one" / "audit.json").write_text(json.dumps(audit))
     (folder / "one" / EVIL.replace("/", "")).mkdir()
@@ -169,11 +209,18 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "one"
 
 
-def test_a_run_whose_every_string_is_markup_runs_no_script(browser: Any, evil: Path) -> None:
-    """On every page of a report, in one file, and in a diff: no script, no dialog, no element."""
+def test_a_run_whose_every_string_is_markup_runs_no_script(
+    browser: Any, evil: Path
+) -> None:
+    """On every page of a report, in one file, and in a diff: no script, no dialog, no
+    element."""
     from selenium.common.exceptions import NoAlertPresentException
 
-    pages = [*sorted((evil / "report").glob("*.html")), evil / "report.html", evil / "diff.html"]
+    pages = [
+        *sorted((evil / "report").glob("*.html")),
+        evil / "report.html",
+        evil / "diff.html",
+    ]
     assert len(pages) == 1 + 2 + 2 + 2
     browser.get_log("browser")
     for path in pages:
@@ -189,16 +236,19 @@ def test_a_run_whose_every_string_is_markup_runs_no_script(browser: Any, evil: P
         for frame in browser.find_elements("css selector", "[data-grid]"):
             browser.execute_script("arguments[0].focus();", frame)
             browser.execute_script(
-                "for (const key of ['ArrowRight', 'Enter', 'Escape']) arguments[0].dispatchEvent("
-                "new KeyboardEvent('keydown', {key, bubbles: true}))",
+                "for (const key of ['ArrowRight', 'Enter', 'Escape'])"
+                " arguments[0].dispatchEvent(new KeyboardEvent('keydown', {key,"
+                " bubbles: true}))",
                 frame,
             )
         made = browser.execute_script(
-            "return [document.title, document.querySelectorAll("
-            "'[onerror], [onload], img[src=x], script:not([src]):not([src=\"\"])').length]"
+            "return [document.title, document.querySelectorAll('[onerror], [onload],"
+            ' img[src=x], script:not([src]):not([src=""])\').length]'
         )
         inline = 5 if path.name == "report.html" else 0
         assert made[0] != "pwned" and made[1] == inline, (path, made)
         with pytest.raises(NoAlertPresentException):
             _ = browser.switch_to.alert.text
-    assert [line for line in browser.get_log("browser") if "favicon" not in line["message"]] == []
+    assert [
+        line for line in browser.get_log("browser") if "favicon" not in line["message"]
+    ] == []

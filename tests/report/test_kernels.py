@@ -1,4 +1,5 @@
-"""Kernels beside the channels that they make, `report --kernels`, and as a page of their own."""
+"""Kernels beside the channels that they make, `report --kernels`, and as a page of
+their own."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from .markup import EVIL, read
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a small network, and the kernels of its convolutions, to be copied."""
     folder = tmp_path_factory.mktemp("drawn")
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)
+    )
     torch.save(model.eval(), folder / "tiny.pth")
     options = {"layers": "*", "size": 24, "crop": 24, "out": folder / "out"}
     fv.run(folder / "tiny.pth", SCENES / "spheres.jpg", **options)
@@ -36,9 +39,12 @@ def both(drawn: Path, tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "out", tmp_path / "kernels #1"
 
 
-def test_kernels_stand_on_the_pages_of_their_layers(featviz: Run, both: tuple[Path, Path]) -> None:
-    """Each convolution has its picture, with the numbers of its scale; other layers have none. A
-    kernel of three inputs is drawn as red, green and blue, which a grey key would not tell."""
+def test_kernels_stand_on_the_pages_of_their_layers(
+    featviz: Run, both: tuple[Path, Path]
+) -> None:
+    """Each convolution has its picture, with the numbers of its scale; other layers
+    have none. A kernel of three inputs is drawn as red, green and blue, which a grey
+    key would not tell."""
     run, kernels = both
     assert featviz("report", run, "--kernels", kernels).code == 0
     rows = json.loads((kernels / "manifest.json").read_text())["captures"]
@@ -46,7 +52,9 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: Run, both: tuple[Pa
     for path in sorted((run / "report").glob("layer-*.html")):
         page = read(path)
         pictures = [str(a["src"]) for a in page.of("img") if "kernel" in str(a["alt"])]
-        shown |= {page.text.split("Layer\n")[1].split()[0]: pictures} if pictures else {}
+        shown |= (
+            {page.text.split("Layer\n")[1].split()[0]: pictures} if pictures else {}
+        )
     assert shown.keys() == {row["layer"] for row in rows}
     for row in rows:
         assert shown[row["layer"]] == [f"../../kernels%20%231/{row['file']}"]
@@ -57,8 +65,9 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: Run, both: tuple[Pa
 
 
 def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None:
-    """A section for each layer in the order of the model, with the picture in its own size, the
-    shape of the weights and their range, which are those of the file of weights."""
+    """A section for each layer in the order of the model, with the picture in its own
+    size, the shape of the weights and their range, which are those of the file of
+    weights."""
     kernels = both[1]
     model = torch.load(kernels.parent / "tiny.pth", weights_only=False)
     done = featviz("report", kernels, "--json")
@@ -76,7 +85,11 @@ def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None
         caption = f"{row['maps']} kernels · {shape} · weights {low} to {high}"
         assert f"{row['layer']} {row['type']}" in text
         assert caption in text
-        where = kernels / "report" / str(picture["src"]).replace("%20", " ").replace("%23", "#")
+        where = (
+            kernels
+            / "report"
+            / str(picture["src"]).replace("%20", " ").replace("%23", "#")
+        )
         with Image.open(where) as drawn:
             assert (picture["width"], picture["height"]) == tuple(map(str, drawn.size))
     assert [section["data-item"] for section in page.of("section")] == [
@@ -84,23 +97,29 @@ def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None
     ]
 
 
-def test_odd_records_of_kernels_are_shown(featviz: Run, both: tuple[Path, Path]) -> None:
-    """Names are escaped: those of layers and of the model stand in files of somebody else, which
-    may say anything of the model and the options."""
+def test_odd_records_of_kernels_are_shown(
+    featviz: Run, both: tuple[Path, Path]
+) -> None:
+    """Names are escaped: those of layers and of the model stand in files of somebody
+    else, which may say anything of the model and the options."""
     kernels = both[1]
     manifest, record = ((kernels / name) for name in ("manifest.json", "run.json"))
     content = json.loads(manifest.read_text())
     content["captures"][0]["layer"] = EVIL
     manifest.write_text(json.dumps(content))
     model = {"file": EVIL, "taken": {"a": {"b": None}}}
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"model": model, "options": "x"}))
+    record.write_text(
+        json.dumps(json.loads(record.read_text()) | {"model": model, "options": "x"})
+    )
     assert featviz("report", kernels).code == 0
     page = read(kernels / "report" / "index.html")
     assert page.text.count(EVIL) >= 2
     assert {i["src"] for i in page.of("img")}.isdisjoint({"x"})
 
 
-def test_what_holds_no_kernels_is_refused(featviz: Run, both: tuple[Path, Path]) -> None:
+def test_what_holds_no_kernels_is_refused(
+    featviz: Run, both: tuple[Path, Path]
+) -> None:
     """In one line, beside a run with the file and alone, and nothing is written."""
     run, kernels = both
     (kernels / "manifest.json").unlink()

@@ -55,7 +55,8 @@ def test_a_strip_shows_the_tiles_of_its_channels(tmp_path: Path) -> None:
 
 
 def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
-    """The largest deviation comes first, what is not finite last; constant maps go by magnitude."""
+    """The largest deviation comes first, what is not finite last; constant maps go by
+    magnitude."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)]})
     (image,) = read_run(root).images.values()
     (row,) = image.captures.values()
@@ -75,11 +76,14 @@ def titles(root: Path) -> list[tuple[str, list[str]]]:
     own = page.image.stats()
     figures = [group.figures[0] for group in page.groups]
     stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
-    return [(stage.title, [step.group.layer for step in stage.steps]) for stage in stages]
+    return [
+        (stage.title, [step.group.layer for step in stage.steps]) for stage in stages
+    ]
 
 
 def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
-    """In call order; single numbers belong to the maps between which they stand, or end it all."""
+    """In call order; single numbers belong to the maps between which they stand, or end
+    it all."""
     large = {"tile": (8, 10)}
     small = {"tile": (4, 4)}
     single = {"tile": (2, 2)}
@@ -113,7 +117,10 @@ def test_one_resolution_is_divided_by_module(tmp_path: Path) -> None:
     drawn = [Drawn(name, index=n, maps=2, nrow=2) for n, name in enumerate(names)]
     drawn.append(Drawn("head", index=99, maps=2, nrow=2, tile=(2, 2)))
     root = write_run(tmp_path / "out", {"a.png": drawn})
-    assert [title for title, _ in titles(root)] == [*(f"blocks.{n}" for n in range(5)), "head"]
+    assert [title for title, _ in titles(root)] == [
+        *(f"blocks.{n}" for n in range(5)),
+        "head",
+    ]
 
 
 def test_zeros_range_and_findings_are_those_of_all_images(tmp_path: Path) -> None:
@@ -122,7 +129,10 @@ def test_zeros_range_and_findings_are_those_of_all_images(tmp_path: Path) -> Non
     second_stats[1] = [0, 5, 1, 1, 0.5, 0]
     root = built(
         tmp_path / "out",
-        {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=second_stats)]},
+        {
+            "a.png": [Drawn("x", stats=VALUES)],
+            "b.png": [Drawn("x", stats=second_stats)],
+        },
     )
     share = 100 * np.concatenate([VALUES, second_stats])[:, 4].mean()
     index, image = (pages(root)[f"{name}.html"].text for name in ("index", "image-000"))
@@ -174,11 +184,15 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
 
 
 def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
-    """Smallest, largest, mean and zeros over the images (numpy), at the channel's address."""
+    """Smallest, largest, mean and zeros over the images (numpy), at the channel's
+    address."""
     second_stats = VALUES + np.float32([-1.2343, 2, 0.5126, 0, 0, 0])
     root = built(
         tmp_path / "out",
-        {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=second_stats)]},
+        {
+            "a.png": [Drawn("x", stats=VALUES)],
+            "b.png": [Drawn("x", stats=second_stats)],
+        },
     )
     text = (root / "report" / "layer-000.html").read_text("utf-8")
     all_stats = np.stack([VALUES, second_stats])
@@ -194,17 +208,21 @@ def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
 
 
 def with_prediction(root: Path, scores: list[float]) -> str:
-    """A report of a vector of ten values, whose second and fourth are the model's prediction."""
+    """A report of a vector of ten values, whose second and fourth are the model's
+    prediction."""
     stats = np.zeros((10, 6), np.float32)
     stats[:, 0] = stats[:, 1] = stats[:, 2] = np.arange(10) / 2
     fields = {"layout": "vector", "shape": [1, 10]}
-    strip = Drawn("fc", 10, nrow=10, padding=0, tile=(12, 12), scale=12, stats=stats, more=fields)
+    strip = Drawn(
+        "fc", 10, nrow=10, padding=0, tile=(12, 12), scale=12, stats=stats, more=fields
+    )
     write_run(root, {"a.png": [strip]})
     path = root / "a.png" / "manifest.json"
     content = json.loads(path.read_text())
     named = zip((9, 8), scores, ("tabby", "dog"), (0.75, 0.125), strict=True)
     content["prediction"] = [
-        {"index": i, "score": score, "name": name, "probability": p} for i, score, name, p in named
+        {"index": i, "score": score, "name": name, "probability": p}
+        for i, score, name, p in named
     ]
     path.write_text(json.dumps(content))
     build_report(root, ReportOptions())
@@ -212,7 +230,8 @@ def with_prediction(root: Path, scores: list[float]) -> str:
 
 
 def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
-    """Only where its values are the scores of the prediction; lengths are in proportion."""
+    """Only where its values are the scores of the prediction; lengths are in
+    proportion."""
     page = with_prediction(tmp_path / "fits", [4.5, 4.0])
     bars = page.split('class="bars values"')[1].split("</table>")[0]
     assert re.findall(r'<a href="layer-000.html#c(\d)">([^<]*)<', bars)[:3] == [
@@ -220,10 +239,14 @@ def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
         ("8", "dog"),
         ("7", "7"),
     ]
-    lengths = [float(text) for text in re.findall(r'width="([\d.]+)" height="8"/>', bars)]
+    lengths = [
+        float(text) for text in re.findall(r'width="([\d.]+)" height="8"/>', bars)
+    ]
     assert lengths == pytest.approx([100 * n / 9 for n in range(9, -1, -1)], abs=0.01)
     other_page = with_prediction(tmp_path / "other", [1.0, 2.0])
-    assert "tabby" not in other_page.split('class="bars values"')[1].split("</table>")[0]
+    assert (
+        "tabby" not in other_page.split('class="bars values"')[1].split("</table>")[0]
+    )
     assert "tabby" in other_page
     assert "75.0\u00a0%" in other_page
     assert "12.5\u00a0%" in other_page
@@ -233,32 +256,52 @@ BOTH = ("ReLU", "MaxPool2d")
 
 
 def rectified(*dark: int) -> np.ndarray:
-    """The statistics of six channels with zeros and nothing below, of which some are all zero."""
+    """The statistics of six channels with zeros and nothing below, of which some are
+    all zero."""
     stats = np.tile(np.float32([0, 3, 0.5, 1, 0.5, 0]), (6, 1))
     stats[list(dark)] = [0, 0, 0, 0, 1, 0]
     return stats
 
 
-CONV = Drawn("c", type="Conv2d", stats=np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1)))
+CONV = Drawn(
+    "c", type="Conv2d", stats=np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
+)
 
 
 @pytest.mark.parametrize(
     ("images", "channels"),
     [
-        ([[Drawn("x", stats=rectified(*dark))] for dark in ((1, 5), (1, 3, 5))], "2 in 1 layer"),
+        (
+            [[Drawn("x", stats=rectified(*dark))] for dark in ((1, 5), (1, 3, 5))],
+            "2 in 1 layer",
+        ),
         ([[Drawn("x")]], "none in the one activation drawn"),
         ([[CONV]], "unknown: no activation was drawn"),
         ([[CONV, Drawn("b", type="Block", stats=rectified(4))]], "1 in 1 layer"),
-        ([[Drawn("r", scale=1, tile=(1, 1))]], "unknown: only one value of each channel"),
-        ([[Drawn(t, index=n, type=t, stats=rectified(1)) for n, t in enumerate(BOTH)]], "1 in 1 l"),
+        (
+            [[Drawn("r", scale=1, tile=(1, 1))]],
+            "unknown: only one value of each channel",
+        ),
+        (
+            [
+                [
+                    Drawn(t, index=n, type=t, stats=rectified(1))
+                    for n, t in enumerate(BOTH)
+                ]
+            ],
+            "1 in 1 l",
+        ),
     ],
 )
 def test_the_first_page_begins_with_the_dead_channels(
     tmp_path: Path, images: list[list[Drawn]], channels: str
 ) -> None:
-    """Those that are zero in every image, with a link to their names: of activations only, which a
-    convolution's output is not and a block's may be, and once for a pooling behind a ReLU."""
-    root = built(tmp_path / "out", {f"{n}.png": drawn for n, drawn in enumerate(images)})
+    """Those that are zero in every image, with a link to their names: of activations
+    only, which a convolution's output is not and a block's may be, and once for a
+    pooling behind a ReLU."""
+    root = built(
+        tmp_path / "out", {f"{n}.png": drawn for n, drawn in enumerate(images)}
+    )
     page = pages(root)["index.html"]
     where = "every image" if len(images) > 1 else "the image"
     assert f"Dead channels (zero in {where}): {channels}" in page.words
@@ -280,7 +323,12 @@ def test_the_first_page_says_what_dark_is(tmp_path: Path) -> None:
     }
     drawn = []
     for n, (mode, limits) in enumerate([*keys] * 2):
-        fields = {"normalize": mode, "range": limits and list(limits), "min": -2.0, "max": 3.0}
+        fields = {
+            "normalize": mode,
+            "range": limits and list(limits),
+            "min": -2.0,
+            "max": 3.0,
+        }
         drawn.append(Drawn(f"x{n}", stats=stats, index=n, more=fields))
     index = pages(built(tmp_path / "out", {"a.png": drawn}))["index.html"]
     assert all(index.words.count(key) == 1 for key in keys.values())
@@ -297,13 +345,18 @@ def text_of(root: Path, page: str, rows: list[Drawn], **options: Any) -> str:
 
 def key_colors(root: Path, page: str) -> list[list[str]]:
     """The colours of each key on a page, from the darkest level to the brightest."""
-    keys = re.findall(r'<p class="key">(.*?)</p>', (root / "report" / page).read_text("utf-8"))
+    keys = re.findall(
+        r'<p class="key">(.*?)</p>', (root / "report" / page).read_text("utf-8")
+    )
     return [re.findall('fill="(#[0-9a-f]{6})"', key) for key in keys]
 
 
 def hexes(name: str, levels: np.ndarray) -> list[str]:
     """Colours of matplotlib's colormap at some levels 0..1."""
-    return ["#{:02x}{:02x}{:02x}".format(*rgb[:3]) for rgb in colormaps[name](levels, bytes=True)]
+    return [
+        "#{:02x}{:02x}{:02x}".format(*rgb[:3])
+        for rgb in colormaps[name](levels, bytes=True)
+    ]
 
 
 def scaled(low: float, high: float, mode: str, **more: Any) -> dict[str, Any]:
@@ -321,7 +374,12 @@ def test_a_key_says_where_values_lie_beyond_its_ends(tmp_path: Path) -> None:
         ("layer", -1, 6): "−1 6, one scale for all maps",
     }
     rows = [
-        Drawn(f"x{n}", index=n, kind="grad", more=scaled(low, high, mode, min=-1.0, max=6.0))
+        Drawn(
+            f"x{n}",
+            index=n,
+            kind="grad",
+            more=scaled(low, high, mode, min=-1.0, max=6.0),
+        )
         for n, (mode, low, high) in enumerate(keys)
     ]
     root = built(tmp_path / "out", {"a.png": rows})
@@ -331,13 +389,18 @@ def test_a_key_says_where_values_lie_beyond_its_ends(tmp_path: Path) -> None:
         assert text.count("≤") == label.count("≤")
 
 
-def test_the_gradient_of_an_image_and_its_saliency_have_their_own_colours(tmp_path: Path) -> None:
-    """Coolwarm for a gradient, grey for the picture of all its channels, which has no sign."""
+def test_the_gradient_of_an_image_and_its_saliency_have_their_own_colours(
+    tmp_path: Path,
+) -> None:
+    """Coolwarm for a gradient, grey for the picture of all its channels, which has no
+    sign."""
     signed = scaled(-2, 2, "symmetric-percentile")
     single = scaled(0, 2, "percentile", reduce="max-abs")
     rows = [
         Drawn("x", kind="grad-input", more=signed),
-        Drawn("x", kind="grad-input", key="saliency", nrow=1, more=single, channels=[0]),
+        Drawn(
+            "x", kind="grad-input", key="saliency", nrow=1, more=single, channels=[0]
+        ),
     ]
     text = text_of(tmp_path / "out", "layer-000.html", rows, cmap="auto")
     gradient, saliency = key_colors(tmp_path / "out", "layer-000.html")
@@ -352,17 +415,26 @@ def test_the_gradient_of_an_image_and_its_saliency_have_their_own_colours(tmp_pa
 
 @pytest.fixture
 def strip() -> Drawn:
-    """The gradient behind a global pooling: a number for each of six constant maps of 7×7."""
+    """The gradient behind a global pooling: a number for each of six constant maps of
+    7×7."""
     stats = np.zeros((6, 6), np.float32)
     stats[:, :3] = np.array([0.5, -3, 1, -0.25, 2, 0])[:, None]
     own = scaled(-3, 3, "symmetric-percentile", constant=[1, 7, 7], shape=[1, 6, 7, 7])
     return Drawn(
-        "x", kind="grad", nrow=6, padding=0, tile=(30, 12), scale=(30, 12), stats=stats, more=own
+        "x",
+        kind="grad",
+        nrow=6,
+        padding=0,
+        tile=(30, 12),
+        scale=(30, 12),
+        stats=stats,
+        more=own,
     )
 
 
 def test_a_strip_of_constant_maps_is_called_that(tmp_path: Path, strip: Drawn) -> None:
-    """On the page of the image and of the layer; its shape is that of the maps, not of stripes."""
+    """On the page of the image and of the layer; its shape is that of the maps, not of
+    stripes."""
     text = text_of(tmp_path / "out", "image-000.html", [strip])
     assert "one stripe per channel, each map constant; one scale for all" in text
     assert "each map of 7×7 holds one value; drawn as a strip" in text
@@ -402,9 +474,14 @@ def test_slices_are_named(tmp_path: Path) -> None:
     text = text_of(tmp_path / "out", "image-000.html", rows)
     assert "for each channel 3 of 24: 0, 6, 23" in text
     assert "3 of 24: 0–2" in text
-    crops = {a.get("viewbox") for a in read(tmp_path / "out/report/index.html").of("svg")}
+    crops = {
+        a.get("viewbox") for a in read(tmp_path / "out/report/index.html").of("svg")
+    }
     assert crops >= {f"2 {2 + 10 * channel} 10 8" for channel in range(6)}
-    assert "slices 3 of 24: 0–2" in read(tmp_path / "out" / "report" / "layer-001.html").words
+    assert (
+        "slices 3 of 24: 0–2"
+        in read(tmp_path / "out" / "report" / "layer-001.html").words
+    )
 
 
 def test_no_marks_no_words_about_them(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 
 
 def test_names_and_messages_are_text(gallery: Path) -> None:
-    """Whatever a file, a layer or an error is called, it appears as it is; the run's page has the
-    model, versions, layers, images, failures and what is incomplete."""
+    """Whatever a file, a layer or an error is called, it appears as it is; the run's
+    page has the model, versions, layers, images, failures and what is incomplete."""
     gallery_pages = pages(gallery)
     assert all(len(page.of("script")) <= 5 for page in gallery_pages.values())
     assert HOSTILE in gallery_pages["index.html"].text
@@ -34,13 +34,22 @@ def test_names_and_messages_are_text(gallery: Path) -> None:
     assert HOSTILE in gallery_pages["image-002.html"].text
     assert EVIL in gallery_pages["layer-002.html"].text
     next_ones = [
-        a["href"] for a in gallery_pages["image-001.html"].of("a") if a.get("rel") == "next"
+        a["href"]
+        for a in gallery_pages["image-001.html"].of("a")
+        if a.get("rel") == "next"
     ]
     assert next_ones == ["image-002.html"]
     for page in gallery_pages.values():
         assert not any("onerror" in attributes for _, attributes in page.tags)
     text = gallery_pages["index.html"].text
-    for expected in ("resnet18", "torch 2.15.0", "conv1", "relu", "bad.jpg", "it is truncated"):
+    for expected in (
+        "resnet18",
+        "torch 2.15.0",
+        "conv1",
+        "relu",
+        "bad.jpg",
+        "it is truncated",
+    ):
         assert expected in text
     assert "half.png" in text
     assert "incomplete: it has no manifest.json" in text
@@ -55,14 +64,24 @@ def test_alternative_texts_and_sizes_of_all_pictures(gallery: Path) -> None:
             if image["src"] == "icon.svg":
                 continue
             with Image.open(gallery / "report" / unquote(str(image["src"]))) as picture:
-                assert (int(str(image["width"])), int(str(image["height"]))) == picture.size
+                assert (
+                    int(str(image["width"])),
+                    int(str(image["height"])),
+                ) == picture.size
             assert image["loading"] == "lazy"
 
 
 def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
     """With the reason, and for how many images; on the images' pages too."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
-    skip = {"layer": "head", "type": "Head", "index": 9, "kind": "output", "call": 0, "key": ""}
+    skip = {
+        "layer": "head",
+        "type": "Head",
+        "index": 9,
+        "kind": "output",
+        "call": 0,
+        "key": "",
+    }
     for name in ("b.png", "c.png"):
         skipped = [{**skip, "reason": "it is a string"}]
         write_image(RunDirectory(Folder.open(root)), name, [], skipped, ["aux.conv"])
@@ -81,22 +100,34 @@ def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
 def test_dark_in_every_image(gallery: Path) -> None:
     """Channels 1 and 5 are zero in all three images, 3 only in one."""
     page = pages(gallery)["layer-001.html"].text
-    assert "2 channels all zero in every one of 3 images: 1, 5" in " ".join(page.split())
+    assert "2 channels all zero in every one of 3 images: 1, 5" in " ".join(
+        page.split()
+    )
     assert "3 channels all zero in the one image: 1, 3, 5" in " ".join(page.split())
     index = (gallery / "report" / "index.html").read_text("utf-8")
-    row = index.split('id="layers-table"')[1].split("<code>relu</code>")[1].split("</tr>")[0]
+    row = (
+        index.split('id="layers-table"')[1]
+        .split("<code>relu</code>")[1]
+        .split("</tr>")[0]
+    )
     assert re.findall(r'class="n">([^<]*)<', row) == ["6", "45.8\u00a0%", "5", "0"]
 
 
 def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None:
-    """Bit for bit, on the page of the image and on that of the layer: random, equal, not finite."""
+    """Bit for bit, on the page of the image and on that of the layer: random, equal,
+    not finite."""
     rng = np.random.default_rng(0)
     values = rng.random((6, 6), dtype=np.float32)
     nan = np.full((6, 6), [np.nan, 1, -0.0, 0, 0, 4], np.float32)
     nan[2, 1] = np.inf
-    layers = [(f"x{n}", stats) for n, stats in enumerate([values, nan, 0 * values, values[::-1]])]
+    layers = [
+        (f"x{n}", stats)
+        for n, stats in enumerate([values, nan, 0 * values, values[::-1]])
+    ]
     names = [f"{n}.png" for n in range(9)]
-    drawn = [Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)]
+    drawn = [
+        Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)
+    ]
     root = built(tmp_path / "out", dict.fromkeys(names, drawn))
     assert max(len(script(path)) for path in (root / "report").glob("grids-*.js")) == 16
     for image, layer in ((0, 0), (3, 1), (7, 3), (8, 2)):
@@ -109,7 +140,9 @@ def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None
 
 def test_the_numbers_of_a_grid_stand_once(gallery: Path) -> None:
     """In one script, which all pages load that show the grid."""
-    held = [id for path in (gallery / "report").glob("grids-*.js") for id in script(path)]
+    held = [
+        id for path in (gallery / "report").glob("grids-*.js") for id in script(path)
+    ]
     assert len(held) == len(set(held)) == 3 + 2 + 3
     for name, page in pages(gallery).items():
         shown = {str(tag["data-grid"]) for tag in page.of("div") if "data-grid" in tag}
@@ -119,11 +152,17 @@ def test_the_numbers_of_a_grid_stand_once(gallery: Path) -> None:
 
 def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     """nrow, padding, tile, slices and the channels that were drawn."""
-    drawn = Drawn("x", maps=9, channels=[2, 5], slices=(2, 7), nrow=3, padding=1, tile=(6, 4))
+    drawn = Drawn(
+        "x", maps=9, channels=[2, 5], slices=(2, 7), nrow=3, padding=1, tile=(6, 4)
+    )
     root = built(tmp_path / "out", {"a.png": [drawn]})
     geometry = loaded(root, "image-000.html")["p0-0"]
     assert (geometry["nrow"], geometry["padding"], geometry["tile"]) == (3, 1, [6, 4])
-    assert (geometry["slices"], geometry["channels"], geometry["maps"]) == (2, [2, 5], 9)
+    assert (geometry["slices"], geometry["channels"], geometry["maps"]) == (
+        2,
+        [2, 5],
+        9,
+    )
     with Image.open(next(root.rglob("output.png"))) as picture:
         assert geometry["size"] == list(picture.size)
     text = pages(root)["image-000.html"].text
@@ -132,8 +171,11 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
 
 
 def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
-    """Figures of the same tensor of the same image; both runs are named; the rest is untouched."""
-    new_run = write_run(tmp_path / "new#2", {"a.png": [Drawn("relu", index=7, shade=99)]})
+    """Figures of the same tensor of the same image; both runs are named; the rest is
+    untouched."""
+    new_run = write_run(
+        tmp_path / "new#2", {"a.png": [Drawn("relu", index=7, shade=99)]}
+    )
     build_report(root, ReportOptions(compare=new_run))
     page = pages(root)["image-000.html"]
     pictures = [i for i in page.of("img") if "output.png" in str(i["src"])]
@@ -145,7 +187,9 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     ]
     assert "new#2" in page.text
     assert "out, compared with new#2" in pages(root)["index.html"].text
-    assert "new#2" not in "".join(str(tag) for tag in pages(root)["image-001.html"].tags)
+    assert "new#2" not in "".join(
+        str(tag) for tag in pages(root)["image-001.html"].tags
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,12 +222,16 @@ def test_the_legend_says_what_colours_mean(
 
 
 def test_one_tile_of_all_channels_is_called_that(featviz: Run, tmp_path: Path) -> None:
-    """No channel's numbers are its; the numbers that are told are those of all channels."""
+    """No channel's numbers are its; the numbers that are told are those of all
+    channels."""
     fields = {"reduce": "pca", "normalize": "range", "range": [-2.0, 2.0]}
     drawn = Drawn("x", nrow=1, channels=[0], more=fields)
     root = built(tmp_path / "out", {"a.png": [drawn]})
     page = pages(root)["image-000.html"]
-    assert "Maps6, as one tile: their principal components 1 to 3 (--reduce pca)" in page.words
+    assert (
+        "Maps6, as one tile: their principal components 1 to 3 (--reduce pca)"
+        in page.words
+    )
     assert ", of all channels Mean" in page.words
     assert "crossed out" not in page.words
     assert "each component from −2 to 2 standard deviations" in page.words
@@ -206,7 +254,8 @@ def test_one_tile_of_all_channels_is_called_that(featviz: Run, tmp_path: Path) -
 
 
 def test_an_overlay_has_no_marks(tmp_path: Path) -> None:
-    """Its legend says what the colours over the input are, which are those of --cmap auto."""
+    """Its legend says what the colours over the input are, which are those of --cmap
+    auto."""
     options = {"normalize": "map", "cmap": "auto"}
     drawn = Drawn("x", more={"overlay": 0.6})
     root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
@@ -232,7 +281,10 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     options = {"pick": "top", "order": "similarity"}
     root = built(tmp_path / "out", {"a.png": drawn}, options=options)
     text = pages(root)["image-000.html"].words
-    assert "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)" in text
+    assert (
+        "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)"
+        in text
+    )
     assert "Maps2 of 6 Range" in text
     assert "Maps2 of 6 (--collapse) Share a tile" in text
     assert "Maps6 Range" in text

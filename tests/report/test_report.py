@@ -32,7 +32,8 @@ def test_every_link_and_picture_exists(gallery: Path) -> None:
     assert len(gallery_pages) == 1 + 3 + 3
     seen = set()
     ids = {
-        name: {a["id"] for _, a in page.tags if a.get("id")} for name, page in gallery_pages.items()
+        name: {a["id"] for _, a in page.tags if a.get("id")}
+        for name, page in gallery_pages.items()
     }
     for name, page in gallery_pages.items():
         targets = [a["href"] for a in page.of("a") + page.of("link")]
@@ -56,19 +57,25 @@ def test_no_inline_style_script_or_data(gallery: Path) -> None:
         for tag, attributes in page.tags:
             assert tag not in ("style", "iframe", "object", "base")
             assert not any(key == "style" or key.startswith("on") for key in attributes)
-            assert not any(str(v).startswith(("data:", "javascript:")) for v in attributes.values())
+            assert not any(
+                str(v).startswith(("data:", "javascript:")) for v in attributes.values()
+            )
             assert tag != "script" or attributes.get("src")
 
 
 def test_the_same_bytes_again(root: Path) -> None:
-    """A second report replaces the first and equals it, in the folder and in one file of either
-    kind."""
+    """A second report replaces the first and equals it, in the folder and in one file
+    of either kind."""
 
     def content() -> dict[str, bytes]:
         build_report(root, ReportOptions())
         build_report(root, ReportOptions(single_file=True))
         build_report(root, ReportOptions(zip=True))
-        files = [*(root / "report").iterdir(), root / "report.html", root / "report.zip"]
+        files = [
+            *(root / "report").iterdir(),
+            root / "report.html",
+            root / "report.zip",
+        ]
         return {path.name: path.read_bytes() for path in files}
 
     first = content()
@@ -83,11 +90,19 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
     page = read(out)
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert all(str(a["href"])[1:] in ids and str(a["href"])[0] == "#" for a in page.of("a"))
+    assert all(
+        str(a["href"])[1:] in ids and str(a["href"])[0] == "#" for a in page.of("a")
+    )
     assert not page.of("link")
     assert not any("src" in a for a in page.of("script"))
-    inside = [base64.b64decode(str(i["src"]).split(",")[1]) for i in page.of("img") if "src" in i]
-    files = [p for p in root.rglob("*.png") if p.is_file() and "half.png" not in p.parts]
+    inside = [
+        base64.b64decode(str(i["src"]).split(",")[1])
+        for i in page.of("img")
+        if "src" in i
+    ]
+    files = [
+        p for p in root.rglob("*.png") if p.is_file() and "half.png" not in p.parts
+    ]
     assert sorted(inside) == sorted(path.read_bytes() for path in files)
     for image in page.of("img"):
         assert "src" in image or image["data-same"] in ids
@@ -96,8 +111,14 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: (p / "stats.npz").write_bytes(b"PK"), "a.png/stats.npz has 2 bytes, too few"),
-        (lambda p: (p / "manifest.json").write_text("{"), "a.png/manifest.json: cannot be read"),
+        (
+            lambda p: (p / "stats.npz").write_bytes(b"PK"),
+            "a.png/stats.npz has 2 bytes, too few",
+        ),
+        (
+            lambda p: (p / "manifest.json").write_text("{"),
+            "a.png/manifest.json: cannot be read",
+        ),
         (lambda p: p.rename(p.parent.with_name("gone")), "its folder is missing"),
     ],
 )
@@ -151,8 +172,8 @@ def test_a_folder_of_something_else_stays(root: Path) -> None:
 def test_one_file_shows_fewer_maps_where_it_must(
     byte_limit: int, remaining: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that stay are maps of the run, pixel for pixel, and the same channels of both images,
-    never less than four; the page says how many."""
+    """Those that stay are maps of the run, pixel for pixel, and the same channels of
+    both images, never less than four; the page says how many."""
     rng = np.random.default_rng(0)
     size = {"nrow": 6, "tile": (40, 40), "scale": 1}
     stats = rng.random((36, 6), np.float32)
@@ -178,17 +199,24 @@ def test_one_file_shows_fewer_maps_where_it_must(
     assert len(channels) == remaining
     shown = [i for i in page.of("img") if "src" in i and "of conv1" in str(i["alt"])]
     for image in shown:
-        grid = np.asarray(Image.open(io.BytesIO(base64.b64decode(str(image["src"]).split(",")[1]))))
+        grid = np.asarray(
+            Image.open(io.BytesIO(base64.b64decode(str(image["src"]).split(",")[1])))
+        )
         sides = [range(2, length - 2, 42) for length in grid.shape]
-        found = {grid[y : y + 40, x : x + 40].tobytes() for y in sides[0] for x in sides[1]}
+        found = {
+            grid[y : y + 40, x : x + 40].tobytes() for y in sides[0] for x in sides[1]
+        }
         found = {tile for tile in found if len(set(tile)) > 1}  # no empty place
         assert found in [
             {source_tiles[channel] for channel in channels} for source_tiles in sources
         ]
 
 
-def test_a_zip_file_has_the_pages_and_their_pictures(root: Path, tmp_path: Path) -> None:
-    """Each picture byte for byte and once, under a name of ours; every link leads into the file."""
+def test_a_zip_file_has_the_pages_and_their_pictures(
+    root: Path, tmp_path: Path
+) -> None:
+    """Each picture byte for byte and once, under a name of ours; every link leads into
+    the file."""
     with pytest.raises(UsageError, match="--zip and --single-file"):
         build_report(root, ReportOptions(single_file=True, zip=True))
     build_report(root, ReportOptions(zip=True))
@@ -200,7 +228,10 @@ def test_a_zip_file_has_the_pages_and_their_pictures(root: Path, tmp_path: Path)
             linked = [str(a["src"]) for a in page.of("img")] + [
                 str(a["href"]) for a in page.of("a")
             ]
-            missing = {unquote(link.partition("#")[0]) for link in linked} - {"", *names}
+            missing = {unquote(link.partition("#")[0]) for link in linked} - {
+                "",
+                *names,
+            }
             assert not missing, name
     assert sorted(pictures) == sorted(
         path.read_bytes()

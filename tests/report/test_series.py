@@ -1,4 +1,5 @@
-"""The page of a series of runs: what stands on it, in any folder that somebody hands over."""
+"""The page of a series of runs: what stands on it, in any folder that somebody hands
+over."""
 
 from __future__ import annotations
 
@@ -27,23 +28,42 @@ DEAD = {0: [0, 1, 2], 100: [1], 250: []}
 def write_audit(root: Path, findings: Mapping[str, Mapping[str, list[int]]]) -> None:
     """An audit.json with a row of six channels for each layer."""
     rows = [
-        {"layer": layer, "label": layer, "type": "ReLU", "channels": 6, "findings": found}
+        {
+            "layer": layer,
+            "label": layer,
+            "type": "ReLU",
+            "channels": 6,
+            "findings": found,
+        }
         for layer, found in findings.items()
     ]
-    content = {"schema_version": 1, "featviz": "0", "model": {}, "options": {}, "total": {}}
+    content = {
+        "schema_version": 1,
+        "featviz": "0",
+        "model": {},
+        "options": {},
+        "total": {},
+    }
     images = {"total": 2, "seen": 2, "failures": []}
-    (root / "audit.json").write_text(json.dumps({**content, "images": images, "layers": rows}))
+    (root / "audit.json").write_text(
+        json.dumps({**content, "images": images, "layers": rows})
+    )
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps of two images, one of a hostile name, and two layers, one of a hostile name; and
-    their report, to be read alone."""
+    """Three steps of two images, one of a hostile name, and two layers, one of a
+    hostile name; and their report, to be read alone."""
     root = tmp_path_factory.mktemp("series") / "out"
     for step, dead in DEAD.items():
-        drawn = [Drawn("conv", index=1, type="Conv2d", shade=20 + step // 5), Drawn(EVIL, index=2)]
+        drawn = [
+            Drawn("conv", index=1, type="Conv2d", shade=20 + step // 5),
+            Drawn(EVIL, index=2),
+        ]
         run = write_run(root / f"step-{step:06d}", {"a.png": drawn, HOSTILE: drawn})
-        write_audit(run, {EVIL: {"dead": dead, "constant": []}, "conv": {"nonfinite": []}})
+        write_audit(
+            run, {EVIL: {"dead": dead, "constant": []}, "conv": {"nonfinite": []}}
+        )
     build_report(root, ReportOptions())
     return root
 
@@ -61,18 +81,24 @@ def page(made: Path) -> Markup:
 
 
 def test_every_step_of_every_layer_and_image_is_shown(made: Path, page: Markup) -> None:
-    """In the order of the steps, with pictures that are there; this is the page without scripts."""
+    """In the order of the steps, with pictures that are there; this is the page without
+    scripts."""
     sources = [str(image["src"]) for image in page.of("img") if "loading" in image]
     assert len(sources) == 3 * 2 * 2
     assert all((made / "report" / unquote(src)).resolve().is_file() for src in sources)
-    steps = [int(str(frame["data-step"])) for frame in page.of("li") if "data-step" in frame]
+    steps = [
+        int(str(frame["data-step"])) for frame in page.of("li") if "data-step" in frame
+    ]
     assert steps == [0, 100, 250] * 4
     assert [f"step {step} ·" in page.text for step in DEAD] == [True] * 3
 
 
-def test_nothing_is_inline_and_nothing_hostile_is_markup(made: Path, page: Markup) -> None:
-    """A Content-Security-Policy without inline script and style leaves the page whole; the slider
-    is hidden until the script runs, has a label, knows the steps, and stands at the last one."""
+def test_nothing_is_inline_and_nothing_hostile_is_markup(
+    made: Path, page: Markup
+) -> None:
+    """A Content-Security-Policy without inline script and style leaves the page whole;
+    the slider is hidden until the script runs, has a label, knows the steps, and stands
+    at the last one."""
     assert page.inline.strip() == ""
     assert not any("style" in attrs for _, attrs in page.tags)
     assert not any(str(image.get("src")) == "x" for image in page.of("img"))
@@ -82,21 +108,35 @@ def test_nothing_is_inline_and_nothing_hostile_is_markup(made: Path, page: Marku
     files = sorted(path.name for path in (made / "report").iterdir())
     assert files == ["icon.svg", "index.html", "report.json", "series.js", "style.css"]
     (slider,) = (tag for tag in page.of("input") if tag["type"] == "range")
-    assert (slider["data-steps"], slider["max"], slider["value"]) == ("0 100 250", "2", "2")
+    assert (slider["data-steps"], slider["max"], slider["value"]) == (
+        "0 100 250",
+        "2",
+        "2",
+    )
     assert [label["for"] for label in page.of("label")] == [slider["id"]]
-    (control,) = (div for div in page.of("div") if div.get("class") == "control step-slider")
+    (control,) = (
+        div for div in page.of("div") if div.get("class") == "control step-slider"
+    )
     assert "hidden" in control
 
 
 def test_curves_are_the_audits_counts(page: Markup) -> None:
-    """Steps lie at their distance, the most channels at the upper edge; a table has the numbers."""
+    """Steps lie at their distance, the most channels at the upper edge; a table has the
+    numbers."""
     (curve,) = page.of("polyline")
-    points = [tuple(map(float, point.split(","))) for point in str(curve["points"]).split()]
+    points = [
+        tuple(map(float, point.split(","))) for point in str(curve["points"]).split()
+    ]
     assert curve["class"] == "dead"
-    assert [x for x, _ in points] == pytest.approx([6, 6 + 308 * 100 / 250, 314], abs=0.01)
+    assert [x for x, _ in points] == pytest.approx(
+        [6, 6 + 308 * 100 / 250, 314], abs=0.01
+    )
     assert [y for _, y in points] == pytest.approx([6, 6 + 52 * 2 / 3, 58], abs=0.01)
     (chart,) = (svg for svg in page.of("svg") if svg.get("role") == "img")
-    assert chart["aria-label"] == "Channels with a finding by step; the numbers stand below"
+    assert (
+        chart["aria-label"]
+        == "Channels with a finding by step; the numbers stand below"
+    )
     assert "No channel is dead, constant, NaN or infinite at any step." in page.text
 
 
@@ -143,8 +183,8 @@ def _steps(page: Page) -> list[str]:
 
 @pytest.mark.slow
 def test_one_step_is_shown_and_keys_move_it(browser: Any, shown: Path) -> None:
-    """The last one first; the pictures, the count and the mark in the curve follow the slider; the
-    address says the step."""
+    """The last one first; the pictures, the count and the mark in the curve follow the
+    slider; the address says the step."""
     from selenium.webdriver import Keys
 
     browser.get_log("browser")  # of pages that other tests opened

@@ -61,7 +61,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("transpose", [False, True])
 def test_columns_are_images_and_rows_are_channels(root: Path, transpose: bool) -> None:
-    """Every tile is there once, pixel for pixel, at its place; transposed, the other way round."""
+    """Every tile is there once, pixel for pixel, at its place; transposed, the other
+    way round."""
     sheet = sheet_of(root, transpose=transpose)
     positions = np.array([[find(sheet, cut(d, c)) for d in (A, B)] for c in range(6)])
     rows = positions[..., 0]
@@ -113,14 +114,21 @@ def test_order_is_numpys(tmp_path: Path) -> None:
     tables = rng.random((2, 8, 6)).round(1)
     tables[:, 5] = np.nan
     tables[1, 2, :4] = np.nan
-    images = {f"{n}.png": [Drawn("relu", maps=8, stats=own)] for n, own in enumerate(tables)}
+    images = {
+        f"{n}.png": [Drawn("relu", maps=8, stats=own)] for n, own in enumerate(tables)
+    }
     runs = read_run(write_run(tmp_path / "o", images)).images.values()
     stats = [next(iter(image.stats().values())) for image in runs]
     for by, column in {"mean": 2, "max": 1, "variance": 3, "zeros": 4}.items():
         every = tables.astype(np.float32)[..., column].T.astype(np.float64)
         every = every**2 if by == "variance" else every
-        means = np.array([o[~np.isnan(o)].mean() if (o == o).any() else -9 for o in every])
-        assert sort_channels(stats, range(8), by) == np.argsort(-means, kind="stable").tolist()
+        means = np.array(
+            [o[~np.isnan(o)].mean() if (o == o).any() else -9 for o in every]
+        )
+        assert (
+            sort_channels(stats, range(8), by)
+            == np.argsort(-means, kind="stable").tolist()
+        )
 
 
 def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
@@ -134,7 +142,8 @@ def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
 
 
 def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No such layer, no such channel, too large, no image, a broken grid: each in one line."""
+    """No such layer, no such channel, too large, no image, a broken grid: each in one
+    line."""
     with pytest.raises(UsageError, match="the run has no layer 'conv9'") as caught:
         sheet_of(root, layer="conv9")
     assert caught.value.hint == "it has relu"
@@ -156,14 +165,20 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sheet_of(root)
 
 
-def test_command_line(featviz: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default name is the layer's, in the current folder; --json tells what is where. Half of a
-    picture is left out by name."""
+def test_command_line(
+    featviz: Run, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default name is the layer's, in the current folder; --json tells what is
+    where. Half of a picture is left out by name."""
     path = root / "a.png" / "001_relu" / "output.png"
     path.write_bytes(path.read_bytes()[:-30])
     monkeypatch.chdir(root.parent)
     done = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
-    document = {"file": "sheet-relu.png", "images": ["b.png"], "channels": [5, 4, 3, 2, 1, 0]}
+    document = {
+        "file": "sheet-relu.png",
+        "images": ["b.png"],
+        "channels": [5, 4, 3, 2, 1, 0],
+    }
     assert done.code == 0
     assert json.loads(done.out) == document
     assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err

@@ -1,4 +1,5 @@
-"""The layers of a first look at models of torchvision, timm, transformers and Ultralytics."""
+"""The layers of a first look at models of torchvision, timm, transformers and
+Ultralytics."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from featviz.run.choose import choose_layers
 TORCHVISION = {
     "resnet18": "conv1 relu layer1 layer2 layer3 layer4",
     "swin_t": "0.0 1 3 5 7",
-    "regnet_y_400mf": "stem stem.0 trunk_output.block1 trunk_output.block2 trunk_output.block3 "
-    "trunk_output.block4",
+    "regnet_y_400mf": (
+        "stem stem.0 trunk_output.block1 trunk_output.block2 trunk_output.block3 "
+        "trunk_output.block4"
+    ),
     "squeezenet1_1": "0 1 4 7 12",
 }
 """Names of the layers; those of `features` without it."""
@@ -38,7 +41,9 @@ QUICK = {"squeezenet1_1"}
 def cases(models: dict[str, str]) -> list[Any]:
     """Those that run between edits; all others are slow."""
     return [
-        pytest.param(*case, id=case[0], marks=() if case[0] in QUICK else pytest.mark.slow)
+        pytest.param(
+            *case, id=case[0], marks=() if case[0] in QUICK else pytest.mark.slow
+        )
         for case in models.items()
     ]
 
@@ -46,7 +51,10 @@ def cases(models: dict[str, str]) -> list[Any]:
 def looked_at(model: nn.Module, height: int, width: int) -> list[str]:
     """Names of the layers that are drawn where none are named."""
     loaded = adopt(model.eval(), InputOptions(size=(height, width), input_channels=3))
-    return [one.name for one in choose_layers(loaded, None, [torch.zeros(1, 3, height, width)])]
+    return [
+        one.name
+        for one in choose_layers(loaded, None, [torch.zeros(1, 3, height, width)])
+    ]
 
 
 @pytest.mark.parametrize(("name", "names"), cases(TORCHVISION))
@@ -66,9 +74,12 @@ def test_models_of_timm(name: str, names: str) -> None:
 
 @pytest.mark.parametrize(("name", "names"), cases(YOLO))
 def test_models_of_ultralytics(name: str, names: str) -> None:
-    """The ends of the backbone's and the neck's stages, on the way down, up and down again."""
+    """The ends of the backbone's and the neck's stages, on the way down, up and down
+    again."""
     files: Any = pytest.importorskip(
-        "models.ultralytics_files", reason="ultralytics is not installed", exc_type=ImportError
+        "models.ultralytics_files",
+        reason="ultralytics is not installed",
+        exc_type=ImportError,
     )
     found = looked_at(files.built(name), 96, 128)
     assert [layer.removeprefix("model.") for layer in found] == names.split()
@@ -117,19 +128,27 @@ SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
             SWIN,
             (128, 128),
             "swin.",
-            "embeddings.patch_embeddings.projection encoder.layers.0.blocks.1 "
-            "encoder.layers.1.blocks.1 encoder.layers.2.blocks.1 encoder.layers.3",
+            (
+                "embeddings.patch_embeddings.projection encoder.layers.0.blocks.1 "
+                "encoder.layers.1.blocks.1 encoder.layers.2.blocks.1 encoder.layers.3"
+            ),
         ),
     ],
 )
 def test_models_of_transformers(
     config: str, kind: str, told: Any, size: tuple[int, int], prefix: str, names: str
 ) -> None:
-    """Ends of stages where the resolution falls, each block where it does not; no parts of
-    heads."""
-    library: Any = pytest.importorskip("transformers", reason="transformers is not installed")
-    model = getattr(library, f"{config}{kind}")(getattr(library, f"{config}Config")(**told))
-    assert [name.removeprefix(prefix) for name in looked_at(model, *size)] == names.split()
+    """Ends of stages where the resolution falls, each block where it does not; no parts
+    of heads."""
+    library: Any = pytest.importorskip(
+        "transformers", reason="transformers is not installed"
+    )
+    model = getattr(library, f"{config}{kind}")(
+        getattr(library, f"{config}Config")(**told)
+    )
+    assert [
+        name.removeprefix(prefix) for name in looked_at(model, *size)
+    ] == names.split()
 
 
 def test_blocks_of_one_resolution_are_all_taken() -> None:
@@ -141,7 +160,9 @@ def test_blocks_of_one_resolution_are_all_taken() -> None:
 
 def test_a_model_without_maps_shows_its_vectors() -> None:
     """Its linear layers and what follows them; the model itself is none of its layers."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 2)
+    )
     assert looked_at(model, 2, 2) == ["0", "1", "2", "3", "4"]
 
 
@@ -151,7 +172,8 @@ def test_a_model_of_one_layer_shows_that() -> None:
 
 
 def test_dropout_identity_and_poolings_are_no_ends() -> None:
-    """The last layer that changes values is taken; a resolution of poolings alone has no end."""
+    """The last layer that changes values is taken; a resolution of poolings alone has
+    no end."""
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Dropout(), nn.Identity(), nn.MaxPool2d(2)
     )
@@ -159,8 +181,8 @@ def test_dropout_identity_and_poolings_are_no_ends() -> None:
 
 
 def test_a_u_net_shows_both_arms() -> None:
-    """Each resolution twice, on the way down and on the way up; one pooling and one upsampling
-    serve all of them."""
+    """Each resolution twice, on the way down and on the way up; one pooling and one
+    upsampling serve all of them."""
 
     def way(self: Any, x: Tensor) -> Tensor:
         high = self.down1(x)
@@ -175,7 +197,14 @@ def test_a_u_net_shows_both_arms() -> None:
     }
     modules |= {"pool": nn.MaxPool2d(2), "grow": nn.Upsample(scale_factor=2)}
     net = Net(way, **modules, head=nn.Conv2d(8, 2, 1))
-    assert looked_at(net, 32, 48) == ["down1", "down1.0", "down2", "bottom", "up2", "up1"]
+    assert looked_at(net, 32, 48) == [
+        "down1",
+        "down1.0",
+        "down2",
+        "bottom",
+        "up2",
+        "up1",
+    ]
 
 
 def test_stages_of_a_wide_image_are_told_by_its_proportions() -> None:

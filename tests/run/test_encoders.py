@@ -30,7 +30,9 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def kept_busy(background: Background, gate: threading.Event, size: int = 1) -> Future[bool]:
+def kept_busy(
+    background: Background, gate: threading.Event, size: int = 1
+) -> Future[bool]:
     """A task that has its only thread, and waits at the gate."""
     busy = background.submit(size, lambda: gate.wait(LONG))
     while not busy.running():
@@ -46,7 +48,8 @@ def started(action: Callable[[], object]) -> threading.Event:
 
 
 def test_all_tasks_are_run_before_the_block_ends() -> None:
-    """Leaving the block waits for every task, whatever its size, also after an exception."""
+    """Leaving the block waits for every task, whatever its size, also after an
+    exception."""
     ran: list[int] = []
     with pytest.raises(KeyError, match="stop"), shared_cores(2, 100) as background:
         for i in range(50):
@@ -56,8 +59,8 @@ def test_all_tasks_are_run_before_the_block_ends() -> None:
 
 
 def test_submit_works_where_there_is_no_room(gate: threading.Event) -> None:
-    """What would exceed the bound takes the place of tasks that the caller runs himself, the one
-    that has waited longest first; those under way he waits for."""
+    """What would exceed the bound takes the place of tasks that the caller runs
+    himself, the one that has waited longest first; those under way he waits for."""
     ran: list[tuple[int, bool]] = []
 
     def note(number: int) -> None:
@@ -79,7 +82,8 @@ def test_submit_works_where_there_is_no_room(gate: threading.Event) -> None:
 
 
 def test_whoever_waits_for_a_task_works(gate: threading.Event) -> None:
-    """A result is there although no thread takes the tasks before it, and in their order."""
+    """A result is there although no thread takes the tasks before it, and in their
+    order."""
     ran: list[int] = []
 
     def slow(number: int) -> int:
@@ -100,8 +104,11 @@ def test_whoever_waits_for_a_task_works(gate: threading.Event) -> None:
         assert background.result(busy) is True
 
 
-def test_an_interrupted_helper_leaves_no_task_without_an_end(gate: threading.Event) -> None:
-    """Ctrl-C in a task that the caller runs himself ends the caller, and the task has failed."""
+def test_an_interrupted_helper_leaves_no_task_without_an_end(
+    gate: threading.Event,
+) -> None:
+    """Ctrl-C in a task that the caller runs himself ends the caller, and the task has
+    failed."""
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -132,13 +139,18 @@ def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
         assert small.wait(LONG)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="threads have a niceness of their own on Linux"
+)
 def test_threads_step_back_and_no_others() -> None:
-    """The encoders let torch's threads go first, and readers and whoever waits do not; a program
-    that was started with a niceness of its own (`nice`) adds to it, up to Linux's 19."""
+    """The encoders let torch's threads go first, and readers and whoever waits do not;
+    a program that was started with a niceness of its own (`nice`) adds to it, up to
+    Linux's 19."""
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     with shared_cores(1, 10) as background:
-        theirs = background.submit(1, lambda: os.getpriority(os.PRIO_PROCESS, get_native_id()))
+        theirs = background.submit(
+            1, lambda: os.getpriority(os.PRIO_PROCESS, get_native_id())
+        )
         while not theirs.done():
             time.sleep(0.001)
     assert theirs.result() == min(mine + NICENESS, 19)

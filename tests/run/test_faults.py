@@ -45,7 +45,10 @@ def test_a_signal_ends_the_run_after_the_current_image(
     assert done.code == 130
     assert "stopping after this image; once more to stop at once" in done.err
     assert "interrupted: 2 images missing, 2 complete; --resume goes on" in done.err
-    assert [json.loads(line)["image"] for line in done.out.splitlines()] == ["00.png", "01.png"]
+    assert [json.loads(line)["image"] for line in done.out.splitlines()] == [
+        "00.png",
+        "01.png",
+    ]
     assert run_json(tmp_path / "out")["images"] == {
         "total": 4,
         "complete": ["00.png", "01.png"],
@@ -58,13 +61,15 @@ def test_a_signal_ends_the_run_after_the_current_image(
 
 
 @pytest.mark.parametrize(
-    ("second", "kept"), [(signal.SIGINT, ["00.png"]), (signal.SIGTERM, ["00.png", "01.png"])]
+    ("second", "kept"),
+    [(signal.SIGINT, ["00.png"]), (signal.SIGTERM, ["00.png", "01.png"])],
 )
 def test_a_second_signal(
     second: int, kept: list[str], draw: Run, tmp_path: Path, at_image: Callable
 ) -> None:
-    """The same one again ends the run at once: the current image is removed, the one before is
-    completed. The SIGTERM of a scheduler after Ctrl-C still completes the current image."""
+    """The same one again ends the run at once: the current image is removed, the one
+    before is completed. The SIGTERM of a scheduler after Ctrl-C still completes the
+    current image."""
     at_image("01.png", send(signal.SIGINT, second))
     done = draw(tmp_path / "out")
     assert done.code == 130
@@ -79,21 +84,30 @@ def test_a_second_signal(
 
 @pytest.mark.parametrize("name", ["output.png", "manifest.json"])
 def test_a_write_that_fails(
-    name: str, draw: Run, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    draw: Run,
+    tmp_path: Path,
+    one_process: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whichever file it is: its image leaves nothing, those before are complete."""
     fill_disk(monkeypatch, lambda path: "02.png" in path.parts and path.name == name)
     done = draw(tmp_path / "out")
     assert done.code == 1
     assert f"{name} cannot be written: No space left" in done.err
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"00.png", "01.png", "run.json"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "00.png",
+        "01.png",
+        "run.json",
+    }
     assert run_json(tmp_path / "out")["images"]["missing"] == ["02.png", "03.png"]
 
 
 def test_an_encoder_that_dies(
     draw: Run, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug in a writer thread is not swallowed: it ends the run, and its image is no image."""
+    """A bug in a writer thread is not swallowed: it ends the run, and its image is no
+    image."""
     real = write.ImageFolder.writing
 
     def writing(self: write.ImageFolder, relative: str) -> object:
@@ -114,7 +128,8 @@ def test_an_encoder_that_dies(
 def test_an_image_that_vanishes_or_changes_while_listed(
     draw: Run, photos: Path, tmp_path: Path, at_image: Callable
 ) -> None:
-    """The one fails by name, of the other the new content is drawn and noted; exit code 3."""
+    """The one fails by name, of the other the new content is drawn and noted; exit code
+    3."""
 
     def event() -> None:
         (photos / "02.png").unlink()  # 01.png may be read already
@@ -150,7 +165,9 @@ def test_many_images_of_which_some_are_broken(
         resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
 
     options = RunOptions("re:.", tmp_path / "out", inputs=InputOptions(size=16))
-    result = pipeline.run(ModelOptions(str(tiny_file)), [str(photos)], options, progress)
+    result = pipeline.run(
+        ModelOptions(str(tiny_file)), [str(photos)], options, progress
+    )
     run = run_json(tmp_path / "out")
     assert result.exit_code == 3
     assert len(complete(tmp_path / "out")) == len(run["images"]["complete"]) == 152
@@ -160,8 +177,10 @@ def test_many_images_of_which_some_are_broken(
         reason = "is no image that Pillow can read" if number % 2 else "truncated"
         assert failures[path.name].startswith(path.name)
         assert reason in failures[path.name]
-    grown = float(np.median(np.diff(resident[40::30]))) / 30  # a single step is no growth
-    # allocators keep some; an image that stayed would be its input, maps and tiles, 20 kB and more
+    # a single step is no growth
+    grown = float(np.median(np.diff(resident[40::30]))) / 30
+    # allocators keep some; an image that stayed would be its input, maps and tiles, 20
+    # kB and more
     assert grown < 10_000, f"{grown:.0f} bytes for each image"
 
 
@@ -169,10 +188,14 @@ def test_many_images_of_which_some_are_broken(
 
 
 def test_a_line_for_each_image_as_it_completes(
-    draw: Run, featviz: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draw: Run,
+    featviz: Run,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When a line is written, its image is complete; lines keep the order of the images, broken
-    ones among them."""
+    """When a line is written, its image is complete; lines keep the order of the
+    images, broken ones among them."""
     (photos / "01.png").write_bytes(b"no picture")
     lines: list[tuple[str, bool]] = []
 

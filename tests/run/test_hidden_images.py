@@ -1,5 +1,5 @@
-"""Hidden folders of images: what killed runs leave goes, what is not ours stays, and nobody reads
-half an image."""
+"""Hidden folders of images: what killed runs leave goes, what is not ours stays, and
+nobody reads half an image."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_what_a_killed_run_left_is_cleared(
     whole: Path,
     tmp_path: Path,
 ) -> None:
-    """--resume ends in the tree of an uninterrupted run, to the last empty folder; with fewer
-    images, too, nothing hidden stays, and --overwrite leaves nothing of the old run. A file in a
-    hidden folder goes with it."""
+    """--resume ends in the tree of an uninterrupted run, to the last empty folder; with
+    fewer images, too, nothing hidden stays, and --overwrite leaves nothing of the old
+    run. A file in a hidden folder goes with it."""
     before = snapshot(whole)
     fewer = ["run", tiny_file, photos / "00.png", *SMALL, "--out"]
     (hide(whole, name, state) / "note.txt").write_text("left")
@@ -95,7 +95,9 @@ def test_what_a_killed_run_left_is_cleared(
     assert snapshot(whole) == snapshot(tmp_path / "new")
 
 
-@pytest.mark.parametrize("folder", [".01.png.part", pytest.param("a/x/y", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "folder", [".01.png.part", pytest.param("a/x/y", marks=pytest.mark.slow)]
+)
 def test_folders_of_others_that_look_hidden(
     folder: str, draw: Run, featviz: Run, whole: Path
 ) -> None:
@@ -112,8 +114,8 @@ def test_folders_of_others_that_look_hidden(
 
 
 def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> None:
-    """Two shards with --resume in one folder: each clears its own images; all are cleared without
-    --shard."""
+    """Two shards with --resume in one folder: each clears its own images; all are
+    cleared without --shard."""
     before = snapshot(whole)
     own_image = "00.png"
     foreign_image = "01.png"
@@ -139,9 +141,13 @@ def test_no_reader_sees_a_hidden_folder(
         shutil.copytree(whole, run)
         if name == "beside":
             for image in ("01.png", "a/b/00.png"):
-                (hide(run, image, "complete beside") / "input.png").write_bytes(b"half a picture")
+                (hide(run, image, "complete beside") / "input.png").write_bytes(
+                    b"half a picture"
+                )
         assert featviz("report", run, "--out", out / "report").code == 0
-        assert featviz("sheet", run, "--layer", "0", "--out", out / "sheet.png").code == 0
+        assert (
+            featviz("sheet", run, "--layer", "0", "--out", out / "sheet.png").code == 0
+        )
         assert featviz("merge", run, "--out", out / "merged").code == 0
         results[name] = snapshot(out)
     assert results["plain"] == results["beside"]
@@ -154,8 +160,9 @@ def test_no_reader_sees_a_hidden_folder(
 
 
 def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
-    """Neither a hidden folder nor folders above it, in a folder of its own as beside others, where
-    two layers of pictures that are mostly bright are drawn before the model raises."""
+    """Neither a hidden folder nor folders above it, in a folder of its own as beside
+    others, where two layers of pictures that are mostly bright are drawn before the
+    model raises."""
 
     def way(self: Net, x: Tensor) -> Tensor:
         y: Tensor = self.relu(self.conv(x))
@@ -172,11 +179,15 @@ def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
     assert len(done.failures) == 3
     assert complete(tmp_path / "out") == ["mixed/00.png", "mixed/01.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"mixed", "run.json"}
-    assert {path.name for path in (tmp_path / "out" / "mixed").iterdir()} == {"00.png", "01.png"}
+    assert {path.name for path in (tmp_path / "out" / "mixed").iterdir()} == {
+        "00.png",
+        "01.png",
+    }
 
 
 def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> None:
-    """The first is drawn, the second is skipped with a reason: the run goes on, and reads back."""
+    """The first is drawn, the second is skipped with a reason: the run goes on, and
+    reads back."""
     twice = Net(lambda self, x: {"a": {"b": x}, "a.b": x + 1, "c": x})
     model = nn.Sequential(twice, Net(lambda self, parts: parts["c"].mean((2, 3))))
     arguments = (model, photos / "00.png", "0", tmp_path / "out")

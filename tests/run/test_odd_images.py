@@ -24,14 +24,23 @@ from featviz.text import safe_name
 def test_a_member_of_an_archive_takes_no_place_of_ours(
     name: str, featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
-    """It gets a safe name, and the run goes on; run.json stays ours, and --overwrite works."""
+    """It gets a safe name, and the run goes on; run.json stays ours, and --overwrite
+    works."""
     content = png()
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as packed:
         for member in (name, "good.png"):
             packed.writestr(member, content)
     out = tmp_path / "out"
-    base = ["run", tiny_file, f"{path}::{name}", f"{path}::good.png", "--out", out, *SMALL]
+    base = [
+        "run",
+        tiny_file,
+        f"{path}::{name}",
+        f"{path}::good.png",
+        "--out",
+        out,
+        *SMALL,
+    ]
     if name == "..":
         assert featviz(*base).code in (0, 2, 3)
         return
@@ -48,7 +57,8 @@ def test_a_member_of_an_archive_takes_no_place_of_ours(
 def test_names_that_lead_to_one_folder_are_told_apart(
     featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
-    """One image is called as the safe name of another: each is drawn in a folder of its own."""
+    """One image is called as the safe name of another: each is drawn in a folder of its
+    own."""
     content = png()
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as tar:
@@ -60,7 +70,9 @@ def test_names_that_lead_to_one_folder_are_told_apart(
     assert len(complete(tmp_path / "out")) == 3
 
 
-def test_a_fifo_in_a_folder_is_no_image(draw: Run, photos: Path, tmp_path: Path) -> None:
+def test_a_fifo_in_a_folder_is_no_image(
+    draw: Run, photos: Path, tmp_path: Path
+) -> None:
     """It is left out, and the images are drawn."""
     os.mkfifo(photos / "aa.png")
     (photos / "zero.png").symlink_to("/dev/zero")
@@ -84,5 +96,9 @@ def test_unreadable_images_stay_where_a_batch_is_shown_again() -> None:
 
     samples = [Sample(name, (Path(name),)) for name in "abc"]
     seen = list(visit(samples, read, show, batch_size=2))
-    assert [(one.sample.name, one.result) for one in seen] == [("a", "a"), ("b", None), ("c", None)]
+    assert [(one.sample.name, one.result) for one in seen] == [
+        ("a", "a"),
+        ("b", None),
+        ("c", None),
+    ]
     assert [type(one.error) for one in seen] == [type(None), ImageError, ForwardError]

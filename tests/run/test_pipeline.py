@@ -1,4 +1,5 @@
-"""The whole way: the run directory, its pictures and numbers, against torchvision's own drawing."""
+"""The whole way: the run directory, its pictures and numbers, against torchvision's own
+drawing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ INPUTS: dict[str, Any] = {
 }
 
 
-def independent(model: nn.Module, image: Path, types: tuple[type, ...]) -> dict[str, list[Tensor]]:
+def independent(
+    model: nn.Module, image: Path, types: tuple[type, ...]
+) -> dict[str, list[Tensor]]:
     """Outputs by qualified name from plain hooks that clone."""
     outputs: dict[str, list[Tensor]] = {}
     handles = [
@@ -62,8 +65,8 @@ def independent(model: nn.Module, image: Path, types: tuple[type, ...]) -> dict[
 def without_constants(
     picture: np.ndarray, tensor: Tensor, nrow: int, padding: int
 ) -> tuple[np.ndarray, int]:
-    """The picture with the tiles of constant maps blanked, which featviz marks on purpose, and how
-    many others there are."""
+    """The picture with the tiles of constant maps blanked, which featviz marks on
+    purpose, and how many others there are."""
     maps, (height, width) = tensor[0].flatten(1), tensor.shape[2:]
     flat = maps.amax(1) - maps.amin(1) <= 2**-20 * maps.abs().amax(1)
     picture = picture.copy()
@@ -78,8 +81,14 @@ def family(name: str) -> tuple[nn.Module, dict[str, list[Tensor]]]:
     """A model of torchvision or a small one, and what it makes of the landscape."""
     torch.manual_seed(1)
     small = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True)]
-    model = models.get_model(name, weights=None) if name != "small" else nn.Sequential(*small)
-    return model.eval(), independent(model, SCENES / "landscape.jpg", (nn.Conv2d, nn.ReLU))
+    model = (
+        models.get_model(name, weights=None)
+        if name != "small"
+        else nn.Sequential(*small)
+    )
+    return model.eval(), independent(
+        model, SCENES / "landscape.jpg", (nn.Conv2d, nn.ReLU)
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,8 +102,9 @@ def family(name: str) -> tuple[nn.Module, dict[str, list[Tensor]]]:
 def test_grids_equal_torchvisions(
     name: str, mode: str, nrow: int, padding: int, pad_value: float, tmp_path: Path
 ) -> None:
-    """The decoded PNG is what make_grid and save_image write for a tensor captured otherwise:
-    within one grey level everywhere, and identical in 99.9 % of the pixels."""
+    """The decoded PNG is what make_grid and save_image write for a tensor captured
+    otherwise: within one grey level everywhere, and identical in 99.9 % of the
+    pixels."""
     model, seen = family(name)
     image = SCENES / "landscape.jpg"
     grid = {"normalize": mode, "nrow": nrow, "padding": padding, "pad_value": pad_value}
@@ -107,7 +117,9 @@ def test_grids_equal_torchvisions(
     compared = 0
     for row in manifest["captures"]:
         tensor = seen[row["layer"]][row["call"]]
-        got = np.asarray(Image.open(tmp_path / "out" / "landscape.jpg" / row["file"])).astype(int)
+        got = np.asarray(
+            Image.open(tmp_path / "out" / "landscape.jpg" / row["file"])
+        ).astype(int)
         save_image(tensor.permute(1, 0, 2, 3), tmp_path / "x.png", **options)  # type: ignore[arg-type]
         want = np.asarray(Image.open(tmp_path / "x.png"))[..., 0].astype(int)
         (ours, maps), (expected, _) = (
@@ -122,7 +134,14 @@ def test_grids_equal_torchvisions(
 
 def test_kept_tensors_and_statistics_agree(tiny: nn.Module, tmp_path: Path) -> None:
     """The npy file is the tensor; stats.npz and the manifest are its numbers."""
-    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d,Linear", tmp_path / "out", tensors="npy", **INPUTS)
+    fv.run(
+        tiny,
+        SCENES / "spheres.jpg",
+        "Conv2d,Linear",
+        tmp_path / "out",
+        tensors="npy",
+        **INPUTS,
+    )
     folder = tmp_path / "out" / "spheres.jpg"
     seen = independent(tiny, SCENES / "spheres.jpg", (nn.Conv2d, nn.Linear))
     stats = np.load(folder / "stats.npz")
@@ -132,8 +151,16 @@ def test_kept_tensors_and_statistics_agree(tiny: nn.Module, tmp_path: Path) -> N
         maps = kept.reshape(kept.shape[1], -1).astype(np.float64)
         columns = stats[f"{row['layer']}|output|0|"]
         assert columns.dtype == np.float32
-        expected = [maps.min(1), maps.max(1), maps.mean(1), maps.std(1), (maps == 0).mean(1)]
-        np.testing.assert_allclose(columns[:, :5], np.stack(expected, 1), rtol=1e-5, atol=1e-6)
+        expected = [
+            maps.min(1),
+            maps.max(1),
+            maps.mean(1),
+            maps.std(1),
+            (maps == 0).mean(1),
+        ]
+        np.testing.assert_allclose(
+            columns[:, :5], np.stack(expected, 1), rtol=1e-5, atol=1e-6
+        )
         assert row["mean"] == pytest.approx(kept.mean(), rel=1e-5, abs=1e-6)
         assert row["std"] == pytest.approx(kept.std(), rel=1e-5)
         assert (row["min"], row["max"]) == (kept.min(), kept.max())
@@ -142,8 +169,12 @@ def test_kept_tensors_and_statistics_agree(tiny: nn.Module, tmp_path: Path) -> N
 def test_input_png_is_what_the_model_saw(tiny: nn.Module, tmp_path: Path) -> None:
     """Resized and cropped, but not normalised."""
     fv.run(tiny, SCENES / "landscape.jpg", "Conv2d", tmp_path / "out", **INPUTS)
-    got = np.asarray(Image.open(tmp_path / "out" / "landscape.jpg" / "input.png")).astype(int)
-    image = Image.open(SCENES / "landscape.jpg").resize((144, 96), Image.Resampling.BILINEAR)
+    got = np.asarray(
+        Image.open(tmp_path / "out" / "landscape.jpg" / "input.png")
+    ).astype(int)
+    image = Image.open(SCENES / "landscape.jpg").resize(
+        (144, 96), Image.Resampling.BILINEAR
+    )
     want = np.asarray(image.crop((24, 0, 120, 96))).astype(int)
     assert got.shape == (96, 96, 3)
     assert np.abs(got - want).max() <= 2
@@ -170,8 +201,9 @@ def test_same_command_writes_the_same_bytes(
 
 
 def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
-    """Each matched layer is drawn, skipped with a reason, or named as never run; a None beside a
-    drawn tensor is no news, nor is a list of modules that the model calls one by one."""
+    """Each matched layer is drawn, skipped with a reason, or named as never run; a None
+    beside a drawn tensor is no news, nor is a list of modules that the model calls one
+    by one."""
 
     def way(self: Any, x: Tensor) -> dict[str, Any]:
         left, _ = self.pair(self.list[0](self.steps[0](x)))
@@ -189,7 +221,10 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
     assert drawn == {("pair", "0"), ("", "out"), ("list.0", ""), ("steps.0", "")}
     assert skipped == {
         ("words", ""): "is a str, not a tensor",
-        ("", "boxes"): "shape [2, 3, 4, 4, 4] is neither a map, a vector nor a grid of tokens of "
+        (
+            "",
+            "boxes",
+        ): "shape [2, 3, 4, 4, 4] is neither a map, a vector nor a grid of tokens of "
         "one image; see --tensor-layout",
         ("", "count"): "is a int, not a tensor",
     }
@@ -211,7 +246,8 @@ def test_each_part_of_a_tensor_has_statistics_of_its_own(tmp_path: Path) -> None
 def test_nan_is_drawn_counted_and_warned_about(
     tmp_path: Path, picture: Path, messages: pytest.LogCaptureFixture
 ) -> None:
-    """One NaN does not blacken the grid; it is magenta, in the numbers, and warned of once."""
+    """One NaN does not blacken the grid; it is magenta, in the numbers, and warned of
+    once."""
     spoilt = torch.zeros(1, 3, 20, 20)
     spoilt[0, 1, 2, 3] = torch.nan
     net = Net(lambda self, x: self.inner(x + spoilt), inner=nn.Identity())
@@ -223,7 +259,9 @@ def test_nan_is_drawn_counted_and_warned_about(
     assert "NaN or infinite values, shown in magenta: inner (2 images)" in messages.text
     (row,) = done.images[0].captures
     assert row.nonfinite == 1
-    pixels = np.asarray(Image.open(tmp_path / "out/picture.png" / row.file).convert("RGB"))
+    pixels = np.asarray(
+        Image.open(tmp_path / "out/picture.png" / row.file).convert("RGB")
+    )
     assert (pixels == (255, 0, 255)).all(axis=2).sum() == 1
     assert pixels[..., 0].std() > 30
 
@@ -236,12 +274,16 @@ def test_torch_leaves_cores_where_encoders_do_not_step_back(
     monkeypatch.setattr(encoders, "STEP_BACK", False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     seen: list[int] = []
-    tiny.register_forward_hook(lambda module, args, output: seen.append(torch.get_num_threads()))
+    tiny.register_forward_hook(
+        lambda module, args, output: seen.append(torch.get_num_threads())
+    )
     threads = torch.get_num_threads()
     pictures = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(4)]
     try:
         torch.set_num_threads(16)
-        assert fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS).exit_code == 0
+        assert (
+            fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS).exit_code == 0
+        )
         assert torch.get_num_threads() == 16
     finally:
         torch.set_num_threads(threads)

@@ -1,4 +1,5 @@
-"""Going on with a run: what is complete stays, all else is done again, another run is refused."""
+"""Going on with a run: what is complete stays, all else is done again, another run is
+refused."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ def half(whole: Path, out: Path) -> Path:
     (out / "02.png" / "000_0" / hidden_name("output.png")).write_bytes(b"\x89PNG")
     (out / hidden_name("run.json")).write_bytes(b"{")
     run = run_json(whole)
-    run["images"] = {"total": 4, "complete": [], "missing": sorted(run["images"]["complete"])}
+    run["images"] = {
+        "total": 4,
+        "complete": [],
+        "missing": sorted(run["images"]["complete"]),
+    }
     (out / "run.json").write_text(json.dumps(run))
     return out
 
@@ -44,7 +49,8 @@ def half(whole: Path, out: Path) -> Path:
 def test_what_is_complete_is_kept_and_the_rest_is_done(
     draw: Run, whole: Path, tmp_path: Path
 ) -> None:
-    """The tree ends equal to an uninterrupted one, and complete images were not touched."""
+    """The tree ends equal to an uninterrupted one, and complete images were not
+    touched."""
     out = half(whole, tmp_path / "out")
     before = (out / "00.png" / "manifest.json").stat().st_mtime_ns
     done = draw(out, "--resume", "--json")
@@ -57,12 +63,17 @@ def test_what_is_complete_is_kept_and_the_rest_is_done(
     assert [line.get("kept") for line in lines] == [True, True, None, None]
     assert lines[0]["prediction"]
     assert set(lines[0]) == {*lines[2], "kept"}
-    assert all(lines[0][key] == lines[2][key] for key in ("files", "skipped", "never_ran"))
+    assert all(
+        lines[0][key] == lines[2][key] for key in ("files", "skipped", "never_ran")
+    )
 
 
 @pytest.mark.slow
-def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path) -> None:
-    """No folder, an empty one, and one whose run.json was being written: all begin anew."""
+def test_resume_without_a_run_begins_one(
+    draw: Run, whole: Path, tmp_path: Path
+) -> None:
+    """No folder, an empty one, and one whose run.json was being written: all begin
+    anew."""
     for index, files in enumerate([None, [], [hidden_name("run.json")]]):
         out = tmp_path / f"out{index}"
         if files is not None:
@@ -82,7 +93,12 @@ def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path)
     ids=["marks", "ablate"],
 )
 def test_other_options_are_refused_by_name(
-    change: list[str], named: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
+    change: list[str],
+    named: str,
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    whole: Path,
 ) -> None:
     """The message says which option it is, what it was and what it would be."""
     before = tree(whole)
@@ -107,10 +123,13 @@ def factory(tmp_path: Path, value: float) -> str:
 def test_another_model_is_refused(
     featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
-    """A file with other weights, a factory that is given other arguments, or that was edited."""
+    """A file with other weights, a factory that is given other arguments, or that was
+    edited."""
 
     def run(model: object, *more: object, out: str) -> Outcome:
-        return featviz("run", model, photos, "--out", tmp_path / out, *SMALL, "--resume", *more)
+        return featviz(
+            "run", model, photos, "--out", tmp_path / out, *SMALL, "--resume", *more
+        )
 
     assert run(tiny_file, out="a").code == 0
     torch.save(nn.Sequential(*tiny), tiny_file)
@@ -166,13 +185,16 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
 def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
     draw: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However far the removal got: no manifest without its files, and --resume makes it whole."""
+    """However far the removal got: no manifest without its files, and --resume makes it
+    whole."""
     before = tree(whole)
     unlink = os.unlink
     for count in (1, 5, 12):
         remaining = [count]
 
-        def killed(*arguments: Any, remaining: list[int] = remaining, **named: Any) -> None:
+        def killed(
+            *arguments: Any, remaining: list[int] = remaining, **named: Any
+        ) -> None:
             remaining[0] -= 1
             if remaining[0] < 0:
                 raise SystemExit(9)
@@ -201,9 +223,13 @@ def sealed_anew(folder: Path, **fields: object) -> None:
 
 
 HARMS: dict[str, Callable[[Path], object]] = {
-    "cut": lambda folder: (folder / "manifest.json").write_bytes(b'{"schema_version": 2'),
+    "cut": lambda folder: (folder / "manifest.json").write_bytes(
+        b'{"schema_version": 2'
+    ),
     "another run": lambda folder: sealed_anew(folder, fingerprint="0" * 64),
-    "outside": lambda f: rewrite(f / "manifest.json", "/output.png", "/../../../secret.png"),
+    "outside": lambda f: rewrite(
+        f / "manifest.json", "/output.png", "/../../../secret.png"
+    ),
     "picture": lambda folder: next(folder.rglob("output.png")).unlink(),
     "short": lambda folder: os.truncate(next(folder.rglob("output.png")), 99),
     "statistics": lambda folder: (folder / "stats.npz").write_bytes(b"PK"),
@@ -212,11 +238,18 @@ OTHERS = ("cut", "outside", "picture", "statistics")
 
 
 @pytest.mark.parametrize(
-    "harm", ["another run", "short", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)]
+    "harm",
+    [
+        "another run",
+        "short",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS),
+    ],
 )
-def test_an_image_that_does_not_fit_is_drawn_again(harm: str, draw: Run, whole: Path) -> None:
-    """--resume believes a manifest as little as report does, keeps the others, removes what it
-    left, and ends in the same tree."""
+def test_an_image_that_does_not_fit_is_drawn_again(
+    harm: str, draw: Run, whole: Path
+) -> None:
+    """--resume believes a manifest as little as report does, keeps the others, removes
+    what it left, and ends in the same tree."""
     before = tree(whole)
     HARMS[harm](whole / "01.png")
     (whole / "01.png" / "004_left" / "output.png").parent.mkdir()

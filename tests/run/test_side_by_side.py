@@ -1,4 +1,5 @@
-"""Images of a run divided among worker processes: the same bytes, messages and ends as in one."""
+"""Images of a run divided among worker processes: the same bytes, messages and ends as
+in one."""
 
 from __future__ import annotations
 
@@ -14,14 +15,25 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from PIL import Image
-from runs import SMALL, complete, fill_disk, make_photos, refused, run_json, tree, wait_for
+from runs import (
+    SMALL,
+    complete,
+    fill_disk,
+    make_photos,
+    refused,
+    run_json,
+    tree,
+    wait_for,
+)
 from torch import nn
 
 import featviz as fv
 from featviz.run import workers
 from featviz.run.draw import Drawing
 
-pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="workers are forked on Linux alone")
+pytestmark = pytest.mark.skipif(
+    not workers.can_fork(), reason="workers are forked on Linux alone"
+)
 
 
 @pytest.fixture
@@ -30,7 +42,9 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], dict[str, int]]:
+def processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[], dict[str, int]]:
     """Which process drew each image, by its name."""
     notes = tmp_path / "processes"
     notes.mkdir()
@@ -48,13 +62,15 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], d
 def test_workers_write_the_bytes_that_one_process_writes(
     draw: Run, tmp_path: Path, processes: Callable[[], dict[str, int]]
 ) -> None:
-    """With one torch thread, as the tests have it; `--json` prints a line for each, in order."""
+    """With one torch thread, as the tests have it; `--json` prints a line for each, in
+    order."""
     assert draw(tmp_path / "one", "--jobs", "1").code == 0
     assert set(processes().values()) == {os.getpid()}
     done = draw(tmp_path / "three", "--jobs", "3", "--json")
     assert done.code == 0
     used = processes()
-    assert used.pop("00.png") == os.getpid()  # which shows how much memory an image takes
+    # which shows how much memory an image takes
+    assert used.pop("00.png") == os.getpid()
     assert len(set(used.values())) == 3
     assert os.getpid() not in used.values()
     names = [json.loads(line)["image"] for line in done.out.splitlines()]
@@ -63,7 +79,10 @@ def test_workers_write_the_bytes_that_one_process_writes(
 
 
 def test_few_images_take_one_process(
-    featviz: Run, tiny_file: Path, tmp_path: Path, processes: Callable[[], dict[str, int]]
+    featviz: Run,
+    tiny_file: Path,
+    tmp_path: Path,
+    processes: Callable[[], dict[str, int]],
 ) -> None:
     """A fork costs about half an image."""
     few = make_photos(tmp_path / "few", workers.FEWEST_IMAGES - 1)
@@ -84,7 +103,8 @@ def test_a_broken_image_fails_alone(draw: Run, photos: Path, tmp_path: Path) -> 
 def test_an_image_whose_worker_dies_twice_fails(
     draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line names the image and the signal; the others are complete, nothing hidden stays."""
+    """The line names the image and the signal; the others are complete, nothing hidden
+    stays."""
     real = Drawing.show
 
     def show(self: Drawing, jobs: Iterable) -> object:
@@ -105,9 +125,12 @@ def test_an_image_whose_worker_dies_twice_fails(
 def test_a_full_disk_ends_the_run(
     draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line and exit code 1; what is complete stays, and --resume makes the run whole."""
+    """One line and exit code 1; what is complete stays, and --resume makes the run
+    whole."""
     with monkeypatch.context() as patch:
-        fill_disk(patch, lambda path: "04.png" in path.parts and path.name == "output.png")
+        fill_disk(
+            patch, lambda path: "04.png" in path.parts and path.name == "output.png"
+        )
         refused(draw(tmp_path / "out", "--jobs", "2"), 1, "No space left on device")
     assert {"00.png", "01.png"} <= set(complete(tmp_path / "out"))
     assert draw(tmp_path / "out", "--jobs", "2", "--resume").code == 0
@@ -121,7 +144,9 @@ def test_a_module_of_ones_own_stays_in_its_process(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv2d(3, 2, 3))
     module.register_forward_hook(lambda part, args, output: seen.append(os.getpid()))
     images = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(5)]
-    assert fv.run(module, images, "Conv2d", tmp_path / "own", preset="none").exit_code == 0
+    assert (
+        fv.run(module, images, "Conv2d", tmp_path / "own", preset="none").exit_code == 0
+    )
     assert seen == [os.getpid()] * 5
     result = fv.run(module, images, "Conv2d", tmp_path / "two", preset="none", jobs=2)
     assert result.exit_code == 0
@@ -136,7 +161,17 @@ def test_a_signal_ends_all_workers_after_their_image(
 ) -> None:
     """Exit code 130, no process is left, and --resume makes the run whole."""
     images = make_photos(tmp_path / "many", 200)
-    command = [sys.executable, "-m", "featviz", "run", tiny_file, images, *SMALL, "--jobs", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "featviz",
+        "run",
+        tiny_file,
+        images,
+        *SMALL,
+        "--jobs",
+        "2",
+    ]
     process = subprocess.Popen(
         [*map(str, command), "--out", str(tmp_path / "out")],
         stderr=subprocess.PIPE,
@@ -161,7 +196,17 @@ def test_a_killed_parent_leaves_complete_images_and_no_process(
 ) -> None:
     """Its workers end with their image; --resume completes the run."""
     images = make_photos(tmp_path / "many", 60)
-    command = [sys.executable, "-m", "featviz", "run", tiny_file, images, *SMALL, "--jobs", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "featviz",
+        "run",
+        tiny_file,
+        images,
+        *SMALL,
+        "--jobs",
+        "2",
+    ]
     arguments = [*map(str, command), "--out", str(tmp_path / "out")]
     process = subprocess.Popen(arguments, start_new_session=True)
     wait_for(5, tmp_path / "out")

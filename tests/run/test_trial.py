@@ -11,19 +11,29 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "trial_kills.py"
 FULL = os.environ.get("FEATVIZ_TRIAL", "8 2 18").split()
-"""Kills, double starts and seed; `FEATVIZ_TRIAL="100 30 5" pytest tests/run/test_trial.py`
-tries more."""
+"""Kills, double starts and seed; `FEATVIZ_TRIAL="100 30 5" pytest
+tests/run/test_trial.py` tries more."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_killed_or_started_twice_nothing_is_lost() -> None:
     """SIGKILL, SIGTERM and SIGHUP at random moments of run, --resume, --overwrite,
-    report, --tensorboard, and to one of three processes; --resume started twice. What goes on
-    afterwards ends with the bytes of a run that nobody has disturbed, with nothing left beside."""
+    report, --tensorboard, and to one of three processes; --resume started twice. What
+    goes on afterwards ends with the bytes of a run that nobody has disturbed, with
+    nothing left beside."""
     kills, starts, seed = FULL
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--kills", kills, "--double-starts", starts, "--seed", seed],
+        [
+            sys.executable,
+            SCRIPT,
+            "--kills",
+            kills,
+            "--double-starts",
+            starts,
+            "--seed",
+            seed,
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},

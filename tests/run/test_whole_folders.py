@@ -1,5 +1,5 @@
-"""The folder of a run while it is written: that it stays the same one, what replaces it and when,
-and how its run.json comes back."""
+"""The folder of a run while it is written: that it stays the same one, what replaces it
+and when, and how its run.json comes back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "how", ["replaced", *(pytest.param(h, marks=pytest.mark.slow) for h in ("renamed", "removed"))]
+    "how",
+    [
+        "replaced",
+        *(pytest.param(h, marks=pytest.mark.slow) for h in ("renamed", "removed")),
+    ],
 )
 def test_a_folder_that_goes_away_ends_the_run(
     how: str, draw: Run, whole: Path, at_image: AtImage
@@ -68,11 +72,13 @@ def test_images_without_run_json_are_not_taken_over(draw: Run, whole: Path) -> N
 def test_run_json_is_written_while_a_run_goes_on(
     draw: Run, tmp_path: Path, at_image: AtImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed at the fifth image, it lists those that were complete when it was last due: the fourth
-    among them if its files were written by then."""
+    """Killed at the fifth image, it lists those that were complete when it was last
+    due: the fourth among them if its files were written by then."""
     monkeypatch.setattr(pipeline, "SAVED_EVERY", 0)
     seen: list[list[str]] = []
-    at_image("04.png", lambda: seen.append(run_json(tmp_path / "out")["images"]["complete"]))
+    at_image(
+        "04.png", lambda: seen.append(run_json(tmp_path / "out")["images"]["complete"])
+    )
     assert draw(tmp_path / "out").code == 0
     assert seen[0]
     assert set(seen[0]) <= {f"0{n}.png" for n in range(4)}
@@ -81,9 +87,11 @@ def test_run_json_is_written_while_a_run_goes_on(
 # Inputs that are gone
 
 
-def test_images_whose_inputs_are_gone_are_named(draw: Run, photos: Path, whole: Path) -> None:
-    """--resume leaves them, and says so; without their folders the tree is that of a run without
-    them."""
+def test_images_whose_inputs_are_gone_are_named(
+    draw: Run, photos: Path, whole: Path
+) -> None:
+    """--resume leaves them, and says so; without their folders the tree is that of a
+    run without them."""
     (photos / "01.png").unlink()
     (photos / "03.png").unlink()
     done = draw(whole, "--resume")
@@ -103,7 +111,8 @@ def test_images_whose_inputs_are_gone_are_named(draw: Run, photos: Path, whole: 
 def test_the_old_run_stays_until_the_new_one_is_whole(
     draw: Run, whole: Path, at_image: AtImage
 ) -> None:
-    """At the last image it is still there; then the new one is, and nothing is left beside it."""
+    """At the last image it is still there; then the new one is, and nothing is left
+    beside it."""
     before = tree(whole)
     seen = []
     at_image("04.png", lambda: seen.append(tree(whole)))

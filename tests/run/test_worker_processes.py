@@ -1,4 +1,5 @@
-"""Worker processes: results in order, whatever becomes of a worker, and no process left behind."""
+"""Worker processes: results in order, whatever becomes of a worker, and no process left
+behind."""
 
 from __future__ import annotations
 
@@ -20,11 +21,14 @@ from featviz.errors import StoreError
 from featviz.run import workers
 from featviz.run.workers import WorkerDiedError, in_processes
 
-pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="workers are forked on Linux alone")
+pytestmark = pytest.mark.skipif(
+    not workers.can_fork(), reason="workers are forked on Linux alone"
+)
 
 
 def squares(numbers: Iterator[int]) -> Iterable[tuple[int, int]]:
-    """Each number's square, and the process that computed it; the first one takes longest."""
+    """Each number's square, and the process that computed it; the first one takes
+    longest."""
     for number in numbers:
         time.sleep(0.2 if number == 0 else 0)
         yield number**2, os.getpid()
@@ -36,7 +40,8 @@ def failed(number: int, error: WorkerDiedError) -> tuple[int, str]:
 
 
 def test_results_come_in_order_from_several_processes() -> None:
-    """The number that takes longest comes first all the same, and this process computes none."""
+    """The number that takes longest comes first all the same, and this process computes
+    none."""
     results = list(in_processes(range(9), squares, 3, Event(), failed))
     assert [square for square, _ in results] == [number**2 for number in range(9)]
     processes = {process for _, process in results}
@@ -57,7 +62,8 @@ def test_each_worker_has_one_torch_thread() -> None:
 
 
 def test_a_worker_that_dies_costs_its_number_alone(tmp_path: Path) -> None:
-    """The number is tried once more, by itself; then it fails, and all others are there."""
+    """The number is tried once more, by itself; then it fails, and all others are
+    there."""
     tries = tmp_path / "tries"
 
     def dying(numbers: Iterator[int]) -> Iterable[tuple[int, str]]:
@@ -119,7 +125,8 @@ def test_a_bug_in_a_worker_shows_where_it_is() -> None:
 
 
 def test_a_stopped_run_keeps_what_has_begun() -> None:
-    """After `stop` no number is handed out; those at work are finished and yielded, in order."""
+    """After `stop` no number is handed out; those at work are finished and yielded, in
+    order."""
     stop = Event()
     results = []
 
@@ -128,7 +135,9 @@ def test_a_stopped_run_keeps_what_has_begun() -> None:
             time.sleep(0.05)
             yield number
 
-    for number in in_processes(range(1000), slow, 2, stop, lambda number, error: number):
+    for number in in_processes(
+        range(1000), slow, 2, stop, lambda number, error: number
+    ):
         results.append(number)
         stop.set()
     assert 1 <= len(results) < 20
@@ -165,14 +174,17 @@ list(in_processes(range(50), slow, 2, Event(), lambda number, error: number))
 @pytest.mark.slow
 def test_no_worker_outlives_a_killed_parent() -> None:
     """Each ends with the number that it has."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     pids = {int(parent.stdout.readline()) for _ in range(2)}
     parent.kill()
     parent.stdout.read()  # until the last process that holds the pipe has ended
     parent.wait()
     time.sleep(0.1)
-    # a process that has ended has no command line any more, whether or not it was waited for
+    # a process that has ended has no command line any more, whether or not it was
+    # waited for
     lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
     assert not any(line.exists() and line.read_bytes() for line in lines)
 

@@ -1,4 +1,5 @@
-"""Several processes on one run: shards, torchrun, srun, and what happens when one of them ends."""
+"""Several processes on one run: shards, torchrun, srun, and what happens when one of
+them ends."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Run
-from runs import SMALL, check_whole, complete, make_photos, refused, run_json, tree, wait_for
+from runs import (
+    SMALL,
+    check_whole,
+    complete,
+    make_photos,
+    refused,
+    run_json,
+    tree,
+    wait_for,
+)
 
 from featviz.cli.run import shard_of_process
 from featviz.errors import UsageError
@@ -39,21 +49,30 @@ class Slow(nn.Module):
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "٣/4", "1/" + "9" * 5000])
-def test_no_shards(text: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> None:
+def test_no_shards(
+    text: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
     """Named as it is, with an example; digits of other kinds are no numbers."""
-    done = featviz("run", tiny_file, photos, f"--shard={text}", "--out", tmp_path / "out")
+    done = featviz(
+        "run", tiny_file, photos, f"--shard={text}", "--out", tmp_path / "out"
+    )
     refused(done, 2, "expected I/N with I from 1 to N", "")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("images", "count"), [(1, 7), (20, 7)])
 def test_shards_are_a_partition(images: int, count: int) -> None:
-    """Together all images, none twice, and no share is larger than another by more than one."""
+    """Together all images, none twice, and no share is larger than another by more than
+    one."""
     samples = [Sample(f"{i}.png", (Path(f"{i}.png"),)) for i in range(images)]
     parts = [Shard(index, count).of(samples) for index in range(count)]
-    assert sorted(s.name for part in parts for s in part) == sorted(s.name for s in samples)
+    assert sorted(s.name for part in parts for s in part) == sorted(
+        s.name for s in samples
+    )
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert read(RunOptions, {"shard": f"{count}/{count}"}).shard == Shard(count - 1, count)
+    assert read(RunOptions, {"shard": f"{count}/{count}"}).shard == Shard(
+        count - 1, count
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,15 +85,23 @@ def test_shards_are_a_partition(images: int, count: int) -> None:
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"RANK": "1", "WORLD_SIZE": "4"}, Shard(1, 4)),
         ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, Shard(2, 3)),
-        ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, Shard(1, 2)),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "2", "SLURM_NTASKS": "3"},
+            None,
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "2", "SLURM_NTASKS": "3"},
+            Shard(1, 2),
+        ),
     ],
 )
 def test_the_shard_of_a_process(
-    variables: dict[str, str], shard: Shard | str | None, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    shard: Shard | str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torchrun's numbers count before those of SLURM, which batch jobs set in part; those that do
-    not fit are a usage error with their values."""
+    """torchrun's numbers count before those of SLURM, which batch jobs set in part;
+    those that do not fit are a usage error with their values."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -84,7 +111,9 @@ def test_the_shard_of_a_process(
         return
     with pytest.raises(UsageError, match="name no process of several") as caught:
         shard_of_process()
-    assert all(f"{name}={value}" in caught.value.message for name, value in variables.items())
+    assert all(
+        f"{name}={value}" in caught.value.message for name, value in variables.items()
+    )
 
 
 def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +168,12 @@ def test_the_last_of_several_processes_says_that_images_failed(
 
 
 @pytest.mark.slow
-def test_shards_merged_are_one_run(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
-    """`featviz merge` of the folders of all shards gives the tree of a single run, with a failed
-    image; and so do shards that write into one folder, one after the other. An empty shard is no
-    error."""
+def test_shards_merged_are_one_run(
+    featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """`featviz merge` of the folders of all shards gives the tree of a single run, with
+    a failed image; and so do shards that write into one folder, one after the other. An
+    empty shard is no error."""
     photos = sorted(make_photos(tmp_path / "photos", 7).iterdir())
     photos[2].write_bytes(b"no picture")
     base = ["run", tiny_file, *photos, *SMALL, "--out"]
@@ -162,12 +193,15 @@ def test_shards_merged_are_one_run(featviz: Run, tiny_file: Path, tmp_path: Path
 
 
 def test_what_a_shard_may_not_join(draw: Run, tmp_path: Path) -> None:
-    """Another run, or one with images of this shard; --overwrite would remove the others'."""
+    """Another run, or one with images of this shard; --overwrite would remove the
+    others'."""
     out = tmp_path / "out"
     assert draw(out, "--shard", "1/2").code == 0
     before = tree(out)
     done = draw(out, "--shard", "1/2")
-    refused(done, 1, f"--out {out} holds 1 image of shard 1/2", "--resume goes on with it")
+    refused(
+        done, 1, f"--out {out} holds 1 image of shard 1/2", "--resume goes on with it"
+    )
     done = draw(out, "--shard", "2/2", "--cmap", "viridis")
     refused(done, 1, f"--out {out} holds another run", "cmap")
     done = draw(out, "--shard", "2/2", "--overwrite")
@@ -182,13 +216,21 @@ def test_what_a_shard_may_not_join(draw: Run, tmp_path: Path) -> None:
 def test_torchrun_divides_the_images_and_leaves_one_run(
     featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a signal, which torchrun passes on, run.json tells what is missing; --resume goes on to
-    the tree of a single process, with the failed image."""
+    """After a signal, which torchrun passes on, run.json tells what is missing;
+    --resume goes on to the tree of a single process, with the failed image."""
     photos = make_photos(tmp_path / "photos", 12)
     out = tmp_path / "out"
     (photos / "03.png").write_bytes(b"no picture")
     (tmp_path / "slow.py").write_text(SLOW)
-    base = ["run", f"{tmp_path}/slow.py:Slow", str(photos), "--layers", "Conv2d", "--size", "16"]
+    base = [
+        "run",
+        f"{tmp_path}/slow.py:Slow",
+        str(photos),
+        "--layers",
+        "Conv2d",
+        "--size",
+        "16",
+    ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--nproc-per-node=2", "-m", "featviz", *base, "--out", str(out)]
     with subprocess.Popen(

@@ -19,8 +19,8 @@ def drawn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ran(tiny_file: Path, photos: Path, tmp_path: Path, drawn_once: Path) -> Path:
-    """The directory of a run of the tiny model on the photos, of which a folder of tests has two,
-    another four."""
+    """The directory of a run of the tiny model on the photos, of which a folder of
+    tests has two, another four."""
     run = drawn_once.with_name(f"out-{len(list(photos.rglob('*.png')))}")
     if not run.exists():
         words = ["run", tiny_file, photos, "--out", run, *SMALL, "-q"]

@@ -1,4 +1,5 @@
-"""`--flat`: files with image and layer in their names, which every reader finds by the manifest."""
+"""`--flat`: files with image and layer in their names, which every reader finds by the
+manifest."""
 
 from __future__ import annotations
 
@@ -16,31 +17,54 @@ from featviz.rundir.ownership import is_own_name
 from featviz.rundir.schema import read_json
 from featviz.rundir.write import ImageFolder, RunDirectory
 
-BASE = ("--layers", "Conv2d,ReLU", "--capture", "output,grad", "--tensors", "npy", "--figure")
+BASE = (
+    "--layers",
+    "Conv2d,ReLU",
+    "--capture",
+    "output,grad",
+    "--tensors",
+    "npy",
+    "--figure",
+)
 
 
 @pytest.mark.slow
-def test_a_flat_run(tmp_path: Path, featviz: Run, tiny_file: Path, photos: Path) -> None:
-    """No folder for a layer, and the pictures of a run without the option; every reader finds them,
-    --resume keeps what is complete and draws what is not, --overwrite leaves nothing behind."""
+def test_a_flat_run(
+    tmp_path: Path, featviz: Run, tiny_file: Path, photos: Path
+) -> None:
+    """No folder for a layer, and the pictures of a run without the option; every reader
+    finds them, --resume keeps what is complete and draws what is not, --overwrite
+    leaves nothing behind."""
     flat, deep = tmp_path / "flat", tmp_path / "deep"
     base = ("run", tiny_file, photos, *BASE, *SMALL, "--out")
     assert featviz(*base, deep).code == featviz(*base, flat, "--flat").code == 0
     folders = sorted(path for path in flat.iterdir() if path.is_dir())
     assert len(folders) == 2
-    endings = (".png", ".npy", ".output.figure.png", ".grad.png", ".grad.npy", ".grad.figure.png")
+    endings = (
+        ".png",
+        ".npy",
+        ".output.figure.png",
+        ".grad.png",
+        ".grad.npy",
+        ".grad.figure.png",
+    )
     for folder in folders:
         stem = folder.name.partition(".")[0]
-        own = {f"{stem}__{place}{end}" for place in ("001_0", "002_1") for end in endings}
+        own = {
+            f"{stem}__{place}{end}" for place in ("001_0", "002_1") for end in endings
+        }
         found = {path.name for path in folder.iterdir()}
         assert found == {"input.png", "stats.npz", "manifest.json"} | own
         rows, others = (
-            read_json(root / folder.name / "manifest.json")["captures"] for root in (flat, deep)
+            read_json(root / folder.name / "manifest.json")["captures"]
+            for root in (flat, deep)
         )
         for row, other in zip(rows, others, strict=True):
             assert (row["layer"], row["kind"]) == (other["layer"], other["kind"])
             pictures = folder / row["file"], deep / folder.name / other["file"]
-            assert np.array_equal(*(np.asarray(Image.open(picture)) for picture in pictures))
+            assert np.array_equal(
+                *(np.asarray(Image.open(picture)) for picture in pictures)
+            )
 
     assert featviz("diff", deep, flat).code == 0
     before = tree(flat)
@@ -52,15 +76,30 @@ def test_a_flat_run(tmp_path: Path, featviz: Run, tiny_file: Path, photos: Path)
 
 
 def test_names_stay_short_and_our_own(tmp_path: Path) -> None:
-    """A long or odd name of an image leaves the layer's place readable, and what a killed run left
-    under such a name is known to be ours; no two files get one name."""
+    """A long or odd name of an image leaves the layer's place readable, and what a
+    killed run left under such a name is known to be ours; no two files get one name."""
     layer = Layer(4, "layer1.0.conv1", "Conv2d")
     folder = ImageFolder(RunDirectory(Folder.open(tmp_path)), "x")
-    for image in ("a/cat.jpg", "x" * 300 + ".png", "層" * 90 + ".png", "\udcff.png", ".png", "a b"):
+    for image in (
+        "a/cat.jpg",
+        "x" * 300 + ".png",
+        "層" * 90 + ".png",
+        "\udcff.png",
+        ".png",
+        "a b",
+    ):
         names = [
             folder.file(layer, name, image)
-            for name in ("output.png", "output.grad.png", "grad.png", "output.npy", "grad.0.webp")
+            for name in (
+                "output.png",
+                "output.grad.png",
+                "grad.png",
+                "output.npy",
+                "grad.0.webp",
+            )
         ]
-        assert len(set(names)) == 5 and all("__004_layer1.0.conv1" in name for name in names)
+        assert len(set(names)) == 5 and all(
+            "__004_layer1.0.conv1" in name for name in names
+        )
         assert max(map(len, names)) <= 100 and "/" not in "".join(names)
         assert all(map(is_own_name, names)) and not is_own_name("holiday.png")

@@ -1,4 +1,5 @@
-"""An image's hidden folder: what stands in its way, what goes wrong with it, and what is left."""
+"""An image's hidden folder: what stands in its way, what goes wrong with it, and what
+is left."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(Folder.open(tmp_path / "out"))
 
 
-def filled(run: RunDirectory, name: str = "a/cat.jpg", text: str = "new") -> ImageFolder:
+def filled(
+    run: RunDirectory, name: str = "a/cat.jpg", text: str = "new"
+) -> ImageFolder:
     """An image's folder with three files."""
     folder = run.new_image(name)
     for file in FILES:
@@ -46,7 +49,8 @@ WHOLE = sorted(f"a/cat.jpg/{name}" for name in (*FILES, "stats.npz", "manifest.j
 
 
 def test_nothing_has_its_final_name_before_the_manifest(run: RunDirectory) -> None:
-    """Until it is finished there is one hidden folder; then all files, and no other one."""
+    """Until it is finished there is one hidden folder; then all files, and no other
+    one."""
     folder = filled(run)
     (hidden,) = (run.root / "a").iterdir()
     assert hides(hidden.name, "cat.jpg")
@@ -55,7 +59,8 @@ def test_nothing_has_its_final_name_before_the_manifest(run: RunDirectory) -> No
 
 
 def test_files_of_others_in_its_place_stay(run: RunDirectory) -> None:
-    """An empty folder is taken; one that holds a file is left as it is, and the image not there."""
+    """An empty folder is taken; one that holds a file is left as it is, and the image
+    not there."""
     place = run.root / "a" / "cat.jpg"
     place.mkdir(parents=True)
     finish(filled(run))
@@ -64,15 +69,17 @@ def test_files_of_others_in_its_place_stay(run: RunDirectory) -> None:
     place.mkdir(parents=True)
     (place / "notes.txt").write_text("mine")
     folder = filled(run)
-    with pytest.raises(StoreError, match=r"a/cat\.jpg holds files that featviz did not write"):
+    with pytest.raises(
+        StoreError, match=r"a/cat\.jpg holds files that featviz did not write"
+    ):
         finish(folder)
     folder.discard()
     assert visible(run.root) == ["a/cat.jpg/notes.txt"]
 
 
 def test_a_link_in_its_place_stays(run: RunDirectory, tmp_path: Path) -> None:
-    """Put there after the run has begun: one error that names it, and what it leads to stays as it
-    is; of the image nothing is left."""
+    """Put there after the run has begun: one error that names it, and what it leads to
+    stays as it is; of the image nothing is left."""
     (tmp_path / "elsewhere").mkdir()
     folder = filled(run)
     (run.root / "a" / "cat.jpg").symlink_to(tmp_path / "elsewhere")
@@ -96,7 +103,9 @@ def test_a_parent_that_becomes_a_link(run: RunDirectory, tmp_path: Path) -> None
     assert snapshot(away) == before and (run.root / "a").is_symlink()
 
 
-def test_an_error_while_it_is_moved(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_it_is_moved(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is no image then; the error has the system's reason."""
     folder, number = filled(run), errno.ENOSPC
 
@@ -104,7 +113,9 @@ def test_an_error_while_it_is_moved(run: RunDirectory, monkeypatch: pytest.Monke
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(StoreError, match=rf"cat\.jpg cannot be written: {os.strerror(number)}"):
+    with pytest.raises(
+        StoreError, match=rf"cat\.jpg cannot be written: {os.strerror(number)}"
+    ):
         finish(folder)
     assert not run.image("a/cat.jpg").is_complete
     folder.discard()
@@ -115,8 +126,8 @@ def test_an_error_while_it_is_moved(run: RunDirectory, monkeypatch: pytest.Monke
 def test_a_parent_that_another_process_removes_meanwhile(
     times: int, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process discards its failed image, and with it the folder that both are in, just as
-    this one is to begin: it is made again, unless that goes on for ever."""
+    """Another process discards its failed image, and with it the folder that both are
+    in, just as this one is to begin: it is made again, unless that goes on for ever."""
     real, left = os.mkdir, [True] * times
 
     def mkdir(path: object, *mode: int, dir_fd: int | None = None) -> None:
@@ -127,7 +138,9 @@ def test_a_parent_that_another_process_removes_meanwhile(
 
     monkeypatch.setattr(os, "mkdir", mkdir)
     if times == 10:
-        with pytest.raises(StoreError, match=r"a/cat\.jpg cannot be written: No such file"):
+        with pytest.raises(
+            StoreError, match=r"a/cat\.jpg cannot be written: No such file"
+        ):
             run.new_image("a/cat.jpg")
     else:
         finish(filled(run))
@@ -136,7 +149,8 @@ def test_a_parent_that_another_process_removes_meanwhile(
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts in /proc")
 def test_no_descriptor_is_left_open(run: RunDirectory) -> None:
-    """However an image ends: published, published between files of others, discarded, refused."""
+    """However an image ends: published, published between files of others, discarded,
+    refused."""
 
     def opened() -> int:
         gc.collect()  # the traceback of a refusal holds folders in a cycle
@@ -179,26 +193,33 @@ def test_threads_write_into_one_hidden_folder(run: RunDirectory) -> None:
     ids=["255 bytes", "hidden folder", "newline"],
 )
 def test_odd_names(name: str, run: RunDirectory) -> None:
-    """The hidden name fits the system too, and leads back to the image: what a killed run left is
-    found by it. An image that is called as a hidden folder gets another folder."""
+    """The hidden name fits the system too, and leads back to the image: what a killed
+    run left is found by it. An image that is called as a hidden folder gets another
+    folder."""
     kept = filled(run, f"sub/{name}")
     finish(kept)
     left = filled(run, f"sub/{name}")
     other = filled(run, "sub/other")
     run.clear_images([f"sub/{name}"])
-    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [other._new.path.name]
+    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [
+        other._new.path.name
+    ]
     assert (kept.path / "manifest.json").is_file()
     left.discard()
 
 
-def test_no_image_is_published_into_another_folder(run: RunDirectory, tmp_path: Path) -> None:
-    """Another folder has come to stand in the place of the run's, with the hidden folder in it: it
-    does not come to hold the image."""
+def test_no_image_is_published_into_another_folder(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """Another folder has come to stand in the place of the run's, with the hidden
+    folder in it: it does not come to hold the image."""
     folder = filled(run)
     run.root.rename(tmp_path / "moved")
     (tmp_path / "moved" / "a").rename(tmp_path / "a")
     run.root.mkdir()
     (tmp_path / "a").rename(run.root / "a")
-    with pytest.raises(StoreError, match="was removed or renamed while the run wrote into it"):
+    with pytest.raises(
+        StoreError, match="was removed or renamed while the run wrote into it"
+    ):
         finish(folder)
     assert not list(tmp_path.rglob("cat.jpg"))

@@ -1,4 +1,5 @@
-"""Links and guessed names in the way of what is written, which nothing is written through."""
+"""Links and guessed names in the way of what is written, which nothing is written
+through."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from featviz.rundir.place import write_file
 
 @pytest.mark.parametrize(
     ("place", "kind"),
-    [("00.png", "folder"), pytest.param("00.png/001_0", "dead", marks=pytest.mark.slow)],
+    [
+        ("00.png", "folder"),
+        pytest.param("00.png/001_0", "dead", marks=pytest.mark.slow),
+    ],
 )
 def test_resume_does_not_write_through_a_linked_folder(
     place: str, kind: str, draw: Run, ran: Path, tmp_path: Path
@@ -36,7 +40,11 @@ def test_resume_does_not_write_through_a_linked_folder(
     before = snapshot(elsewhere) if elsewhere.is_dir() else kind
     done = draw(ran, "--resume")
     linked = "is a symbolic link, and nothing is written through one"
-    refused(done, 3, linked if place == "00.png" else "00.png holds files that featviz did not")
+    refused(
+        done,
+        3,
+        linked if place == "00.png" else "00.png holds files that featviz did not",
+    )
     assert (snapshot(elsewhere) if elsewhere.is_dir() else kind) == before
     assert (ran / place).is_symlink() and elsewhere.exists() == (kind != "dead")
 
@@ -46,7 +54,9 @@ def test_a_board_behind_a_link_in_the_run(draw: Run, ran: Path, tmp_path: Path) 
     (tmp_path / "away").mkdir()
     (ran / "board").symlink_to(tmp_path / "away")
     refused(
-        draw(ran, "--resume", "--tensorboard", ran / "board" / "x"), 1, "board is a symbolic link"
+        draw(ran, "--resume", "--tensorboard", ran / "board" / "x"),
+        1,
+        "board is a symbolic link",
     )
     assert snapshot(tmp_path / "away") == {}
 
@@ -99,8 +109,8 @@ def test_nothing_is_written_outside_the_folder(way: str, tmp_path: Path) -> None
 
 
 def test_resume_removes_nothing_of_others(draw: Run, photos: Path, ran: Path) -> None:
-    """A run.json that names a folder of the user's as an image that is missing: the image fails,
-    the others go on, and the folder stays as it is."""
+    """A run.json that names a folder of the user's as an image that is missing: the
+    image fails, the others go on, and the folder stays as it is."""
     record = run_json(ran)
     make_photos(photos / "src", 1)
     record["images"]["missing"] = ["src/00.png"]
@@ -110,7 +120,10 @@ def test_resume_removes_nothing_of_others(draw: Run, photos: Path, ran: Path) ->
     (ran / "src" / "00.png" / "main.py").write_text("mine")
     (ran / "src" / "other.py").write_text("mine")
     done = draw(ran, "--resume")
-    assert done.code == 3 and "src/00.png holds files that featviz did not write" in done.err
+    assert (
+        done.code == 3
+        and "src/00.png holds files that featviz did not write" in done.err
+    )
     assert (ran / "src" / "00.png" / "main.py").read_text() == "mine"
     assert (ran / "src" / "other.py").read_text() == "mine"
     assert (ran / "src" / "00.png" / "004_left" / "output.png").read_text() == "left"

@@ -21,7 +21,9 @@ def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     """Host, process and start; nothing waits."""
     with (
         lock.held(tmp_path / "out"),
-        pytest.raises(StoreError, match=rf"being written by process {os.getpid()} on .+ since 20"),
+        pytest.raises(
+            StoreError, match=rf"being written by process {os.getpid()} on .+ since 20"
+        ),
         lock.held(tmp_path / "out"),
     ):
         pytest.fail("two hold one folder")
@@ -52,7 +54,8 @@ def test_a_lock_that_another_has_made_since_stays(tmp_path: Path) -> None:
 def test_a_folder_that_vanishes_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that made it removes it between our look and our lock; it goes at the end."""
+    """The process that made it removes it between our look and our lock; it goes at the
+    end."""
     out, tries = tmp_path / "a" / "out", []
 
     class Late(FileLock):
@@ -76,11 +79,16 @@ def test_a_folder_that_vanishes_is_made_again(
 def test_a_link_in_the_place_of_the_lock_is_refused(
     link: Callable[[Path, Path], object], draw: Run, ran: Path, tmp_path: Path
 ) -> None:
-    """Whatever kind of link: somebody else's folder cannot have a file elsewhere emptied."""
+    """Whatever kind of link: somebody else's folder cannot have a file elsewhere
+    emptied."""
     (tmp_path / "precious").write_text("precious")
     link(tmp_path / "precious", ran / LOCK_FILE)
     done = draw(ran, "--resume")
-    refused(done, 1, f"{ran / LOCK_FILE} is no lock of featviz: it is a link, or no regular file")
+    refused(
+        done,
+        1,
+        f"{ran / LOCK_FILE} is no lock of featviz: it is a link, or no regular file",
+    )
     assert (tmp_path / "precious").read_text() == "precious"
     assert os.path.lexists(ran / LOCK_FILE)
 
@@ -108,7 +116,9 @@ def test_a_link_that_takes_the_place_of_the_lock_is_not_emptied(
 def test_what_a_lock_file_says_is_shown_tame(tmp_path: Path) -> None:
     """It may come from somebody else: one printable line of bounded length."""
     with lock.held(tmp_path / "out"):
-        (tmp_path / "out" / LOCK_FILE).write_bytes(b"\x1b]0;title\x07\n" + b"x" * 3000 + b"\xff")
+        (tmp_path / "out" / LOCK_FILE).write_bytes(
+            b"\x1b]0;title\x07\n" + b"x" * 3000 + b"\xff"
+        )
         with pytest.raises(StoreError) as raised, lock.held(tmp_path / "out"):
             pass
     message = raised.value.message

@@ -24,7 +24,9 @@ Run = Callable[..., Path]
 def photos(tmp_path: Path) -> list[Path]:
     """Five pictures, two in a folder of their own."""
     found = []
-    for seed, name in enumerate(("a.png", "b.png", "inner/c.png", "inner/d.png", "z.png")):
+    for seed, name in enumerate(
+        ("a.png", "b.png", "inner/c.png", "inner/d.png", "z.png")
+    ):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(seed).integers(0, 256, (20, 24, 3), np.uint8)
@@ -37,7 +39,9 @@ def photos(tmp_path: Path) -> list[Path]:
 def run(featviz: CLI, tiny_file: Path, tmp_path: Path, drawn_once: Path) -> Run:
     """A run of the tiny model on some images; each is drawn once."""
 
-    def make(name: str, images: Sequence[Path], *options: object, code: int = 0) -> Path:
+    def make(
+        name: str, images: Sequence[Path], *options: object, code: int = 0
+    ) -> Path:
         shown = [(image.name, image.read_bytes()) for image in images]
         out = drawn_once.with_name(f"part-{hash((*shown, *options))}")
         if not out.exists():
@@ -52,10 +56,13 @@ def run(featviz: CLI, tiny_file: Path, tmp_path: Path, drawn_once: Path) -> Run:
 def test_parts_become_the_unsplit_run(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
-    """Every file, run.json among them, to the byte: a folder's images in parts of any lengths and
-    order, some in two of them."""
+    """Every file, run.json among them, to the byte: a folder's images in parts of any
+    lengths and order, some in two of them."""
     whole = run("whole", photos)
-    made = [run(f"part{part}", [photos[int(n)] for n in part]) for part in ("34", "012", "2")]
+    made = [
+        run(f"part{part}", [photos[int(n)] for n in part])
+        for part in ("34", "012", "2")
+    ]
     before = [tree(part) for part in made]
     done = featviz("merge", *made, "--out", tmp_path / "merged")
     assert (done.code, done.out) == (0, "")
@@ -82,7 +89,9 @@ def test_an_image_in_several_parts(
     """It is refused where its manifests are not the same."""
     one, two = run("one", photos[:3]), run("two", photos[2:])
     manifest = two / "c.png" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"nonfinite": 0', '"nonfinite": 1'))
+    manifest.write_text(
+        manifest.read_text().replace('"nonfinite": 0', '"nonfinite": 1')
+    )
     done = featviz("merge", one, two, "--out", tmp_path / "other")
     assert done.code == 1
     assert "c.png is not the same in " in done.err
@@ -92,7 +101,8 @@ def test_an_image_in_several_parts(
 def test_a_corrupt_picture_is_not_passed_on(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
-    """A flipped bit, of which the size says nothing: the file is named, and nothing is written."""
+    """A flipped bit, of which the size says nothing: the file is named, and nothing is
+    written."""
     parts = [run("one", photos[:2]), run("two", photos[2:])]
     path = parts[1] / "d.png" / "001_0" / "output.png"
     data = bytearray(path.read_bytes())
@@ -106,8 +116,8 @@ def test_a_corrupt_picture_is_not_passed_on(
 def test_what_one_part_lacks_is_taken_from_another(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
-    """What has failed in one part, or is incomplete there; a part that was made again after a
-    repair mends the whole."""
+    """What has failed in one part, or is incomplete there; a part that was made again
+    after a repair mends the whole."""
     whole, good = run("whole", photos), photos[4].read_bytes()
     photos[4].write_bytes(b"broken")
     parts = [run("one", photos[0:3]), run("two", photos[2:], code=3)]
@@ -122,7 +132,8 @@ def test_what_one_part_lacks_is_taken_from_another(
 def test_incomplete_images_are_named_and_left_out(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
-    """Their files do not come into the result, and the exit code says that some are missing."""
+    """Their files do not come into the result, and the exit code says that some are
+    missing."""
     parts = [run("one", photos[:2]), run("two", photos[2:])]
     (parts[0] / "a.png" / "manifest.json").unlink()
     (parts[1] / "z.png" / ".output.png.part").write_bytes(b"half")
@@ -154,7 +165,9 @@ def test_the_result_appears_whole_or_not_at_all(
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_the_output_folder(featviz: CLI, run: Run, photos: list[Path], tmp_path: Path) -> None:
+def test_the_output_folder(
+    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+) -> None:
     """A part is never written into, named twice, or taken from what is no run."""
     parts = [run("one", photos[:2]), run("two", photos[2:])]
     assert featviz("merge", *parts, "--out", parts[0] / "inside").code == 2

@@ -45,23 +45,40 @@ def test_a_run_json_of_another_program_makes_no_folder_ours(
     (proj / "src").mkdir(parents=True)
     (proj / "src" / "main.py").write_text("print()")
     for content in NOT_OURS.values():
-        (proj / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
-        with pytest.raises(StoreError, match=r"holds no run of featviz: its run\.json is none"):
+        (proj / "run.json").write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
+        with pytest.raises(
+            StoreError, match=r"holds no run of featviz: its run\.json is none"
+        ):
             check_free(proj, RUN, True)
     before = snapshot(proj)
     refused(draw(proj, "--overwrite"), 1, "is not empty and holds no run of featviz")
     assert draw(proj, "--resume").code == 1
-    refused(featviz("kernels", tiny_file, "--out", proj, "--overwrite"), 1, "holds no run")
+    refused(
+        featviz("kernels", tiny_file, "--out", proj, "--overwrite"), 1, "holds no run"
+    )
     assert snapshot(proj) == before
 
 
 def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
     """Only what is listed goes; the name of a file is no proof."""
     names = ["manifest.json.txt", "00.png/manifest.json.bak", "00.png/001_0/notes.png"]
-    names += ["00.png/001_0/deeper/output.png", "00.png/999_new/output.png", "99.png/input.png"]
-    shutil.copytree(ran / "00.png", ran / "backup")  # a manifest elsewhere makes nothing ours
+    names += [
+        "00.png/001_0/deeper/output.png",
+        "00.png/999_new/output.png",
+        "99.png/input.png",
+    ]
+    # a manifest elsewhere makes nothing ours
+    shutil.copytree(ran / "00.png", ran / "backup")
     names += [f"backup/{path}" for path in tree(ran / "backup")]
-    names += ["report/mine.html", "report/image-1.html", "report.html", ".git/config", ".keep.part"]
+    names += [
+        "report/mine.html",
+        "report/image-1.html",
+        "report.html",
+        ".git/config",
+        ".keep.part",
+    ]
     for name in [name for name in names if not name.startswith("backup/")]:
         (ran / name).parent.mkdir(parents=True, exist_ok=True)
         (ran / name).write_text("mine")
@@ -71,7 +88,9 @@ def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
     assert snapshot(ran) == before
 
 
-def test_a_manifest_cannot_list_the_files_of_others(draw: Run, ran: Path, tmp_path: Path) -> None:
+def test_a_manifest_cannot_list_the_files_of_others(
+    draw: Run, ran: Path, tmp_path: Path
+) -> None:
     """Neither by a row of a picture without a checksum, nor by `..`."""
     (tmp_path / "precious.png").write_text("mine")
     (ran / "00.png" / "thesis.tex").write_text("mine")
@@ -93,7 +112,13 @@ def test_a_record_cannot_name_folders_outside(
 ) -> None:
     """`..` and absolute names in run.json lead nowhere."""
     record = run_json(ran)
-    record["images"]["missing"] = ["../photos", "..", ".", str(photos), "00.png/../../photos"]
+    record["images"]["missing"] = [
+        "../photos",
+        "..",
+        ".",
+        str(photos),
+        "00.png/../../photos",
+    ]
     (ran / "run.json").write_text(json.dumps(record))
     before = snapshot(photos)
     assert draw(ran, "--overwrite").code == 0
@@ -119,7 +144,9 @@ def test_what_featviz_writes_into_a_run_goes_with_it(
     assert board.items() <= tree(out / "board").items()
 
 
-def test_images_that_only_their_manifest_knows_go_too(draw: Run, photos: Path, ran: Path) -> None:
+def test_images_that_only_their_manifest_knows_go_too(
+    draw: Run, photos: Path, ran: Path
+) -> None:
     """A run that was resumed with fewer images."""
     (photos / "01.png").unlink()
     assert draw(ran, "--resume").code == 0

@@ -14,15 +14,74 @@ REPOSITORY = Path(__file__).parents[2]
 NOT_EVERYWHERE = {
     "os": [
         *("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_CLOEXEC", "O_SYNC", "O_DSYNC"),
-        *("nice", "fork", "forkpty", "getuid", "geteuid", "getgid", "getegid", "getgroups"),
-        *("chown", "fchown", "lchown", "fchmod", "fchdir", "chroot", "mkfifo", "mknod", "link"),
-        *("sched_getaffinity", "sched_setaffinity", "statvfs", "fstatvfs", "sysconf", "uname"),
-        *("killpg", "getpgid", "setsid", "WNOHANG", "WIFEXITED", "wait", "pread", "pwrite"),
-        *("register_at_fork", "getloadavg", "openpty", "ttyname", "sync", "fdatasync", "lockf"),
+        *(
+            "nice",
+            "fork",
+            "forkpty",
+            "getuid",
+            "geteuid",
+            "getgid",
+            "getegid",
+            "getgroups",
+        ),
+        *(
+            "chown",
+            "fchown",
+            "lchown",
+            "fchmod",
+            "fchdir",
+            "chroot",
+            "mkfifo",
+            "mknod",
+            "link",
+        ),
+        *(
+            "sched_getaffinity",
+            "sched_setaffinity",
+            "statvfs",
+            "fstatvfs",
+            "sysconf",
+            "uname",
+        ),
+        *(
+            "killpg",
+            "getpgid",
+            "setsid",
+            "WNOHANG",
+            "WIFEXITED",
+            "wait",
+            "pread",
+            "pwrite",
+        ),
+        *(
+            "register_at_fork",
+            "getloadavg",
+            "openpty",
+            "ttyname",
+            "sync",
+            "fdatasync",
+            "lockf",
+        ),
     ],
     "signal": [
-        *("SIGHUP", "SIGKILL", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGCHLD", "SIGQUIT"),
-        *("alarm", "setitimer", "pthread_kill", "pthread_sigmask", "sigwait", "siginterrupt"),
+        *(
+            "SIGHUP",
+            "SIGKILL",
+            "SIGALRM",
+            "SIGUSR1",
+            "SIGUSR2",
+            "SIGPIPE",
+            "SIGCHLD",
+            "SIGQUIT",
+        ),
+        *(
+            "alarm",
+            "setitimer",
+            "pthread_kill",
+            "pthread_sigmask",
+            "sigwait",
+            "siginterrupt",
+        ),
     ],
     "fcntl": ["flock", "lockf", "fcntl", "LOCK_EX", "LOCK_NB", "LOCK_UN", "LOCK_SH"],
 }
@@ -71,14 +130,31 @@ def commands(tmp_path: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_all_works_without_what_windows_lacks(commands: list[list[str]], tmp_path: Path) -> None:
-    """A run, its report twice, `--resume`, `--overwrite` and readers: as elsewhere, and nothing is
-    left beside them."""
+def test_all_works_without_what_windows_lacks(
+    commands: list[list[str]], tmp_path: Path
+) -> None:
+    """A run, its report twice, `--resume`, `--overwrite` and readers: as elsewhere, and
+    nothing is left beside them."""
     names = json.dumps(NOT_EVERYWHERE)
-    program = [sys.executable, "-c", f"import json\n{COMMANDS}", names, json.dumps(commands)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
+    program = [
+        sys.executable,
+        "-c",
+        f"import json\n{COMMANDS}",
+        names,
+        json.dumps(commands),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONWARNINGS": "ignore",
+    }
     done = subprocess.run(
-        program, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300
+        program,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [0] * len(commands), done.stderr

@@ -47,7 +47,9 @@ COMMANDS: dict[str, Callable[[Path, Path], list[object]]] = {
 }
 
 
-@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="promised with descriptors alone")
+@pytest.mark.skipif(
+    os.open not in os.supports_dir_fd, reason="promised with descriptors alone"
+)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_link_in_the_place_of_the_hidden_folder(
     command: str,
@@ -59,8 +61,8 @@ def test_a_link_in_the_place_of_the_hidden_folder(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Put there as soon as the folder is made: nothing is written through it, and it does not come
-    to stand under the final name."""
+    """Put there as soon as the folder is made: nothing is written through it, and it
+    does not come to stand under the final name."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "notes.txt").write_text("mine")
@@ -77,7 +79,11 @@ def test_a_link_in_the_place_of_the_hidden_folder(
 
     monkeypatch.setattr(Folder, "new", swapped)
     done = featviz(*COMMANDS[command](ran, tiny_file), "--out", out)
-    refused(done, 1, "while featviz wrote into it" if "replaced" in done.err else "renamed while")
+    refused(
+        done,
+        1,
+        "while featviz wrote into it" if "replaced" in done.err else "renamed while",
+    )
     assert snapshot(precious) == before
     assert list(out.parent.iterdir()) == []
 
@@ -110,8 +116,9 @@ def killed(task: Callable[[], None]) -> None:
 
 @needs_fork
 def test_two_kills_lose_no_result(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first between the two renames, the second while the next result is written: the earlier
-    result is under its name, and the third attempt leaves nothing beside it."""
+    """The first between the two renames, the second while the next result is written:
+    the earlier result is under its name, and the third attempt leaves nothing beside
+    it."""
     write_result(out, "earlier")
     whole = tree(out)
 
@@ -134,7 +141,8 @@ def test_two_kills_lose_no_result(out: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("ending", [".part", OLD])
 def test_what_is_left_over_stays_while_its_lock_is_held(ending: str, out: Path) -> None:
-    """A process that still runs may be at work there, whatever the lock of the folder says."""
+    """A process that still runs may be at work there, whatever the lock of the folder
+    says."""
     write_result(out, "earlier")
     left = Folder.open(out.parent).new(hidden_name(out.name, ending))
     with locked_new(left, "left"):

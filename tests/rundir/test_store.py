@@ -66,13 +66,20 @@ ODD = [
 
 def test_portable_names_are_kept() -> None:
     """A name that every system takes stays as it is, Unicode included."""
-    for name in ("img 1 (copy).png", "Größe.png", "日本.jpg", "a'b&c;d.png", "consul.txt"):
+    for name in (
+        "img 1 (copy).png",
+        "Größe.png",
+        "日本.jpg",
+        "a'b&c;d.png",
+        "consul.txt",
+    ):
         assert safe_name(name) == name
 
 
 @pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:20])
 def test_odd_names_become_portable(tmp_path: Path, name: str) -> None:
-    """What is left is short, ends in a hash (and the extension), and can be made as a file."""
+    """What is left is short, ends in a hash (and the extension), and can be made as a
+    file."""
     found = safe_name(name)
     assert 0 < len(found) <= 100 and len(found.encode()) <= 200
     assert not set(found) & set('<>:"/\\|?*\x7f') and min(found) >= " "
@@ -85,7 +92,8 @@ def test_odd_names_become_portable(tmp_path: Path, name: str) -> None:
 
 
 def test_changed_names_keep_their_extension_and_stay_apart() -> None:
-    """Names that become alike differ by 8 hex digits, and those of any run are the same."""
+    """Names that become alike differ by 8 hex digits, and those of any run are the
+    same."""
     found = [safe_name(name) for name in ODD]
     assert len({name.casefold() for name in found}) == len(ODD)
     digest = hashlib.sha256(b"a:b.png").hexdigest()[:8]
@@ -104,11 +112,18 @@ def test_paths_of_images_and_layers() -> None:
 
 
 def test_a_tensor_has_a_name_of_its_own() -> None:
-    """By layer, kind, call and key, in stats.npz as in files, whether read back or captured."""
+    """By layer, kind, call and key, in stats.npz as in files, whether read back or
+    captured."""
     layer = Layer(4, "conv", "Conv2d")
-    for place in (CaptureKey("conv", "output", 2, "0"), CaptureSite(layer, "output", 2, "0")):
+    for place in (
+        CaptureKey("conv", "output", 2, "0"),
+        CaptureSite(layer, "output", 2, "0"),
+    ):
         assert (place.stats_key, place.stem) == ("conv|output|2|0", "output.call2.0")
-        assert place.inside("x").stats_key == "conv|output|2|0.x" and place.inside("") == place
+        assert (
+            place.inside("x").stats_key == "conv|output|2|0.x"
+            and place.inside("") == place
+        )
 
 
 @pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "./x.png"])
@@ -134,7 +149,9 @@ def test_atomic_writes_beside_and_moves(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["f.bin"]
 
 
-@pytest.mark.parametrize(("before", "error"), [(None, ValueError), (b"old", KeyboardInterrupt)])
+@pytest.mark.parametrize(
+    ("before", "error"), [(None, ValueError), (b"old", KeyboardInterrupt)]
+)
 def test_failure_inside_leaves_nothing_new(
     tmp_path: Path, before: bytes | None, error: type[BaseException]
 ) -> None:
@@ -145,7 +162,9 @@ def test_failure_inside_leaves_nothing_new(
     with pytest.raises(error), write_file(path) as file:
         file.write(b"half")
         raise error
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == (
+        [] if before is None else [before]
+    )
 
 
 @pytest.mark.parametrize("method", ["open", "replace", "mkdir"])
@@ -173,7 +192,12 @@ def test_no_permission_names_the_path(
 def test_run_json_comes_back(tmp_path: Path) -> None:
     """What is written is read, with the version first; odd characters survive."""
     run = RunDirectory(Folder.open(tmp_path / "out"))
-    content = {"model": "Größe 層", "path": "\udcff.png", "floats": [0.1, 1e-45, None], "list": []}
+    content = {
+        "model": "Größe 層",
+        "path": "\udcff.png",
+        "floats": [0.1, 1e-45, None],
+        "list": [],
+    }
     run.write_run(content)
     found = read_json(run.root / "run.json")
     assert found == {"schema_version": SCHEMA_VERSION, **content}
@@ -201,9 +225,12 @@ def test_unreadable_run_json(tmp_path: Path, text: str | None, message: str) -> 
 
 
 def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
-    """Floats come back to the last bit, None as null; fields that are not set are left out."""
+    """Floats come back to the last bit, None as null; fields that are not set are left
+    out."""
     folder = RunDirectory(Folder.open(tmp_path / "out")).new_image("cat.jpg")
-    rows = write.manifest_rows([CAPTURE], [Skip("x", "X", 2, "output", 0, "", "is None")])
+    rows = write.manifest_rows(
+        [CAPTURE], [Skip("x", "X", 2, "output", 0, "", "is None")]
+    )
     folder.finish({"image": {"path": "cat.jpg"}, **rows, "never_ran": []}, {})
     found = read_json(folder.path / "manifest.json")
     row = found["captures"][0]
@@ -211,7 +238,8 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
     assert row["range"] == [-0.1, 1 / 3] and row["std"] == 1e-45 and row["mean"] is None
     assert found["skipped"][0]["reason"] == "is None"
     text = (folder.path / "manifest.json").read_text("utf-8")
-    assert sum('"layer": ' in line for line in text.splitlines()) == 2  # one line for each row
+    # one line for each row
+    assert sum('"layer": ' in line for line in text.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -225,7 +253,9 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
         ({"file": "../output.png"}, "file"),
     ],
 )
-def test_fields_of_a_row_that_contradict_each_other(fields: dict[str, Any], field: str) -> None:
+def test_fields_of_a_row_that_contradict_each_other(
+    fields: dict[str, Any], field: str
+) -> None:
     """Of two maps there is no third one, of three slices no fourth."""
     with pytest.raises(ValueError, match=rf"captures\[0\]\.{field} is .*, expected "):
         schema.check_rows([replace(CAPTURE, **fields)])
@@ -242,7 +272,10 @@ def test_a_file_of_another_length_does_not_fit(tmp_path: Path, file: str) -> Non
 
 def test_an_image_that_is_not_what_it_says_does_not_fit(tmp_path: Path) -> None:
     """Statistics of fewer maps than the manifest has, and a folder with another's name."""
-    images = {"a.png": [Drawn("relu", stats=np.zeros((5, 6)))], "b.png": [Drawn("relu")]}
+    images = {
+        "a.png": [Drawn("relu", stats=np.zeros((5, 6)))],
+        "b.png": [Drawn("relu")],
+    }
     root = write_run(tmp_path / "out", images)
     (root / "b.png").rename(root / "c.png")
     damaged = read_run(root).damaged
@@ -255,7 +288,10 @@ def test_what_tells_two_runs_apart() -> None:
     old = {"model": {"name": "a"}, "options": {"nrow": 1, "size": [2, 3]}}
     new = {"model": {"name": "b"}, "options": {"nrow": 1, "cmap": "grey"}}
     words = ["there --size 2x3, here none", "there none, here --cmap grey"]
-    assert schema.differences(old, new) == [*words, 'its model.name is "a", this one\'s "b"']
+    assert schema.differences(old, new) == [
+        *words,
+        'its model.name is "a", this one\'s "b"',
+    ]
     assert schema.differences(old, dict(old)) == []
 
 

@@ -24,16 +24,29 @@ def whole(tiny_file: Path, drawn_once: Path, tmp_path: Path) -> Path:
     """A run of five images with tensors beside the pictures, drawn once."""
     photos, run = make_photos(tmp_path / "photos", 5), drawn_once.with_name("whole")
     if not run.exists():
-        words = ["run", tiny_file, photos, "--out", run, *SMALL, "--tensors", "npy", "-q"]
+        words = [
+            "run",
+            tiny_file,
+            photos,
+            "--out",
+            run,
+            *SMALL,
+            "--tensors",
+            "npy",
+            "-q",
+        ]
         assert cli.guarded([str(word) for word in words]) == 0
     return shutil.copytree(run, tmp_path / "whole")
 
 
 def test_a_manifest_lists_every_other_file(whole: Path) -> None:
-    """Sizes and SHA-256 are those of the files, by hashlib; the manifest ends with its own."""
+    """Sizes and SHA-256 are those of the files, by hashlib; the manifest ends with its
+    own."""
     for path in sorted(whole.glob("*/manifest.json")):
         rows = json.loads(path.read_text())["files"]
-        files = {p.relative_to(path.parent).as_posix(): p for p in path.parent.rglob("*.*")}
+        files = {
+            p.relative_to(path.parent).as_posix(): p for p in path.parent.rglob("*.*")
+        }
         assert [row["file"] for row in rows] == sorted(files.keys() - {"manifest.json"})
         for row in rows:
             data = files[row["file"]].read_bytes()
@@ -71,8 +84,9 @@ FAULTS: dict[str, Callable[[Path, random.Random], object]] = {
 
 
 def test_planted_faults_are_found(whole: Path) -> None:
-    """One file of one image is removed, emptied, changed by a bit, or turned around with its size
-    kept: it is found each time, and no other image is blamed (seed 18)."""
+    """One file of one image is removed, emptied, changed by a bit, or turned around
+    with its size kept: it is found each time, and no other image is blamed (seed
+    18)."""
     dice = random.Random(18)
     paths = sorted(p for p in whole.rglob("*") if p.is_file() and p.parent != whole)
     for number in range(24):
@@ -96,13 +110,17 @@ def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, whole: Path) -> None
     assert done.code == 4
     first, second = json.loads(done.out)["runs"]
     said = {row["image"]: row["fault"] for row in first["faults"]}
-    assert "stats.npz" in said["02.png"] and "03.png/input.png is missing" in said["03.png"]
+    assert (
+        "stats.npz" in said["02.png"]
+        and "03.png/input.png is missing" in said["03.png"]
+    )
     assert said["04.png"] == "04.png: run.json calls it complete, its folder is missing"
     assert second["faults"] == [] and done.err.count("error: ") == 3
 
 
 def test_a_manifest_that_still_fits_is_not_as_it_was_written(whole: Path) -> None:
-    """Another number, which no field contradicts, breaks its own checksum; one without is none."""
+    """Another number, which no field contradicts, breaks its own checksum; one without
+    is none."""
     path = whole / "01.png" / "manifest.json"
     data = path.read_bytes()
     for changed in (
@@ -115,8 +133,8 @@ def test_a_manifest_that_still_fits_is_not_as_it_was_written(whole: Path) -> Non
 
 
 def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
-    """Each step has a row, and the series one line; also one of which nothing is left, and a report
-    beside them is none."""
+    """Each step has a row, and the series one line; also one of which nothing is left,
+    and a report beside them is none."""
     root = whole.parent / "series"
     for step in (0, 10, 20, 10**6):
         shutil.copytree(whole, step_folder(root, step))
@@ -134,11 +152,22 @@ def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
     assert f"{root}: a series of 4 steps: 3 steps damaged" in done.err
 
 
-def test_resume_mends_what_does_not_fit(featviz: Run, tiny_file: Path, whole: Path) -> None:
-    """What is missing or has another size it sees; an image of which `verify` names a file is drawn
-    again when its folder is gone."""
+def test_resume_mends_what_does_not_fit(
+    featviz: Run, tiny_file: Path, whole: Path
+) -> None:
+    """What is missing or has another size it sees; an image of which `verify` names a
+    file is drawn again when its folder is gone."""
     before = tree(whole)
-    base = ["run", tiny_file, whole.parent / "photos", *SMALL, "--tensors", "npy", "--out", whole]
+    base = [
+        "run",
+        tiny_file,
+        whole.parent / "photos",
+        *SMALL,
+        "--tensors",
+        "npy",
+        "--out",
+        whole,
+    ]
     (whole / "00.png" / "stats.npz").unlink()
     (whole / "01.png" / "001_0" / "output.npy").write_bytes(b"")
     path = whole / "02.png" / "001_0" / "output.npy"
@@ -159,14 +188,18 @@ def test_a_lost_run_json_is_named(featviz: Run, whole: Path, tmp_path: Path) -> 
     (whole / "run.json").unlink()
     done = featviz("verify", whole)
     assert done.code == 4 and "it has no run.json; --resume writes it anew" in done.err
-    assert "--resume writes it anew from the images' manifests" in featviz("report", whole).err
+    assert (
+        "--resume writes it anew from the images' manifests"
+        in featviz("report", whole).err
+    )
     (tmp_path / "empty").mkdir()
     done = featviz("verify", tmp_path / "empty")
     assert done.code == 1 and "is no run directory" in done.err
 
 
 def test_a_changed_setting_in_run_json_is_found(whole: Path) -> None:
-    """Each flipped bit that changes a setting, or which images there are, is found (seed 27)."""
+    """Each flipped bit that changes a setting, or which images there are, is found
+    (seed 27)."""
 
     def told(data: bytes) -> object:
         try:
@@ -188,11 +221,13 @@ def test_a_changed_setting_in_run_json_is_found(whole: Path) -> None:
 
 
 def test_files_that_nothing_lists_are_named(featviz: Run, whole: Path) -> None:
-    """A warning and a row; they are no fault. Reports and locks are known, and so is what a killed
-    run has left."""
+    """A warning and a row; they are no fault. Reports and locks are known, and so is
+    what a killed run has left."""
     assert featviz("report", whole).code == 0
     (whole / hidden_name("run.json")).write_text("left")
-    assert json.loads(featviz("verify", whole, "--json").out)["runs"][0]["unlisted"] == []
+    assert (
+        json.loads(featviz("verify", whole, "--json").out)["runs"][0]["unlisted"] == []
+    )
     (whole / "report.zip").write_bytes(b"PK\x03\x04 broken")
     (whole / "notes.txt").write_text("mine")
     (whole / "00.png" / "001_0" / "output.call7.png").write_text("mine")

@@ -1,4 +1,5 @@
-"""What stands in the place of a result, and what each command does with it that writes a folder."""
+"""What stands in the place of a result, and what each command does with it that writes
+a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ ALWAYS = ("report",)
 
 
 @pytest.fixture(
-    params=["run", *(pytest.param(name, marks=pytest.mark.slow) for name in ("audit", "report"))]
+    params=[
+        "run",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("audit", "report")),
+    ]
 )
 def command(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -38,7 +42,13 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(
-    draw: Run, command: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, out: Path
+    draw: Run,
+    command: str,
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    tmp_path: Path,
+    out: Path,
 ) -> Run:
     """The command into `out`, with more options."""
     ran = tmp_path / "ran"
@@ -55,8 +65,8 @@ def write(
 def test_what_featviz_did_not_write_stays(
     command: str, write: Run, out: Path, tmp_path: Path
 ) -> None:
-    """Files of others, a record of another program (npm writes an audit.json, too), a link to a
-    record of ours: nothing of the folder goes. An empty folder is taken."""
+    """Files of others, a record of another program (npm writes an audit.json, too), a
+    link to a record of ours: nothing of the folder goes. An empty folder is taken."""
     mark, over = MARKS[command], () if command in ALWAYS else ("--overwrite",)
     out.mkdir()
     assert write().code == 0
@@ -72,13 +82,19 @@ def test_what_featviz_did_not_write_stays(
         before = snapshot(tmp_path)
         noun = MARKS[command].removesuffix(".json")
         words = f"is not empty and holds no {noun} of featviz"
-        refused(write(*over), 1, words + (f": its {mark} is none" if content else ""), "--out")
+        refused(
+            write(*over),
+            1,
+            words + (f": its {mark} is none" if content else ""),
+            "--out",
+        )
         assert snapshot(tmp_path) == before
 
 
 def test_an_earlier_result(command: str, write: Run, out: Path, tmp_path: Path) -> None:
-    """It is replaced on demand, unless something in it is not ours; what killed commands have left
-    beside it goes, but for what is not ours in what once stood there, and for other names."""
+    """It is replaced on demand, unless something in it is not ours; what killed
+    commands have left beside it goes, but for what is not ours in what once stood
+    there, and for other names."""
     over = () if command in ALWAYS else ("--overwrite",)
     assert write().code == 0
     whole, around = tree(out), sorted(tmp_path.iterdir())
@@ -93,7 +109,9 @@ def test_an_earlier_result(command: str, write: Run, out: Path, tmp_path: Path) 
     assert snapshot(tmp_path) == before
     (out / "note.txt").unlink()
 
-    for file in sorted(p for p in out.rglob("*") if p.is_file() and p.name != MARKS[command])[-1:]:
+    for file in sorted(
+        p for p in out.rglob("*") if p.is_file() and p.name != MARKS[command]
+    )[-1:]:
         file.rename(tmp_path / "saved")
         file.symlink_to(tmp_path / "saved")
         before = snapshot(tmp_path)
@@ -108,7 +126,9 @@ def test_an_earlier_result(command: str, write: Run, out: Path, tmp_path: Path) 
     part = tmp_path / hidden_name("result")
     (part / "half").mkdir(parents=True)
     (part / "half" / "note.txt").write_text("left")
-    (out / LOCK_FILE).write_text("process 1 on elsewhere since 2020-01-01 00:00:00 UTC\n")
+    (out / LOCK_FILE).write_text(
+        "process 1 on elsewhere since 2020-01-01 00:00:00 UTC\n"
+    )
     assert write(*over).code == 0
     assert tree(out) == whole
     assert not ours.exists() and not part.exists()
@@ -116,7 +136,9 @@ def test_an_earlier_result(command: str, write: Run, out: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["run"])
-def test_a_folder_that_another_process_writes(write: Run, out: Path, tmp_path: Path) -> None:
+def test_a_folder_that_another_process_writes(
+    write: Run, out: Path, tmp_path: Path
+) -> None:
     """Exit code 1 and one line; what is there stays, the lock of the other one too."""
     with held(out):
         before = sorted(tmp_path.rglob("*"))
@@ -133,8 +155,8 @@ class Killed(BaseException):
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
-    """Nothing more is removed after so many files, as if the process were killed then; gives the
-    way to end that."""
+    """Nothing more is removed after so many files, as if the process were killed then;
+    gives the way to end that."""
     real, left = os.unlink, iter(range(count))
 
     def unlink(path: Any, **more: Any) -> None:
@@ -147,15 +169,23 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None
 
 
 def test_the_run_whose_place_was_taken_is_removed_by_the_next_one(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    ran: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """--overwrite is killed while it removes the earlier run: the new one is there and whole, and
-    the next --overwrite finds the rest of the old one by its run.json, which goes last."""
+    """--overwrite is killed while it removes the earlier run: the new one is there and
+    whole, and the next --overwrite finds the rest of the old one by its run.json, which
+    goes last."""
 
     def hidden() -> list[str]:
         return [path.name for path in ran.parent.iterdir() if path.name.startswith(".")]
 
-    whole, base = tree(ran), ["run", tiny_file, photos, *SMALL, "--out", ran, "--overwrite"]
+    whole, base = (
+        tree(ran),
+        ["run", tiny_file, photos, *SMALL, "--out", ran, "--overwrite"],
+    )
     undo = kill_after(monkeypatch, 5)
     with pytest.raises(Killed):
         featviz(*base)

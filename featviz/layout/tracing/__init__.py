@@ -1,1 +1,2 @@
-"""Where the values of a tensor lie in the image: followed through a forward pass, or guessed."""
+"""Where the values of a tensor lie in the image: followed through a forward pass, or
+guessed."""

@@ -1,8 +1,8 @@
-"""Calls that a forward pass made, and what tables of positions and of receptive fields have in
-common.
+"""Calls that a forward pass made, and what tables of positions and of receptive fields
+have in common.
 
-A table lies beside a followed tensor, has its shape, and says something of each of its values.
-"""
+A table lies beside a followed tensor, has its shape, and says something of each of its
+values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class FollowedCall:
     """A call of a torch function that has returned."""
 
     name: str
-    """Of the function, without the underscore of in-place variants: `relu`, `conv2d`."""
+    """Of the function, without the underscore of in-place variants: `relu`, `conv2d`.
+    """
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     tensors: Sequence[Tensor]
@@ -34,19 +35,30 @@ class FollowedCall:
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """An argument by its index or its name."""
-        return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
+        return (
+            self.args[index]
+            if len(self.args) > index
+            else self.kwargs.get(name, default)
+        )
 
     def repeat(self, function: Callable[..., Any], table: Any) -> Sequence[Tensor]:
-        """The results of a function that takes a table in place of this call's first argument."""
+        """The results of a function that takes a table in place of this call's first
+        argument."""
         first = () if self.args else ("input", "self", "tensors")
-        kwargs = {name: value for name, value in self.kwargs.items() if name not in first}
+        kwargs = {
+            name: value for name, value in self.kwargs.items() if name not in first
+        }
         result = function(table, *self.args[1:], **kwargs)
         return [result] if isinstance(result, Tensor) else result
 
     def join(
-        self, function: Callable[..., Any], tables: Sequence[Tensor | None], nothing: Tensor
+        self,
+        function: Callable[..., Any],
+        tables: Sequence[Tensor | None],
+        nothing: Tensor,
     ) -> Sequence[Tensor]:
-        """The table of joined tensors, filled with `nothing` where a tensor has no table."""
+        """The table of joined tensors, filled with `nothing` where a tensor has no
+        table."""
         filled = []
         for tensor, table in zip(self.tensors, tables, strict=True):
             filled.append(nothing.expand(tensor.shape) if table is None else table)
@@ -76,10 +88,12 @@ def einsum_factors(
 
     Args:
         tables: of each factor; None for a factor without.
-        sum_over: takes a table and the axes that are summed over; leaves one value along each.
+        sum_over: takes a table and the axes that are summed over; leaves one value
+            along each.
 
     Returns:
-        The tables that there are. An axis of the output that a factor lacks has one value.
+        The tables that there are. An axis of the output that a factor lacks has one
+        value.
     """
     inputs, _, output = call.args[0].replace(" ", "").partition("->")
     factors = []
@@ -91,6 +105,8 @@ def einsum_factors(
         for axis in reversed(summed):
             table = table.squeeze(axis)
         kept = [letter for letter in letters if letter in output]
-        table = table.permute([kept.index(letter) for letter in output if letter in kept])
+        table = table.permute(
+            [kept.index(letter) for letter in output if letter in kept]
+        )
         factors.append(table[tuple(slice(None) if x in kept else None for x in output)])
     return factors

@@ -1,21 +1,24 @@
-"""Receptive fields: what each value of a tensor sees of the input, followed through functions.
+"""Receptive fields: what each value of a tensor sees of the input, followed through
+functions.
 
-A value sees a box of pixels. The four edges of all boxes stand in four tables of the tensor's
-shape, each written so that the box around two boxes is the smaller number of both:
+A value sees a box of pixels. The four edges of all boxes stand in four tables of the
+tensor's shape, each written so that the box around two boxes is the smaller number of
+both:
 
              left          right           tops, lefts          first row, first column - FAR
        top    +--------------+             bottoms, rights    - last row,  - last column - FAR
               |   the box    |
     bottom    +--------------+             around(a, b) = minimum(a, b), on each edge
 
-0 stands for a value that sees no pixel (padding, parameters): it is more than all others, so that
-a minimum leaves it out. What moves values does the same to the tables, and what mixes values takes
-the minimum of all that it mixes. What has no rule is not guessed.
+0 stands for a value that sees no pixel (padding, parameters): it is more than all
+others, so that a minimum leaves it out. What moves values does the same to the tables,
+and what mixes values takes the minimum of all that it mixes. What has no rule is not
+guessed.
 
-These are theoretical fields, as in Araujo, Norris and Sim, "Computing Receptive Fields of
-Convolutional Neural Networks" (distill.pub, 2019), but measured value by value: at borders, through
-branches, windows of tokens and attention, where no formula of strides holds.
-"""
+These are theoretical fields, as in Araujo, Norris and Sim, "Computing Receptive Fields
+of Convolutional Neural Networks" (distill.pub, 2019), but measured value by value: at
+borders, through branches, windows of tokens and attention, where no formula of strides
+holds."""
 
 from __future__ import annotations
 
@@ -94,13 +97,16 @@ def _to_box(edges: Sequence[float]) -> PixelBox | None:
     return PixelBox(left, top, 1 - right, 1 - bottom)
 
 
-# What functions do to receptive fields. A rule that does not understand a call raises one of these:
+# What functions do to receptive fields. A rule that does not understand a call raises
+# one of these:
 MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
 
 FieldRule: TypeAlias = Callable[[FollowedCall, Sequence[Fields]], Sequence[Fields]]
 """Takes a call and what its tensors see. Returns what its results see."""
 
-EdgeRule: TypeAlias = Callable[[FollowedCall, Sequence[Tensor | None]], Sequence[Tensor]]
+EdgeRule: TypeAlias = Callable[
+    [FollowedCall, Sequence[Tensor | None]], Sequence[Tensor]
+]
 """The same for one of the four tables; None for a tensor that sees nothing."""
 
 
@@ -140,7 +146,9 @@ def _on_each_edge(rule: EdgeRule) -> FieldRule:
     def fields(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
         edges = []
         for edge in range(4):
-            edges.append(rule(call, [tables[edge] if tables else None for tables in seen]))
+            edges.append(
+                rule(call, [tables[edge] if tables else None for tables in seen])
+            )
         return [FieldTables._make(tables) for tables in zip(*edges, strict=True)]
 
     return fields
@@ -159,7 +167,9 @@ def _around(tables: Iterable[Tensor | None]) -> Tensor:
     seen = [table for table in tables if table is not None]
     shape = torch.broadcast_shapes(*[table.shape for table in seen])  # type: ignore[no-untyped-call]
     # what is expanded stays so: channels, which all see the same, cost no time
-    slim = [table[tuple(slice(None if n else 1) for n in table.stride())] for table in seen]
+    slim = [
+        table[tuple(slice(None if n else 1) for n in table.stride())] for table in seen
+    ]
     return reduce(torch.minimum, slim).expand(shape)
 
 
@@ -176,14 +186,18 @@ def _mix(table: Tensor, *axes: int) -> Tensor:
     """The boxes around all values along some axes, each of which has one value then."""
     for axis in axes:
         is_expanded = table.stride(axis) == 0 and table.shape[axis] > 0
-        table = table.narrow(axis, 0, 1) if is_expanded else table.amin(axis, keepdim=True)
+        table = (
+            table.narrow(axis, 0, 1) if is_expanded else table.amin(axis, keepdim=True)
+        )
     return table
 
 
 def move_fields(function: Callable[..., Any]) -> FieldRule:
     """A rule for a function that moves values and changes none."""
     return _on_each_edge(
-        lambda call, tables: [_slim(table) for table in call.repeat(function, _only(tables))]
+        lambda call, tables: [
+            _slim(table) for table in call.repeat(function, _only(tables))
+        ]
     )
 
 
@@ -191,17 +205,21 @@ def join_fields(function: Callable[..., Any]) -> FieldRule:
     """A rule for a function that joins tensors."""
     nothing = torch.zeros(())
     return _on_each_edge(
-        lambda call, tables: [_slim(table) for table in call.join(function, tables, nothing)]
+        lambda call, tables: [
+            _slim(table) for table in call.join(function, tables, nothing)
+        ]
     )
 
 
 def mix_fields(axes_of: Callable[[FollowedCall, Tensor], Iterable[int]]) -> FieldRule:
-    """A rule for a function of one tensor that mixes values along some axes and keeps the shape, or
-    makes another size of the last axis."""
+    """A rule for a function of one tensor that mixes values along some axes and keeps
+    the shape, or makes another size of the last axis."""
 
     def mix(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
         table = _only(tables)
-        return [_mix(table, *axes_of(call, table)).expand(call.shape)] * len(call.results)
+        return [_mix(table, *axes_of(call, table)).expand(call.shape)] * len(
+            call.results
+        )
 
     return _on_each_edge(mix)
 
@@ -213,13 +231,18 @@ def unite(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tenso
 
 
 @_on_each_edge
-def reduce_fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
-    """The rule of a mean, a sum or a maximum over axes, or of the larger of two tensors."""
+def reduce_fields(
+    call: FollowedCall, tables: Sequence[Tensor | None]
+) -> Sequence[Tensor]:
+    """The rule of a mean, a sum or a maximum over axes, or of the larger of two
+    tensors."""
     if len(call.tensors) == 2:
         return [_around(tables).expand(call.shape)]
     table = _only(tables)
     dims = call.argument(1, "dim")
-    axes = range(table.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    axes = (
+        range(table.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    )
     mixed = _mix(table, *axes)
     if len(call.shape) != table.ndim:
         mixed = mixed.squeeze(tuple(axes))
@@ -233,7 +256,9 @@ def halve(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tenso
 
 
 @_on_each_edge
-def multiply_fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+def multiply_fields(
+    call: FollowedCall, tables: Sequence[Tensor | None]
+) -> Sequence[Tensor]:
     """The rule of products: rows of the first matrix with columns of the second."""
     first, second = tables
     rows = None if first is None else _mix(first, -1)
@@ -242,7 +267,9 @@ def multiply_fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequ
 
 
 @_on_each_edge
-def einsum_fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+def einsum_fields(
+    call: FollowedCall, tables: Sequence[Tensor | None]
+) -> Sequence[Tensor]:
     """The rule of torch.einsum."""
     return [_around(einsum_factors(call, tables, _mix)).expand(call.shape)]
 
@@ -252,7 +279,11 @@ def attend(token_axis: int) -> FieldRule:
 
     def fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
         query, *keys_and_values = tables[:3]
-        mixed = [_mix(table, token_axis, -1) for table in keys_and_values if table is not None]
+        mixed = [
+            _mix(table, token_axis, -1)
+            for table in keys_and_values
+            if table is not None
+        ]
         queries = None if query is None else _mix(query, -1)
         return [_around([queries, *mixed]).expand(call.shape)]
 
@@ -260,19 +291,21 @@ def attend(token_axis: int) -> FieldRule:
 
 
 def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
-    """The rule of convolutions, poolings and resizing. Along each axis, the function itself says of
-    each position of the result which positions it takes: it is called on `size` rows of numbers,
-    each of which is 1 at one position and 0 elsewhere.
+    """The rule of convolutions, poolings and resizing. Along each axis, the function
+    itself says of each position of the result which positions it takes: it is called on
+    `size` rows of numbers, each of which is 1 at one position and 0 elsewhere.
 
         kernel 3, stride 2 on 5 positions    takes     0 1 2          position 0 of the result
                                                            2 3 4      position 1
 
     Args:
         call: of tensors [N, C, ...].
-        seen: the receptive fields of the call's tensors, in order; only the first one slides.
+        seen: the receptive fields of the call's tensors, in order; only the first one
+            slides.
 
     Raises:
-        ValueError: nothing is known of the first tensor; `follow` then knows nothing of the result.
+        ValueError: nothing is known of the first tensor; `follow` then knows nothing of
+            the result.
     """
     tables: Sequence[Tensor] = seen[0]
     if not tables:
@@ -285,29 +318,42 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
         takes = _reached(call, axis, size)[:, 0].T.abs() > 1e-6
         order = takes.int().argsort(1, descending=True)[:, : int(takes.sum(1).max())]
         index = torch.where(takes.gather(1, order), order, size)
-        # a row of values that see nothing behind the last, for positions that take fewer
+        # a row of values that see nothing behind the last, for positions that take
+        # fewer
         padding = [0, 0] * (len(call.shape) - 1 - axis) + [0, 1]
         tables = [
-            functional.pad(table, padding)[(slice(None),) * axis + (index,)].amin(axis + 1)
+            functional.pad(table, padding)[(slice(None),) * axis + (index,)].amin(
+                axis + 1
+            )
             for table in tables
         ]
-    return [FieldTables._make(table.expand(call.shape) for table in tables)] * len(call.results)
+    return [FieldTables._make(table.expand(call.shape) for table in tables)] * len(
+        call.results
+    )
 
 
 def _reached(call: FollowedCall, axis: int, size: int) -> Tensor:
-    """What a function makes of the rows of a unit matrix, along one of its axes: [size, 1,
-    positions of the result]."""
+    """What a function makes of the rows of a unit matrix, along one of its axes: [size,
+    1, positions of the result]."""
 
     def argument(index: int, name: str, default: Any = None) -> Any:
         value = call.argument(index, name, default)
-        return value[(axis - 2) % len(value)] if isinstance(value, (tuple, list)) else value
+        return (
+            value[(axis - 2) % len(value)]
+            if isinstance(value, (tuple, list))
+            else value
+        )
 
     unit = torch.eye(size)[:, None]
     name = call.name.rstrip("d123")
     if name == "interpolate":
         lengths = [size if other == axis else 1 for other in range(2, len(call.shape))]
-        (resized,) = call.repeat(functional.interpolate, unit.reshape(size, 1, *lengths))
-        return resized.transpose(2, axis).reshape(size, 1, resized.shape[axis], -1)[..., 0]
+        (resized,) = call.repeat(
+            functional.interpolate, unit.reshape(size, 1, *lengths)
+        )
+        return resized.transpose(2, axis).reshape(size, 1, resized.shape[axis], -1)[
+            ..., 0
+        ]
     if name.startswith("adaptive"):
         return functional.adaptive_avg_pool1d(unit, argument(1, "output_size") or size)
     if "conv" in name:
@@ -333,4 +379,6 @@ def _reached(call: FollowedCall, axis: int, size: int) -> Tensor:
         return functional.avg_pool1d(unit, kernel_size, stride, padding, ceil_mode)
     dilation = argument(4, "dilation", 1)
     ceil_mode = argument(5, "ceil_mode", False)
-    return functional.max_pool1d(unit, kernel_size, stride, padding, dilation, ceil_mode)
+    return functional.max_pool1d(
+        unit, kernel_size, stride, padding, dilation, ceil_mode
+    )

@@ -1,15 +1,15 @@
 """Follow an image through one forward pass: a tag for each tensor.
 
-A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture. So the
-functions that a model calls are watched, once for each shape of input:
+A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture. So
+the functions that a model calls are watched, once for each shape of input:
 
-    image --conv--> map --flatten, transpose--> tokens --linear--> q --@ k, softmax--> weights
+    image --conv--> map --flatten, transpose--> tokens --linear--> q --@ k, softmax-->
+    weights
     tag:  positions 1..N, of a new map          1..N along axis 1  1..N                is_weights
 
-`enter` and `leave` hear of each call of a layer or a function. A function passes the tags of its
-tensors on to its results, by its rules in `FUNCTIONS`; what a layer takes and returns is summed up
-as traces, which say how to draw it.
-"""
+`enter` and `leave` hear of each call of a layer or a function. A function passes the
+tags of its tensors on to its results, by its rules in `FUNCTIONS`; what a layer takes
+and returns is summed up as traces, which say how to draw it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
 from featviz.layout.tracing.calls import FollowedCall
-from featviz.layout.tracing.fields import CONSTANT, Fields, FieldTables, of_image, result_fields
+from featviz.layout.tracing.fields import (
+    CONSTANT,
+    Fields,
+    FieldTables,
+    of_image,
+    result_fields,
+)
 from featviz.layout.tracing.functions import FUNCTIONS, FollowedFunction
 from featviz.layout.tracing.positions import MISFITS, SourceMaps, shared_positions
 from featviz.records import Layer, Trace
@@ -38,8 +44,8 @@ MadeBy: TypeAlias = Callable[[Tensor], int | None]
 Listener: TypeAlias = Callable[
     [Layer, int, Sequence[Any], Mapping[str, Any], Any, MadeBy], int | None
 ]
-"""Takes a layer, which of its calls it is, its arguments and its output. Returns a number for the
-call, or None where calls inside it made the output."""
+"""Takes a layer, which of its calls it is, its arguments and its output. Returns a
+number for the call, or None where calls inside it made the output."""
 
 
 class TraceKey(NamedTuple):
@@ -78,7 +84,8 @@ class StorageChange(NamedTuple):
 
 @dataclass
 class Follower:
-    """Hears of the calls of a forward pass, and tags the tensors that they take and return."""
+    """Hears of the calls of a forward pass, and tags the tensors that they take and
+    return."""
 
     layer_names: Collection[str]
     """Names of the layers whose tensors will be asked for; all with a listener."""
@@ -89,25 +96,29 @@ class Follower:
     channel_axis: int
     """The axis of the input that counts channels."""
     constants: Collection[int] | None
-    """Ids of parameters and buffers; None where receptive fields are not asked for, since they
-    take as long as the model's layers."""
+    """Ids of parameters and buffers; None where receptive fields are not asked for,
+    since they take as long as the model's layers."""
     listener: Listener | None = None
-    traces: dict[str, dict[TraceKey, Trace]] = field(default_factory=lambda: defaultdict(dict))
+    traces: dict[str, dict[TraceKey, Trace]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     """By name of the layer."""
     fields: dict[tuple[str, int, str], FieldTables] = field(default_factory=dict)
-    """By name of the layer, number of its call and key; without outputs of which nobody knows what
-    they see."""
+    """By name of the layer, number of its call and key; without outputs of which nobody
+    knows what they see."""
     _calls: Counter[str] = field(default_factory=Counter)
     _maps: SourceMaps = field(default_factory=SourceMaps)
     _tags: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _traces: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     """By table of positions: many tensors share one."""
     _changes: dict[int, StorageChange] = field(default_factory=dict)
-    """The last change of each storage, by its address: what its tensors saw before is unknown since
-    then."""
+    """The last change of each storage, by its address: what its tensors saw before is
+    unknown since then."""
     _step: int = 0
 
-    def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def enter(
+        self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         """A layer or a function is called."""
         if layer.is_function:
             if layer.type == "fn:setitem" and self.constants is not None:
@@ -135,20 +146,28 @@ class Follower:
                 arguments = tensors([args, kwargs], dense=True)
                 name = layer.type.removeprefix("fn:")
                 results = tensors(output, dense=True)
-                self._pass_on(layer, FollowedCall(name, args, kwargs, arguments, results))
+                self._pass_on(
+                    layer, FollowedCall(name, args, kwargs, arguments, results)
+                )
             elif layer.name in self.mixer_names and isinstance(output, Tensor):
-                tables = [self._tag(tensor).positions for tensor in tensors(args, dense=True)]
+                tables = [
+                    self._tag(tensor).positions for tensor in tensors(args, dense=True)
+                ]
                 positions = shared_positions(tables, output.shape)
                 self._tags[output] = replace(self._tag(output), positions=positions)
             if self.listener is not None:
-                made_by = self.listener(layer, number, args, kwargs, output, self._made_by)
+                made_by = self.listener(
+                    layer, number, args, kwargs, output, self._made_by
+                )
                 for tensor in tensors(output) if made_by is not None else ():
                     self._tags[tensor] = replace(self._tag(tensor), made_by=made_by)
             if self._is_asked_for(layer):
                 for key, tensor in leaves(output):
                     if isinstance(tensor, Tensor):
                         self._note(layer, "output", key, tensor)
-                        fields = None if self.constants is None else self._fields_of(tensor)
+                        fields = (
+                            None if self.constants is None else self._fields_of(tensor)
+                        )
                         if fields:
                             self.fields[layer.name, number, key] = fields
 
@@ -185,8 +204,8 @@ class Follower:
         traces[trace_key] = replace(trace, is_weights=True) if tag.is_weights else trace
 
     def _pass_on(self, layer: Layer, call: FollowedCall) -> None:
-        """Tag the results of a function that a layer called. One that is not in FUNCTIONS passes
-        neither positions nor receptive fields on.
+        """Tag the results of a function that a layer called. One that is not in
+        FUNCTIONS passes neither positions nor receptive fields on.
 
         Args:
             layer: in which the function ran.
@@ -209,18 +228,23 @@ class Follower:
     def _result_positions(
         self, function: FollowedFunction, call: FollowedCall
     ) -> list[Tensor | None]:
-        """The table of each result of a call; None for those that lie nowhere in the image."""
+        """The table of each result of a call; None for those that lie nowhere in the
+        image."""
         positions: list[Tensor | None] = [None] * len(call.results)
         if call.tensors:
             tables = [self._tag(tensor).positions for tensor in call.tensors]
             with suppress(*MISFITS):  # called in a way that the rule does not know
                 made = function.position_rule(self._maps, call, tables)
-                for index, (result, table) in enumerate(zip(call.results, made, strict=False)):
+                for index, (result, table) in enumerate(
+                    zip(call.results, made, strict=False)
+                ):
                     if table is not None and table.shape == result.shape:
                         positions[index] = table
         return positions
 
-    def _result_fields(self, function: FollowedFunction, call: FollowedCall) -> list[Fields | None]:
+    def _result_fields(
+        self, function: FollowedFunction, call: FollowedCall
+    ) -> list[Fields | None]:
         """What each result of a call sees; None where nobody knows."""
         if self.constants is None:
             return [None] * len(call.results)
@@ -244,4 +268,6 @@ class Follower:
         """Whatever shares memory with a tensor sees something unknown from now on."""
         self._step += 1
         storage = tensor.untyped_storage()
-        self._changes[storage._cdata] = StorageChange(self._step, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        self._changes[storage._cdata] = StorageChange(
+            self._step, StorageWeakRef(storage)
+        )  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
-"""What is known of torch functions: where their results lie in the image, what these see of it, and
-whether they are the weights of an attention. A function is added as one entry of `FUNCTIONS`."""
+"""What is known of torch functions: where their results lie in the image, what these
+see of it, and whether they are the weights of an attention. A function is added as one
+entry of `FUNCTIONS`."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from featviz.layout.tracing import fields, positions
 from featviz.layout.tracing.calls import FollowedCall
 
 WeightRule: TypeAlias = Callable[[FollowedCall, bool, bool], list[bool]]
-"""Takes a call, whether its first tensor is an attention's weights, and whether the call is inside
-an attention. Returns for each result whether it is weights."""
+"""Takes a call, whether its first tensor is an attention's weights, and whether the
+call is inside an attention. Returns for each result whether it is weights."""
 
 
-def keep_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
+def keep_weights(
+    call: FollowedCall, is_weights: bool, in_attention: bool
+) -> list[bool]:
     """The rule of most functions: weights stay weights where there are as many values."""
     if not is_weights:
         return [False] * len(call.results)
@@ -31,12 +34,16 @@ def no_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list
     return [False] * len(call.results)
 
 
-def _softmax_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
+def _softmax_weights(
+    call: FollowedCall, is_weights: bool, in_attention: bool
+) -> list[bool]:
     dim = call.argument(1, "dim")
     return [in_attention and dim in (-1, result.ndim - 1) for result in call.results]
 
 
-def _second_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
+def _second_weights(
+    call: FollowedCall, is_weights: bool, in_attention: bool
+) -> list[bool]:
     return [index == 1 for index in range(len(call.results))]
 
 
@@ -52,11 +59,15 @@ class FollowedFunction:
 
 def _move(function: Callable[..., Any]) -> FollowedFunction:
     """A function that moves values, and does the same to tables."""
-    return FollowedFunction(positions.move_positions(function), fields.move_fields(function))
+    return FollowedFunction(
+        positions.move_positions(function), fields.move_fields(function)
+    )
 
 
 def _join(function: Callable[..., Any]) -> FollowedFunction:
-    return FollowedFunction(positions.join_positions(function), fields.join_fields(function))
+    return FollowedFunction(
+        positions.join_positions(function), fields.join_fields(function)
+    )
 
 
 def _each(names: str, function: FollowedFunction) -> dict[str, FollowedFunction]:
@@ -65,7 +76,9 @@ def _each(names: str, function: FollowedFunction) -> dict[str, FollowedFunction]
 
 def _item(table: Tensor, index: Any) -> Tensor:
     parts = index if isinstance(index, tuple) else (index,)
-    return table[tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)]
+    return table[
+        tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)
+    ]
 
 
 def _pad(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
@@ -128,13 +141,17 @@ FUNCTIONS: dict[str, FollowedFunction] = {
     **_each(_POINTWISE, FollowedFunction(field_rule=fields.unite)),
     **_each(_CONSTANT, FollowedFunction(field_rule=fields.see_nothing)),
     # windows that slide over a map
-    **_each(_CONVOLVING, FollowedFunction(positions.convolve, fields.slide, no_weights)),
+    **_each(
+        _CONVOLVING, FollowedFunction(positions.convolve, fields.slide, no_weights)
+    ),
     "fold": FollowedFunction(positions.convolve, None, no_weights),
     **_each("conv1d conv_transpose1d", FollowedFunction(field_rule=fields.slide)),
     "interpolate": FollowedFunction(positions.resample, fields.slide, no_weights),
     **{
         name: FollowedFunction(
-            positions.resample, fields.move_fields(getattr(functional, name)), no_weights
+            positions.resample,
+            fields.move_fields(getattr(functional, name)),
+            no_weights,
         )
         for name in ("pixel_shuffle", "pixel_unshuffle")
     },
@@ -162,7 +179,9 @@ FUNCTIONS: dict[str, FollowedFunction] = {
     ),
     **_each(
         "group_norm instance_norm",
-        FollowedFunction(field_rule=fields.mix_fields(lambda call, table: range(1, table.ndim))),
+        FollowedFunction(
+            field_rule=fields.mix_fields(lambda call, table: range(1, table.ndim))
+        ),
     ),
     "normalize": FollowedFunction(
         field_rule=fields.mix_fields(lambda call, table: [call.argument(2, "dim", 1)])
@@ -172,11 +191,15 @@ FUNCTIONS: dict[str, FollowedFunction] = {
         positions.keep_rows, fields.mix_fields(lambda call, table: [-1]), no_weights
     ),
     **_each("lstm gru", FollowedFunction(positions.keep_rows, None, no_weights)),
-    # products, and attention: its tokens lie along axis -2, in nn.MultiheadAttention along axis 0
+    # products, and attention: its tokens lie along axis -2, in nn.MultiheadAttention
+    # along axis 0
     **_each(
-        "matmul bmm mm", FollowedFunction(positions.multiply, fields.multiply_fields, no_weights)
+        "matmul bmm mm",
+        FollowedFunction(positions.multiply, fields.multiply_fields, no_weights),
     ),
-    "einsum": FollowedFunction(positions.multiply_by_letters, fields.einsum_fields, no_weights),
+    "einsum": FollowedFunction(
+        positions.multiply_by_letters, fields.einsum_fields, no_weights
+    ),
     "scaled_dot_product_attention": FollowedFunction(
         positions.keep_queries, fields.attend(token_axis=-2), no_weights
     ),

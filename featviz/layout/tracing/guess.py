@@ -1,5 +1,5 @@
-"""Decide which layout a tensor has: as the user says, else by where it lies in the image, else by
-its shape and what is known of its layer.
+"""Decide which layout a tensor has: as the user says, else by where it lies in the
+image, else by its shape and what is known of its layer.
 
     [1, 197, 768]     197 = 1 + 14 × 14 and the input is square: a class token and a grid of tokens
     [1, 100, 256]     a grid of 10 × 10, by its shape; but where nothing was traced to it from the
@@ -7,10 +7,10 @@ its shape and what is known of its layer.
     [1, 12, 16, 24]   of a convolution: 12 maps; else, of a 96 × 128 input, which is as wide for its
                       height as 12 × 16: 24 maps with channels last
 
-Each decision is an ordered list of candidates with the reason for each; the first one counts, and
-`featviz run -v` prints its reason. A wrong layout draws noise without complaint, so a shape that
-fits none is refused. What shapes occur was read off torchvision, timm, transformers and
-Ultralytics; tests/layout has models that make them.
+Each decision is an ordered list of candidates with the reason for each; the first one
+counts, and `featviz run -v` prints its reason. A wrong layout draws noise without
+complaint, so a shape that fits none is refused. What shapes occur was read off
+torchvision, timm, transformers and Ultralytics; tests/layout has models that make them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from featviz.text import quoted
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
 _MANY_TOKENS = 36
-"""A map may be high and narrow for other reasons than that its rows are tokens; above so many rows
-that make a grid, outside attention, they are taken for tokens."""
+"""A map may be high and narrow for other reasons than that its rows are tokens; above
+so many rows that make a grid, outside attention, they are taken for tokens."""
 
 
 class Candidate(NamedTuple):
@@ -91,7 +91,8 @@ def decide(shape: Sequence[int], hints: Hints) -> Candidate:
 
 
 def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
-    """Layout, height and width of a shape's maps; None where they are no maps of the input."""
+    """Layout, height and width of a shape's maps; None where they are no maps of the
+    input."""
     with suppress(LayoutError):
         arrangement = recognise(shape, hints)
         axes = LAYOUTS[arrangement.layout].spatial_axes
@@ -126,8 +127,9 @@ class Override(NamedTuple):
 
 
 def parse_override(text: str) -> Override:
-    """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`. A selector must match a
-    layer without knowing the others, so it takes no index. UsageError for anything else."""
+    """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`. A selector
+    must match a layer without knowing the others, so it takes no index. UsageError for
+    anything else."""
     selector_text, equals, layout_text = text.rpartition("=")
     name, colon, grid = layout_text.partition(":")
     try:
@@ -144,7 +146,9 @@ def parse_override(text: str) -> Override:
         for selector in chosen:
             if selector.index is not None:
                 hint = "name the layers, for example layer1.*"
-                raise UsageError(f"selector {selector.text!r} takes no index here", hint)
+                raise UsageError(
+                    f"selector {selector.text!r} takes no index here", hint
+                )
     except (LayoutError, UsageError) as error:
         message = f"--tensor-layout {quoted(repr(text))}: {error.message}"
         raise UsageError(message, error.hint) from None
@@ -152,8 +156,8 @@ def parse_override(text: str) -> Override:
 
 
 def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
-    """The arrangement of a shape in the layout that the user named; LayoutError where it does not
-    fit."""
+    """The arrangement of a shape in the layout that the user named; LayoutError where
+    it does not fit."""
     name, _, grid = str(hints.override).partition(":")
     layout = LAYOUTS[name]
     has_many = len(shape) > 1 and shape[0] != 1
@@ -184,15 +188,21 @@ def _by_shape(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
         if hints.channels == "first":
             yield Candidate(Arrangement("batch"), "the first of five axes counts items")
     elif len(shape) == 5:
-        if _has_proportions(shape[2:4], hints) and not _has_proportions(shape[3:5], hints):
-            yield Candidate(Arrangement("nthwc"), "axes 2 and 3 have the input's proportions")
+        if _has_proportions(shape[2:4], hints) and not _has_proportions(
+            shape[3:5], hints
+        ):
+            yield Candidate(
+                Arrangement("nthwc"), "axes 2 and 3 have the input's proportions"
+            )
         yield Candidate(Arrangement("ncthw"), "it has five axes")
 
 
 def _of_three_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
     """[1, T, D], [1, D, T] or, averaged over heads, attention weights [1, T, T]."""
     if shape[1] in (1, len(hints.prefix_tokens)):
-        yield Candidate(Arrangement("vector"), "it has one row, or one for each token of the model")
+        yield Candidate(
+            Arrangement("vector"), "it has one row, or one for each token of the model"
+        )
     elif hints.channels == "first":
         yield from _tokens(shape, hints, "ncl")
     elif hints.in_attention and not hints.features_last and shape[1] == shape[2]:
@@ -204,20 +214,26 @@ def _of_three_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
 
 
 def _of_four_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
-    """[1, C, H, W], [1, H, W, C], [1, heads, T, D], [1, T, heads, D], attention weights of tokens
-    [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
+    """[1, C, H, W], [1, H, W, C], [1, heads, T, D], [1, T, heads, D], attention weights
+    of tokens [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
     if shape[0] != 1:
         yield Candidate(Arrangement("batch"), "its first axis counts items")
     if hints.channels is not None:
         name = "nchw" if hints.channels == "first" else "nhwc"
         yield Candidate(Arrangement(name), f"its layer has channels {hints.channels}")
     if not hints.features_last and _pairs_tokens(shape[2:], hints):
-        yield Candidate(Arrangement("attention"), "the last two axes count tokens, in an attention")
+        yield Candidate(
+            Arrangement("attention"), "the last two axes count tokens, in an attention"
+        )
     last_are_map = _has_proportions(shape[2:], hints)
     if _has_proportions(shape[1:3], hints) and not last_are_map:
-        yield Candidate(Arrangement("nhwc"), "axes 1 and 2 have the input's proportions")
+        yield Candidate(
+            Arrangement("nhwc"), "axes 1 and 2 have the input's proportions"
+        )
     if _pairs_tokens(shape[1:3], hints) and shape[3] < shape[1]:
-        yield Candidate(Arrangement("attention"), "axes 1 and 2 count tokens, in an attention")
+        yield Candidate(
+            Arrangement("attention"), "axes 1 and 2 count tokens, in an attention"
+        )
     if not last_are_map and (hints.in_attention or _is_column(shape[2:], hints)):
         yield from _tokens(shape, hints, "heads", "tokens")
     yield Candidate(Arrangement("nchw"), "it has four axes")
@@ -238,8 +254,8 @@ def _has_proportions(sizes: Sequence[int], hints: Hints) -> bool:
 
 
 def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
-    """Whether a height and width are no map's but those of many tokens below one another: at least
-    twice as high, for the width, as the input is."""
+    """Whether a height and width are no map's but those of many tokens below one
+    another: at least twice as high, for the width, as the input is."""
     if hints.input_size is None or sizes[0] < _MANY_TOKENS or sizes[1] == 1:
         return False
     height, width = hints.input_size
@@ -247,7 +263,8 @@ def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
 
 
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candidate]:
-    """Those layouts whose token axis makes a grid; first the one that makes the patches' grid."""
+    """Those layouts whose token axis makes a grid; first the one that makes the
+    patches' grid."""
     patch_grid = None
     if hints.input_size is not None and hints.patch_size is not None:
         sizes = zip(hints.input_size, hints.patch_size, strict=True)
@@ -257,7 +274,9 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candida
         tokens = find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name)
         if tokens is not None:
             found.append(tokens)
-    for tokens in sorted(found, key=lambda grid: (grid.height, grid.width) != patch_grid):
+    for tokens in sorted(
+        found, key=lambda grid: (grid.height, grid.width) != patch_grid
+    ):
         size = f"{tokens.height} × {tokens.width}"
         yield Candidate(tokens, f"its tokens make a grid of {size} of the input")
 
@@ -268,25 +287,34 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candida
 def _by_trace(
     shape: Sequence[int], hints: Hints, trace: Trace, by_shape: list[Candidate]
 ) -> list[Candidate]:
-    """What the trace says, and what the shape says (`by_shape`, at most one) where it can tell."""
+    """What the trace says, and what the shape says (`by_shape`, at most one) where it
+    can tell."""
     layout = by_shape[0].arrangement.layout if by_shape else ""
     is_tokens = bool(by_shape) and LAYOUTS[layout].token_axis is not None
     if is_tokens and hints.token_count:
         return by_shape  # the model's modules say that so many tokens are mixed
-    weighs_positions = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}  # along both axes
+    # along both axes
+    weighs_positions = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}
     if trace.is_weights and min(shape[-2:]) > 1 and not weighs_positions:
-        return [Candidate(Arrangement("attention"), "a softmax inside an attention made it")]
+        return [
+            Candidate(Arrangement("attention"), "a softmax inside an attention made it")
+        ]
     on_grid = [*_row_by_row(shape, hints, trace)]
     in_pieces = [*_in_pieces(shape, hints, trace)]
     if layout == "attention" and len(shape) == 4:
-        # a square map with as many rows as there are tokens only looks like their weights
-        maps = [found for found in on_grid if found.arrangement.layout in ("nchw", "nhwc")]
+        # a square map with as many rows as there are tokens only looks like their
+        # weights
+        maps = [
+            found for found in on_grid if found.arrangement.layout in ("nchw", "nhwc")
+        ]
         return maps + in_pieces + by_shape
     is_clip = layout in ("ncthw", "nthwc")
     # tokens, weights averaged over heads and clips are told by the trace alone
     is_uncertain = is_tokens or layout in ("", "batch", "sequence", "attention")
     if is_uncertain or (is_clip and hints.time_steps is None):
-        in_rows = Candidate(Arrangement("sequence"), "its rows lie nowhere in the image")
+        in_rows = Candidate(
+            Arrangement("sequence"), "its rows lie nowhere in the image"
+        )
         can_be_rows = len(shape) in (3, 4) and layout != "batch"
         return on_grid + in_pieces + ([in_rows] if can_be_rows else []) + by_shape
     if not _is_folded(shape, hints, trace, layout):
@@ -295,7 +323,8 @@ def _by_trace(
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
-    """Whether the rows and columns of a layout are none of the map's, in whatever order."""
+    """Whether the rows and columns of a layout are none of the map's, in whatever
+    order."""
     axes = LAYOUTS[layout].spatial_axes
     if axes is None or trace.positions is None or trace.grid is None:
         return False
@@ -319,12 +348,15 @@ _BY_AXES = {
     (4, (1, 2)): "nhwc",
     (4, (2, 3)): "nchw",
 }
-"""The layout of one image's tensor whose positions go row by row, by how many axes it has and along
-which of them the positions change."""
+"""The layout of one image's tensor whose positions go row by row, by how many axes it
+has and along which of them the positions change."""
 
 
-def _row_by_row(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Candidate]:
-    """Tokens and maps of one image whose positions go row by row, between the model's own tokens:
+def _row_by_row(
+    shape: Sequence[int], hints: Hints, trace: Trace
+) -> Iterator[Candidate]:
+    """Tokens and maps of one image whose positions go row by row, between the model's
+    own tokens:
 
     [-1, 0, 1, 2, 3, -1]    a class token, a grid of 2 × 2, a token behind it
     """
@@ -344,14 +376,15 @@ def _row_by_row(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Ca
             yield Candidate(Arrangement(name), reason)
         return
     names = hints.prefix_tokens[:before]
-    prefix = (BEFORE,) * (before - len(names)) + names  # others stand in front of the model's own
+    # others stand in front of the model's own
+    prefix = (BEFORE,) * (before - len(names)) + names
     suffix = (BEHIND,) * behind
     yield Candidate(Arrangement(name, height, width, time, prefix, suffix), reason)
 
 
 def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Candidate]:
-    """Pieces of a map in whatever order, with channels along one axis, heads along another; the
-    model's own tokens may stand in front of each piece:
+    """Pieces of a map in whatever order, with channels along one axis, heads along
+    another; the model's own tokens may stand in front of each piece:
 
     [-1, 0, 1, 4, 5]
     [-1, 2, 3, 6, 7]        two windows of 2 × 2 in a grid of 2 × 4, a class token before each

@@ -1,9 +1,9 @@
-"""Hints at the layout of each layer's tensors: read from the model's modules, overridden by
-`--tensor-layout`, with what was followed in a forward pass.
+"""Hints at the layout of each layer's tensors: read from the model's modules,
+overridden by `--tensor-layout`, with what was followed in a forward pass.
 
-Only the model knows whether the first token stands for a class. Parameters and modules are known by
-the names under which torchvision and timm keep them; a module that has none gives no hint.
-"""
+Only the model knows whether the first token stands for a class. Parameters and modules
+are known by the names under which torchvision and timm keep them; a module that has
+none gives no hint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _PREFIX_TOKENS = {
     "distillation_token": re.compile(r"dist(illation)?_?token"),
     "register_tokens": re.compile(r"(reg|register|storage)_?tokens?"),
 }
-"""Names of parameters that become tokens in front of the grid, in the order in which they stand."""
+"""Names of parameters that become tokens in front of the grid, in the order in which
+they stand."""
 
 _CHANNELS_FIRST = (
     nn.modules.conv._ConvNd,
@@ -48,27 +49,34 @@ _CHANNELS_FIRST = (
 )
 
 _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
-"""Ends of the names of classes whose last axis are features, timm's and transformers' included."""
+"""Ends of the names of classes whose last axis are features, timm's and transformers'
+included."""
 
 _ATTENTION = re.compile("attn|attention|crpe")
-"""In the names of attentions, and of CoaT's positional encoding, which takes what they do."""
+"""In the names of attentions, and of CoaT's positional encoding, which takes what they
+do."""
 
 _OFFSETS = re.compile(r"(cpb_|rel_pos\.)mlp")
-"""In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases."""
+"""In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases.
+"""
 
 
 class HintBook:
     """The hints for each layer of a model that sees inputs of one shape."""
 
     def __init__(
-        self, model: nn.Module, input_shape: Sequence[int], overrides: Sequence[str] = ()
+        self,
+        model: nn.Module,
+        input_shape: Sequence[int],
+        overrides: Sequence[str] = (),
     ) -> None:
         """Read the hints of a model's modules.
 
         Args:
-            input_shape: [1, C, H, W], or a clip [1, C, T, H, W] or, where the first convolution
-                says so, [1, T, C, H, W].
-            overrides: values of `--tensor-layout`; the last that matches a layer counts.
+            input_shape: [1, C, H, W], or a clip [1, C, T, H, W] or, where the first
+                convolution says so, [1, T, C, H, W].
+            overrides: values of `--tensor-layout`; the last that matches a layer
+                counts.
         """
         self.input_shape = tuple(input_shape)
         self._by_module = read_hints(model, self.input_shape)
@@ -90,13 +98,16 @@ class HintBook:
             if layer.is_function:
                 hints = replace(hints, channels=None, features_last=False)
             for override in self._overrides:
-                if override.selectors is None or selectors.select([layer], override.selectors):
+                if override.selectors is None or selectors.select(
+                    [layer], override.selectors
+                ):
                     hints = replace(hints, override=override.layout)
             self._by_layer[layer.name] = hints
         return self._by_layer[layer.name]
 
     def of_tensor(self, site: CaptureSite, tensor: Tensor) -> Hints:
-        """The hints for one tensor of a layer, with what was followed in a forward pass."""
+        """The hints for one tensor of a layer, with what was followed in a forward
+        pass."""
         if tensor.is_nested:  # has no shape
             return self.of_layer(site.layer)
         shape = tensor.shape
@@ -121,8 +132,11 @@ class HintBook:
             self._by_tensor[name] = hints
         return hints
 
-    def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
-        """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""
+    def of_shape(
+        self, layer: Layer, shape: Sequence[int], side: str = "output"
+    ) -> Hints:
+        """The hints for the first tensor of this shape that a layer gave, or took
+        (`input`)."""
         hints = self.of_layer(layer)
         for key, trace in self._traces(layer).items():
             if key.side == side and key.shape == tuple(shape):
@@ -130,11 +144,12 @@ class HintBook:
         return hints
 
     def receptive_field(self, site: CaptureSite) -> ReceptiveField | None:
-        """What each position of an output's maps sees of the image, all channels together.
+        """What each position of an output's maps sees of the image, all channels
+        together.
 
         Returns:
-            None where a function on the way cannot be followed, for clips, and where `traced` was
-            not asked for receptive fields.
+            None where a function on the way cannot be followed, for clips, and where
+            `traced` was not asked for receptive fields.
         """
         fields = {} if self._follower is None else self._follower.fields
         edges = []
@@ -143,7 +158,8 @@ class HintBook:
             arrangement = guess.recognise(table.shape, hints)
             axis = guess.channel_axis(table.shape, hints)
             if axis is not None and table.stride(axis) == 0:
-                # expanded: all channels are the same, and two of them are channels still
+                # expanded: all channels are the same, and two of them are channels
+                # still
                 table = table.narrow(axis, 0, min(2, table.shape[axis]))
             maps = LAYOUTS[arrangement.layout].to_maps(table, arrangement)
             if maps.shape[1] == 1:
@@ -151,8 +167,8 @@ class HintBook:
         return ReceptiveField(torch.stack(edges)) if edges else None
 
     def settle_as(self, other: HintBook) -> None:
-        """Follow no pass of this shape, where one of another shape was followed and the layout of
-        no layer depends on it."""
+        """Follow no pass of this shape, where one of another shape was followed and the
+        layout of no layer depends on it."""
         self.is_traced = other.is_traced and not other.depends_on_traces
 
     @contextmanager
@@ -163,8 +179,9 @@ class HintBook:
         fields: bool = False,
         listener: Listener | None = None,
     ) -> Iterator[None]:
-        """Follow the image through the forward pass in this block, once for all passes. Hooks that
-        ask for hints are placed inside the block, so that they are called later.
+        """Follow the image through the forward pass in this block, once for all passes.
+        Hooks that ask for hints are placed inside the block, so that they are called
+        later.
 
         Args:
             layers: those whose tensors will be asked for.
@@ -175,11 +192,15 @@ class HintBook:
             yield
             return
         constants = (*model.parameters(), *model.buffers())
-        mixer_names = {name for name, hints in self._by_module.items() if hints.token_count}
+        mixer_names = {
+            name for name, hints in self._by_module.items() if hints.token_count
+        }
         self._follower = follower = Follower(
             layer_names={layer.name for layer in layers},
             mixer_names=mixer_names,
-            in_attention=lambda layer: self._by_module.get(layer.owner, Hints()).in_attention,
+            in_attention=lambda layer: (
+                self._by_module.get(layer.owner, Hints()).in_attention
+            ),
             channel_axis=_channel_axis(_first_convolution(model), self.input_shape),
             constants={id(tensor) for tensor in constants} if fields else None,
             listener=listener,
@@ -204,7 +225,9 @@ class HintBook:
         self.is_traced = True
 
     def _traces(self, layer: Layer) -> dict[TraceKey, Trace]:
-        return {} if self._follower is None else self._follower.traces.get(layer.name, {})
+        return (
+            {} if self._follower is None else self._follower.traces.get(layer.name, {})
+        )
 
 
 def _is_decided_by_trace(shape: Sequence[int], hints: Hints, trace: Trace) -> bool:
@@ -238,7 +261,8 @@ def _of_model(model: nn.Module, input_shape: tuple[int, ...]) -> Hints:
     if len(input_shape) == 5:
         stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
         time_steps = ceil(input_shape[3 - _channel_axis(first, input_shape)] / stride)
-    if first is not None and first.stride == first.kernel_size:  # patches do not overlap
+    # patches do not overlap
+    if first is not None and first.stride == first.kernel_size:
         patch_size = first.stride[-2], first.stride[-1]
     transform = _detection_transform(model)
     return Hints(
@@ -262,10 +286,14 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
         channels = "last"
     token_count = None if name == "backbone" else outer.token_count
     if name.endswith("_tokens"):  # mlp_tokens and linear_tokens of MLP-Mixers
-        linear_layers = [inner for inner in module.modules() if isinstance(inner, nn.Linear)]
+        linear_layers = [
+            inner for inner in module.modules() if isinstance(inner, nn.Linear)
+        ]
         if linear_layers:
             token_count = linear_layers[0].in_features
-    is_attention = "Attention" in class_name or _ATTENTION.search(child_name) is not None
+    is_attention = (
+        "Attention" in class_name or _ATTENTION.search(child_name) is not None
+    )
     return replace(
         outer,
         in_attention=outer.in_attention or is_attention,
@@ -276,7 +304,8 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
 
 
 def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:
-    """A name for each token of the model's own: `class_token`, four times `register_tokens`."""
+    """A name for each token of the model's own: `class_token`, four times
+    `register_tokens`."""
     names: list[str] = []
     for token, pattern in _PREFIX_TOKENS.items():
         for name, parameter in model.named_parameters():
@@ -320,9 +349,13 @@ def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
     return None
 
 
-def _channel_axis(first: nn.Conv2d | nn.Conv3d | None, input_shape: Sequence[int]) -> int:
-    """The axis of the input's channels: 1, but 2 for clips [1, T, C, H, W], as transformers has
-    them; a Conv2d sees frames."""
+def _channel_axis(
+    first: nn.Conv2d | nn.Conv3d | None, input_shape: Sequence[int]
+) -> int:
+    """The axis of the input's channels: 1, but 2 for clips [1, T, C, H, W], as
+    transformers has them; a Conv2d sees frames."""
     if first is None or len(input_shape) != 5 or input_shape[2] != first.in_channels:
         return 1
-    return 2 if isinstance(first, nn.Conv2d) or input_shape[1] != first.in_channels else 1
+    return (
+        2 if isinstance(first, nn.Conv2d) or input_shape[1] != first.in_channels else 1
+    )

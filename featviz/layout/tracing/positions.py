@@ -1,22 +1,23 @@
-"""Positions: which value of a tensor lies where in the image, followed through functions.
+"""Positions: which value of a tensor lies where in the image, followed through
+functions.
 
-A followed tensor has a table of positions beside it: float64 of its shape, 0 for a value that lies
-nowhere in the image, else the number of a position in a map. Each convolution that changes the
-resolution begins a map, whose positions get the next free numbers:
+A followed tensor has a table of positions beside it: float64 of its shape, 0 for a
+value that lies nowhere in the image, else the number of a position in a map. Each
+convolution that changes the resolution begins a map, whose positions get the next free
+numbers:
 
     image [1, 3, 4, 4]       1  2  3  4        conv, stride 2: a map of its own     17 18
     (all channels alike)     5  6  7  8                                             19 20
                              9 10 11 12        flatten(2).transpose(1, 2):
                             13 14 15 16        tokens [1, 4, C] have 17 18 19 20 along axis 1
 
-What moves values moves their positions in the same way. What mixes values keeps the positions along
-the axes that stay apart. What is not understood gives results without positions. At the end, the
-numbers in a layer's table say which axes are rows and columns, in whatever order the model cut and
-rolled its windows (`SourceMaps.trace`).
+What moves values moves their positions in the same way. What mixes values keeps the
+positions along the axes that stay apart. What is not understood gives results without
+positions. At the end, the numbers in a layer's table say which axes are rows and
+columns, in whatever order the model cut and rolled its windows (`SourceMaps.trace`).
 
-It is the old trick for checking a reshape, done for a whole model: send `arange` through it, and
-read off where each number went.
-"""
+It is the old trick for checking a reshape, done for a whole model: send `arange`
+through it, and read off where each number went."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class SourceMap(NamedTuple):
     """A map of the image, as a convolution makes it."""
 
     first: int
-    """Number of its first position; the others follow row by row, time step by time step."""
+    """Number of its first position; the others follow row by row, time step by time
+    step."""
     time: int
     height: int
     width: int
@@ -56,7 +58,8 @@ class SourceMaps:
         self._maps: list[SourceMap] = []
 
     def begin(self, size: Sequence[int]) -> Tensor:
-        """Begin a map [height, width] or [time, height, width]; its positions in this shape."""
+        """Begin a map [height, width] or [time, height, width]; its positions in this
+        shape."""
         first = self._maps[-1].end if self._maps else 1
         *time, height, width = size
         self._maps.append(SourceMap(first, prod(time), height, width))
@@ -64,28 +67,33 @@ class SourceMaps:
         return numbers.reshape(*size)
 
     def table(self, shape: Sequence[int], channel_axis: int = 1) -> Tensor:
-        """Positions of a new map for a tensor [N, C, H, W], [N, C, T, H, W] or, with channel axis
-        2, [N, T, C, H, W]."""
+        """Positions of a new map for a tensor [N, C, H, W], [N, C, T, H, W] or, with
+        channel axis 2, [N, T, C, H, W]."""
         positions = self.begin([*shape[1:channel_axis], *shape[channel_axis + 1 :]])
         return positions.unsqueeze(channel_axis - 1).expand(*shape)
 
     def map_of(self, numbers: Tensor) -> SourceMap | None:
-        """The one map to which all numbers but 0 belong; None where there are none or several."""
+        """The one map to which all numbers but 0 belong; None where there are none or
+        several."""
         numbers = numbers[numbers > 0]
         if numbers.numel() == 0:
             return None
-        index = bisect_right(self._maps, int(numbers.min()), key=lambda source: source.first)
+        index = bisect_right(
+            self._maps, int(numbers.min()), key=lambda source: source.first
+        )
         source = self._maps[index - 1]
         return source if int(numbers.max()) < source.end else None
 
     def merge(self, table: Tensor) -> Tensor:
-        """Positions in a new, coarser map, where a layer merges patches of a map to one value.
+        """Positions in a new, coarser map, where a layer merges patches of a map to one
+        value.
 
         Args:
             table: [..., P], the positions of the P values of each patch; 0 for padding.
 
         Returns:
-            [..., 1], the position of each patch. Rows and columns are those of the patches' means.
+            [..., 1], the position of each patch. Rows and columns are those of the
+            patches' means.
 
         Raises:
             ValueError: the patches make no rows and columns.
@@ -110,12 +118,15 @@ class SourceMaps:
         return self.begin(size).flatten()[cells][..., None]
 
     def trace(self, table: Tensor) -> Trace:
-        """Sum up a table whose values lie on a map, or evenly spread over it; or whose rows do, of
-        values that lie near to each other, as patches that nobody has mixed yet."""
+        """Sum up a table whose values lie on a map, or evenly spread over it; or whose
+        rows do, of values that lie near to each other, as patches that nobody has mixed
+        yet."""
         axes = tuple(axis for axis in range(table.ndim) if varies(table, axis))
         if not axes:
             return Trace()
-        numbers = table[tuple(slice(None) if axis in axes else 0 for axis in range(table.ndim))]
+        numbers = table[
+            tuple(slice(None) if axis in axes else 0 for axis in range(table.ndim))
+        ]
         trace = self._trace_of(numbers.flatten(), axes)
         if trace.grid is None and len(axes) == 2 and table.ndim == 3:
             for axis in axes:
@@ -125,8 +136,8 @@ class SourceMaps:
         return trace
 
     def _trace_of(self, numbers: Tensor, axes: tuple[int, ...]) -> Trace:
-        """The trace of positions [N] that are all of a map's, or every n-th row and column of it,
-        each once; an empty one for others."""
+        """The trace of positions [N] that are all of a map's, or every n-th row and
+        column of it, each once; an empty one for others."""
         source = self.map_of(numbers)
         if source is None:
             return Trace()
@@ -136,11 +147,15 @@ class SourceMaps:
         if len(positions) < prod(grid) and source.time == 1:
             kept_rows, rows = _ranked(positions // source.width)
             kept_columns, columns = _ranked(positions % source.width)
-            if not _is_even(kept_rows, source.height) or not _is_even(kept_columns, source.width):
+            if not _is_even(kept_rows, source.height) or not _is_even(
+                kept_columns, source.width
+            ):
                 return Trace()
             grid = 1, len(kept_rows), len(kept_columns)
             positions = rows * len(kept_columns) + columns
-        if len(positions) != prod(grid) or len(torch.unique(positions)) != len(positions):
+        if len(positions) != prod(grid) or len(torch.unique(positions)) != len(
+            positions
+        ):
             return Trace()
         everywhere = torch.full(numbers.shape, -1, dtype=torch.long)
         everywhere[in_image] = positions
@@ -154,7 +169,8 @@ def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_even(kept: Tensor, length: int) -> bool:
-    """Whether the rows (or columns) that were kept of so many are every n-th one, to the end."""
+    """Whether the rows (or columns) that were kept of so many are every n-th one, to
+    the end."""
     steps = torch.unique(kept.diff()).tolist()
     if len(steps) > 1:
         return False
@@ -162,12 +178,15 @@ def _is_even(kept: Tensor, length: int) -> bool:
     return int(kept[0]) < step and int(kept[-1]) + step >= length
 
 
-# What functions do to positions. A rule that does not understand a call raises one of these:
+# What functions do to positions. A rule that does not understand a call raises one of
+# these:
 MISFITS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
-PositionRule = Callable[[SourceMaps, FollowedCall, Sequence[Tensor | None]], Sequence[Any]]
-"""Takes the maps so far, a call, and the tables of its tensors. Returns the tables of its results;
-None, or none at all, for those that lie nowhere in the image."""
+PositionRule = Callable[
+    [SourceMaps, FollowedCall, Sequence[Tensor | None]], Sequence[Any]
+]
+"""Takes the maps so far, a call, and the tables of its tensors. Returns the tables of
+its results; None, or none at all, for those that lie nowhere in the image."""
 
 FirstTableRule = Callable[[SourceMaps, FollowedCall, Tensor], Tensor | None]
 """Takes the table of the first tensor. Returns that of the first result."""
@@ -186,14 +205,18 @@ def by_first_table(rule: FirstTableRule) -> PositionRule:
 
 def move_positions(function: Callable[..., Any]) -> PositionRule:
     """A rule for a function that moves values and changes none."""
-    return lambda maps, call, tables: [] if tables[0] is None else call.repeat(function, tables[0])
+    return lambda maps, call, tables: (
+        [] if tables[0] is None else call.repeat(function, tables[0])
+    )
 
 
 def join_positions(function: Callable[..., Any]) -> PositionRule:
     """A rule for a function that joins tensors."""
     nothing = torch.zeros(1, dtype=torch.float64)
     return lambda maps, call, tables: (
-        [] if all(table is None for table in tables) else call.join(function, tables, nothing)
+        []
+        if all(table is None for table in tables)
+        else call.join(function, tables, nothing)
     )
 
 
@@ -211,7 +234,9 @@ def keep_positions(
     return [shared_positions(tables, result.shape) for result in call.results]
 
 
-def shared_positions(tables: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor | None:
+def shared_positions(
+    tables: Sequence[Tensor | None], shape: Sequence[int]
+) -> Tensor | None:
     """The first table of this shape, or the first that can be spread out to it."""
     traced = [table for table in tables if table is not None]
     for table in traced:
@@ -228,13 +253,17 @@ def _keep_rows(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
     last = table.ndim - 1
     if not varies(table, last):
         return table[..., :1].expand(call.shape)
-    if table.shape == call.shape and not any(varies(table, axis) for axis in range(last)):
-        return table  # a layer that mixes the tokens themselves, [1, C, T], and returns as many
+    if table.shape == call.shape and not any(
+        varies(table, axis) for axis in range(last)
+    ):
+        # a layer that mixes the tokens themselves, [1, C, T], and returns as many
+        return table
     return maps.merge(table).expand(call.shape)
 
 
 keep_rows = by_first_table(_keep_rows)
-"""What mixes the last axis, as a linear layer, keeps the others; or merges patches to tokens."""
+"""What mixes the last axis, as a linear layer, keeps the others; or merges patches to
+tokens."""
 
 
 def keep_queries(
@@ -250,8 +279,8 @@ def keep_queries(
 def multiply(
     maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """The rule of products of matrices: the rows of the first factor, or, where they lie nowhere,
-    the columns of the second."""
+    """The rule of products of matrices: the rows of the first factor, or, where they
+    lie nowhere, the columns of the second."""
     first, second = tables[0], tables[min(1, len(tables) - 1)]
     rows = None
     if first is not None and not varies(first, -1):
@@ -289,9 +318,11 @@ def multiply_by_letters(maps: SourceMaps, call: FollowedCall, table: Tensor) -> 
 
 
 @by_first_table
-def reduce_positions(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor | None:
-    """The rule of a mean or a maximum: along axes where positions do not change, or over patches,
-    as Hiera pools its queries."""
+def reduce_positions(
+    maps: SourceMaps, call: FollowedCall, table: Tensor
+) -> Tensor | None:
+    """The rule of a mean or a maximum: along axes where positions do not change, or
+    over patches, as Hiera pools its queries."""
     dims = call.argument(1, "dim")
     if isinstance(dims, Tensor):  # torch.max(x, y), the larger of two
         return table if table.shape == call.shape else None
@@ -312,7 +343,8 @@ def reduce_positions(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Ten
 def resample(
     maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """The rule of resizing: it keeps the positions, or makes a map of another resolution."""
+    """The rule of resizing: it keeps the positions, or makes a map of another
+    resolution."""
     table, shape = tables[0], call.shape
     if table is None or table.ndim not in (4, 5):
         return []
@@ -330,7 +362,9 @@ def resample(
     rows, columns = shape[2:]
     if height % rows or width % columns or varies_by_channel:
         return []
-    blocks = table[:, :1].reshape(count, 1, rows, height // rows, columns, width // columns)
+    blocks = table[:, :1].reshape(
+        count, 1, rows, height // rows, columns, width // columns
+    )
     return [maps.merge(blocks.transpose(3, 4).flatten(4))[..., 0].expand(shape)]
 
 
@@ -346,8 +380,8 @@ def _is_clip_of_frames(maps: SourceMaps, table: Tensor) -> bool:
 def convolve(
     maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """The rule of convolutions and poolings: what they make of one item is a map of the image,
-    whatever they take."""
+    """The rule of convolutions and poolings: what they make of one item is a map of the
+    image, whatever they take."""
     if tables[0] is not None:
         return resample(maps, call, tables)
     is_map = len(call.shape) in (4, 5) and call.shape[0] == 1

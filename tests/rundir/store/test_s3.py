@@ -28,7 +28,9 @@ def started() -> Iterator[Server]:
 
 
 @pytest.fixture
-def server(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+def server(
+    started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Server]:
     """The server with one empty bucket, and the variables that lead to it."""
     import boto3
     import s3fs
@@ -61,7 +63,9 @@ def test_the_tree_is_that_of_the_folder(
     whole = tree(local)
     assert done.code == 0 and stored(URL) == whole == tree(Path("maps"))
     puts = [
-        path.removeprefix("/bucket/maps/") for method, path in server.requests if method == "PUT"
+        path.removeprefix("/bucket/maps/")
+        for method, path in server.requests
+        if method == "PUT"
     ]
     for folder in ("00.png", "01.png", "02.png", "03.png"):
         of_image = [path for path in puts if path.startswith(folder)]
@@ -87,7 +91,12 @@ def test_refusals_of_the_server_are_one_line(
     server: Server, featviz: Run, words: list[object]
 ) -> None:
     """No such bucket, no rights: with the remedy, and without the key."""
-    refused(featviz(*words, "--out", "s3://nobucket/x"), 1, "does not exist", "make the bucket")
+    refused(
+        featviz(*words, "--out", "s3://nobucket/x"),
+        1,
+        "does not exist",
+        "make the bucket",
+    )
     server.fault = lambda method, path: 403
     done = featviz(*words, "--out", URL)
     refused(done, 1, f"{URL} cannot be written", "give credentials")

@@ -20,7 +20,15 @@ def test_a_url_is_told_from_a_path() -> None:
     """What has a scheme and `//`; no path of Windows, and no module."""
     for text in ("s3://b/x", "gs://b", "az://c/x", "memory://x"):
         assert is_url(text)
-    for path in ("maps", "/tmp/x", "C:\\x", "s3:/b", "net.py:make", "./s3://x", Path("s3:/b")):
+    for path in (
+        "maps",
+        "/tmp/x",
+        "C:\\x",
+        "s3:/b",
+        "net.py:make",
+        "./s3://x",
+        Path("s3:/b"),
+    ):
         assert not is_url(path)
 
 
@@ -33,7 +41,12 @@ def test_a_url_is_told_from_a_path() -> None:
     ],
 )
 def test_what_is_no_store_is_refused(
-    text: str, said: str, featviz: Run, words: list[object], tmp_path: Path, monkeypatch: Any
+    text: str,
+    said: str,
+    featviz: Run,
+    words: list[object],
+    tmp_path: Path,
+    monkeypatch: Any,
 ) -> None:
     """On the command line and in Python; no folder of that name is made."""
     monkeypatch.chdir(tmp_path)
@@ -50,10 +63,14 @@ def test_passwords_are_shown_nowhere() -> None:
     url = Url.of_run("s3://me:ge%20heim@bucket/maps/")
     assert str(url) == "s3://bucket/maps" and "heim" not in repr(url)
     assert (url.name, url.protocol) == ("maps", "s3")
-    said = url.without_secrets("no me:ge%20heim, ge heim or ge%20heim here, nor s3://you:pw@b/x")
+    said = url.without_secrets(
+        "no me:ge%20heim, ge heim or ge%20heim here, nor s3://you:pw@b/x"
+    )
     assert "heim" not in said and "pw" not in said
     short = Url.of_run("s3://b:u@bucket/maps")
-    assert short.without_secrets("github.com refuses u, b:u") == "github.com refuses …, …"
+    assert (
+        short.without_secrets("github.com refuses u, b:u") == "github.com refuses …, …"
+    )
 
 
 def test_a_missing_library_is_named(
@@ -62,7 +79,12 @@ def test_a_missing_library_is_named(
     """One line with the command that installs it."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
-    refused(featviz(*words, "--out", "s3://bucket/maps"), 2, "s3:// needs", "pip install s3fs")
+    refused(
+        featviz(*words, "--out", "s3://bucket/maps"),
+        2,
+        "s3:// needs",
+        "pip install s3fs",
+    )
 
 
 def test_the_api_copies_to_a_url_and_reads_it(
@@ -72,7 +94,9 @@ def test_the_api_copies_to_a_url_and_reads_it(
     monkeypatch.chdir(tmp_path)
     model, photos = map(str, words[1:3])
     result = fv.run(model, photos, "Conv2d,ReLU", out=URL, size=16)
-    assert result.out == Path("maps") and stored() == tree(local) == tree(tmp_path / "maps")
+    assert result.out == Path("maps") and stored() == tree(local) == tree(
+        tmp_path / "maps"
+    )
     assert len(result.captures) == 8
     assert fv.diff(result, URL).equal and fv.diff(URL, local).equal
     fv.report(URL, tmp_path / "x.html", single_file=True)

@@ -30,7 +30,10 @@ def test_the_folder_and_the_store_have_the_same_files(
 ) -> None:
     """Both, byte for byte, those of a run without a URL; `--resume` changes nothing."""
     done = featviz(*words, "--out", URL)
-    assert done.code == 0 and "of 4 images in maps; to look at them: featviz report" in done.err
+    assert (
+        done.code == 0
+        and "of 4 images in maps; to look at them: featviz report" in done.err
+    )
     assert stored() == tree(here) == tree(local)
     again = featviz(*words, "--out", URL, "--resume")
     assert again.code == 0 and "(4 were complete before)" in again.err
@@ -40,7 +43,8 @@ def test_the_folder_and_the_store_have_the_same_files(
 def test_the_manifest_of_an_image_is_put_last(
     local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has one there has all its files; run.json comes behind the images that it lists."""
+    """What has one there has all its files; run.json comes behind the images that it
+    lists."""
     names: list[str] = []
     real = type(memory).put_file
 
@@ -103,10 +107,14 @@ def test_shards_of_one_folder_copy_the_whole_run(
 
 
 def test_other_options_take_no_url(featviz: Run, words: list[object]) -> None:
-    """A path would become a folder `s3:`; the message names the URL without its password."""
+    """A path would become a folder `s3:`; the message names the URL without its
+    password."""
     secret = "s3://me:geheim@bucket/x"
     model, photos = words[1:3]
-    for command in ([*words, "--tensorboard", secret], ["audit", model, photos, "--out", secret]):
+    for command in (
+        [*words, "--tensorboard", secret],
+        ["audit", model, photos, "--out", secret],
+    ):
         done = featviz(*command)
         refused(done, 2, "s3://bucket/x is a URL")
         assert "geheim" not in done.err
