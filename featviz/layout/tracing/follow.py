@@ -268,6 +268,5 @@ class Follower:
         """Whatever shares memory with a tensor sees something unknown from now on."""
         self._step += 1
         storage = tensor.untyped_storage()
-        self._changes[storage._cdata] = StorageChange(
-            self._step, StorageWeakRef(storage)
-        )  # type: ignore[no-untyped-call]
+        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._changes[storage._cdata] = StorageChange(self._step, reference)
