@@ -202,9 +202,8 @@ def list_model(
     blank = model.preprocess.blank()
     if selectors is not None and of_functions(parse(selectors)):
         functions = True
-    meter: Meter | None = None
+    meter = None
     function_rows: list[LayerRow] = []
-    selected: set[Layer] = set()
     try:
         meter = measure(model, blank)
         if functions:
@@ -212,37 +211,58 @@ def list_model(
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)
         meter = None
+    selected: set[Layer] = set()
+    # stages are chosen by shapes, which only a forward pass tells
     if selectors is not None or meter is not None:
         selected = set(choose_layers(model, selectors, blank))
-    modules = modules_by_name(model.module)
-    rows = []
-    for layer in list_layers(model.module):
-        usage = None
-        if meter is not None:
-            usage = meter.usage.get(layer.index, Usage())
-        rows.append(_module_row(layer, modules[layer.name], layer in selected, usage))
+    rows = _module_rows(model.module, meter, selected)
+    totals = _totals(model.module, rows[0])
     names = {layer.name for layer in selected if layer.is_function}
     rows += [replace(row, selected=row.name in names) for row in function_rows]
-    rows.sort(key=lambda row: row.index)  # functions behind their module
+    # the sort is stable: functions come behind the module that calls them
+    rows.sort(key=lambda row: row.index)
     if meter is not None and model.preprocess.size_guessed:
         message = (
             "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
         )
         log.warning(message, by(blank[0].shape))
-    whole_model = rows[0]
-    totals = Totals(
-        modules=sum(1 for _ in model.module.modules()),
-        parameters=whole_model.parameters,
-        trainable=whole_model.trainable,
-        parameter_bytes=sum(
-            p.numel() * p.element_size() for p in _initialised(model.module)
-        ),
-        macs=whole_model.macs,
-        flops=whole_model.flops,
-        activation_bytes=whole_model.activation_bytes,
+    return Listing(
+        rows=tuple(rows),
+        totals=totals,
+        input_shape=list(blank[0].shape),
+        not_counted={} if meter is None else dict(meter.uncounted.most_common()),
+        tree=tree,
     )
-    not_counted = {} if meter is None else dict(meter.uncounted.most_common())
-    return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, tree)
+
+
+def _module_rows(
+    network: nn.Module, meter: Meter | None, selected: set[Layer]
+) -> list[LayerRow]:
+    """A row for each module, the network itself first; without a meter no usage."""
+    modules = modules_by_name(network)
+    rows = []
+    for layer in list_layers(network):
+        usage = None
+        if meter is not None:
+            # a module that never ran has a usage of zeros
+            usage = meter.usage.get(layer.index, Usage())
+        rows.append(_module_row(layer, modules[layer.name], layer in selected, usage))
+    return rows
+
+
+def _totals(network: nn.Module, whole: LayerRow) -> Totals:
+    """The figures of a network, whose own row has `whole`."""
+    sizes = [p.numel() * p.element_size() for p in _initialised(network)]
+    return Totals(
+        # `modules()` names each shared module once, as the parameters are counted
+        modules=sum(1 for _ in network.modules()),
+        parameters=whole.parameters,
+        trainable=whole.trainable,
+        parameter_bytes=sum(sizes),
+        macs=whole.macs,
+        flops=whole.flops,
+        activation_bytes=whole.activation_bytes,
+    )
 
 
 def _module_row(
