@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from featviz.audit.gates import parse_gate
 from featviz.cli import output
 from featviz.cli.options import (
     FILE,
@@ -249,12 +250,19 @@ def cam(values: Values) -> int:
     return 3 if failed else 0
 
 
+def _check_gates(values: Values) -> None:
+    """Refuse gates that are none, before torch is imported."""
+    for text in values["fail_on"]:
+        parse_gate(text)
+
+
 @command(
     AuditOptions,
     ModelOptions,
     arguments=[MODEL, IMAGES],
     json="audit.json",
     result=AUDIT_FILE,
+    check=_check_gates,
 )
 def audit(values: Values) -> int:
     """Stream images through a model, and find channels that do nothing for them.

@@ -184,7 +184,6 @@ _CHECKS = {
     "tensor_layout": "featviz.layout.tracing.guess:parse_override",
     "ablate": "featviz.gradients.interventions:parse_ablate",
     "edit": "featviz.gradients.interventions:parse_edit",
-    "fail_on": "featviz.audit.gates:parse_gate",
 }
 """What refuses values that have a grammar of their own while the command line is read:
 before torch is imported, which takes seconds; and imported only for a value, since

@@ -118,11 +118,13 @@ def diff(values: Values) -> int:
       featviz diff runs/main runs/branch
       featviz diff before after --html diff.html --junit diff.xml
       featviz diff before after --json | jq .first_divergence
+      featviz diff float int8 --fail-on 'sqnr<20' --fail-on 'cosine<0.99'
 
     \b
     absolute   the largest |a - b|, for a value a of BASE and b of NEW
     relative   |a - b| / (the larger of |a| and |b| + the layer's largest), 0..1
     cosine     similarity of the layer's tensors as vectors, -1..1: 1 is alike
+    SQNR       10 log10 of the power of a over that of b - a, in dB; of kept tensors
 
     Values are equal whose relative difference is at most --tolerance. The
     default accepts what another number of threads or another CPU library
@@ -132,7 +134,8 @@ def diff(values: Values) -> int:
     compared, else the statistics, and the pixels of PNGs. Runs of different
     images, preprocessing or scale modes are refused.
 
-    Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
+    Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different. With
+    --fail-on: 0 the gates held, 4 one failed.
     """
     from featviz.diff import diff
     from featviz.diff.output import diff_table

@@ -5,6 +5,11 @@ A difference is set against the value itself and the layer's largest magnitude:
     |new - base| / (max(|new|, |base|) + scale)        0..1
 
 since small values among large ones are not exact: threads and libraries move them.
+Of a whole layer there are two more measures, which quantization is judged by:
+
+    cosine    base · new / (|base| |new|)               -1..1
+    SQNR      10·log10(|base|² / |new - base|²)         dB; 20 dB is a tenth of the signal
+
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ from featviz.records import Floats
 
 # values compared at a time: they stay in a core's cache
 _BLOCK = 2**17
+# columns of `Change.products`
+_DOT, _BASE, _NEW, _NOISE = range(4)
 
 
 @dataclass(frozen=True)
@@ -36,16 +43,34 @@ class Change:
     """How many values are NaN or infinite in one tensor, and something else in the
     other."""
     products: np.ndarray
-    """[channels, 3]: base · new, base · base and new · new of finite values, in one
-    unit for all channels; NaN where only statistics are known."""
+    """[channels, 4]: base · new, base · base, new · new and the difference · itself, of
+    finite values in one unit for all channels; NaN where only statistics are known."""
 
     @property
     def layer_cosine(self) -> float:
         """The cosine over all channels together; NaN where only statistics are known."""
-        measured = self.products[~np.isnan(self.products).any(1)]
-        if not len(measured):
+        products = self._layer_products
+        return math.nan if products is None else float(_cosine(products)[0])
+
+    @property
+    def layer_sqnr(self) -> float:
+        """Signal to quantization noise over all channels together, in dB: 10·log10 of
+        the power of base over that of the difference. Infinite where nothing differs,
+        NaN where only statistics are known."""
+        products = self._layer_products
+        if products is None:
             return math.nan
-        return float(_cosine(measured.sum(0, keepdims=True))[0])
+        signal = products[0, _BASE]
+        noise = products[0, _NOISE]
+        if noise == 0:
+            return math.inf
+        return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+    @property
+    def _layer_products(self) -> np.ndarray | None:
+        """The products [1, 4] of all channels together; None where none is known."""
+        measured = self.products[~np.isnan(self.products).any(1)]
+        return measured.sum(0, keepdims=True) if len(measured) else None
 
     def differs(self, tolerance: float) -> np.ndarray:
         """Which channels have a value beyond the tolerance, or one that is finite on
@@ -70,12 +95,14 @@ def scale_of(*stats: Floats) -> float:
 def no_change(channels: int, size: int) -> Change:
     """The change between two equal tensors, with `size` values in a channel."""
     zeros = np.zeros(channels)
+    products = np.ones((channels, 4))
+    products[:, _NOISE] = 0
     return Change(
         absolute=zeros,
         relative=zeros,
         cosine=np.full(channels, 1.0 if size > 1 else np.nan),
         unlike=np.zeros(channels, np.int64),
-        products=np.ones((channels, 3)),
+        products=products,
     )
 
 
@@ -111,18 +138,24 @@ def _compare_block(
 ) -> Change:
     differences = _differences(old, now, scale, slack)
     finite = np.isfinite(old) & np.isfinite(now)
+    # a share of the layer's largest magnitude, whose square no double is too small for
     old = np.where(finite, old, 0.0) / (scale or 1.0)
     now = np.where(finite, now, 0.0) / (scale or 1.0)
-    products = [
-        np.einsum("ij,ij->i", *pair) for pair in ((old, now), (old, old), (now, now))
-    ]
-    stacked = np.stack(products, axis=1)
+    # the noise by itself: as base² - 2·base·new + new² it would drown in rounding
+    noise = now - old
+    products = np.empty((len(old), 4))
+    products[:, _DOT] = np.einsum("ij,ij->i", old, now)
+    products[:, _BASE] = np.einsum("ij,ij->i", old, old)
+    products[:, _NEW] = np.einsum("ij,ij->i", now, now)
+    products[:, _NOISE] = np.einsum("ij,ij->i", noise, noise)
+    # the cosine of two single numbers says no more than their signs
+    has_direction = old.shape[1] > 1
     return Change(
         absolute=abs(differences.absolute).max(1),
         relative=abs(differences.relative).max(1),
-        cosine=_cosine(stacked) if old.shape[1] > 1 else np.full(len(old), np.nan),
+        cosine=_cosine(products) if has_direction else np.full(len(old), np.nan),
         unlike=differences.unlike.sum(1),
-        products=stacked,
+        products=products,
     )
 
 
@@ -131,7 +164,7 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
     # not the share of zeros: rounding makes some of them 1e-9
     moments = compare(base[:, :4], new[:, :4], scale)
     nonfinite = abs(new[:, 5] - base[:, 5]).astype(np.int64)
-    unknown = np.full((len(base), 3), np.nan)
+    unknown = np.full((len(base), 4), np.nan)
     return Change(
         absolute=moments.absolute,
         relative=moments.relative,
@@ -184,10 +217,11 @@ def _differences(
 
 def _cosine(products: np.ndarray) -> np.ndarray:
     """Cosine similarities from `Change.products`."""
-    dot, base, new = products.T
+    base = products[:, _BASE]
+    new = products[:, _NEW]
     norms = np.sqrt(base) * np.sqrt(new)
     # of two zero vectors 1, of a zero vector and another 0
     cosine = np.where(base == new, 1.0, 0.0)
     return np.asarray(
-        np.divide(dot, norms, out=cosine, where=norms > 0).clip(-1.0, 1.0)
+        np.divide(products[:, _DOT], norms, out=cosine, where=norms > 0).clip(-1.0, 1.0)
     )

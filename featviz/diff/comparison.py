@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from msgspec import structs
 from featviz.errors import CHECK_FAILED
 from featviz.files.urls import Url
 from featviz.options.commands import DiffThresholds
-from featviz.records import CaptureKey, GridPlan, finite
+from featviz.records import CaptureKey, GridPlan, Verdict, finite
 from featviz.text import counted
 
 SCHEMA_VERSION = 1
@@ -48,6 +48,8 @@ class ImageChange(NamedTuple):
     absolute: float | None
     relative: float | None
     cosine: float | None
+    sqnr: float | None
+    """In dB; None also where nothing differs, and where no tensors were kept."""
 
 
 class ChannelChanges(NamedTuple):
@@ -87,6 +89,9 @@ class ComparedLayer:
     channels: ChannelChanges
     cosine: float
     """The smallest of a whole tensor; NaN where only statistics are known."""
+    sqnr: float
+    """Signal to quantization noise in dB, of the image where it is smallest; infinite
+    where nothing differs, NaN unless both runs kept tensors."""
     most_changed: Sequence[int]
     image: str
     """The image in which the layer differs most; the next three fields are about it."""
@@ -121,6 +126,7 @@ class ComparedLayer:
             "absolute": "",
             "relative": "",
             "cosine": "",
+            "SQNR": "",
             "most changed": self.reason or "",
             "by": "",
         }
@@ -130,6 +136,7 @@ class ComparedLayer:
             row["absolute"] += f" ({unlike} not finite)" if unlike else ""
             row["relative"] = f"{self.channels.relative.max():.3g}"
             row["cosine"] = f"{self.cosine:.6f}" if math.isfinite(self.cosine) else ""
+            row["SQNR"] = "" if math.isnan(self.sqnr) else f"{self.sqnr:.2f} dB"
             row["most changed"] = ", ".join(map(str, self.most_changed))
             row["by"] = " or ".join(self.by)
         return row
@@ -180,6 +187,8 @@ class Comparison:
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
     """Names of images that are left out as incomplete, under `base` and `new`."""
+    gates: tuple[Verdict, ...] = ()
+    """Whether each gate of the thresholds held."""
     out: Path | None = None
     """The folder of the pictures of differences, for those who call this from Python.
     """
@@ -202,6 +211,7 @@ class Comparison:
             "new": str(self.new),
             **structs.asdict(self.thresholds),
             "equal": self.equal,
+            "gates": [asdict(verdict) for verdict in self.gates],
             "images": list(self.images),
             "channels": {"differing": differing, "total": total, "ratio": self.ratio},
             "first_divergence": first,
@@ -254,9 +264,16 @@ class Comparison:
         return self.within and not self.only_in_base.lines and not added
 
     @property
+    def passed(self) -> bool:
+        """Whether all gates held; without gates, whether the runs are equal."""
+        if self.gates:
+            return all(verdict.held for verdict in self.gates)
+        return self.equal
+
+    @property
     def exit_code(self) -> int:
-        """0, or 4 where the runs differ."""
-        return 0 if self.equal else CHECK_FAILED
+        """0, or 4 where a gate failed, or without gates the runs differ."""
+        return 0 if self.passed else CHECK_FAILED
 
     @property
     def summary(self) -> str:
@@ -311,6 +328,8 @@ def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
         "images": {name: change._asdict() for name, change in layer.images.items()},
         "differing": differing,
         "total": total,
+        "cosine": finite(layer.cosine),
+        "sqnr": finite(layer.sqnr),
         "most_changed": layer.most_changed,
         "channels": {
             "absolute": layer.channels.absolute.tolist(),

@@ -18,6 +18,7 @@ from featviz.diff.comparison import (
     MissingCapture,
     OnlyIn,
 )
+from featviz.diff.gates import check_gate, parse_gate
 from featviz.diff.tensors import TensorChange, TensorPair, measure
 from featviz.errors import CompareError
 from featviz.options.commands import DiffThresholds
@@ -38,7 +39,9 @@ def compare_runs(
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
+        UsageError: a gate is none, or about nothing that is known.
     """
+    gates = [parse_gate(text) for text in thresholds.fail_on]
     changes, damaged_base, damaged_new = _compare_images(
         base, new, thresholds.tolerance
     )
@@ -62,12 +65,14 @@ def compare_runs(
     for image_changes in changes.values():
         for change in image_changes:
             by_key[change.key].append(change)
+    layers = [compared_layer(group) for group in by_key.values() if group]
     return Comparison(
         base=base.place,
         new=new.place,
         thresholds=thresholds,
         images=tuple(changes),
-        layers=tuple(compared_layer(group) for group in by_key.values() if group),
+        layers=tuple(layers),
+        gates=tuple(check_gate(gate, layers) for gate in gates),
         only_in_base=_only_in(base, new, changes),
         only_in_new=_only_in(new, base, changes),
         incomplete={"base": tuple(base.left_out), "new": tuple(new.left_out)},
@@ -217,11 +222,12 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
     channels = _worst_of_channels(
         [change for change in changes if change.reason is None]
     )
-    cosines = [
-        change.change.layer_cosine
-        for change in changes
-        if change.reason is None and change.differs.any()
-    ]
+    cosines = []
+    sqnrs = []
+    for change in changes:
+        if change.reason is None:
+            cosines.append(change.change.layer_cosine)
+            sqnrs.append(change.sqnr)
     most_changed = worst_first(channels.relative, channels.unlike, differs)
     return ComparedLayer(
         key=first.key,
@@ -237,6 +243,7 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
         ),
         channels=channels,
         cosine=float(np.fmin.reduce(cosines, initial=np.nan)),
+        sqnr=float(np.fmin.reduce(sqnrs, initial=np.nan)),
         most_changed=[] if reasons else most_changed[:_MAX_LISTED],
         image=worst.image,
         severity=worst.severity[0],
@@ -248,12 +255,13 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
 def _image_change(change: TensorChange) -> ImageChange:
     differing = int(change.differs.sum())
     if change.reason:
-        return ImageChange(differing, None, None, None)
+        return ImageChange(differing, None, None, None, None)
     return ImageChange(
         differing=differing,
         absolute=finite(float(change.change.absolute.max())),
         relative=finite(float(change.change.relative.max())),
         cosine=finite(change.change.layer_cosine),
+        sqnr=finite(change.sqnr),
     )
 
 

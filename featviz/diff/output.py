@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
-from featviz.diff.comparison import Comparison
+from featviz.diff.comparison import ComparedLayer, Comparison
 from featviz.records import Verdict
 from featviz.text import TextTable, counted
+
+_NUMBERS = ("images", "channels", "absolute", "relative", "cosine", "SQNR")
 
 
 def diff_table(result: Comparison) -> TextTable:
     """A row for each layer that differs, for people."""
     rows = [layer.cells for layer in result.differing]
+    headings = list(rows[0]) if rows else []
+    # known of kept tensors alone
+    if not any(row["SQNR"] for row in rows):
+        headings = [heading for heading in headings if heading != "SQNR"]
     footer = [f"only in BASE: {line}" for line in result.only_in_base.lines]
     footer += [f"only in NEW: {line}" for line in result.only_in_new.lines]
+    footer.append(result.summary)
+    for verdict in result.gates:
+        state = "held" if verdict.held else "failed"
+        footer.append(f"gate {verdict.gate} {state}: {verdict.message}")
     return TextTable(
-        headings=tuple(rows[0]) if rows else (),
-        numbers=("images", "channels", "absolute", "relative", "cosine"),
-        rows=[tuple(row.values()) for row in rows],
-        footer=[*footer, result.summary],
+        headings=headings,
+        numbers=_NUMBERS,
+        rows=[[row[heading] for heading in headings] for row in rows],
+        footer=footer,
     )
 
 
 def verdicts(result: Comparison) -> list[Verdict]:
-    """One for each layer, and one each for what only one run has."""
-    checks = []
-    for layer in result.layers:
-        differing, total = layer.count
-        message = f"{differing:,} of {counted(total, 'channel')} differ"
-        if layer.reason:
-            message += f": {layer.reason}"
-        else:
-            absolute = layer.channels.absolute.max(initial=0)
-            relative = layer.channels.relative.max(initial=0)
-            message += f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
-        held = result.within or not layer.differs
-        checks.append(Verdict(f"{layer.label} {layer.key.stem}", held, message))
+    """The gates; without any one for each layer, and one each for what only one run
+    has."""
+    if result.gates:
+        return list(result.gates)
+    checks = [_layer_verdict(layer, result.within) for layer in result.layers]
     removed = result.only_in_base.lines
     added = result.only_in_new.lines
     added_held = not added or result.thresholds.ignore_added
     checks.append(Verdict("only in BASE", not removed, "; ".join(removed) or "nothing"))
     checks.append(Verdict("only in NEW", added_held, "; ".join(added) or "nothing"))
     return checks
+
+
+def _layer_verdict(layer: ComparedLayer, is_within: bool) -> Verdict:
+    """Whether a layer is equal, or the runs as a whole are within their limit."""
+    differing, total = layer.count
+    message = f"{differing:,} of {counted(total, 'channel')} differ"
+    if layer.reason:
+        message += f": {layer.reason}"
+    else:
+        absolute = layer.channels.absolute.max(initial=0)
+        relative = layer.channels.relative.max(initial=0)
+        message += f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
+    held = is_within or not layer.differs
+    return Verdict(f"{layer.label} {layer.key.stem}", held, message)

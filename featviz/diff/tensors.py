@@ -54,6 +54,12 @@ class TensorChange:
         largest = 1.0 if incomparable else float(self.change.relative.max())
         return largest, float(self.differs.mean())
 
+    @property
+    def sqnr(self) -> float:
+        """`Change.layer_sqnr` of kept tensors, else NaN: the levels of a picture have
+        noise of their own, and statistics have no values."""
+        return self.change.layer_sqnr if self.by == TENSORS else math.nan
+
 
 class ChannelValues(NamedTuple):
     """The values of some channels, as far as a file shows them."""

@@ -177,6 +177,7 @@ class DiffThresholds(Struct, frozen=True):
     oneDNN moved values by up to 3e-6 (ten of torchvision's models on two cores)."""
     max_diff_ratio: Annotated[Share, option(OPTIONS, "SHARE")] = 0.0
     ignore_added: Annotated[bool, option(OPTIONS)] = False
+    fail_on: Annotated[Texts, option(OPTIONS, "GATE")] = ()
 
 
 class DiffFiles(Struct, frozen=True):

@@ -292,6 +292,10 @@ HELP: dict[str, dict[str, str]] = {
             "image, differs, 0..1."
         ),
         "ignore_added": "Accept layers and images that only NEW has.",
+        "fail_on": (
+            "End with exit code 4 if this gate fails, and not for other differences:"
+            " sqnr<20, 'layer4.*:cosine<0.99'; repeatable."
+        ),
     },
     "DiffFiles": {
         "out": "Write difference maps and diff.json into this folder.",

@@ -1,0 +1,134 @@
+"""Limits on how far layers may be apart, which the user sets: `sqnr<20`.
+
+Gates take the place of the rule that nothing may differ: a quantized model differs in
+every channel, and is good where no layer is worse than its limit."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from featviz.diff.comparison import ComparedLayer
+from featviz.errors import UsageError
+from featviz.records import Verdict
+from featviz.text import listed
+
+# layers that the message of a gate names
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a layer that gates limit from below."""
+
+    of_layer: Callable[[ComparedLayer], float]
+    """NaN where it is not known."""
+    unit: str
+    remedy: str
+    """How it becomes known."""
+
+
+MEASURES = {
+    "sqnr": Measure(
+        of_layer=lambda layer: layer.sqnr,
+        unit=" dB",
+        remedy="run both with --tensors npy, which keeps the values themselves",
+    ),
+    "cosine": Measure(
+        of_layer=lambda layer: layer.cosine,
+        unit="",
+        remedy="run both with --tensors npy, or draw both as PNG",
+    ),
+}
+
+_GATE = re.compile(
+    r"(?:(?P<layers>.+):)?(?P<measure>[A-Za-z]+)\s*<\s*(?P<limit>-?\d*\.?\d+)\s*(?:dB)?"
+)
+
+
+@dataclass(frozen=True)
+class DiffGate:
+    """A limit below which no layer may fall."""
+
+    text: str
+    measure: str
+    limit: float
+    layers: str
+    """A pattern of names or types."""
+
+
+def parse_gate(text: str) -> DiffGate:
+    """Read `[LAYERS:]MEASURE<NUMBER`.
+
+    Raises:
+        UsageError: another form, or no such measure.
+    """
+    match = _GATE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--fail-on {text!r} is no gate",
+            "for example 'sqnr<20' or 'layer4.*:cosine<0.99'",
+        )
+    measure = match["measure"].lower()
+    if measure not in MEASURES:
+        close = difflib.get_close_matches(measure, MEASURES, 1)
+        raise UsageError(
+            f"--fail-on {text!r}: there is no measure {match['measure']!r}",
+            f"did you mean {close[0]}?" if close else f"one of {', '.join(MEASURES)}",
+        )
+    return DiffGate(
+        text=text.strip(),
+        measure=measure,
+        limit=float(match["limit"]),
+        layers=match["layers"] or "*",
+    )
+
+
+def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
+    """Whether no layer that a gate is about falls below its limit. A layer that could
+    not be compared (its shapes differ) fails each gate.
+
+    Raises:
+        UsageError: there is no such layer, or the number of none is known, so that the
+            gate could never fail.
+    """
+    matching = []
+    for layer in layers:
+        if fnmatchcase(layer.label, gate.layers) or fnmatchcase(
+            layer.type, gate.layers
+        ):
+            matching.append(layer)
+    if not matching:
+        names = listed([layer.label for layer in layers], 8)
+        raise UsageError(
+            f"--fail-on {gate.text!r}: no compared layer is called {gate.layers!r}",
+            f"there is {names}",
+        )
+    measure = MEASURES[gate.measure]
+    lowest = math.inf
+    failed = []
+    is_known = False
+    for layer in matching:
+        value = measure.of_layer(layer)
+        if layer.reason is not None:
+            failed.append(f"{layer.label} ({layer.reason})")
+        elif value < gate.limit:
+            failed.append(f"{layer.label} ({value:.4g}{measure.unit})")
+        if not math.isnan(value):
+            is_known = True
+            lowest = min(lowest, value)
+    if not is_known and not failed:
+        raise UsageError(
+            f"--fail-on {gate.text!r}: the {gate.measure} of no layer is known",
+            measure.remedy,
+        )
+    message = f"{listed(failed, _NAMED)} below {gate.limit:g}{measure.unit}"
+    if not failed:
+        message = f"lowest {lowest:.4g}{measure.unit}"
+        if lowest == math.inf:
+            message = "nothing differs"
+    return Verdict(gate.text, not failed, message)
