@@ -22,6 +22,7 @@ from featviz.api.keywords import (
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
 from featviz.diff.comparison import Comparison
+from featviz.diff.runs import model_runs
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients.targets import for_drawing
@@ -34,7 +35,12 @@ from featviz.options import (
     read,
     read_from,
 )
-from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
+from featviz.options.commands import (
+    DiffFiles,
+    DiffModels,
+    DiffThresholds,
+    ReportOptions,
+)
 from featviz.report import ReportResult, build_report
 from featviz.report.comparison_page import render_comparison
 from featviz.run import run as pipeline
@@ -123,20 +129,27 @@ def read_run_request(
     return replace(request, options=structs.replace(run_options, passes=passes))
 
 
-@keywords_of(DiffThresholds, DiffFiles)
+@keywords_of(DiffThresholds, DiffFiles, DiffModels, ModelOptions)
 def diff(
-    base: str | Path | RunResult, new: str | Path | RunResult, **options: Any
+    base: Model | RunResult,
+    new: Model | RunResult,
+    images: Pictures | None = None,
+    layers: Layers | None = None,
+    **options: Any,
 ) -> Comparison:
-    """Compare two runs, layer by layer.
+    """Compare two runs, or two models on the same images, layer by layer.
 
     Args:
         base, new: run directories or their URLs (`"s3://bucket/maps"`), or what
-            `featviz.run` gave.
+            `featviz.run` gave; with `images` two models, as for `featviz.run`.
+        images, layers: as for `featviz.run`, of which both models are run with
+            `tensors=True`. The runs are kept below `out`, or beside the page of `html`.
         options: those below.
 
     Returns:
         A record with `document` (what `--json` prints), `equal`, `ratio`, `first` (the
-        first layer that differs) and `layers`.
+        first layer that differs), `layers`, each with its `sqnr` and `cosine`, and
+        `gates`.
 
     Example:
         >>> import featviz, torch
@@ -144,14 +157,44 @@ def diff(
         >>> before = featviz.run(model, torch.ones(3, 8, 8), size=8)
         >>> featviz.diff(before, featviz.run(model, torch.ones(3, 8, 8), size=8)).equal
         True
+        >>> other = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> featviz.diff(model, other, torch.ones(3, 8, 8), size=8).first.label
+        '0'
     """
     keywords = dict(options)
     thresholds = read_from(DiffThresholds, keywords)
     files = read_from(DiffFiles, keywords)
-    if keywords:
-        raise no_option(keywords, every_option(DiffThresholds, DiffFiles))
-    result = diff_runs(_root(base), _root(new), thresholds, files, render_comparison)
-    return replace(result, out=maps_folder(files))
+    if images is None:
+        if keywords or layers is not None:
+            known = every_option(DiffThresholds, DiffFiles)
+            error = no_option(keywords or ["layers"], known)
+            raise UsageError(f"{error.message} of two runs; models need images")
+        runs = _root(base), _root(new)
+        result = diff_runs(*runs, thresholds, files, render_comparison)
+        return replace(result, out=maps_folder(files))
+    titles = []
+    with model_runs(files) as folders:
+        for model, folder in ((base, folders.base), (new, folders.new)):
+            run(
+                model,
+                images,
+                layers,
+                folder,
+                overwrite=files.overwrite,
+                tensors=True,
+                **keywords,
+            )
+            is_module = isinstance(model, nn.Module)
+            titles.append(type(model).__name__ if is_module else str(model))
+        result = diff_runs(
+            folders.base,
+            folders.new,
+            thresholds,
+            folders.files,
+            render_comparison,
+            titles=(titles[0], titles[1]),
+        )
+        return replace(result, out=maps_folder(folders.files))
 
 
 @keywords_of(ReportOptions)

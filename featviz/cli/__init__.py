@@ -34,13 +34,13 @@ COMMANDS = {
     "cam": "Show where in an image the evidence for a class lies.",
     "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
-    "diff": "Compare two run directories.",
+    "diff": "Compare two runs, or two models on images.",
     "merge": "Join parts of a run into one run directory.",
     "verify": "Check that every file of a run is as it was written.",
     "identify": "Say what a file of weights is run as.",
 }
 
-_FILES = {"run": "run", "report": "report", "sheet": "report", "diff": "report"}
+_FILES = {"run": "run", "report": "report", "sheet": "report", "diff": "diff"}
 _FILES |= {"merge": "report", "verify": "report"}
 """Modules of this folder in which commands stand; the others stand in `inspect`."""
 

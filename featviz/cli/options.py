@@ -157,7 +157,7 @@ def _existing_file(text: str) -> Path:
     return _existing(text, "File")
 
 
-def _existing_run(text: str) -> Path | Url:
+def existing_run(text: str) -> Path | Url:
     """A run directory that is there, or the URL of one; the reader of runs refuses a
     file."""
     return Url.of_run(text) if is_url(text) else _existing(text, "Directory")
@@ -421,9 +421,13 @@ MODEL = click.Argument(
 """Its forms stand in a command's help where that says {MODEL}."""
 IMAGES = click.Argument(["images"], nargs=-1, metavar="IMAGE...", shell_complete=_paths)
 FILE = click.Argument(["file"], type=_existing_file, shell_complete=_paths)
-RUN = click.Argument(["run"], type=_existing_run, shell_complete=_paths)
-BASE = click.Argument(["base"], type=_existing_run, shell_complete=_paths)
-NEW = click.Argument(["new"], type=_existing_run, shell_complete=_paths)
+RUN = click.Argument(["run"], type=existing_run, shell_complete=_paths)
+BASE = click.Argument(["base"], shell_complete=_paths)
+NEW = click.Argument(["new"], shell_complete=_paths)
+"""Runs, or with images models."""
+ANY_IMAGES = click.Argument(
+    ["images"], nargs=-1, metavar="[IMAGE...]", shell_complete=_paths
+)
 
 
 def run_arguments(name: str, metavar: str) -> click.Argument:
@@ -433,6 +437,6 @@ def run_arguments(name: str, metavar: str) -> click.Argument:
         nargs=-1,
         required=True,
         metavar=metavar,
-        type=_existing_run,
+        type=existing_run,
         shell_complete=_paths,
     )

@@ -1,4 +1,4 @@
-"""The commands that read runs: `featviz report`, `sheet`, `diff`, `merge` and `verify`."""
+"""The commands that read runs: `featviz report`, `sheet`, `merge` and `verify`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 from featviz.cli import output
 from featviz.cli.options import (
-    BASE,
-    NEW,
     RUN,
     ClickOption,
     Values,
@@ -23,8 +21,6 @@ from featviz.cli.options import (
 from featviz.errors import CHECK_FAILED
 from featviz.options import OUTPUT, RunOptions, declared, read_from
 from featviz.options.commands import (
-    DiffFiles,
-    DiffThresholds,
     KernelOptions,
     ReportOptions,
     SheetOptions,
@@ -107,48 +103,6 @@ def sheet(values: Values) -> int:
         )
         log.info("%s of %s in %s", tiles, counted(len(images), "image"), path)
     return 0
-
-
-@command(DiffThresholds, DiffFiles, arguments=[BASE, NEW])
-def diff(values: Values) -> int:
-    """Compare two run directories, layer by layer.
-
-    \b
-    Examples:
-      featviz diff runs/main runs/branch
-      featviz diff before after --html diff.html --junit diff.xml
-      featviz diff before after --json | jq .first_divergence
-      featviz diff float int8 --fail-on 'sqnr<20' --fail-on 'cosine<0.99'
-
-    \b
-    absolute   the largest |a - b|, for a value a of BASE and b of NEW
-    relative   |a - b| / (the larger of |a| and |b| + the layer's largest), 0..1
-    cosine     similarity of the layer's tensors as vectors, -1..1: 1 is alike
-    SQNR       10 log10 of the power of a over that of b - a, in dB; of kept tensors
-
-    Values are equal whose relative difference is at most --tolerance. The
-    default accepts what another number of threads or another CPU library
-    changes; a CPU beside a GPU may need 1e-3. NaN equals NaN.
-
-    Where both runs kept tensors (`featviz run --tensors npy`), these are
-    compared, else the statistics, and the pixels of PNGs. Runs of different
-    images, preprocessing or scale modes are refused.
-
-    Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different. With
-    --fail-on: 0 the gates held, 4 one failed.
-    """
-    from featviz.diff import diff
-    from featviz.diff.output import diff_table
-    from featviz.report.comparison_page import render_comparison
-
-    thresholds = read_from(DiffThresholds, dict(values))
-    files = read_from(DiffFiles, dict(values))
-    result = diff(values["base"], values["new"], thresholds, files, render_comparison)
-    if values["json"]:
-        output.document(result.document)
-    else:
-        output.text(str(diff_table(result)))
-    return result.exit_code
 
 
 @command(

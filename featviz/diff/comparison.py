@@ -177,8 +177,9 @@ class OnlyIn(NamedTuple):
 class Comparison:
     """Two runs compared."""
 
-    base: Path | Url
-    new: Path | Url
+    base: Path | Url | str
+    """The run directory; of a model that was run for this what it is called."""
+    new: Path | Url | str
     thresholds: DiffThresholds
     images: tuple[str, ...]
     layers: tuple[ComparedLayer, ...]

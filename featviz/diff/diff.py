@@ -36,7 +36,7 @@ class OutputFile(NamedTuple):
 
     option: str
     path: Path
-    kind: outputs.FileKind
+    file_kind: outputs.FileKind
 
 
 def diff(
@@ -45,11 +45,13 @@ def diff(
     thresholds: DiffThresholds,
     files: DiffFiles,
     render: Render | None = None,
+    titles: tuple[str, str] | None = None,
 ) -> Comparison:
     """Compare two runs, here or in object stores, and write what `files` names.
 
     Args:
         render: makes the page of `files.html`.
+        titles: what BASE and NEW are called in place of their folders.
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
@@ -68,15 +70,16 @@ def diff(
         output_files.append(OutputFile("--junit", files.junit, outputs.JUNIT))
     folder = maps_folder(files)
     with copied(base) as base_root, copied(new) as new_root:
-        for option, path, kind in output_files:
-            outputs.check_apart(path, option, (base_root, new_root))
-            outputs.check_file(path, kind, option, files.overwrite)
+        for output_file in output_files:
+            _check_file(output_file, (base_root, new_root), files.overwrite)
         if folder is not None:
             outputs.check_apart(folder, "--out", (base_root, new_root))
             outputs.check_free(folder, outputs.DIFF, True)
         before = _read("BASE", base_root, base)
         after = _read("NEW", new_root, new)
         result = compare_runs(before, after, thresholds)
+        if titles is not None:
+            result = replace(result, base=titles[0], new=titles[1])
         texts = {
             outputs.JUNIT: junit({str(result.new): output.verdicts(result)}, "diff")
         }
@@ -91,10 +94,19 @@ def diff(
                         with hidden_folder.write(name) as file:
                             file.write(text.encode("utf-8", "replace"))
                 write_record(hidden_folder, DIFF_FILE, result.document)
-        for option, path, kind in output_files:
-            with outputs.writing(path, kind, option, files.overwrite) as file:
-                file.write(texts[kind])
+        for option, path, file_kind in output_files:
+            with outputs.writing(path, file_kind, option, files.overwrite) as file:
+                file.write(texts[file_kind])
     return result
+
+
+def _check_file(
+    output_file: OutputFile, runs: tuple[Path, Path], overwrite: bool
+) -> None:
+    """Refuse a file inside a run, or in the place of somebody's own file."""
+    option, path, file_kind = output_file
+    outputs.check_apart(path, option, runs)
+    outputs.check_file(path, file_kind, option, overwrite)
 
 
 def maps_folder(files: DiffFiles) -> Path | None:

@@ -172,12 +172,22 @@ class ExemplarOptions(Struct, frozen=True):
 class DiffThresholds(Struct, frozen=True):
     """What counts as a difference."""
 
-    tolerance: Annotated[Share, option(OPTIONS, "T")] = 1e-4
+    tolerance: Annotated[Share, option(FINDINGS, "T", first=True)] = 1e-4
     """How far a value may change, in the terms of `diff.compare.compare`. Threads and
     oneDNN moved values by up to 3e-6 (ten of torchvision's models on two cores)."""
-    max_diff_ratio: Annotated[Share, option(OPTIONS, "SHARE")] = 0.0
-    ignore_added: Annotated[bool, option(OPTIONS)] = False
-    fail_on: Annotated[Texts, option(OPTIONS, "GATE")] = ()
+    max_diff_ratio: Annotated[Share, option(FINDINGS, "SHARE")] = 0.0
+    ignore_added: Annotated[bool, option(FINDINGS)] = False
+    fail_on: Annotated[Texts, option(FINDINGS, "GATE", first=True)] = ()
+
+
+class DiffModels(Struct, frozen=True):
+    """What of two models is compared, and how images go in."""
+
+    layers: Annotated[
+        Selectors | None,
+        option(LAYERS, first=True, default_text="one layer for each stage"),
+    ] = None
+    inputs: InputOptions = InputOptions()
 
 
 class DiffFiles(Struct, frozen=True):
@@ -192,7 +202,7 @@ class DiffFiles(Struct, frozen=True):
             default_text="with --html, PAGE-maps beside the page",
         ),
     ] = None
-    html: Annotated[File | None, option(OUTPUT)] = None
+    html: Annotated[File | None, option(OUTPUT, first=True)] = None
     junit: Annotated[File | None, option(OUTPUT)] = None
     overwrite: Annotated[bool, OVERWRITE] = False
 

@@ -297,11 +297,17 @@ HELP: dict[str, dict[str, str]] = {
             " sqnr<20, 'layer4.*:cosine<0.99'; repeatable."
         ),
     },
+    "DiffModels": {"layers": _LAYERS},
     "DiffFiles": {
-        "out": "Write difference maps and diff.json into this folder.",
+        "out": (
+            "Write difference maps and diff.json into this folder, of two models the"
+            " runs, too."
+        ),
         "html": "Write an HTML page into this file.",
         "junit": _JUNIT,
-        "overwrite": "Replace any file at --html and --junit.",
+        "overwrite": (
+            "Replace any file at --html and --junit, and earlier runs of two models."
+        ),
     },
     "ReportOptions": {
         "out": (

@@ -1,0 +1,201 @@
+"""`featviz diff`: of two runs, or of two models that it runs first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from featviz.cli import output
+from featviz.cli.options import ANY_IMAGES, BASE, NEW, Values, command, existing_run
+from featviz.errors import NOTHING_DRAWN, UsageError
+from featviz.options import ModelOptions, RunOptions, read_from
+from featviz.options.commands import DiffFiles, DiffModels, DiffThresholds
+from featviz.options.run import DrawOptions
+from featviz.rundir import RUN_FILE
+from featviz.text import listed, quoted
+
+if TYPE_CHECKING:
+    from featviz.diff.comparison import Comparison
+    from featviz.run.results import ImageResult
+
+log = logging.getLogger(__name__)
+
+# layers that a warning names
+_NAMED = 3
+
+
+@command(
+    DiffThresholds,
+    DiffFiles,
+    DiffModels,
+    ModelOptions,
+    arguments=[BASE, NEW, ANY_IMAGES],
+    first=("arch", "weights", "size"),
+)
+def diff(values: Values) -> int:
+    """Compare two runs, or two models on the same images, layer by layer.
+
+    BASE and NEW are run directories. With IMAGE... they are models, as of
+    `featviz run`, which are run first; --arch, --layers, --size and so on hold
+    for both.
+
+    \b
+    Examples:
+      featviz diff runs/main runs/branch
+      featviz diff old.pth new.pth photos/ --arch resnet18 --html diff.html
+      featviz diff float.pth int8.pth photos/ --fail-on 'sqnr<20'
+      featviz diff before after --json | jq .first_divergence
+
+    \b
+    absolute   the largest |a - b|, for a value a of BASE and b of NEW
+    relative   |a - b| / (the larger of |a| and |b| + the layer's largest), 0..1
+    cosine     similarity of the layer's tensors as vectors, -1..1: 1 is alike
+    SQNR       10 log10 of the power of a over that of b - a, in dB; of kept tensors
+    \f
+    Values are equal whose relative difference is at most --tolerance. The
+    default accepts what another number of threads or another CPU library
+    changes; a CPU beside a GPU may need 1e-3. NaN equals NaN.
+
+    Where both runs kept tensors (`featviz run --tensors npy`), these are
+    compared, else the statistics, and the pixels of PNGs. Models are run with
+    tensors, into --out, beside the page of --html, or into a temporary folder.
+    Runs of different images, preprocessing or scale modes are refused.
+
+    Exit codes: 0 equal, 1 failed or refused, 2 usage, 3 equal, but some images
+    failed, 4 different. With --fail-on: 0 the gates held, 4 one failed.
+    """
+    from featviz.diff import diff
+    from featviz.diff.gates import parse_gate
+    from featviz.report.comparison_page import render_comparison
+
+    thresholds = read_from(DiffThresholds, dict(values))
+    files = read_from(DiffFiles, dict(values))
+    for text in thresholds.fail_on:
+        parse_gate(text)
+    context = click.get_current_context()
+    # TOML may have the images
+    images = values["images"] or (context.default_map or {}).get("images", ())
+    if images or values["input"]:
+        return _diff_models(values, images, thresholds, files)
+    for spec in (values["base"], values["new"]):
+        _refuse_model(spec)
+    base = existing_run(values["base"])
+    new = existing_run(values["new"])
+    result = diff(base, new, thresholds, files, render_comparison)
+    _print(result, files, values["json"])
+    return result.exit_code
+
+
+def _refuse_model(spec: str) -> None:
+    """Say how models are compared, where one stands in place of a run."""
+    if Path(spec).is_file():
+        raise UsageError(
+            f"{quoted(spec)} is a file, and no run directory",
+            "two models are compared on images: featviz diff BASE NEW IMAGE...",
+        )
+
+
+def _diff_models(
+    values: Values,
+    images: Sequence[str],
+    thresholds: DiffThresholds,
+    files: DiffFiles,
+) -> int:
+    """Run both models on the images, and compare the runs."""
+    from featviz.diff import diff
+    from featviz.diff.runs import model_runs
+    from featviz.images.find import check_arguments
+    from featviz.models.requirements import check_current_folder, require_torch
+    from featviz.models.sources import check_source
+    from featviz.report.comparison_page import render_comparison
+
+    specs = [values["base"], values["new"]]
+    for spec in specs:
+        if Path(spec, RUN_FILE).is_file():
+            raise UsageError(
+                f"{quoted(spec)} is a run directory, and with images it has to be a"
+                " model",
+                "leave the images out to compare two runs",
+            )
+    if "-" in images:
+        raise UsageError(
+            "- lists images on stdin, which can be read only once", "name a folder"
+        )
+    check_current_folder()
+    sources = [read_from(ModelOptions, dict(values), spec=spec) for spec in specs]
+    for source in sources:
+        check_source(source)
+    check_arguments(images)
+    with model_runs(files) as runs:
+        require_torch(alone=True)
+        exit_codes = []
+        for source, folder in zip(sources, (runs.base, runs.new), strict=True):
+            options = RunOptions(
+                layers=values["layers"],
+                out=folder,
+                overwrite=files.overwrite,
+                draw=DrawOptions(tensors="npy"),
+                inputs=read_from(DiffModels, dict(values)).inputs,
+            )
+            exit_codes.append(_run(source, images, options))
+            # 3 says that some images failed; the others are compared
+            if exit_codes[-1] not in (0, 3):
+                return exit_codes[-1]
+        result = diff(
+            runs.base,
+            runs.new,
+            thresholds,
+            runs.files,
+            render_comparison,
+            titles=(values["base"], values["new"]),
+        )
+        _print(result, runs.files, values["json"])
+        if files.out is not None or files.html is not None:
+            log.info("runs in %s and %s", runs.base, runs.new)
+    return result.exit_code or max(exit_codes)
+
+
+def _run(source: ModelOptions, images: Sequence[str], options: RunOptions) -> int:
+    """Run a model, and return the exit code of the run."""
+    from featviz.run import run
+
+    skipped: dict[str, str] = {}
+    with output.progress_bar() as advance:
+
+        def keep(result: ImageResult, total: int) -> None:
+            advance(total)
+            if result.error is not None:
+                output.image_error(result.name, result.error, result.hint)
+            skipped.update(dict.fromkeys(result.never_ran, "never ran"))
+            for skip in result.skipped:
+                skipped[skip.layer or skip.type] = skip.reason
+
+        result = run(source, images, options, keep)
+    if skipped:
+        layers = [f"{layer} ({reason})" for layer, reason in skipped.items()]
+        log.warning("%s: skipped: %s", source.spec, listed(layers, _NAMED))
+    if result.drew_nothing:
+        output.error(f"{source.spec}: no picture was drawn", NOTHING_DRAWN)
+    return result.exit_code
+
+
+def _print(result: Comparison, files: DiffFiles, as_json: bool) -> None:
+    """The comparison on stdout, and on stderr what was written."""
+    from featviz.diff import maps_folder
+    from featviz.diff.output import diff_table
+
+    if as_json:
+        output.document(result.document)
+    else:
+        output.text(str(diff_table(result)))
+    if files.html is not None:
+        log.info("page in %s", files.html)
+    folder = maps_folder(files)
+    if folder is not None:
+        log.info("difference maps and diff.json in %s", folder)
+    if files.junit is not None:
+        log.info("verdicts in %s", files.junit)

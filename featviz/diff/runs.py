@@ -1,0 +1,55 @@
+"""Where `diff` keeps the runs of two models, whose maps it then compares.
+
+--out OUT          OUT/base  OUT/new  OUT/diff-maps
+--html PAGE.html   PAGE-runs/base  PAGE-runs/new, since the page shows their pictures
+neither            a temporary folder
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
+
+from featviz.options.commands import DiffFiles
+from featviz.rundir.place import RUN, check_free
+
+MAPS = "diff-maps"
+"""The folder of the difference maps below --out, where that holds the runs, too."""
+
+
+class ModelRuns(NamedTuple):
+    """The run directories of two models, and what is written of the comparison."""
+
+    base: Path
+    new: Path
+    files: DiffFiles
+
+
+@contextmanager
+def model_runs(files: DiffFiles) -> Iterator[ModelRuns]:
+    """The folders into which two models are run; temporary ones are removed at the end.
+
+    Args:
+        files: what the user wants to have written.
+
+    Raises:
+        StoreError: a folder holds an earlier run, which `files.overwrite` would replace.
+    """
+    root = files.out
+    if root is not None:
+        files = structs.replace(files, out=root / MAPS)
+    elif files.html is not None:
+        root = files.html.with_name(f"{files.html.stem}-runs")
+    if root is None:
+        with tempfile.TemporaryDirectory(prefix="featviz-") as temporary:
+            yield ModelRuns(Path(temporary, "base"), Path(temporary, "new"), files)
+        return
+    runs = ModelRuns(root / "base", root / "new", files)
+    for folder in (runs.base, runs.new):
+        check_free(folder, RUN, files.overwrite)
+    yield runs
