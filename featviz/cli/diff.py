@@ -54,7 +54,7 @@ def diff(values: Values) -> int:
     absolute   the largest |a - b|, for a value a of BASE and b of NEW
     relative   |a - b| / (the larger of |a| and |b| + the layer's largest), 0..1
     cosine     similarity of the layer's tensors as vectors, -1..1: 1 is alike
-    SQNR       10 log10 of the power of a over that of b - a, in dB; of kept tensors
+    SQNR       10 log10 of the power of a over that of b - a, in dB (kept tensors)
     \f
     Values are equal whose relative difference is at most --tolerance. The
     default accepts what another number of threads or another CPU library
@@ -161,7 +161,7 @@ def _diff_models(
 
 def _run(source: ModelOptions, images: Sequence[str], options: RunOptions) -> int:
     """Run a model, and return the exit code of the run."""
-    from featviz.run import run
+    from featviz.run.run import run
 
     skipped: dict[str, str] = {}
     with output.progress_bar() as advance:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import featviz
+from featviz.errors import UsageError
 
 from .changed_network import (
     CLI,
@@ -113,5 +114,5 @@ def test_modules_in_python(photos: Path, tmp_path: Path) -> None:
     assert result.out == tmp_path / "out" / "diff-maps"
     record = json.loads((result.out / "diff.json").read_text("utf-8"))
     assert record["layers"][1]["sqnr"] == pytest.approx(result.layers[1].sqnr)
-    with pytest.raises(featviz.UsageError, match="models need images"):
+    with pytest.raises(UsageError, match="models need images"):
         featviz.diff(tmp_path / "out/base", tmp_path / "out/new", size=32)
