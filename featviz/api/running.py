@@ -175,6 +175,8 @@ def diff(
     titles = []
     with model_runs(files) as folders:
         for model, folder in ((base, folders.base), (new, folders.new)):
+            if isinstance(model, RunResult):
+                raise UsageError(f"{model!r} is a run", "leave the images out")
             run(
                 model,
                 images,
