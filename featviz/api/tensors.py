@@ -185,10 +185,10 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
         raise UsageError(
             "an overlay and its image go together", "overlay=0.5, image=picture"
         )
-    if draw.weighs:
+    if draw.weighs or draw.attends:
         raise UsageError(
-            f"reduce={draw.reduce} needs a layer's output and its gradient, and grid"
-            " draws one tensor",
+            f"reduce={draw.reduce} needs more than a layer's output, and grid draws one"
+            " tensor",
             "featviz.cam(model, image), or featviz.run with the same reduce",
         )
     if len(draw.tensor_layout) > 1 or any("=" in text for text in draw.tensor_layout):

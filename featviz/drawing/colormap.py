@@ -11,7 +11,7 @@ import numpy as np
 from featviz.errors import UsageError
 from featviz.models.requirements import require_matplotlib
 from featviz.options import DrawOptions
-from featviz.records import CLASS_MAPS, KINDS, SIGNED, Bytes
+from featviz.records import ATTENTION_MAPS, CLASS_MAPS, KINDS, SIGNED, Bytes
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
@@ -58,7 +58,8 @@ def resolved(
         return str(KINDS[kind].cmap)
     if not over:
         return "grey"
-    return "turbo" if reduce in CLASS_MAPS else "viridis"
+    is_evidence = reduce in CLASS_MAPS or reduce in ATTENTION_MAPS
+    return "turbo" if is_evidence else "viridis"
 
 
 def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:

@@ -504,9 +504,12 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     # sum_k G_k A_k: gradient × input (Shrikumar et al., arXiv 1605.01713) at a layer.
     # Of a network that is linear from there on, each value is that place's share
     "gradxact": lambda output, gradient: (gradient * output).sum(0, keepdim=True),
+    # they come as a map already (gradients.attention)
+    "rollout": lambda output, attention: attention,
+    "attention": lambda output, attention: attention,
 }
 """The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1,
-S, H, W]."""
+S, H, W]; and of ATTENTION_MAPS, from an output and the attention up to it."""
 
 
 def check_places(maps: Maps) -> None:

@@ -322,6 +322,11 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
         raise UsageError(
             f"{message} says {','.join(options.capture)}", "leave capture out"
         )
+    if draw.attends and options.capture != ("output",):
+        message = f"reduce={draw.reduce} is made of attention weights, and capture"
+        raise UsageError(
+            f"{message} says {','.join(options.capture)}", "leave capture out"
+        )
     parse(options.target)
     changes = [interventions.parse(*change) for change in options.interventions]
     of_gradients = {

@@ -45,6 +45,7 @@ from featviz.models.requirements import require_matplotlib
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.options.commands import CamOptions
 from featviz.records import (
+    ATTENTION_MAPS,
     KINDS,
     REDUCTIONS,
     SIGNED,
@@ -151,7 +152,8 @@ class ImageCam:
             title += f": {self.prediction[0].text}"
         if self.target_probability is not None and self.prediction[0].title != target:
             target += f" {percent(self.target_probability)}"
-        return f"{title}; {REDUCTIONS[self.method].title} for {target}"
+        behind = f" for {target}" if target else ""
+        return f"{title}; {REDUCTIONS[self.method].title}{behind}"
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
@@ -199,6 +201,8 @@ def cam(
             or a file cannot be written; nothing was written before.
     """
     out = options.out
+    is_attention = options.method in ATTENTION_MAPS
+    capture = ("output",) if is_attention else PAIRED
     run = RunOptions(
         layers=options.layers,
         nul_separated=options.nul_separated,
@@ -210,7 +214,7 @@ def cam(
             tensor_layout=options.tensor_layout,
         ),
         inputs=options.inputs,
-        passes=PassOptions(PAIRED, options.target),
+        passes=PassOptions(capture, options.target),
     )
     # Files are checked twice: before the model is loaded by the images that were named,
     # so that a mistake costs no time, and then by the samples that the model takes,
@@ -232,7 +236,9 @@ def cam(
                 "name a folder with --out, or one of the images",
             )
     if options.layers is None:
-        prepared = replace(prepared, layers=default_layers(prepared))
+        # the last block has seen all attention
+        layers = prepared.layers[-1:] if is_attention else default_layers(prepared)
+        prepared = replace(prepared, layers=layers)
     require_matplotlib()
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
     read = partial(
@@ -433,7 +439,8 @@ def _explain(
             f"there is no class activation map: {listed(reasons, 3, '; ')}",
             f"{hint}; `featviz layers MODEL` lists all",
         )
-    evidence.reverse()  # gradients come from the last layer to the first
+    if method not in ATTENTION_MAPS:
+        evidence.reverse()  # gradients come from the last layer to the first
     maximum = None
     if (
         prepared.options.layers is None

@@ -37,7 +37,7 @@ from featviz.options.values import (
     Target,
     Texts,
 )
-from featviz.records.tables import CLASS_MAPS
+from featviz.records.tables import ATTENTION_MAPS, CLASS_MAPS
 
 MOST_TOP = 1000  # images of a channel that exemplars ranks
 
@@ -81,12 +81,31 @@ class CamOptions(Struct, frozen=True):
         Target | None,
         option(GRADIENTS, first=True, default_text="what is predicted"),
     ] = None
-    method: Annotated[str, option(GRADIENTS, first=True, choices=CLASS_MAPS)] = (
-        "gradcam"
-    )
+    method: Annotated[
+        str, option(GRADIENTS, first=True, choices=(*CLASS_MAPS, *ATTENTION_MAPS))
+    ] = "gradcam"
     overlay: Annotated[Share, option(DRAWING, "ALPHA")] = 0.5
     cmap: Annotated[str, option(DRAWING, "CMAP")] = "auto"
     tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
+    inputs: InputOptions = InputOptions()
+
+
+class FieldOptions(Struct, frozen=True):
+    """All options of `field` beside the model and the images."""
+
+    layers: Annotated[
+        Selectors | None,
+        option(LAYERS, first=True, default_text="one layer for each stage"),
+    ] = None
+    also: Annotated[Texts, option(OPTIONS, "MODEL", first=True, is_path=True)] = ()
+    out: Annotated[
+        File | None,
+        option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="field-MODEL.png"),
+    ] = None
+    """In Python, None writes nothing."""
+    overwrite: Annotated[bool, OVERWRITE] = False
+    nul_separated: Annotated[bool, NUL_SEPARATED] = False
+    cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "magma"
     inputs: InputOptions = InputOptions()
 
 

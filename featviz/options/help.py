@@ -210,7 +210,7 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "method": (
             "Make the map by this method; xgradcam and gradxact also show what speaks "
-            "against the target."
+            "against the target, and rollout and attention where a transformer looks."
         ),
         "overlay": _OVERLAY,
         "cmap": (
@@ -218,6 +218,20 @@ HELP: dict[str, dict[str, str]] = {
             " colormap of matplotlib."
         ),
         "tensor_layout": _TENSOR_LAYOUT,
+    },
+    "FieldOptions": {
+        "layers": _LAYERS,
+        "also": (
+            "Measure this model, too, and draw it in the same picture; repeatable.\f"
+            " Options such as --weights and --layers hold for all models."
+        ),
+        "out": (
+            "Write the picture into this PNG file, in place of an earlier picture of"
+            " field."
+        ),
+        "overwrite": "Replace any file in --out.",
+        "nul_separated": _NUL_SEPARATED,
+        "cmap": "Colour fields with this colormap.",
     },
     "ListOptions": {
         "layers": "Mark the layers that these selectors match, as in `featviz run`.",

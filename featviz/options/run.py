@@ -42,7 +42,14 @@ from featviz.options.values import (
     Texts,
     WeightsSource,
 )
-from featviz.records.tables import BACKWARD, CLASS_MAPS, FORMATS, PRESETS, REDUCTIONS
+from featviz.records.tables import (
+    ATTENTION_MAPS,
+    BACKWARD,
+    CLASS_MAPS,
+    FORMATS,
+    PRESETS,
+    REDUCTIONS,
+)
 from featviz.text import safe_name
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
@@ -157,6 +164,11 @@ class DrawOptions(Struct, frozen=True):
         """Whether each picture is a class activation map, which takes a layer's output
         and its gradient together."""
         return self.reduce in CLASS_MAPS
+
+    @property
+    def attends(self) -> bool:
+        """Whether each picture is made of the attention weights up to a layer."""
+        return self.reduce in ATTENTION_MAPS
 
     @property
     def gap(self) -> int:

@@ -2,6 +2,7 @@
 fields."""
 
 from featviz.records.tables import (
+    ATTENTION_MAPS,
     BACKWARD,
     CLASS_MAPS,
     FORMATS,

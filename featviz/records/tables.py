@@ -113,6 +113,8 @@ class Reduction:
     weighs: bool = False
     """Whether it is a class activation map, which needs a backward pass and places of
     the image."""
+    attends: bool = False
+    """Whether it is made of attention weights, which are there in the forward pass."""
     signed: bool = False
     """Whether its values are for or against something: zero is the middle of its
     colours."""
@@ -161,14 +163,29 @@ REDUCTIONS = {
             weighs=True,
             signed=True,
         ),
+        Reduction(
+            "rollout",
+            "attention rollout",
+            "attention rollout of a transformer up to the layer",
+            attends=True,
+        ),
+        Reduction(
+            "attention",
+            "attention",
+            "the class token's attention in the layer's block",
+            attends=True,
+        ),
     )
 }
 """By name, in the order of help texts; `--reduce`, figures and the report read it. The
 arithmetic is `drawing.drawer.REDUCTIONS`, a function for each of one component, and
-`drawing.drawer.METHODS`, which has one for each that weighs."""
+`drawing.drawer.METHODS`, which has one for each that weighs or attends."""
 
 CLASS_MAPS = {
     name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs
+}
+ATTENTION_MAPS = {
+    name: reduction for name, reduction in REDUCTIONS.items() if reduction.attends
 }
 SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 

@@ -20,6 +20,7 @@ from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
 from featviz.gradients import passes
 from featviz.gradients import targets as gradients
+from featviz.gradients.attention import AttentionPath, attended, with_attention
 from featviz.gradients.passes import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
@@ -141,7 +142,19 @@ class Prepared:
             in_eval_mode(self.model.module, self.plan.backward),
             passes.watched(self.model, self.plan, layers) as hooks,
         ):
-            if self.options.draw.weighs:
+            draw = self.options.draw
+            if draw.attends:
+                path = AttentionPath()
+
+                def attend(
+                    args: Sequence[Tensor], book: HintBook, take: Callable[..., None]
+                ) -> tuple[Outcome, Recorder]:
+                    sink = with_attention(path, book, str(draw.reduce), take)
+                    with attended(path):
+                        return hooks.show(args, book, sink)
+
+                yield attend
+            elif draw.weighs:
                 yield lambda args, book, sink: hooks.show(
                     args, book, passes.paired(sink)
                 )
