@@ -11,6 +11,7 @@ The public API; importing it costs nothing until one of the names is used.
     featviz.kernels(model)              draw the kernels of convolutions
     featviz.audit(model, images)        find channels that do nothing
     featviz.exemplars(model, images)    find the images that excite each channel most
+    featviz.field(model, images)        measure how far layers look
     featviz.diff(base, new)             compare two runs
     featviz.report(run)                 write an HTML gallery of a run
     featviz.Watcher(model, images)      draw feature maps as a model is trained
@@ -32,13 +33,14 @@ __all__ = [
     "capture",
     "diff",
     "exemplars",
+    "field",
     "grid",
 ]
 __all__ += ["kernels", "layers", "look", "report", "run"]
 
 if TYPE_CHECKING:
     from featviz.api.running import diff, report, run
-    from featviz.api.studies import audit, cam, exemplars, kernels, layers, look
+    from featviz.api.studies import audit, cam, exemplars, field, kernels, layers, look
     from featviz.api.tensors import capture, grid
     from featviz.api.watching import Watcher
 

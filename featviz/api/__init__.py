@@ -2,6 +2,6 @@
 
 from featviz.api.notebook import html_of
 from featviz.api.running import diff, report, run
-from featviz.api.studies import audit, cam, exemplars, kernels, layers, look
+from featviz.api.studies import audit, cam, exemplars, field, kernels, layers, look
 from featviz.api.tensors import capture, grid
 from featviz.api.watching import Watcher

@@ -1,5 +1,6 @@
 """`featviz.layers` and `kernels`, a model without an image; `look` and `cam`, what it
-makes of one; `audit` and `exemplars`, what its channels do for many."""
+makes of one; `field`, how far its layers look; `audit` and `exemplars`, what its
+channels do for many."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from featviz.exemplars.exemplars import exemplar_table, find_exemplars
 from featviz.files import ReadFolder
 from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
+from featviz.inspection.field import FieldResult, measure_fields
 from featviz.inspection.kernels import NO_IMAGE, draw_kernels
 from featviz.inspection.layers import Listing, list_model
 from featviz.inspection.look import LookResult
@@ -36,6 +38,7 @@ from featviz.options.commands import (
     AuditOptions,
     CamOptions,
     ExemplarOptions,
+    FieldOptions,
     KernelOptions,
     ListOptions,
     LookOptions,
@@ -322,6 +325,39 @@ def cam(
     if not any(result.maps for result in results) and results[0].error is not None:
         raise results[0].error
     return ClassMaps(results)
+
+
+@keywords_of(FieldOptions, ModelOptions)
+def field(
+    model: Model,
+    images: Pictures,
+    layers: Layers | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> FieldResult:
+    """Measure how far layers look, like the command `featviz field`: the effective
+    receptive field of each layer's middle unit.
+
+    Args:
+        model, images, layers: as for `featviz.run`; without layers one for each stage.
+        out: a PNG file for the picture of all fields. None writes none.
+
+    Returns:
+        A record with `layers`, each with `tensor` (the mean absolute gradient at each
+        pixel), `image`, `sides` (of the squares that hold 20, 30, 50 and 99 %), and
+        `theoretical`, the box of pixels that the unit can see.
+
+    Example:
+        >>> import featviz, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 5))
+        >>> found = featviz.field(model, torch.rand(3, 16, 16), "Conv2d", size=16)
+        >>> [layer.sides[0.99] for layer in found.layers]
+        [3, 7]
+        >>> found.layers[1].theoretical
+        PixelBox(left=5, top=5, right=12, bottom=12)
+    """
+    request = read_request(FieldOptions, model, options, layers, out=out)
+    return request.call(measure_fields, images)
 
 
 @keywords_of(AuditOptions, ModelOptions)

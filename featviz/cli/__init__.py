@@ -32,6 +32,7 @@ COMMANDS = {
     "report": "Build an HTML report of a run.",
     "sheet": "Draw one picture of a layer: images by channels.",
     "cam": "Show where in an image the evidence for a class lies.",
+    "field": "Measure how far layers look.",
     "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
     "diff": "Compare two runs, or two models on images.",
@@ -41,7 +42,7 @@ COMMANDS = {
 }
 
 _FILES = {"run": "run", "report": "report", "sheet": "report", "diff": "diff"}
-_FILES |= {"merge": "report", "verify": "report"}
+_FILES |= {"merge": "report", "verify": "report", "field": "field"}
 """Modules of this folder in which commands stand; the others stand in `inspect`."""
 
 INTERRUPTED = 130

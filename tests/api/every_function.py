@@ -50,6 +50,8 @@ def use_all(folder: Path) -> list[str]:
     values: torch.Tensor = cams.tensor
     assert values.ndim == 2
     assert cams.image.size == (19, 16)
+    field = fv.field(model, [photo, tensor], "Conv2d", size=16)
+    assert field.layers[0].sides[0.99] == 3
     audit = fv.audit(model, [photo, tensor], fail_on="nonfinite>0", size=16)
     best = fv.exemplars(model, [photo, tensor], nn.Conv2d, top=2, pick="mean", size=16)
     difference = fv.diff(written, folder / "maps", tolerance=1e-3)
@@ -67,5 +69,5 @@ def use_all(folder: Path) -> list[str]:
     assert step is not None
     assert fv.report(folder / "series").page.is_file()
     runs = [result, written, fed, page, difference]
-    everything = [watcher, *runs, cams, listed, kernels, audit, best]
+    everything = [watcher, *runs, cams, field, listed, kernels, audit, best]
     return [repr(one) for one in everything]

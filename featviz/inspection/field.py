@@ -1,0 +1,393 @@
+"""The story of `field`: images go through a model, and the gradient of each layer's
+middle unit at every pixel shows how far the layer looks.
+
+Its size, averaged over images, is the effective receptive field (Luo, Li, Urtasun and
+Zemel, arXiv 1701.04128). It fades from the middle outwards, and is much smaller than
+the theoretical field, which counts every pixel that has a path to the unit."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec import structs
+from PIL import Image
+from torch import Tensor
+
+from featviz.drawing.picture import write_png
+from featviz.errors import FeatvizError, LayoutError, UsageError
+from featviz.hooks.capture import forward, leaves
+from featviz.hooks.eval_mode import in_eval_mode, kept_attributes
+from featviz.hooks.functions import placed, unwatched
+from featviz.inspection.field_picture import FieldTile, drawn_field, drawn_fields
+from featviz.inspection.look import check_files
+from featviz.layout import to_maps
+from featviz.layout.layouts import LAYOUTS
+from featviz.layout.tracing.fields import PixelBox
+from featviz.layout.tracing.hints import HintBook
+from featviz.models.load import LoadedModel
+from featviz.options import ModelOptions, RunOptions
+from featviz.options.commands import FieldOptions
+from featviz.records import CaptureSite, Floats, Layer, Skip
+from featviz.run.prepare import (
+    ModelInput,
+    Prepared,
+    find_images,
+    prepare,
+    read_input,
+)
+from featviz.run.visit import ImageJob, visit
+from featviz.rundir.place import write_file
+from featviz.text import by, counted, listed, safe_name
+
+SHARES = (0.2, 0.3, 0.5, 0.99)
+"""Those of which Ding et al. (RepLKNet, arXiv 2203.06717, table 8) report the sides."""
+
+
+@dataclass(frozen=True)
+class LayerField:
+    """How far the middle unit of a layer looks."""
+
+    model: str
+    layer: str
+    type: str
+    call: int
+    key: str
+    unit: tuple[int, int]
+    """Row and column of the unit."""
+    map_size: tuple[int, int]
+    """Height and width of the layer's maps."""
+    values: Floats = field(repr=False, compare=False)
+    """float64 [H, W] of the input: the mean over images of the absolute gradient of the
+    sum of the unit's channels, summed over the colours."""
+    theoretical: PixelBox | None
+    """What the unit can see; None where a function on the way cannot be followed."""
+
+    @property
+    def title(self) -> str:
+        """`layer4`, `relu call 1`; the class of the model itself."""
+        call = f"call {self.call}" if self.call else ""
+        return " ".join(filter(None, (self.layer or self.type, call, self.key)))
+
+    @property
+    def sides(self) -> dict[float, int]:
+        """The side in pixels of the smallest square that holds each share of all
+        values, by the share."""
+        return {share: square_side(self.values, share) for share in SHARES}
+
+    @property
+    def image(self) -> Image.Image:
+        """The field on a logarithmic scale, with the theoretical one as a frame."""
+        return Image.fromarray(drawn_field(self.values, self.theoretical, "magma"))
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values, float64 [H, W]."""
+        return torch.from_numpy(self.values.copy())
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: all but the values."""
+        row = asdict(replace(self, values=np.empty(0)))
+        del row["values"]
+        row["theoretical"] = self.theoretical and self.theoretical._asdict()
+        row["sides"] = {f"{100 * share:g}": side for share, side in self.sides.items()}
+        return row
+
+
+@dataclass(frozen=True, repr=False)
+class FieldResult:
+    """The effective receptive fields of layers."""
+
+    layers: tuple[LayerField, ...]
+    """Model by model, in the order in which the layers ran."""
+    images: int
+    """How many images the fields are the mean of."""
+    failures: Mapping[str, str]
+    """Why images failed, by their names."""
+    skipped: tuple[Skip, ...]
+    path: Path | None = None
+
+    def __repr__(self) -> str:
+        names = listed([layer.title for layer in self.layers], 3)
+        return f"<FieldResult of {counted(self.images, 'image')}: {names}>"
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: all but the values."""
+        return {
+            "file": None if self.path is None else str(self.path),
+            "images": self.images,
+            "failures": dict(self.failures),
+            "layers": [layer.as_json() for layer in self.layers],
+            "skipped": [asdict(skip) for skip in self.skipped],
+        }
+
+
+def measure_fields(
+    model: ModelOptions | LoadedModel, images: Sequence[str], options: FieldOptions
+) -> FieldResult:
+    """Measure the effective receptive fields of layers, and draw them in one picture.
+
+    Raises:
+        FeatvizError: no such model, layer or image; no layer has places of the image,
+            or no image went through.
+    """
+    run = RunOptions(
+        layers=options.layers,
+        nul_separated=options.nul_separated,
+        inputs=options.inputs,
+    )
+    samples = find_images(images, run)
+    if options.out is not None:
+        check_files("field", [options.out], model, samples, options.overwrite)
+    models = [model]
+    for spec in options.also:
+        base = model if isinstance(model, ModelOptions) else ModelOptions(spec)
+        models.append(structs.replace(base, spec=spec, arch=None))
+    results = []
+    for source in models:
+        results.append(_measured(prepare(source, samples, run), _name_of(source)))
+    result = replace(
+        results[0],
+        layers=tuple(layer for result in results for layer in result.layers),
+        skipped=tuple(skip for result in results for skip in result.skipped),
+        path=options.out,
+    )
+    if options.out is not None:
+        _write(result, options.out, options.cmap)
+    return result
+
+
+def picture_name(spec: str) -> str:
+    """`field-resnet18.png`."""
+    name = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", Path(spec).name)
+    return safe_name(f"field-{name.replace(':', '-')}.png")
+
+
+def _name_of(model: ModelOptions | LoadedModel) -> str:
+    if isinstance(model, ModelOptions):
+        return Path(model.spec).name
+    return type(model.module).__name__
+
+
+def square_side(values: Floats, share: float) -> int:
+    """The side of the smallest square that holds a share of all values, wherever it
+    lies; of the field of a symmetric network it lies around the middle.
+
+    Args:
+        values: [H, W], none below zero.
+        share: 0..1.
+    """
+    # A summed-area table (Crow, 1984) holds the sum above and left of each corner, so
+    # that four corners give the sum in any rectangle.
+    table = np.pad(values.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+
+    def most_held(side: int) -> float:
+        height = min(side, values.shape[0])
+        width = min(side, values.shape[1])
+        sums = table[height:, width:] - table[:-height, width:]
+        sums = sums - table[height:, :-width] + table[:-height, :-width]
+        return float(sums.max())
+
+    sides = range(1, max(values.shape))
+    return 1 + bisect_left(sides, share * table[-1, -1], key=most_held)
+
+
+def _write(result: FieldResult, path: Path, cmap: str) -> None:
+    tiles = [
+        FieldTile(
+            model=layer.model,
+            layer=layer.title,
+            values=layer.values,
+            theoretical=layer.theoretical,
+            sides=layer.sides,
+        )
+        for layer in result.layers
+    ]
+    pixels = drawn_fields(tiles, result.images, cmap)
+    height, width = pixels.shape[:2]
+    rows = [pixels.reshape(height, -1)]
+    with write_file(path) as file:
+        write_png(file, (height, width), rows, text={"Software": "featviz field"})
+
+
+# Measuring
+
+
+@dataclass
+class _MiddleUnit:
+    """The unit in the middle of a layer's maps, and what its gradients sum up to."""
+
+    unit: tuple[int, int]
+    map_size: tuple[int, int]
+    values: Floats
+    """float64 [H, W] of the input: the sum over the images so far."""
+
+
+class _Measure:
+    """Adds up, image by image, the gradients of the middle units of layers."""
+
+    functions: AbstractContextManager[Any]
+    """To be entered around a pass, so that functions are hooked, too."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.module = prepared.model.module
+        self.device = prepared.model.device
+        self.layers = prepared.layers
+        self.book: HintBook | None = None
+        """Hints for inputs of the first image's shape, with the theoretical fields."""
+        self.units: dict[CaptureSite, _MiddleUnit] = {}
+        self.reasons: dict[CaptureSite, str] = {}
+        """Why a tensor has no field."""
+        self.numbers: dict[CaptureSite, Tensor] = {}
+        """Of the image under way: the sum of the channels of each middle unit."""
+        self.calls: Counter[str] = Counter()
+        """Of each layer in the pass under way, by its name."""
+
+    def show(self, jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
+        """Run the model on an image, and go back from each middle unit."""
+        image = jobs[0].input
+        assert image is not None, "images that cannot be read are not shown"
+        args = [arg.to(self.device) for arg in image.args]
+        self._follow(args)
+        inputs = [arg.clone().requires_grad_(arg.is_floating_point()) for arg in args]
+        self.numbers = {}
+        self.calls.clear()
+        with kept_attributes(self.module):
+            with self.functions:
+                # copies, since no leaf may be changed in place
+                forward(self.module, [arg.clone() for arg in inputs])
+            for site, number in self.numbers.items():
+                (gradient,) = torch.autograd.grad(
+                    number, inputs[:1], retain_graph=True, allow_unused=True
+                )
+                if gradient is not None:
+                    sizes = gradient.abs().double().flatten(0, -3).sum(0)
+                    self.units[site].values += sizes.cpu().numpy()
+
+    def _follow(self, args: Sequence[Tensor]) -> None:
+        """Follow the pixels through a pass on zeros, once."""
+        shape = tuple(args[0].shape)
+        if len(shape) < 4 or shape[-2:] == (1, 1):
+            raise UsageError(
+                f"the model's input {list(shape)} has no height and width",
+                "a receptive field is one of a model that takes images",
+            )
+        if self.book is None:
+            book = HintBook(self.module, shape)
+            with torch.no_grad(), book.traced(self.module, self.layers, fields=True):
+                forward(self.module, [torch.zeros_like(arg) for arg in args])
+            self.book = book
+        elif shape != self.book.input_shape:
+            size = by(shape[-2:][::-1])
+            first = by(self.book.input_shape[-2:][::-1])
+            raise UsageError(
+                f"its input is {size}, and that of the first image {first}",
+                "--size or --crop makes them alike",
+            )
+
+    def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
+        """The hook of a layer: take the number of its middle unit at once, since a
+        later operation may change its output in place."""
+        if self.book is None:  # the pass on zeros
+            return
+        call = self.calls[layer.name]
+        self.calls[layer.name] += 1
+        with unwatched():
+            for key, value in leaves(output):
+                if isinstance(value, Tensor):
+                    site = CaptureSite(layer, "output", call, key)
+                    self._take(site, value, self.book)
+
+    def _take(self, site: CaptureSite, tensor: Tensor, book: HintBook) -> None:
+        try:
+            maps = to_maps(tensor, book.of_tensor(site, tensor))[""]
+        except LayoutError as error:
+            self.reasons[site] = error.message
+            return
+        height, width = maps.data.shape[2:]
+        if not LAYOUTS[maps.layout].aligned or height * width == 1:
+            self.reasons[site] = "has no places of the image"
+        elif not tensor.requires_grad:
+            self.reasons[site] = "has no gradient: it is cut off from the input"
+        else:
+            unit = (height // 2, width // 2)
+            self.numbers[site] = maps.data[..., unit[0], unit[1]].sum()
+            nothing = np.zeros(book.input_shape[-2:])
+            self.units.setdefault(site, _MiddleUnit(unit, (height, width), nothing))
+
+
+def _measured(prepared: Prepared, name: str) -> FieldResult:
+    """The fields of one model's layers."""
+    measure = _Measure(prepared)
+    module = prepared.model.module
+    functions = {layer.name for layer in prepared.layers if layer.is_function}
+    errors: dict[str, FeatvizError] = {}
+    read = partial(
+        read_input,
+        preprocess=prepared.model.preprocess,
+        inputs=prepared.options.inputs,
+    )
+    with (
+        in_eval_mode(module, gradients=True),
+        placed(
+            module,
+            measure.leave,
+            layers=[layer for layer in prepared.layers if not layer.is_function],
+            functions=(lambda layer: layer.name in functions) if functions else None,
+        ) as measure.functions,
+    ):
+        for job in visit(prepared.samples, read, measure.show):
+            if job.error is not None:
+                errors[job.sample.name] = job.error
+    seen = len(prepared.samples) - len(errors)
+    if not seen:
+        image, error = next(iter(errors.items()))
+        raise FeatvizError(f"{image}: {error.message}", error.hint)
+    fields = []
+    for site, unit in measure.units.items():
+        if unit.values.any():
+            fields.append(_field_at(measure, site, name, unit.values / seen))
+        else:
+            measure.reasons[site] = "does not depend on the input"
+    if not fields:
+        reasons = [f"{at.layer.label} {why}" for at, why in measure.reasons.items()]
+        raise UsageError(
+            f"no layer of {name} has a receptive field: {listed(reasons, 3, '; ')}",
+            "--layers names others; `featviz layers MODEL` lists them",
+        )
+    failures = {image: error.message for image, error in errors.items()}
+    skipped = [
+        Skip(
+            at.layer.name, at.layer.type, at.layer.index, at.kind, at.call, at.key, why
+        )
+        for at, why in measure.reasons.items()
+    ]
+    return FieldResult(tuple(fields), seen, failures, tuple(skipped))
+
+
+def _field_at(
+    measure: _Measure, site: CaptureSite, model: str, values: Floats
+) -> LayerField:
+    assert measure.book is not None, "a layer with a field has run"
+    middle = measure.units[site]
+    theoretical = measure.book.receptive_field(site)
+    return LayerField(
+        model=model,
+        layer=site.layer.name,
+        type=site.layer.type,
+        call=site.call,
+        key=site.key,
+        unit=middle.unit,
+        map_size=middle.map_size,
+        values=values,
+        theoretical=None if theoretical is None else theoretical.box(*middle.unit),
+    )

@@ -1,0 +1,145 @@
+"""The picture of `field`: a tile for each layer, and below them a chart of how far each
+looks.
+
+    resnet18 layer1    resnet18 layer2
+    +-------------+    +-------------+    the gradient on a logarithmic scale, and the
+    |   +-----+   |    | +---------+ |    theoretical field as a frame
+    |   |  *  |   |    | |    *    | |
+    |   +-----+   |    | +---------+ |
+    +-------------+    +-------------+
+    resnet18 layer1    [##|==|----]  |    squares that hold 20, 30, 50 and 99 %, and the
+    resnet18 layer2    [###|===|------]|  side of the theoretical field as a line
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from featviz.drawing import colormap
+from featviz.drawing.outlines import with_boxes
+from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, TileGrid
+from featviz.layout.tracing.fields import PixelBox
+from featviz.records import Bytes, Floats
+from featviz.text import counted
+
+_DECADES = 4
+"""Powers of ten from the brightest colour to the darkest."""
+_PIXELS = 220
+"""Pixels of the longer side of a tile at least."""
+_COLUMNS = 5
+_MARGIN = 0.3
+"""Inches around the picture."""
+_TILE = 2.2
+"""Inches of a tile's side."""
+_GAP = 0.15
+"""Inches between tiles."""
+_CAPTION = 0.4
+"""Inches of two lines of text above a tile."""
+_BAR = 0.3
+"""Inches from a bar to the one below."""
+_SOFT = (92, 100, 112)
+_LINE = (164, 38, 44)
+"""The colour of the theoretical field's side."""
+_SHADES = ((204, 219, 240), (134, 172, 222), (74, 126, 196), (27, 72, 138))
+"""Of the bars, from the largest share to the smallest."""
+
+
+class FieldTile(NamedTuple):
+    """A layer's field, as it is drawn."""
+
+    model: str
+    layer: str
+    values: Floats
+    """float64 [H, W], none below zero."""
+    theoretical: PixelBox | None
+    sides: Mapping[float, int]
+    """Side of the square in pixels, by the share 0..1 that it holds."""
+
+    @property
+    def theoretical_side(self) -> int | None:
+        """The longer side of the theoretical field in pixels."""
+        box = self.theoretical
+        return box and max(box.right - box.left, box.bottom - box.top)
+
+
+def drawn_field(values: Floats, theoretical: PixelBox | None, cmap: str) -> Bytes:
+    """A field in colours, uint8 [h, w, 3], enlarged by a whole factor where it is
+    small: from the largest value down to a ten-thousandth of it."""
+    share = values / values.max()
+    exponents = np.log10(np.maximum(share, 10.0**-_DECADES))
+    levels = np.rint(255 * (1 + exponents / _DECADES)).astype(np.uint8)
+    factor = ceil(_PIXELS / max(values.shape))
+    pixels = colormap.ramp(cmap)[levels].repeat(factor, 0).repeat(factor, 1)
+    if theoretical is None:
+        return pixels
+    # the frame lies on the outermost pixels of the field
+    left, top, right, bottom = (edge * factor for edge in theoretical)
+    return with_boxes(pixels, [(left, top, right - 1, bottom - 1)], [""])
+
+
+def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
+    """All fields and their chart, uint8 [H, W, 3].
+
+    Args:
+        images: how many images the fields are the mean of.
+    """
+    columns = min(len(tiles), _COLUMNS)
+    rows = ceil(len(tiles) / columns)
+    across = _TILE + _GAP
+    down = _TILE + _CAPTION + _GAP
+    top = _MARGIN + _CAPTION
+    grid = TileGrid(columns, _TILE, _TILE, _MARGIN, top + _CAPTION, across, down)
+    chart_top = top + rows * down
+    width = max(2 * _MARGIN + columns * across - _GAP, 7.5)
+    height = chart_top + (len(tiles) + 1) * _BAR + _MARGIN
+    canvas = Canvas(round(height * DPI), round(width * DPI))
+    title = "Effective receptive fields of the middle units"
+    note = f"mean of {counted(images, 'image')}, logarithmic: four powers of ten"
+    x = _MARGIN + canvas.write(title, _MARGIN, _MARGIN, Letters(12, INK, bold=True))
+    canvas.write(note, x + 0.2, _MARGIN, Letters(8, _SOFT), max_width=width - x - 0.4)
+    for number, tile in enumerate(tiles):
+        _draw_tile(canvas, tile, grid.cell(number), cmap)
+    chart = Cell(_MARGIN, chart_top, width - 2 * _MARGIN, len(tiles) * _BAR)
+    _draw_chart(canvas, tiles, chart)
+    return canvas.pixels
+
+
+def _draw_tile(canvas: Canvas, tile: FieldTile, cell: Cell, cmap: str) -> None:
+    bold = Letters(9, INK, bold=True)
+    soft = Letters(8, _SOFT)
+    canvas.write(tile.layer, cell.left, cell.top - 0.28, bold, max_width=cell.width)
+    canvas.write(tile.model, cell.left, cell.top - 0.1, soft, max_width=cell.width)
+    pixels = drawn_field(tile.values, tile.theoretical, cmap)
+    scale = _TILE / max(pixels.shape[:2])
+    size = Cell(cell.left, cell.top, pixels.shape[1] * scale, pixels.shape[0] * scale)
+    canvas.paste(pixels, size, smooth=max(pixels.shape) > _PIXELS)
+
+
+def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None:
+    """Draw for each layer the sides of the squares, one bar over the other."""
+    names = [f"{tile.model} {tile.layer}" for tile in tiles]
+    letters = Letters(8, INK)
+    column = min(max(canvas.width(name, letters) for name in names), chart.width / 3)
+    left = chart.left + column + 0.15
+    longest = max(max(tile.values.shape) for tile in tiles)
+    inch = (chart.left + chart.width - left - 0.9) / longest
+    for number, (name, tile) in enumerate(zip(names, tiles, strict=True)):
+        y = chart.top + (number + 0.5) * _BAR
+        canvas.write(name, chart.left, y, letters, max_width=column)
+        by_size = sorted(tile.sides.values(), reverse=True)
+        for side, shade in zip(by_size, _SHADES, strict=True):
+            bar = Cell(left, y - _BAR / 3, side * inch, _BAR * 2 / 3)
+            canvas.fill(bar, shade)
+        numbers = " · ".join(str(side) for side in reversed(by_size))
+        if tile.theoretical_side is not None:
+            x = left + tile.theoretical_side * inch
+            canvas.fill(Cell(x - 0.01, y - _BAR / 2, 0.02, _BAR), _LINE)
+        canvas.write(numbers, chart.left + chart.width, y, letters, "left")
+    y = chart.top + chart.height + 0.6 * _BAR
+    shares = " · ".join(f"{100 * share:g}" for share in sorted(tiles[0].sides))
+    key = f"side in pixels of the square that holds {shares} %; red: theoretical field"
+    canvas.write(key, chart.left, y, Letters(8, _SOFT), max_width=chart.width)
