@@ -137,21 +137,11 @@ def from_picture(
         palette: [levels, 3]; None for grey levels.
         stats: [channels, 6] of all channels.
     """
-    channels = list(row.channels or range(row.maps))
-    if not _is_readable(levels, palette, row, len(channels)):
+    if not is_readable(levels, palette, row):
         return None
-    drawn = _tiles(levels, row).reshape(len(channels), -1)
-    if row.range is None:
-        low, high = stats[channels, :2].astype(np.float64).T
-    else:
-        low, high = (
-            np.full(len(channels), np.nan if end is None else end) for end in row.range
-        )
-    low = np.nan_to_num(low)
-    high = np.nan_to_num(high)
-    # a palette has two more entries, for padding and for what is not finite
-    count = 256 if palette is None else 254
-    step = (high - low) / (count - 1)
+    channels = drawn_channels(row)
+    drawn = tiles_of(levels, row).reshape(len(channels), -1)
+    low, step = level_scale(palette, row, stats)
     values = low[:, None] + drawn * step[:, None]
     if palette is not None:
         values[drawn == 255] = np.nan
@@ -160,11 +150,46 @@ def from_picture(
     return ChannelValues(channels, values, step * _HALF)
 
 
-def _is_readable(
-    levels: Bytes, palette: Bytes | None, row: Capture, channels: int
-) -> bool:
+def drawn_channels(row: Capture) -> list[int]:
+    """The channels that have a tile, in tile order; one that is reduced is itself."""
+    return list(row.channels or range(row.maps))
+
+
+class LevelScale(NamedTuple):
+    """What the levels of drawn channels stand for: low + level · step."""
+
+    low: np.ndarray
+    """[channels]: the value of level 0."""
+    step: np.ndarray
+    """[channels]: from a level to the next."""
+
+
+def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScale:
+    """The values behind a grid's levels, by its range or that of each channel.
+
+    Args:
+        palette: of the picture; None for grey levels.
+        stats: [channels, 6] of all channels.
+    """
+    channels = drawn_channels(row)
+    if row.range is None:
+        low, high = stats[channels, :2].astype(np.float64).T
+    else:
+        low, high = (
+            np.full(len(channels), np.nan if end is None else end) for end in row.range
+        )
+    low = np.nan_to_num(low)
+    # a palette has two more entries, for padding and for what is not finite
+    count = 256 if palette is None else 254
+    return LevelScale(low, (np.nan_to_num(high) - low) / (count - 1))
+
+
+def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
+    """Whether the pixels of a grid are levels in the places that the manifest says."""
     plan = row.plan
-    if levels.shape != (plan.height, plan.width) or plan.maps != channels * row.side:
+    if levels.shape != (plan.height, plan.width):
+        return False
+    if plan.maps != len(drawn_channels(row)) * row.side:
         return False
     if palette is not None and len(palette) != 256:
         return False
@@ -174,7 +199,7 @@ def _is_readable(
     return row.constant is None or row.constant[0] == 1
 
 
-def _tiles(levels: Bytes, row: Capture) -> Bytes:
+def tiles_of(levels: Bytes, row: Capture) -> Bytes:
     """The tiles [N, H, W] of a grid, each pixel once."""
     plan = row.plan
     height, width = plan.tile
