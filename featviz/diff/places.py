@@ -81,7 +81,7 @@ def read_places(
     if picture is None or not is_readable(*picture, row):
         return None
     levels, palette = picture
-    tiles = tiles_of(levels, row)
+    tiles: np.ndarray = tiles_of(levels, row)
     height, width = tiles.shape[1:]
     factor = -(-max(height, width) // most_side)
     if factor > 1:
@@ -97,18 +97,20 @@ def read_places(
     values = scale.low[:, None] + tiles.reshape(len(tiles), -1) * scale.step[:, None]
     vectors = np.empty((values.shape[1], row.maps), np.float32)
     vectors[:, row.drawn] = values.T
-    return PlaceVectors(vectors, tiles.shape[1:], factor)
+    return PlaceVectors(vectors, (tiles.shape[1], tiles.shape[2]), factor)
 
 
 def unit_vectors(vectors: Floats) -> Floats:
     """Vectors of length 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    units: Floats = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return units
 
 
 def cosines(vectors: Floats, vector: Floats) -> Floats:
     """How alike places [N, C] are to one [C]: -1..1, 0 with a vector of zeros."""
-    return unit_vectors(vectors) @ unit_vectors(vector[None])[0]
+    alike: Floats = unit_vectors(vectors) @ unit_vectors(vector[None])[0]
+    return alike
 
 
 def main_axes(vectors: Floats, count: int) -> Floats:

@@ -37,7 +37,7 @@ from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
 from featviz.options.commands import FieldOptions
-from featviz.records import CaptureSite, Floats, Layer, Skip
+from featviz.records import CaptureSite, Layer, Skip
 from featviz.run.prepare import (
     ModelInput,
     Prepared,
@@ -66,7 +66,7 @@ class LayerField:
     """Row and column of the unit."""
     map_size: tuple[int, int]
     """Height and width of the layer's maps."""
-    values: Floats = field(repr=False, compare=False)
+    values: np.ndarray = field(repr=False, compare=False)
     """float64 [H, W] of the input: the mean over images of the absolute gradient of the
     sum of the unit's channels, summed over the colours."""
     theoretical: PixelBox | None
@@ -178,7 +178,7 @@ def _name_of(model: ModelOptions | LoadedModel) -> str:
     return type(model.module).__name__
 
 
-def square_side(values: Floats, share: float) -> int:
+def square_side(values: np.ndarray, share: float) -> int:
     """The side of the smallest square that holds a share of all values, wherever it
     lies; of the field of a symmetric network it lies around the middle.
 
@@ -228,7 +228,7 @@ class _MiddleUnit:
 
     unit: tuple[int, int]
     map_size: tuple[int, int]
-    values: Floats
+    values: np.ndarray
     """float64 [H, W] of the input: the sum over the images so far."""
 
 
@@ -375,7 +375,7 @@ def _measured(prepared: Prepared, name: str) -> FieldResult:
 
 
 def _field_at(
-    measure: _Measure, site: CaptureSite, model: str, values: Floats
+    measure: _Measure, site: CaptureSite, model: str, values: np.ndarray
 ) -> LayerField:
     assert measure.book is not None, "a layer with a field has run"
     middle = measure.units[site]

@@ -23,7 +23,7 @@ from featviz.drawing import colormap
 from featviz.drawing.outlines import with_boxes
 from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, TileGrid
 from featviz.layout.tracing.fields import PixelBox
-from featviz.records import Bytes, Floats
+from featviz.records import Bytes
 from featviz.text import counted
 
 _DECADES = 4
@@ -53,7 +53,7 @@ class FieldTile(NamedTuple):
 
     model: str
     layer: str
-    values: Floats
+    values: np.ndarray
     """float64 [H, W], none below zero."""
     theoretical: PixelBox | None
     sides: Mapping[float, int]
@@ -66,14 +66,14 @@ class FieldTile(NamedTuple):
         return box and max(box.right - box.left, box.bottom - box.top)
 
 
-def drawn_field(values: Floats, theoretical: PixelBox | None, cmap: str) -> Bytes:
+def drawn_field(values: np.ndarray, theoretical: PixelBox | None, cmap: str) -> Bytes:
     """A field in colours, uint8 [h, w, 3], enlarged by a whole factor where it is
     small: from the largest value down to a ten-thousandth of it."""
     share = values / values.max()
     exponents = np.log10(np.maximum(share, 10.0**-_DECADES))
     levels = np.rint(255 * (1 + exponents / _DECADES)).astype(np.uint8)
     factor = ceil(_PIXELS / max(values.shape))
-    pixels = colormap.ramp(cmap)[levels].repeat(factor, 0).repeat(factor, 1)
+    pixels: Bytes = colormap.ramp(cmap)[levels].repeat(factor, 0).repeat(factor, 1)
     if theoretical is None:
         return pixels
     # the frame lies on the outermost pixels of the field
