@@ -1,8 +1,10 @@
-"""Names of classes from a file: lines of text, JSON, or YAML as Ultralytics writes it."""
+"""Names of classes from a file (lines of text, JSON, or YAML as Ultralytics writes it),
+or from a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ _HINT = "a name on each line; or JSON or YAML with a list, or with numbers and n
 _KEYS = ("names", "id2label")
 """Where the YAML of Ultralytics' data sets and the config.json of transformers keep
 names."""
+
+_CHECKPOINT_KEYS = ("names", "classes", "class_names", "idx_to_class", "class_to_idx")
+"""Where trainings keep names in a checkpoint; the last has the numbers by the names, as
+torchvision's ImageFolder does."""
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
@@ -70,6 +76,23 @@ def _listed(content: Any) -> list[str]:
         if set(by_number) != set(range(len(by_number))):
             raise ValueError(f"the numbers are not 0 to {len(by_number) - 1}")
         content = [by_number[number] for number in range(len(by_number))]
-    if not isinstance(content, list):
+    if not isinstance(content, (list, tuple)):
         raise ValueError(f"it holds {type(content).__name__}, not a list of names")
     return [str(name) for name in content]
+
+
+def classes_of(checkpoint: Any) -> tuple[str, ...]:
+    """The names of classes that a checkpoint has under a usual key; none where it has
+    none, or something else stands there, such as the number of classes."""
+    if not isinstance(checkpoint, Mapping):
+        return ()
+    for key in _CHECKPOINT_KEYS:
+        content = checkpoint.get(key)
+        with suppress(ValueError, TypeError):
+            if key == "class_to_idx" and isinstance(content, Mapping):
+                content = {number: name for name, number in content.items()}
+            names = _listed(content)
+            # mere numbers, as of a data set whose classes have no names, name nothing
+            if not all(name.isdecimal() for name in names):
+                return tuple(printable(name) for name in names)
+    return ()

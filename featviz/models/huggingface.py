@@ -97,9 +97,9 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     if path is None:
         message = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
         raise LoadError(message, "--weights FILE names them")
-    tensors, steps = weights.read_weights(path, options)
+    state_dict = weights.read_weights(path, options)
     config |= options.model_args
-    module = _built(where, architecture, config, path.name, tensors, options)
+    module = _built(where, architecture, config, path.name, state_dict.tensors, options)
     first = next(iter(inspect.signature(module.forward).parameters))
     if first != _IMAGE:
         if not hasattr(module, "vision_model"):
@@ -113,8 +113,8 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         "arch": architecture,
     }
     record |= weights.record(path)
-    if steps:
-        record["taken"] = list(steps)
+    if state_dict.steps:
+        record["taken"] = list(state_dict.steps)
     return Loaded(
         module, record, from_transformers(folder, config), (None, image_size(config))
     )

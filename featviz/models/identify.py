@@ -122,7 +122,8 @@ def _identify_file(
     if isinstance(module, UnbuiltModule):
         raise module.refusal
     match = identify_variants(weights.stripped_variants(state_dict))
-    tensors, steps = match.state_dict
+    tensors = match.state_dict.tensors
+    steps = match.state_dict.steps
     facts = [*steps, f"{len(tensors)} tensors"]
     class_name = None
     if module is not None:  # `run` does not look at a config.json then

@@ -120,6 +120,7 @@ def load_model(
             name: repr(value) for name, value in options.model_args.items()
         }
     scores, categories = _classes(module)
+    categories = categories or loaded.classes
     # random weights know no classes
     if not categories and source.get("weights") != "none":
         categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
@@ -279,7 +280,8 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
     elif any(
         o.startswith(("transformers.", "featviz.models.huggingface.")) for o in origins
     ):
-        scores = "logits" if "ForImageClassification" in name else None
+        is_classifier = re.search("For(Image|Video)Classification", name)
+        scores = "logits" if is_classifier else None
         labels = getattr(getattr(module, "config", None), "id2label", None)
     else:
         # num_classes is 0 where timm leaves out the classifier
@@ -347,7 +349,8 @@ def _load_file(options: ModelOptions) -> Loaded:
         return _load_recognised(path, content, state_dict, options)
     train_args = content.get("train_args") if isinstance(content, Mapping) else None
     record = {**record, "taken": list(state_dict.steps)}
-    return Loaded(module, record, from_ultralytics(module, train_args))
+    chain = from_ultralytics(module, train_args)
+    return Loaded(module, record, chain, classes=state_dict.classes)
 
 
 def _configured_arch(path: Path, file_format: str) -> str | None:
@@ -394,13 +397,20 @@ def _load_recognised(
     module, entry = build_torchvision(
         name, None, options.seed, {**match.arguments, **options.model_args}
     )
-    tensors, steps = match.state_dict
+    steps = match.state_dict.steps
     log.info("%s: %s", path.name, "; ".join((*steps, match.description)))
+    message = f"{path.name} does not fit {name}"
     loaded = weights.put_into(
-        module, tensors, f"{path.name} does not fit {name}", options.partial
+        module, match.state_dict.tensors, message, options.partial
     )
-    record = {"kind": "file", **weights.record(path), "arch": name, **match.arguments}
-    return Loaded(module, {**record, "taken": [*steps, loaded]}, entry)
+    record = {
+        "kind": "file",
+        **weights.record(path),
+        "arch": name,
+        **match.arguments,
+        "taken": [*steps, loaded],
+    }
+    return Loaded(module, record, entry, classes=state_dict.classes)
 
 
 def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
@@ -455,7 +465,8 @@ def load_torchvision(options: ModelOptions) -> Loaded:
         )
         module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
         record = weights.put_weights(module, state_dict, path, options)
-        return Loaded(module, {**source, **sizes, **record}, entry)
+        record = {**source, **sizes, **record}
+        return Loaded(module, record, entry, classes=state_dict.classes)
     module, entry = build(name, weights_name, options.seed, options.model_args)
     source["weights"] = weights_name
     if weights_name == "none":
@@ -681,7 +692,9 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
             layer = layer[0]
         key = f"{layer}.weight"
         # the last has the fewest prefixes, so its key is the model's own
-        shapes = [tensors[key].shape for tensors, _ in state_dicts if key in tensors]
+        shapes = [
+            read.tensors[key].shape for read in state_dicts if key in read.tensors
+        ]
         if shapes and len(shapes[-1]) > axis and shapes[-1][axis] != default:
             sizes[argument] = int(shapes[-1][axis])
     return sizes
@@ -768,9 +781,11 @@ def load_factory(options: ModelOptions) -> Loaded:
     if options.weights is None and any(True for _ in module.parameters()):
         log.warning("weights as %s makes them; --weights FILE loads yours", name)
     record: dict[str, Any] = {"kind": "factory", "name": name}
+    classes: tuple[str, ...] = ()
     if path is not None:
         state_dict = weights.read_weights(path, options)
         record |= weights.put_weights(module, state_dict, path, options)
+        classes = state_dict.classes
     else:
         record["seed"] = options.seed
     if hparams:
@@ -784,7 +799,7 @@ def load_factory(options: ModelOptions) -> Loaded:
     # where there are none, the sha256 of a file tells its weights from others
     if parameters is not None or path is None:
         record["parameters"] = parameters
-    return Loaded(module, record)
+    return Loaded(module, record, classes=classes)
 
 
 def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:

@@ -82,6 +82,8 @@ class Loaded(NamedTuple):
     entry: Any = None
     """What is known of its preprocessing: torchvision's weights entry, or a Chain."""
     input: Fixed = ANY
+    classes: tuple[str, ...] = ()
+    """Names of the model's classes, where a checkpoint has a list of them."""
 
 
 @dataclass(frozen=True)

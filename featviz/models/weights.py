@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from featviz.errors import FeatvizError, FileError, LoadError
 from featviz.files import npy, open_regular, read_json
 from featviz.models import inert, sources
+from featviz.models.classes import classes_of
 from featviz.models.rebuild import RefusedError, UnbuiltModule, lacks, rebuild
 from featviz.models.requirements import first_line
 from featviz.models.sources import Fixed, importable
@@ -459,6 +460,8 @@ class Weights(NamedTuple):
     tensors: dict[str, Tensor]
     steps: tuple[str, ...] = ()
     """What was done to find them, for people."""
+    classes: tuple[str, ...] = ()
+    """Names of the model's classes, where the checkpoint has a list of them."""
 
 
 class Unwrapped(NamedTuple):
@@ -516,7 +519,7 @@ def unwrap(
             "leave out --ema for the plain ones" if ema else "--key says where they are"
         )
         raise LoadError(f"{name} holds no {missing}{under}: {_describe(content)}", hint)
-    weights = Weights(tensors, tuple(steps))
+    weights = Weights(tensors, tuple(steps), classes_of(content))
     if prefix:
         weights = _without(weights, prefix)
     module = inner if isinstance(inner, (nn.Module, UnbuiltModule)) else None
@@ -647,7 +650,7 @@ def _without(weights: Weights, prefix: str) -> Weights:
     step = f"stripped {prefix!r}"
     if len(kept) < len(weights.tensors):
         step += f", leaving {len(weights.tensors) - len(kept)} others out"
-    return Weights(kept, (*weights.steps, step))
+    return weights._replace(tensors=kept, steps=(*weights.steps, step))
 
 
 def stripped_variants(weights: Weights) -> list[Weights]:
@@ -660,14 +663,16 @@ def stripped_variants(weights: Weights) -> list[Weights]:
         variants.append(_without(variants[-1], prefix))
         prefix = _common_prefix(variants[-1])
     for wrapper in _WRAPPERS:
-        for tensors, steps in [*variants]:
+        for variant in [*variants]:
+            tensors = variant.tensors
             wrappers = {text for name in tensors for text in wrapper.findall(name)}
             renamed = {
                 wrapper.sub("", name): tensor for name, tensor in tensors.items()
             }
             if wrappers and len(renamed) == len(tensors):  # else two names became one
                 step = f"took {', '.join(map(repr, sorted(wrappers)))} out of names"
-                variants.append(Weights(renamed, (*steps, step)))
+                steps = (*variant.steps, step)
+                variants.append(variant._replace(tensors=renamed, steps=steps))
     return variants
 
 

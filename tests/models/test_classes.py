@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import DIGITS, DIGITS_MODEL, Run
 
 import featviz as fv
@@ -61,3 +62,42 @@ def test_a_missing_file_is_a_usage_error(featviz: Run) -> None:
     done = featviz("cam", DIGITS_MODEL, DIGITS / "00-5.png", "--classes", "nowhere.txt")
     assert done.code == 2
     assert "nowhere.txt" in done.err
+
+
+CHECKPOINTS = {
+    "names": NAMES,
+    "classes": NAMES,
+    "class_names": tuple(NAMES),
+    "idx_to_class": dict(enumerate(NAMES)),
+    "class_to_idx": {name: number for number, name in enumerate(NAMES)},
+}
+
+
+@pytest.mark.parametrize("key", CHECKPOINTS)
+def test_a_checkpoint_may_have_names_of_its_own(key: str, tmp_path: Path) -> None:
+    """Beside its weights, under each usual key; they are read without --trust."""
+    content = torch.load(DIGITS_MODEL, weights_only=False)
+    state = content if isinstance(content, dict) else content.state_dict()
+    torch.save({"state_dict": state, key: CHECKPOINTS[key]}, tmp_path / "net.pth")
+    torch.save(content, tmp_path / "whole.pth")
+    factory = tmp_path / "net.py"
+    factory.write_text(
+        "import torch\n\n\ndef make():\n    return torch.load("
+        f"{str(tmp_path / 'whole.pth')!r}, weights_only=False)\n"
+    )
+    found = fv.cam(
+        tmp_path / "net.pth", DIGITS / "00-5.png", "class:three", arch=f"{factory}:make"
+    ).images[0]
+    assert found.prediction[0].name == "five"
+    assert found.target == "three"
+
+
+@pytest.mark.parametrize("value", [10, [0, 1, 2], {"a": "b"}, None, ["one"]])
+def test_what_is_no_list_of_names_names_nothing(value: object, tmp_path: Path) -> None:
+    """A number of classes, mere numbers, a mapping without numbers, or too few names."""
+    torch.save(
+        {"model": torch.load(DIGITS_MODEL, weights_only=False), "classes": value},
+        tmp_path / "net.pth",
+    )
+    found = fv.cam(tmp_path / "net.pth", DIGITS / "00-5.png").images[0]
+    assert found.prediction[0].name is None

@@ -96,7 +96,7 @@ def test_a_part_may_be_named_module_beside_a_compiled_one() -> None:
     """Both readings are tried: of DataParallel, and of a name of the model's own."""
     weight = torch.ones(1)
     given = {"stem._orig_mod.weight": weight, "block.module.weight": weight}
-    forms = [{*tensors} for tensors, _ in stripped_variants(Weights(given))]
+    forms = [{*tensors} for tensors, *_ in stripped_variants(Weights(given))]
     assert {"stem.weight", "block.module.weight"} in forms
     assert {"stem.weight", "block.weight"} in forms
 

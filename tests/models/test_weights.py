@@ -69,7 +69,7 @@ def test_weights_are_found_however_they_are_wrapped(
     forms = stripped_variants(unwrap(WRAPPINGS[wrapping](dict(small.state_dict())))[0])
     names = {name for name in small.state_dict() if "num_batches" not in name}
     assert any(
-        {n for n in tensors if "num_batches" not in n} == names for tensors, _ in forms
+        {n for n in tensors if "num_batches" not in n} == names for tensors, *_ in forms
     )
 
 
@@ -132,7 +132,7 @@ def test_key_and_strip_prefix_are_obeyed() -> None:
         "nets": {"G": {"gen.w": torch.ones(1), "x": torch.ones(2)}},
         "a.b": {"v": torch.ones(3)},
     }
-    (tensors, steps), _ = unwrap(content, key="nets.G", prefix="gen.")
+    (tensors, steps, _), _ = unwrap(content, key="nets.G", prefix="gen.")
     assert list(tensors) == ["w"]
     assert steps == ("took 'nets.G'", "stripped 'gen.', leaving 1 others out")
     assert list(unwrap(content, key="a.b")[0][0]) == ["v"]
@@ -160,7 +160,7 @@ def test_counters_of_a_profiler_are_left_out() -> None:
         "a.total_ops": torch.ones(1),
         "total_params": torch.ones(1),
     }
-    tensors, steps = unwrap(content).weights
+    tensors, steps, _ = unwrap(content).weights
     assert [*tensors] == ["a.w"] and steps == ("left out 2 counters of a profiler",)
 
 
