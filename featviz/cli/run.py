@@ -227,6 +227,7 @@ def _as_json(result: ImageResult) -> dict[str, Any]:
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
         "prediction": [asdict(score) for score in result.outcome.prediction],
+        "detections": [asdict(box) for box in result.outcome.detections],
     }
     if result.outcome.intervened:
         line["effect"] = result.outcome.effect

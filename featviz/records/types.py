@@ -299,7 +299,8 @@ class Detection:
     """A box of a detector."""
 
     box: tuple[float, float, float, float]
-    """Left, top, right and bottom in pixels of the model's input."""
+    """Left, top, right and bottom in pixels of the model's input; in results and
+    manifests, of the file's image."""
     index: int
     """Of the class."""
     name: str | None

@@ -182,7 +182,10 @@ class Drawing:
             pictures=len(manifest.captures),
             skipped=tuple(manifest.skipped),
             never_ran=tuple(manifest.never_ran),
-            outcome=Outcome(tuple(manifest.prediction)),
+            outcome=Outcome(
+                prediction=tuple(manifest.prediction),
+                detections=tuple(manifest.detections),
+            ),
             kept=True,
         )
 
@@ -194,6 +197,14 @@ class Drawing:
         writer = ImageWriter(self, sample, image)
         try:
             outcome, recorder = self.show_model(image.args, writer.hints, writer.take)
+            # The boxes are all that a run keeps of a detection or a segmentation: the
+            # masks of regions would go from worker processes to this one.
+            outcome = replace(
+                outcome,
+                detections=image.in_file(outcome.detections),
+                regions=None,
+                focus=None,
+            )
             result = ImageResult(
                 name=sample.name,
                 folder=writer.folder.name,
@@ -398,8 +409,13 @@ class ImageWriter:
             },
             "fingerprint": self.run.fingerprint,
         }
+        if self.image.preprocess.frames_first:
+            manifest["input"]["frames"] = self.image.preprocess.frames
         if outcome.prediction:
             manifest["prediction"] = [asdict(guess) for guess in outcome.prediction]
+        if outcome.detections:
+            manifest["detections"] = [asdict(box) for box in outcome.detections]
+            manifest["input"]["window"] = list(self.image.placement)
         if plan.backward:
             manifest["target"] = {
                 "of": plan.target.text,

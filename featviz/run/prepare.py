@@ -86,13 +86,19 @@ class ModelInput:
             backgrounds.append(np.repeat(pixels, 3, axis=2) if is_grey else pixels)
         return backgrounds
 
+    @property
+    def placement(self) -> Window:
+        """Where all of the file's image lies in the input, in pixels; beyond the edges
+        of the input where it was cropped."""
+        height, width = self.args[0].shape[-2:]
+        if self.preprocess.transform is not None:
+            return Window(0, 0, height, width)
+        return self.preprocess.chain.placed(self.images[0].size, (height, width))
+
     def in_file(self, detections: Sequence[Detection]) -> tuple[Detection, ...]:
         """Boxes in pixels of the file's image, and not beyond its edges."""
-        height, width = self.args[0].shape[-2:]
         size = self.images[0].size
-        window = Window(0, 0, height, width)
-        if self.preprocess.transform is None:
-            window = self.preprocess.chain.placed(size, (height, width))
+        window = self.placement
         placed = []
         for detection in detections:
             x0, y0, x1, y1 = detection.box

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from featviz.errors import StoreError
-from featviz.records import STAT_COLUMNS, ClassScore, Floats, Outcome, Skip
+from featviz.records import STAT_COLUMNS, ClassScore, Detection, Floats, Outcome, Skip
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Capture
@@ -221,6 +221,12 @@ class ImageResult:
     def prediction(self) -> tuple[ClassScore, ...]:
         """The likeliest classes, where the model is a classifier."""
         return self.outcome.prediction
+
+    @property
+    def detections(self) -> tuple[Detection, ...]:
+        """The boxes of a detector in pixels of the file's image, as `box:N` numbers
+        them."""
+        return self.outcome.detections
 
     @property
     def failure(self) -> StoreError | None:

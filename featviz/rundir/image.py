@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from featviz.records import (
     Bytes,
     CaptureKey,
     ClassScore,
+    Detection,
     Floats,
     PictureFormat,
     Skip,
@@ -88,6 +89,11 @@ class Input:
     ]
     """[1, C, H, W], or several of these."""
     preprocessing: Text
+    frames: Count | None = None
+    """Of a clip [1, T, C, H, W]; other clips are [1, C, T, H, W]."""
+    window: Annotated[list[int], Meta(min_length=4, max_length=4)] | None = None
+    """Top, left, height and width of the whole image in the input, in pixels, where
+    there are detections; beyond the edges of the input where it was cropped."""
 
     @property
     def shapes(self) -> list[list[int]]:
@@ -103,7 +109,7 @@ class Input:
             len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes
         ):
             return None
-        frames = [math.prod(shape[2:-2]) for shape in self.shapes]
+        frames = [self.frames or math.prod(shape[2:-2]) for shape in self.shapes]
         width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))
         return width, max(shape[-2] for shape in self.shapes)
 
@@ -115,6 +121,15 @@ class TargetFields:
     of: Text | None
     value: float | None
     grad_rule: Text
+
+
+class InputBox(NamedTuple):
+    """A box in input.png, in pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +154,34 @@ class Manifest:
     files: list[FileSum]
     fingerprint: Text | None = None
     prediction: list[ClassScore] = field(default_factory=list)
+    detections: list[Detection] = field(default_factory=list)
+    """In pixels of the file's image."""
     target: TargetFields | None = None
     interventions: list[dict[Text, Text]] = field(default_factory=list)
     """The kind of each, and what it changes."""
+
+    @property
+    def boxes(self) -> list[InputBox]:
+        """The boxes of the detections in input.png; none where it is unknown where the
+        image lies in it."""
+        size = self.image.size
+        if self.input.window is None or size is None:
+            return []
+        top, left, height, width = self.input.window
+        across = width / size["width"]
+        down = height / size["height"]
+        boxes = []
+        for detection in self.detections:
+            x0, y0, x1, y1 = detection.box
+            boxes.append(
+                InputBox(
+                    left=left + x0 * across,
+                    top=top + y0 * down,
+                    width=(x1 - x0) * across,
+                    height=(y1 - y0) * down,
+                )
+            )
+        return boxes
 
     @property
     def named(self) -> list[str]:
