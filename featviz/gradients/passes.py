@@ -16,7 +16,8 @@ from torch import Tensor
 
 from featviz.errors import LayoutError, UsageError
 from featviz.gradients import families, interventions, targets
-from featviz.gradients.families import NothingFoundError, Reading
+from featviz.gradients.answers import NothingFoundError
+from featviz.gradients.families import Reading
 from featviz.gradients.interventions import Intervention
 from featviz.gradients.targets import Target, TargetValue, output_at
 from featviz.hooks import selectors
@@ -128,9 +129,18 @@ def watched(
     if plan.backward and plan.target_layer is not None:
         changed.add(plan.target_layer)
     changes = [(layer, partial(hooks.change, layer)) for layer in changed]
-    with recording(
-        model.module, layers, plan.options.capture, changes=changes
-    ) as hooks.recorder:
+    # weak boxes are of use where the target may be one
+    of_output = plan.target.layer is None and not plan.target.keys
+    candidates = (
+        families.weak_boxes_too(model.module)
+        if plan.backward and of_output
+        else nullcontext()
+    )
+    capture = plan.options.capture
+    with (
+        candidates as hooks.threshold,
+        recording(model.module, layers, capture, changes=changes) as hooks.recorder,
+    ):
         yield hooks
 
 
@@ -152,6 +162,8 @@ class Watched:
     recorder: Recorder = field(init=False)
     reading: Reading | None = None
     """The last output, where the model is of a family of its own."""
+    threshold: float | None = None
+    """Of a detector of torchvision that returns boxes below it, too; else None."""
     _book: HintBook | None = None
     """Of the input under way; None where nothing is changed."""
     _noise: torch.Generator = field(default_factory=torch.Generator)
@@ -276,7 +288,7 @@ class Watched:
         for arg in inputs:  # indices and masks can have no gradient
             arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
         output = forward(model.module, [arg.clone() for arg in inputs], self.recorder)
-        self.reading = families.read(model, output, args[0])
+        self.reading = families.read(model, output, args[0], self.threshold)
         value = None if self.reading is None else self.reading.value(target)
         if value is None:
             of_target = output if target.layer is None else self._target_output(book)

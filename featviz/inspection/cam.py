@@ -31,7 +31,7 @@ from featviz.drawing.sheet import Tile
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients import passes, targets
-from featviz.gradients.families import NothingFoundError
+from featviz.gradients.answers import NothingFoundError
 from featviz.gradients.targets import PAIRED
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
@@ -334,7 +334,7 @@ def default_layers(prepared: Prepared) -> list[Layer]:
     if names:
         return [layer for layer in layers if layer.name in names]
     # layers that give the scores stand at the end, and are none of the maps before them
-    while len(seen.ran) > 1 and seen.channels[seen.ran[-1]] == reading.answer.channels:
+    while len(seen.ran) > 1 and seen.channels[seen.ran[-1]] == reading.score_channels:
         seen.ran.pop()
     last = seen.last()
     if not reading.family.has_bottleneck:

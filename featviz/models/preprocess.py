@@ -281,6 +281,8 @@ class Preprocess:
     """
     frames: int | None = None
     """Of a clip; None for a model of images."""
+    frames_first: bool = False
+    """Whether a clip is [1, T, C, H, W], as transformers' models of videos take it."""
     inputs: int = 1
     """Images that the model takes at once."""
     guessed: bool = field(default=False, compare=False)
@@ -297,7 +299,7 @@ class Preprocess:
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
         """The model's arguments, of `dtype`: [1, C, H, W], or [1, C, T, H, W] for a
-        clip or a volume."""
+        clip or a volume ([1, T, C, H, W] where `frames_first`)."""
         if self.transform is not None:
             image = images[0]
             tensors = self.transform(
@@ -310,7 +312,7 @@ class Preprocess:
                     raise ImageError(
                         "the frames differ in size", "--size HxW brings them to one"
                     )
-                tensors = [torch.stack(tensors, dim=2)]
+                tensors = [torch.stack(tensors, dim=1 if self.frames_first else 2)]
         return [
             tensor.to(self.dtype) if tensor.is_floating_point() else tensor
             for tensor in tensors
@@ -354,6 +356,8 @@ class Preprocess:
         to their largest."""
         pictures: list[Tensor] = []
         for arg in args[:1] if self.transform is not None else args:
+            if self.frames_first:
+                arg = arg.transpose(1, 2)
             values = self._shown_values(arg.float())
             pictures += values.unbind(2) if values.ndim == 5 else [values]
         return pictures
@@ -380,11 +384,10 @@ class Preprocess:
         """Zeros of the shapes that images would have, if of 224 × 224 pixels."""
         if self.transform is not None:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
-        *shape, height, width = self.tensor(self.empty()).shape
-        time = [] if self.frames is None else [self.frames]
-        return [
-            torch.zeros(*shape, *time, height, width, dtype=self.dtype)
-        ] * self.inputs
+        image = torch.zeros_like(self.tensor(self.empty()), dtype=self.dtype)
+        if self.frames is not None:
+            image = torch.stack([image] * self.frames, 1 if self.frames_first else 2)
+        return [image] * self.inputs
 
     def empty(self) -> Image.Image | Raster:
         """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""

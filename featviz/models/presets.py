@@ -63,6 +63,10 @@ def choose_preprocess(
     """
     library = _of_library(module, entry)
     first, takes_clips = first_channels(module)
+    frames = _frames_of_transformers(module)
+    if library is None and fixed is ANY:
+        # a module of the caller's own, which no folder describes
+        fixed = (None, _size_of_transformers(module))
     expected = entry.channels if isinstance(entry, Chain) else fixed[0] or first
     channels = options.input_channels or expected
     guessed = False
@@ -82,7 +86,8 @@ def choose_preprocess(
     size_is_known = bool(options.size or options.crop or base.stride)
     return Preprocess(
         base,
-        frames=(options.frames or _FRAMES) if takes_clips else None,
+        frames=(options.frames or frames or _FRAMES) if takes_clips or frames else None,
+        frames_first=frames is not None,
         inputs=options.images_per_pass or required_arguments(module, further),
         guessed=guessed,
         size_guessed=not size_is_known and (guessed or base.own_size),
@@ -345,6 +350,8 @@ def _trained_size(arguments: Any) -> int | None:
 # transformers
 # ---------------------------------------------------------------------------------
 
+_VIDEO_MODELS = ("videomae", "timesformer", "vivit")
+"""Types of models that take clips as [1, T, C, H, W], of `num_frames` frames."""
 _FILE = "preprocessor_config.json"
 _LARGEST = 4096
 """Number that a file may hold: pixels of a side, mostly."""
@@ -408,6 +415,25 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
         type(side) is int and 0 < side <= _LARGEST for side in (height, width)
     )
     return (height, width) if are_sizes else None
+
+
+def _frames_of_transformers(module: nn.Module) -> int | None:
+    """The frames of a clip that a model of transformers takes; None for others."""
+    config = getattr(module, "config", None)
+    if getattr(config, "model_type", None) not in _VIDEO_MODELS:
+        return None
+    frames = getattr(config, "num_frames", None)
+    return frames if type(frames) is int and 0 < frames <= _LARGEST else None
+
+
+def _size_of_transformers(module: nn.Module) -> HeightWidth | None:
+    """The (height, width) that the configuration of a model of transformers has; None
+    for others."""
+    config = getattr(module, "config", None)
+    to_dict = getattr(config, "to_dict", None)
+    if to_dict is None or not type(module).__module__.startswith("transformers."):
+        return None
+    return image_size(to_dict())
 
 
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:

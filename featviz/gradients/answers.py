@@ -1,0 +1,324 @@
+"""What a model answered, as far as targets are concerned: boxes, regions, or values.
+
+An answer is read from a model's output by the model's family (`gradients.families`). It
+knows which number of the output a target is, and which targets there are. Every such
+number is an element or a sum of what the forward pass made, so that gradients flow back
+from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from featviz.errors import UsageError
+from featviz.gradients.targets import Target, TargetValue, class_index
+from featviz.records import Detection, RegionMap
+from featviz.text import is_number, listed
+
+_BACKGROUNDS = ("background", "__background__")
+_LISTED = 4
+"""Boxes or regions that an error lists."""
+_EXAMPLES = 2
+"""Boxes or regions that a hint offers as targets."""
+
+
+class NothingFoundError(UsageError):
+    """The target is a box or a region, and this image has none; another one may have
+    it."""
+
+
+class Candidate(NamedTuple):
+    """A box that a detector considered, as an object of one class."""
+
+    row: int
+    """Of `Boxes.corners`."""
+    label: int
+    """Index of the class."""
+
+
+@dataclass
+class Boxes:
+    """The candidates of a detector, and which of them it takes for objects."""
+
+    corners: Tensor
+    """Left, top, right and bottom of each candidate in pixels of the input, [N, 4]."""
+    numbers: Tensor
+    """With gradients: the logit, else the score, of each candidate and class, [N, C].
+    """
+    scores: Tensor
+    """Of each candidate and class, 0..1, [N, C]; zero for a class that a library has
+    ruled out."""
+    kept: Sequence[Candidate]
+    """The objects, the most confident one first, as `box:N` counts."""
+    threshold: float | None
+    """The least score of an object; None where the library applies it unseen."""
+    names: Sequence[str] = ()
+    """Of the classes, as far as they are known."""
+
+    def __post_init__(self) -> None:
+        """Leave out boxes that are not finite, which could neither be drawn nor stand
+        in JSON."""
+        finite = self.corners.isfinite().all(dim=1)
+        self.kept = [candidate for candidate in self.kept if finite[candidate.row]]
+
+    @property
+    def detections(self) -> tuple[Detection, ...]:
+        """The objects, numbered as `box:N` counts."""
+        return tuple(self._detection(candidate) for candidate in self.kept)
+
+    @property
+    def examples(self) -> list[str]:
+        """Targets that there are in this image."""
+        texts = [f"box:{number}" for number in range(len(self.kept))][:_EXAMPLES]
+        strongest = self._strongest
+        if strongest is None:
+            return texts
+        detection = self._detection(strongest)
+        if self.kept and detection.name is not None:
+            texts.append(f"box:{detection.name}")
+        return [*texts, f"class:{detection.index}"]
+
+    def value(self, target: Target) -> TargetValue | None:
+        """The number of `box`, `box:N`, `box:NAME` or `class:NAME`; None for other
+        targets.
+
+        Raises:
+            NothingFoundError: no such box in this image.
+        """
+        if target.kind not in ("box", "class"):
+            return None
+        candidate = self._chosen(target)
+        if candidate is None:
+            raise self._nothing_found(target)
+        detection = self._detection(candidate)
+        title = detection.text
+        if candidate not in self.kept and self.threshold is not None:
+            title += f" (below {self.threshold:g}: no box)"
+        return TargetValue(self.numbers[candidate], title, detection)
+
+    def _chosen(self, target: Target) -> Candidate | None:
+        """The candidate that is meant; None where this image has none."""
+        if not target.argument:
+            if self.kept:
+                return self.kept[0]
+            # a picture of the strongest candidate says more than a refusal of the
+            # default
+            return self._strongest if target.is_default else None
+        if target.kind == "box" and is_number(target.argument):
+            number = int(target.argument)
+            return self.kept[number] if number < len(self.kept) else None
+        if not self.scores.numel():
+            return None
+        count = self.scores.shape[1]
+        index = class_index(target, count, self.names, self.examples)
+        if target.kind == "class":
+            row = int(self.scores[:, index].argmax())
+            return Candidate(row, index) if self.scores[row, index] else None
+        for candidate in self.kept:
+            if candidate.label == index:
+                return candidate
+        return None
+
+    @property
+    def _strongest(self) -> Candidate | None:
+        """The most confident candidate; None where there is none."""
+        if self.kept:
+            return self.kept[0]
+        if not self.scores.numel():
+            return None
+        return Candidate(*divmod(int(self.scores.argmax()), self.scores.shape[1]))
+
+    def _detection(self, candidate: Candidate) -> Detection:
+        left, top, right, bottom = self.corners[candidate.row].tolist()
+        index = candidate.label
+        return Detection(
+            box=(left, top, right, bottom),
+            index=index,
+            name=self.names[index] if index < len(self.names) else None,
+            score=float(self.scores[candidate]),
+        )
+
+    def _nothing_found(self, target: Target) -> NothingFoundError:
+        """What there is in place of the box that is meant."""
+        strongest = self._strongest
+        if self.kept:
+            boxes = [detection.text for detection in self.detections]
+            message = (
+                f"there is no such box among {len(boxes)} ({listed(boxes, _LISTED)})"
+            )
+        else:
+            threshold = "" if self.threshold is None else f" of {self.threshold:g}"
+            message = f"there is no box above the threshold{threshold}"
+            if strongest is not None:
+                detection = self._detection(strongest)
+                message += (
+                    f"; the highest score is {detection.score:.2g} ({detection.title})"
+                )
+        hint = "another image, or trained weights"
+        if strongest is not None:
+            hint = f"targets here: {', '.join(self.examples)}"
+        return NothingFoundError(f"target {target.text!r}: {message}", hint)
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The scores of a segmentation, and the class that wins each pixel."""
+
+    scores: Tensor
+    """With gradients: [C, h, w] in the output's own size."""
+    input_size: tuple[int, int]
+    """Height and width, in whose pixels `pixel:X,Y` counts."""
+    names: tuple[str, ...] = ()
+    """Of the classes, as far as they are known."""
+    class_numbers: Tensor | None = None
+    """With gradients: a number for each class [C], in place of its scores' sum over its
+    region."""
+
+    @property
+    def winners(self) -> Tensor:
+        """The class of each pixel, [h, w]; -1 for none, where there is one class alone."""
+        scores = self.scores.detach().float()  # torch compares no float8
+        if len(scores) == 1:
+            return (scores[0] > 0).long() - 1
+        return scores.argmax(dim=0)
+
+    @property
+    def region_map(self) -> RegionMap:
+        """The regions for pictures."""
+        return RegionMap(self.winners.cpu().numpy(), self.names)
+
+    @property
+    def examples(self) -> list[str]:
+        """Targets that there are in this image."""
+        texts = []
+        for index in self.region_map.largest[:_EXAMPLES]:
+            name = self.names[index] if index < len(self.names) else index
+            texts.append(f"class:{name}")
+        return [*texts, _middle(self.input_size)]
+
+    def value(self, target: Target) -> TargetValue | None:
+        """The number of `class:NAME`, of the largest region, or of `pixel:X,Y`; None
+        for others.
+
+        Raises:
+            NothingFoundError: the class wins no pixel of this image.
+        """
+        if target.kind == "pixel":
+            return self._at_pixel(target)
+        if target.kind not in ("class", "top1"):
+            return None
+        regions = self.region_map
+        if target.kind == "class":
+            count = len(self.scores)
+            index = class_index(target, count, self.names, self.examples)
+        else:
+            index = self._default_class(regions)
+        inside = self.winners == index
+        if not inside.any():
+            shares = [regions.title(winner) for winner in regions.largest]
+            message = f"target {target.text!r}: {regions.title(index)} wins no pixel"
+            if shares:
+                message += f"; here are {listed(shares, _LISTED)}"
+            hint = f"targets here: {', '.join(self.examples)}"
+            raise NothingFoundError(message, hint)
+        if self.class_numbers is not None:
+            number = self.class_numbers[index]
+        elif len(self.scores) == 1:
+            # one class has no rival, so that the size of its region is no evidence
+            number = self.scores[0][inside].mean()
+        else:
+            number = self.scores[index][inside].sum()
+        return TargetValue(number, regions.title(index), inside.cpu().numpy())
+
+    def _default_class(self, regions: RegionMap) -> int:
+        """The largest region besides the background."""
+        largest = regions.largest
+        if not largest:
+            return 0  # the one class, which has no pixel
+        first_name = self.names[0].lower() if self.names else _BACKGROUNDS[0]
+        is_background = len(self.scores) > 1 and first_name in _BACKGROUNDS
+        if is_background and largest[0] == 0 and len(largest) > 1:
+            return largest[1]
+        return largest[0]
+
+    def _at_pixel(self, target: Target) -> TargetValue:
+        """The score of the class that wins a pixel, there."""
+        row, column = _position(target, self.input_size, self.winners.shape)
+        index = max(0, int(self.winners[row, column]))
+        inside = torch.zeros_like(self.winners, dtype=torch.bool)
+        inside[row, column] = True
+        title = f"{self.region_map.title(index)} at {target.argument}"
+        return TargetValue(self.scores[index, row, column], title, inside.cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Values:
+    """Numbers that are neither boxes nor regions: depth, heat maps, an embedding."""
+
+    tensor: Tensor
+    """With gradients."""
+    kinds: Sequence[str]
+    """The targets that make sense, the default first."""
+    input_size: tuple[int, int]
+    """Height and width, in whose pixels `pixel:X,Y` counts."""
+
+    @property
+    def examples(self) -> list[str]:
+        """Targets that there are."""
+        texts = {"keypoint": "keypoint:0", "pixel": _middle(self.input_size)}
+        return [texts.get(kind, kind) for kind in self.kinds]
+
+    def value(self, target: Target) -> TargetValue | None:
+        """The number of a reduction, of the strongest peak of heat maps, or at a pixel;
+        None for others."""
+        if target.kind in ("mean", "sum", "norm"):
+            return TargetValue(getattr(self.tensor, target.kind)(), target.text)
+        if target.kind not in self.kinds:
+            return None
+        maps = self.tensor[0] if self.tensor.ndim == 4 else self.tensor
+        if target.kind == "keypoint":
+            return self._peak(target, maps)
+        row, column = _position(target, self.input_size, maps.shape[1:])
+        return TargetValue(maps[0, row, column], target.text)
+
+    def _peak(self, target: Target, maps: Tensor) -> TargetValue:
+        """The highest value of a heat map, by default of the one that has the highest
+        of all."""
+        index = int(maps.detach().flatten(1).amax(dim=1).argmax())
+        if target.argument:
+            index = int(target.argument)
+        if index >= len(maps):
+            message = f": the model has keypoints 0 to {len(maps) - 1}"
+            raise target.error(message, f"targets here: {', '.join(self.examples)}")
+        return TargetValue(maps[index].max(), f"keypoint {index}")
+
+
+Answer: TypeAlias = Boxes | Regions | Values
+
+
+def _middle(input_size: tuple[int, int]) -> str:
+    """The target of the pixel in the middle of the input."""
+    height, width = input_size
+    return f"pixel:{width // 2},{height // 2}"
+
+
+def _position(
+    target: Target, input_size: tuple[int, int], size: Sequence[int]
+) -> tuple[int, int]:
+    """The row and the column of a map that a pixel of the input lies in.
+
+    Args:
+        target: `pixel:X,Y`, in pixels of the input.
+        input_size: height and width of the input.
+        size: height and width of the map.
+    """
+    x, y = map(int, target.argument.split(","))
+    height, width = input_size
+    if x >= width or y >= height:
+        message = f": the input has {width}×{height} pixels"
+        raise target.error(message, f"targets here: {_middle(input_size)}")
+    return y * size[0] // height, x * size[1] // width
