@@ -31,7 +31,7 @@ class NothingFoundError(UsageError):
     it."""
 
 
-class Candidate(NamedTuple):
+class LabelledBox(NamedTuple):
     """A box that a detector considered, as an object of one class."""
 
     row: int
@@ -52,7 +52,7 @@ class Boxes:
     scores: Tensor
     """Of each candidate and class, 0..1, [N, C]; zero for a class that a library has
     ruled out."""
-    kept: Sequence[Candidate]
+    kept: Sequence[LabelledBox]
     """The objects, the most confident one first, as `box:N` counts."""
     threshold: float | None
     """The least score of an object; None where the library applies it unseen."""
@@ -100,7 +100,7 @@ class Boxes:
             title += f" (below {self.threshold:g}: no box)"
         return TargetValue(self.numbers[candidate], title, detection)
 
-    def _chosen(self, target: Target) -> Candidate | None:
+    def _chosen(self, target: Target) -> LabelledBox | None:
         """The candidate that is meant; None where this image has none."""
         if not target.argument:
             if self.kept:
@@ -117,22 +117,22 @@ class Boxes:
         index = class_index(target, count, self.names, self.examples)
         if target.kind == "class":
             row = int(self.scores[:, index].argmax())
-            return Candidate(row, index) if self.scores[row, index] else None
+            return LabelledBox(row, index) if self.scores[row, index] else None
         for candidate in self.kept:
             if candidate.label == index:
                 return candidate
         return None
 
     @property
-    def _strongest(self) -> Candidate | None:
+    def _strongest(self) -> LabelledBox | None:
         """The most confident candidate; None where there is none."""
         if self.kept:
             return self.kept[0]
         if not self.scores.numel():
             return None
-        return Candidate(*divmod(int(self.scores.argmax()), self.scores.shape[1]))
+        return LabelledBox(*divmod(int(self.scores.argmax()), self.scores.shape[1]))
 
-    def _detection(self, candidate: Candidate) -> Detection:
+    def _detection(self, candidate: LabelledBox) -> Detection:
         left, top, right, bottom = self.corners[candidate.row].tolist()
         index = candidate.label
         return Detection(

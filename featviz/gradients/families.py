@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from featviz.gradients import targets
-from featviz.gradients.answers import Answer, Boxes, Candidate, Regions, Values
+from featviz.gradients.answers import Answer, Boxes, LabelledBox, Regions, Values
 from featviz.gradients.targets import Target, TargetValue, output_at
 from featviz.models.load import LoadedModel
 from featviz.models.requirements import import_ultralytics
@@ -119,7 +119,7 @@ def _yolo(output: ModelOutput) -> Boxes:
         corners=_bounds(boxes, y[0, -1].detach()) if is_turned else _corners(boxes),
         numbers=logits["scores"][0].T if "scores" in logits else scores,
         scores=scores.detach(),
-        kept=list(map(Candidate, anchors.long().tolist(), classes)),
+        kept=list(map(LabelledBox, anchors.long().tolist(), classes)),
         threshold=_YOLO_CONFIDENCE,
         names=output.names,
     )
@@ -139,7 +139,7 @@ def _end_to_end(output: ModelOutput, rows: Tensor, logits: Any) -> Boxes:
     kept = []
     for row in rows[:, 4].argsort(descending=True).tolist():
         if rows[row, 4] > _YOLO_CONFIDENCE:
-            kept.append(Candidate(row, int(classes[row])))
+            kept.append(LabelledBox(row, int(classes[row])))
     return Boxes(
         corners=rows[:, :4].detach(),
         numbers=numbers,
@@ -190,7 +190,7 @@ def _torchvision_boxes(output: ModelOutput) -> Boxes:
     kept = []
     for row in scores.argsort(descending=True).tolist():
         if output.threshold is None or scores[row] > output.threshold:
-            kept.append(Candidate(row, int(labels[row])))
+            kept.append(LabelledBox(row, int(labels[row])))
     return Boxes(
         corners=answer["boxes"].detach(),
         numbers=numbers,
@@ -274,7 +274,7 @@ def _detr(output: ModelOutput) -> Boxes:
     kept = []
     for number in ranked.indices[:count].tolist():
         row, index = divmod(number, logits.shape[1])
-        kept.append(Candidate(row, index))
+        kept.append(LabelledBox(row, index))
     return Boxes(
         corners=_corners(output.value["pred_boxes"][0].detach()) * sides,
         numbers=logits,
