@@ -164,15 +164,50 @@ def test_encoders_depth_and_heat_maps_have_defaults(
 
 
 WRONG = {
-    "detector": (RedDetector(), ("top1", "box:2", "box:dog", "class:5", "class:dog", "pixel:3,3",
-                                 "keypoint", "mean", "sum", "norm", "keypoint:1", "box:99")),
-    "regions": (UNet(5), ("box", "box:1", "box:dog", "class:5", "class:dog", "pixel:64,0",
-                          "pixel:0,64", "keypoint", "keypoint:3")),
-    "embedding": (OTHERS["embedding"], ("top1", "class:3", "class:dog", "box", "box:1", "pixel:1,1",
-                                        "keypoint")),
-    "depth": (OTHERS["depth"], ("top1", "class:3", "box", "box:dog", "pixel:64,3", "keypoint")),
-    "heat maps": (OTHERS["heat maps"], ("keypoint:4", "top1", "class:2", "box", "pixel:3,3")),
-}  # fmt: skip
+    "detector": (
+        RedDetector(),
+        (
+            "top1",
+            "box:2",
+            "box:dog",
+            "class:5",
+            "class:dog",
+            "pixel:3,3",
+            "keypoint",
+            "mean",
+            "sum",
+            "norm",
+            "keypoint:1",
+            "box:99",
+        ),
+    ),
+    "regions": (
+        UNet(5),
+        (
+            "box",
+            "box:1",
+            "box:dog",
+            "class:5",
+            "class:dog",
+            "pixel:64,0",
+            "pixel:0,64",
+            "keypoint",
+            "keypoint:3",
+        ),
+    ),
+    "embedding": (
+        OTHERS["embedding"],
+        ("top1", "class:3", "class:dog", "box", "box:1", "pixel:1,1", "keypoint"),
+    ),
+    "depth": (
+        OTHERS["depth"],
+        ("top1", "class:3", "box", "box:dog", "pixel:64,3", "keypoint"),
+    ),
+    "heat maps": (
+        OTHERS["heat maps"],
+        ("keypoint:4", "top1", "class:2", "box", "pixel:3,3"),
+    ),
+}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize(
     ("name", "frozen"),
     [
-        *(("shared", True), ("functional", False), ("in place on the input", False)),
+        ("shared", True),
+        ("functional", False),
+        ("in place on the input", False),
         *(
             pytest.param(name, False, marks=pytest.mark.slow)
             for name in ("views", "tokens")
@@ -102,9 +104,11 @@ def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
     modes = {kind: Image.open(folder / row["file"]).mode for kind, row in rows.items()}
     clipped = "symmetric-percentile"
     assert {kind: (row["normalize"], modes[kind]) for kind, row in rows.items()} == {
-        "output": ("map", "L"), "input": ("map", "L"),
-        "grad": (clipped, "P"), "grad-input": (clipped, "P"),
-    }  # fmt: skip
+        "output": ("map", "L"),
+        "input": ("map", "L"),
+        "grad": (clipped, "P"),
+        "grad-input": (clipped, "P"),
+    }
     low, high = rows["grad"]["range"]
     assert high == -low == pytest.approx(float(gradient.abs().max()))
     drawn(model, tmp_path / "told", layers="0", normalize="map", cmap="grey")
@@ -160,8 +164,10 @@ def test_what_has_no_gradient_is_skipped_with_the_reason(tmp_path: Path) -> None
     assert skipped(tmp_path / "out", "grad") == {
         "lost": "has no gradient: the target does not depend on it, or it was changed in place",
         "index": "has no gradient: it holds torch.int64",
-        "cut": off, "table": off, "given": off,
-    }  # fmt: skip
+        "cut": off,
+        "table": off,
+        "given": off,
+    }
     assert {layer for layer, _ in got} == {"", "conv"}
 
 

@@ -76,13 +76,16 @@ def factors(*numbers: float) -> Tensor:
 CHANGES: list[tuple[dict[str, Any], dict[str, Callable[[Tensor], Tensor]]]] = [
     ({"ablate": ["a:0", "relu:2"]}, {"a": zero(0), "relu": zero(2)}),
     ({"ablate": "Conv2d:1"}, {"a": zero(1), "b": zero(1)}),
-    ({"edit": "fc:channel 0,1*-1e1"}, {"fc": lambda t: t * factors(-10, -10, 1, 1, 1, 1)}),
+    (
+        {"edit": "fc:channel 0,1*-1e1"},
+        {"fc": lambda t: t * factors(-10, -10, 1, 1, 1, 1)},
+    ),
     ({"edit": "relu:clamp=0.1,0.3"}, {"relu": lambda t: t.clamp(0.1, 0.3)}),
     (
         {"edit": ["a:channel 1,2*3", "a:clamp=-1,1"], "ablate": "a:1"},
         {"a": lambda t: (zero(1)(t) * factors(1, 3, 3, 1)[:, None, None]).clamp(-1, 1)},
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "functions"), CHANGES)
@@ -128,9 +131,10 @@ def test_ablated_channels_are_zero_where_they_were_nan(tmp_path: Path) -> None:
 TOKENS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "fc": (Net, 2),
     "encoder.layers.encoder_layer_0.ln_1": (
-        lambda: models.VisionTransformer(16, 8, 1, 2, 8, 8, num_classes=3), 3
+        lambda: models.VisionTransformer(16, 8, 1, 2, 8, 8, num_classes=3),
+        3,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -309,10 +313,13 @@ def odd() -> nn.Module:
         ("ablate", "layer9:1", "no layer matches 'layer9'"),
         ("ablate", "fn:relu:1", "functions cannot be changed, only modules"),
         ("ablate", "two:1", "two gives a tuple, not a tensor"),
-        ("ablate", "many:1", "it is unknown which axis of many [1, 4, 1, 10, 10, 1] counts "
-         "channels"),
+        (
+            "ablate",
+            "many:1",
+            "it is unknown which axis of many [1, 4, 1, 10, 10, 1] counts channels",
+        ),
     ],
-)  # fmt: skip
+)
 def test_interventions_that_cannot_be_made_are_refused(
     kind: str, text: str, words: str, tmp_path: Path
 ) -> None:

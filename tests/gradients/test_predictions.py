@@ -19,8 +19,15 @@ def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Run) -> None:
     model = torch.load(DIGITS_MODEL, weights_only=False).eval()
     files = sorted(DIGITS.iterdir())[:3]
     done = featviz(
-        *("run", DIGITS_MODEL, *files, "--layers", "Linear"),
-        *("--out", tmp_path / "out", "--json", "-v"),
+        "run",
+        DIGITS_MODEL,
+        *files,
+        "--layers",
+        "Linear",
+        "--out",
+        tmp_path / "out",
+        "--json",
+        "-v",
     )
     lines = [json.loads(line) for line in done.out.splitlines()]
     for file, line in zip(files, lines, strict=True):

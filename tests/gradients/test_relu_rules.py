@@ -48,20 +48,24 @@ def by_hand(model: Rectified, image: Tensor, weights: Tensor, rule: str) -> Tens
     at_relu = torch.nn.grad.conv2d_input(list(a.shape), model.b.weight, at_b)
     at_a = passing[rule](a, at_relu)
     at_image = torch.nn.grad.conv2d_input(list(image.shape), model.a.weight, at_a)
-    return {("b", "grad"): at_b, ("b", "grad-input"): at_relu, ("a", "grad"): at_a,
-            ("a", "grad-input"): at_image}  # fmt: skip
+    return {
+        ("b", "grad"): at_b,
+        ("b", "grad-input"): at_relu,
+        ("a", "grad"): at_a,
+        ("a", "grad-input"): at_image,
+    }
 
 
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [
-        *(
-            ("module in place", "plain"),
-            ("module", "guided"),
-            ("module in place", "deconv"),
-        ),
-        *(("function", "deconv"), ("function in place", "guided")),
-        *(("method", "guided"), ("method in place", "deconv")),
+        ("module in place", "plain"),
+        ("module", "guided"),
+        ("module in place", "deconv"),
+        ("function", "deconv"),
+        ("function in place", "guided"),
+        ("method", "guided"),
+        ("method in place", "deconv"),
     ],
 )
 def test_rules_equal_a_backward_pass_by_hand(

@@ -8,7 +8,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -71,8 +71,15 @@ def gradient(
 ) -> tuple[Tensor, dict[str, Any]]:
     """The gradient at the convolution, and the manifest's word on the target."""
     fv.run(
-        model, SPHERES, "conv", out, capture="grad", target=target, tensors="npy", **inputs(8)
-    )  # fmt: skip
+        model,
+        SPHERES,
+        "conv",
+        out,
+        capture="grad",
+        target=target,
+        tensors="npy",
+        **inputs(8),
+    )
     manifest = read_json(out / "spheres.jpg" / "manifest.json")
     return saved(out / "spheres.jpg")["conv", "grad"], manifest["target"]
 
@@ -128,11 +135,17 @@ def test_names_of_classes() -> None:
     )
     for text, given, hint in (
         ("class:tigercat", scores, "did you mean tiger cat?"),
-        ("class:tabby", torch.zeros(1, 4),
-         "these weights have no names; give its number; targets here: top1, class:0"),
-        ("class:zebra", scores,
-         "the classes are tabby, tiger cat, Egyptian cat; a number is one, too"),
-    ):  # fmt: skip
+        (
+            "class:tabby",
+            torch.zeros(1, 4),
+            "these weights have no names; give its number; targets here: top1, class:0",
+        ),
+        (
+            "class:zebra",
+            scores,
+            "the classes are tabby, tiger cat, Egyptian cat; a number is one, too",
+        ),
+    ):
         with pytest.raises(
             UsageError, match=f"{text}': no class has this name"
         ) as caught:
@@ -141,19 +154,23 @@ def test_names_of_classes() -> None:
 
 
 UNREADABLE = [
-    *(
-        "",
-        "top2",
-        "class",
-        "class:",
-        "sum:3",
-        "mean:",
-        "output",
-        "output:mean",
-        "output[]",
-    ),
-    *("output[a", "output[a]:", "output[a]:max", "layer:", "layer:conv:x", "layer::3"),
-    *("layer:conv:-1", "layer:conv:²"),
+    "",
+    "top2",
+    "class",
+    "class:",
+    "sum:3",
+    "mean:",
+    "output",
+    "output:mean",
+    "output[]",
+    "output[a",
+    "output[a]:",
+    "output[a]:max",
+    "layer:",
+    "layer:conv:x",
+    "layer::3",
+    "layer:conv:-1",
+    "layer:conv:²",
 ]
 
 
@@ -168,36 +185,77 @@ def test_unreadable_targets_are_refused(text: str) -> None:
 
 
 HERE = "targets here: "
-REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
-    (nested, "norm",
-     ": the output is no tensor there; the model gives output[out] [1, 5, 1, 1], "
-     "output[aux][0] [1, 5], output[aux][1][0] [1, 5], output[aux][1][1][0] [1, 5], "
-     "output[whole] [1], output[3][logits] [1, 5]",
-     f"{HERE}'output[out]:norm'"),
-    (nested, "output[whole]:sum", ": it holds torch.int64, and has no gradient", None),
-    (lambda scores: [scores] * 11, "output[11]",
-     ": the output is no tensor there; the model gives "
-     + ", ".join(f"output[{i}] [1, 5]" for i in range(8)) + " and 3 more",
-     f"{HERE}'output[0]:norm'"),
-    (lambda scores: scores.expand(2, 5), "class:3",
-     " needs scores of classes [1, K], not [2, 5]", f"{HERE}norm"),
-    (plain, "class:5", ": there are 5 classes, 0 to 4", f"{HERE}top1, class:0"),
-    (plain, "class:cat", ": no class has this name",
-     f"these weights have no names; give its number; {HERE}top1, class:0"),
-    (plain, "layer:con", ": no layer is called 'con'", "did you mean conv?"),
-    (plain, "layer:conv:4", ": the layer has channels 0 to 3", None),
-    (plain, "layer:two", ": the layer gives output[0] [1, 3, 8, 8], output[1] [1, 3, 8, 8]", None),
-    (plain, "layer:idle", ": the layer does not run", None),
-    (lambda scores: scores.detach(), None, ": no gradient flows back from it",
-     "the model is quantized, or detaches it, or computes it under torch.no_grad"),
-]  # fmt: skip
+
+
+class Refusal(NamedTuple):
+    """A target that a network does not have."""
+
+    network: Callable[[Tensor], Any]
+    target: str | None
+    message: str
+    """What stands behind the target."""
+    hint: str | None
+
+
+REFUSED: list[Refusal] = [
+    Refusal(
+        nested,
+        "norm",
+        ": the output is no tensor there; the model gives output[out] [1, 5, 1, 1], "
+        "output[aux][0] [1, 5], output[aux][1][0] [1, 5], output[aux][1][1][0] [1, 5], "
+        "output[whole] [1], output[3][logits] [1, 5]",
+        f"{HERE}'output[out]:norm'",
+    ),
+    Refusal(
+        nested, "output[whole]:sum", ": it holds torch.int64, and has no gradient", None
+    ),
+    Refusal(
+        lambda scores: [scores] * 11,
+        "output[11]",
+        ": the output is no tensor there; the model gives "
+        + ", ".join(f"output[{i}] [1, 5]" for i in range(8))
+        + " and 3 more",
+        f"{HERE}'output[0]:norm'",
+    ),
+    Refusal(
+        lambda scores: scores.expand(2, 5),
+        "class:3",
+        " needs scores of classes [1, K], not [2, 5]",
+        f"{HERE}norm",
+    ),
+    Refusal(plain, "class:5", ": there are 5 classes, 0 to 4", f"{HERE}top1, class:0"),
+    Refusal(
+        plain,
+        "class:cat",
+        ": no class has this name",
+        f"these weights have no names; give its number; {HERE}top1, class:0",
+    ),
+    Refusal(plain, "layer:con", ": no layer is called 'con'", "did you mean conv?"),
+    Refusal(plain, "layer:conv:4", ": the layer has channels 0 to 3", None),
+    Refusal(
+        plain,
+        "layer:two",
+        ": the layer gives output[0] [1, 3, 8, 8], output[1] [1, 3, 8, 8]",
+        None,
+    ),
+    Refusal(plain, "layer:idle", ": the layer does not run", None),
+    Refusal(
+        lambda scores: scores.detach(),
+        None,
+        ": no gradient flows back from it",
+        "the model is quantized, or detaches it, or computes it under torch.no_grad",
+    ),
+]
 
 
 @pytest.mark.parametrize(("output", "target", "words", "hint"), REFUSED)
 def test_targets_that_do_not_fit_are_refused_before_anything_is_written(
-    output: Callable[[Tensor], Any], target: str | None, words: str, hint: str | None,
+    output: Callable[[Tensor], Any],
+    target: str | None,
+    words: str,
+    hint: str | None,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     """One line that lists what there is; no output folder."""
     with pytest.raises(UsageError) as caught:
         gradient(Heads(output), target, tmp_path / "out")

@@ -111,10 +111,12 @@ def test_the_model_is_as_before_whatever_happens(
         monkeypatch.setattr(sys.modules["featviz.run.draw"], "draw", _broken)
     before = everything_of(model)
     options = {
-        "capture": "output,input,grad,grad-input", "target": "layer:fc:1", "grad_rule": rule,
+        "capture": "output,input,grad,grad-input",
+        "target": "layer:fc:1",
+        "grad_rule": rule,
         "ablate": "conv:1",
         "edit": ["norm:noise=0.1", "given:grad*2", "fc:clamp=-1,1"],
-    }  # fmt: skip
+    }
     expected = FAILURES[fails]
     if expected is None:
         result = fv.run(

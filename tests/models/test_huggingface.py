@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -337,11 +337,19 @@ def test_arrays_are_values_of_0_to_1(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(of_floats, of_bytes, atol=1.1 * level, rtol=0)
 
 
-CHANGED: list[tuple[str, dict[str, Any], Chain]] = [
-    ("detr", {"size": 64}, Chain(64, None, MEAN, STD)),
-    ("sam", {"size": (50, 70), "crop": 40}, Chain((50, 70), 40, MEAN, STD)),
-    ("glpn", {"interpolation": "nearest"}, Chain(interpolation="nearest")),
-    (
+class Wish(NamedTuple):
+    """Options of the input that go before what a folder says."""
+
+    family: str
+    options: dict[str, Any]
+    chain: Chain
+
+
+CHANGED: list[Wish] = [
+    Wish("detr", {"size": 64}, Chain(64, None, MEAN, STD)),
+    Wish("sam", {"size": (50, 70), "crop": 40}, Chain((50, 70), 40, MEAN, STD)),
+    Wish("glpn", {"interpolation": "nearest"}, Chain(interpolation="nearest")),
+    Wish(
         "mobilevit",
         {"mean": (0.1, 0.2, 0.3)},
         Chain(288, (256, 256), (0.1, 0.2, 0.3), (1.0,) * 3, 3, "bicubic", bgr=True),

@@ -170,10 +170,22 @@ def save_arrays(root: Path) -> None:
 
 HUGGING_FACE, ULTRALYTICS = "Hugging Face folders", "Ultralytics"
 ARRAYS = "Images that are no photographs, and models that take more than an image"
-TABLES: dict[str, tuple[int, str, Callable[[Path], None]]] = {
-    HUGGING_FACE: (18, "transformers", save_folders),
-    ULTRALYTICS: (14, "ultralytics", save_checkpoints),
-    ARRAYS: (21, "tifffile", save_arrays),
+
+
+class Table(NamedTuple):
+    """A table of a document."""
+
+    rows: int
+    """It has at least so many."""
+    package: str
+    make: Callable[[Path], None]
+    """Writes the files of its commands."""
+
+
+TABLES: dict[str, Table] = {
+    HUGGING_FACE: Table(18, "transformers", save_folders),
+    ULTRALYTICS: Table(14, "ultralytics", save_checkpoints),
+    ARRAYS: Table(21, "tifffile", save_arrays),
 }
 """How many rows a table has at least, the package that it needs, and what makes its
 things."""
@@ -185,17 +197,17 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
 
     def folder(title: str) -> Path:
-        _, package, make = TABLES[title]
-        pytest.importorskip(package, reason=f"{package} is not installed")
+        table = TABLES[title]
+        pytest.importorskip(table.package, reason=f"{table.package} is not installed")
         if title not in made:
             made[title] = tmp_path_factory.mktemp("things")
-            make(made[title])
+            table.make(made[title])
         return made[title]
 
     return folder
 
 
-ROWS = [row for title, (least, *_) in TABLES.items() for row in rows(title, least)]
+ROWS = [row for title, table in TABLES.items() for row in rows(title, table.rows)]
 
 
 @pytest.mark.parametrize(
