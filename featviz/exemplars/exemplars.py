@@ -128,7 +128,7 @@ def class_names(samples: Sequence[Sample]) -> list[str | None]:
     for sample in samples:
         path = sample.path
         absolute = (
-            PurePosixPath(path.place) if isinstance(path, Url) else path.absolute()
+            PurePosixPath(path.shown_path) if isinstance(path, Url) else path.absolute()
         )
         is_clip = len(sample.paths) > 1
         names.append(absolute.parents[1 if is_clip else 0].name)

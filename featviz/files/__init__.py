@@ -258,6 +258,7 @@ def parse_json(text: str) -> Any:
     """Parse a JSON document; ValueError where it is none, has more than DEEPEST levels,
     or a number that JSON has not (NaN, Infinity) or of more digits than Python
     reads."""
+    # the parser recurses, and ends the process where the stack ends
     depth = 0
     for token in _BRACKETS.finditer(text):
         depth += (token[0] in "[{") - (token[0] in "]}")
@@ -281,6 +282,7 @@ def _errors_named(name: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno, error.strerror, name) from None
     except (OSError, ValueError) as error:
+        # strerror says it in the words of the system
         reason = quoted(str(error)) or type(error).__name__
         if isinstance(error, OSError) and error.strerror:
             reason = _LINK_ERRORS.get(error.errno or 0, error.strerror)
@@ -295,6 +297,7 @@ def misspelt(path: Path) -> Path | None:
     """The file or folder of a like name that a path may mean: `cat.jpg` for `Cta.jpg`."""
     try:
         with os.scandir(path.parent) as entries:
+            # enough of them: a folder may hold millions of files
             names = {
                 entry.name.lower(): entry.name for entry in islice(entries, _MOST_NAMES)
             }
@@ -304,7 +307,9 @@ def misspelt(path: Path) -> Path | None:
     close = difflib.get_close_matches(wanted, names, 1, 0.75)
     close = close or sorted(name for name in names if PurePath(name).stem == wanted)
     near = path.parent / names[close[0]] if wanted and close else path
-    return None if near == path else near
+    if near == path:
+        return None
+    return near
 
 
 def hint_of(path: Path, near: Path | None) -> str:

@@ -50,6 +50,7 @@ def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.nda
         archive: Any = np.load(
             _opened(data), allow_pickle=False, max_header_size=_MAX_HEADER
         )
+        # compressed arrays: what they unpack to is asked before they do
         sizes = [info.file_size for info in archive.zip.infolist()]
         arrays = dict(archive) if sum(sizes) <= max_bytes else None
     if arrays is None:
@@ -63,6 +64,7 @@ def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.nda
 def only(named: dict[str, Any], what: str, remedy: str) -> Any:
     """The one value of a mapping, or the one that is called `image`; FileError where
     there are several, with what they are and a remedy."""
+    # as the documents say, so that a file may hold more than one
     if "image" in named:
         return named["image"]
     if len(named) == 1:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from glob import has_magic
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from featviz.errors import FileError, UsageError
@@ -49,24 +49,24 @@ class Url:
     """A run directory, a file, or a file in an archive; as text without user, password
     and query."""
 
-    whole: str
+    text: str
     """The URL as the user gave it, credentials and all."""
-    at: str | None = None
+    inner_key: str | None = None
+    """The `key` of what was found below that URL; None for the URL itself."""
     member: str | None = None
-    """The file's name in an archive."""
+    """The file's name in an archive; None where it is in none."""
 
     @classmethod
     def of_file(cls, text: str) -> Url:
         """The URL of something to read; UsageError where no store can be asked for it."""
         url = cls(text)
         if "::" in text:
-            message = (
+            raise UsageError(
                 f"{quoted(str(url))!r} chains protocols, and featviz reads stores"
-                " directly"
+                " directly",
+                "give the last URL alone; photos.tar::a.jpg is a file in an archive",
             )
-            hint = "give the last URL alone; photos.tar::a.jpg is a file in an archive"
-            raise UsageError(message, hint)
-        return replace(url, at=url.key)
+        return url.at_key(url.key)
 
     @classmethod
     def of_run(cls, text: str) -> Url:
@@ -79,13 +79,19 @@ class Url:
                 "for example s3://bucket/maps, gs://bucket/maps, az://container/maps; "
                 "a folder of this machine is given as its path",
             )
-        return replace(url, at=url.key)
+        return url.at_key(url.key)
+
+    def at_key(self, key: str) -> Url:
+        """Another file or folder of the same store, with the same credentials."""
+        return replace(self, inner_key=key)
 
     @property
     def protocol(self) -> str:
         """`s3` of `S3://bucket/a.jpg`."""
-        match = _URL.match(self.whole)
-        return match[1].lower() if match else ""
+        match = _URL.match(self.text)
+        if match:
+            return match[1].lower()
+        return ""
 
     @property
     def is_web(self) -> bool:
@@ -94,32 +100,32 @@ class Url:
 
     @property
     def key(self) -> str:
-        """What fsspec calls the place in its store: `bucket/maps`, or the URL of a web
-        server."""
-        if self.at is not None:
-            return self.at
-        return str(_class_for(self.protocol)._strip_protocol(self.whole))
+        """What fsspec calls it in its store: `bucket/maps`, or the URL of a web server."""
+        if self.inner_key is not None:
+            return self.inner_key
+        return str(_class_for(self.protocol)._strip_protocol(self.text))
 
     @property
-    def place(self) -> str:
-        """`bucket/photos/a.jpg`: without protocol, user, password, and the query of a
-        URL."""
-        path = _URL.sub("", self.whole if self.at is None else self.at, count=1).lstrip(
-            "/"
-        )
+    def shown_path(self) -> str:
+        """What messages and names say of it: `bucket/photos/a.jpg`, or `host/a.tar::b.jpg`
+        of a file in an archive; without protocol, user, password and query."""
+        path = self.text if self.inner_key is None else self.inner_key
+        path = _URL.sub("", path, count=1).lstrip("/")
         if self.is_web:
             path = unquote(re.split("[?#]", path, maxsplit=1)[0])
+        # of a URL with `user:password@host`
         host, slash, rest = path.partition("/")
-        inside = "" if self.member is None else f"::{self.member}"
-        return f"{host.rpartition('@')[2]}{slash}{rest}{inside}"
+        host = host.rpartition("@")[2]
+        suffix = "" if self.member is None else f"::{self.member}"
+        return f"{host}{slash}{rest}{suffix}"
 
     @property
     def name(self) -> str:
-        """The last part of the place: `a.jpg`."""
-        return self.place.rstrip("/").rpartition("/")[2].rpartition("::")[2]
+        """The name of the file or folder: `a.jpg`."""
+        return self.shown_path.rstrip("/").rpartition("/")[2].rpartition("::")[2]
 
     def __str__(self) -> str:
-        return f"{self.protocol}://{self.place}"
+        return f"{self.protocol}://{self.shown_path}"
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
@@ -127,7 +133,7 @@ class Url:
     def without_secrets(self, text: str) -> str:
         """A text in which neither user nor password of this or of another URL stands as
         a word."""
-        secret = _SECRET.search(self.whole)
+        secret = _SECRET.search(self.text)
         if secret is None:
             return scrubbed(text)
         # a library quotes them as they stand in the URL (`p%40ss`), or as it sends them
@@ -144,7 +150,7 @@ class Url:
     def filesystem(self) -> Any:
         """fsspec's filesystem of the store, one for all threads; what it raises is its
         own."""
-        options = _class_for(self.protocol)._get_kwargs_from_urls(self.whole)
+        options = _class_for(self.protocol)._get_kwargs_from_urls(self.text)
         try:
             return _connected(
                 self.protocol, tuple(sorted(options.items())), os.getpid()
@@ -153,10 +159,7 @@ class Url:
         except Exception as error:
             reason = quoted(self.without_secrets(str(error)))
             message = f"{quoted(str(self))} cannot be reached: {reason}"
-            hint = (
-                "the options come from the URL and from fsspec's configuration"
-                " (FSSPEC_...)"
-            )
+            hint = "options come from the URL and fsspec's configuration (FSSPEC_...)"
             raise UsageError(message, hint) from error
 
 
@@ -238,6 +241,7 @@ def _failure_text(url: Url, error: Exception) -> str:
     """What a message says of an exception of a store's library, without credentials."""
     if lacks_rights(error):
         return "the store refuses access: are the credentials there?"
+    # each library has a class of its own for it
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return "the store did not answer in time"
     status = _status(error)
@@ -261,7 +265,9 @@ def _status(error: BaseException | None) -> int:
     """The status of an answer over HTTP that was an error; 0 for other errors."""
     response = getattr(error, "response", None)
     status = getattr(error, "status", None) or getattr(response, "status_code", None)
-    return status if isinstance(status, int) else 0
+    if isinstance(status, int):
+        return status
+    return 0
 
 
 # Files in stores: what the store does not give, or refuses, is a FileError without
@@ -277,10 +283,22 @@ def read(url: Url, most: int) -> bytes:
 
 
 def copy(url: Url, target: BinaryIO, limit: int) -> None:
-    """Copy a file of at most `limit` bytes; for `tried` and `asked`, since it raises
-    whatever the library of the store raises."""
-    # of a web server as it comes, unasked for its size
-    options = {"block_size": 0, "size": 1} if url.is_web else {}
+    """Copy a file, piece by piece; for `tried` and `asked`, since it raises whatever the
+    library of the store raises.
+
+    Args:
+        url: The file.
+        target: Where it is written; of a larger file the beginning is there, too.
+        limit: Bytes that it may have.
+
+    Raises:
+        FileError: Where it has more.
+    """
+    options: dict[str, Any] = {}
+    if url.is_web:
+        # A file of which fsspec knows no size is read as a stream. Without these it would
+        # ask for the size first, which many servers do not tell.
+        options = {"block_size": 0, "size": 1}
     size = 0
     with url.filesystem().open(url.key, "rb", **options) as file:
         while piece := file.read(_PIECE):
@@ -306,31 +324,47 @@ def open_parts(url: Url) -> Any:
     return file
 
 
-def below(folder: Url, pattern: str = "**") -> Iterator[tuple[str, Url]]:
-    """The files below a folder whose relative names match a glob, with these names,
-    sorted as on disk. What a listing names outside of the folder is left out."""
+class RemoteFile(NamedTuple):
+    """A file that was found in a store."""
+
+    name: str
+    """Relative to the folder that was searched, with forward slashes."""
+    url: Url
+
+
+def files_below(folder: Url, pattern: str = "**") -> Iterator[RemoteFile]:
+    """The files of a store's folder and of all folders in it, sorted as on disk.
+
+    Args:
+        folder: The folder.
+        pattern: A glob for the relative names: `*` within a folder, `**` across folders.
+
+    Raises:
+        FileError: Where the store does not answer, refuses, or has no such folder.
+    """
     from fsspec.utils import glob_translate
 
     is_match = re.compile(glob_translate(pattern)).match
     key = folder.key.rstrip("/")
     base = f"{key}/"
-    paths = asked(folder, lambda: folder.filesystem().find(key))
-    path_of = {path.removeprefix(base): path for path in paths if path.startswith(base)}
-    for name in sorted(path_of, key=lambda name: name.split("/")):
+    keys = asked(folder, lambda: folder.filesystem().find(key))
+    names = [key.removeprefix(base) for key in keys if key.startswith(base)]
+    for name in sorted(names, key=lambda name: name.split("/")):
         # an object's key may hold `..`, and the name becomes a path below --out
         leaves_folder = not set(name.split("/")).isdisjoint({"", ".", ".."})
         if is_match(name) and not leaves_folder:
-            yield name, replace(folder, at=path_of[name])
+            yield RemoteFile(name, folder.at_key(base + name))
 
 
-def matching(pattern: Url) -> Iterator[tuple[str, Url]]:
+def matching(pattern: Url) -> Iterator[RemoteFile]:
     """The files that a glob matches, with their names below the part of it without
     wildcards."""
-    names = pattern.key.split("/")
-    fixed = 0
-    while not has_magic(names[fixed]):
-        fixed += 1
-    return below(replace(pattern, at="/".join(names[:fixed])), "/".join(names[fixed:]))
+    parts = pattern.key.split("/")
+    count = 0  # of parts without wildcards
+    while not has_magic(parts[count]):
+        count += 1
+    folder = pattern.at_key("/".join(parts[:count]))
+    return files_below(folder, "/".join(parts[count:]))
 
 
 def asked(url: Url, task: Callable[[], T]) -> T:

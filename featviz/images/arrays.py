@@ -11,6 +11,7 @@ import struct
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ _MAX_FRAME_BYTES = 2**30
 _INSTALL = "pip install 'featviz[tiff]'"
 
 
-class Wanted(NamedTuple):
+class ExpectedImage(NamedTuple):
     """What a model takes."""
 
     channels: int
@@ -53,116 +54,132 @@ class Wanted(NamedTuple):
         channels = self.channels
         if self.volume:
             with_channels = f"[{channels}, D, H, W]"
-            return f"{with_channels} or [D, H, W]" if channels == 1 else with_channels
+            if channels == 1:
+                return f"{with_channels} or [D, H, W]"
+            return with_channels
         with_channels = f"[H, W, {channels}] or [{channels}, H, W]"
-        return f"[H, W], {with_channels}" if channels in (1, 3) else with_channels
+        if channels in (1, 3):
+            return f"[H, W], {with_channels}"
+        return with_channels
 
 
-def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
+def to_image(array: np.ndarray, expected: ExpectedImage) -> Image.Image | Raster:
     """An array as the model takes it.
+
+    Args:
+        array: Numbers of any type, as a file holds them. The axis of channels is the
+            first or the last.
+        expected: What the model takes.
 
     Returns:
         8 bits of grey or RGB as a picture; other unsigned integers of 8 and 16 bits
-        scaled to 0..1, all others as they are. The axis of channels is the first or the
-        last.
+        scaled to 0..1, all others as they are.
+
+    Raises:
+        ImageError: Where the array is no image, or none for this model.
     """
-    _check_array(array, wanted)
-    if wanted.raw:
+    _check_array(array, expected)
+    if expected.raw:
         return Raster(array, f"{array.dtype} as it is")
-    values = _channels_first(array, wanted)
-    if (
-        values.dtype == np.uint8
-        and not wanted.volume
-        and {len(values), wanted.channels} <= {1, 3}
-    ):
+    values = _channels_first(array, expected)
+    is_8_bits = values.dtype == np.uint8 and not expected.volume
+    if is_8_bits and {len(values), expected.channels} <= {1, 3}:
         pixels = values[0] if len(values) == 1 else values.transpose(1, 2, 0)
         return Image.fromarray(np.ascontiguousarray(pixels))
-    if len(values) != wanted.channels:
-        values = np.repeat(values, wanted.channels, axis=0)
+    if len(values) != expected.channels:  # grey, for a model of RGB
+        values = np.repeat(values, expected.channels, axis=0)
+    raster = _scaled(values)
+    if not expected.volume:
+        return raster
+    description = f"volume of {values.shape[1]} slices, {raster.description}"
+    return replace(raster, description=description)
+
+
+def _scaled(values: np.ndarray) -> Raster:
+    """Unsigned integers of 8 and 16 bits as 0..1, all others as they are, in float32."""
     dtype = values.dtype
-    narrow_range = None
-    if dtype.kind == "u" and dtype.itemsize <= 2:
-        largest = np.iinfo(dtype).max
-        scaled = values.astype(np.float32) / np.float32(largest)
-        words = f"{dtype} / {largest}"
-        low, high = int(values.min()), int(values.max())
-        if dtype.itemsize == 2 and 0 < high - low < largest * _NARROW:
-            narrow_range = low, high
-    else:
+    # of signed integers and floats nobody knows which range they fill
+    if dtype.kind != "u" or dtype.itemsize > 2:
         with np.errstate(over="ignore"):
-            scaled = values.astype(np.float32)
-        words = f"{dtype} values as they are"
-        if not np.isfinite(scaled).all():
+            numbers = np.ascontiguousarray(values.astype(np.float32))
+        if not np.isfinite(numbers).all():
             raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
-    if wanted.volume:
-        words = f"volume of {values.shape[1]} slices, {words}"
-    return Raster(np.ascontiguousarray(scaled), words, narrow_range)
+        return Raster(numbers, f"{dtype} values as they are")
+    largest = np.iinfo(dtype).max
+    scaled = values.astype(np.float32) / np.float32(largest)
+    narrow_range = None
+    low, high = int(values.min()), int(values.max())
+    if dtype.itemsize == 2 and 0 < high - low < largest * _NARROW:
+        narrow_range = low, high
+    description = f"{dtype} / {largest}"
+    return Raster(np.ascontiguousarray(scaled), description, narrow_range)
 
 
-def _check_array(array: np.ndarray, wanted: Wanted) -> None:
+def _check_array(array: np.ndarray, expected: ExpectedImage) -> None:
     """Refuse what holds no values of an image, or too many; ImageError."""
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
-    if array.ndim < (1 if wanted.raw else 2) or not array.size:
-        raise ImageError(
-            f"has the shape {list(array.shape)}, which is none of an image", None
-        )
+    if array.ndim < (1 if expected.raw else 2) or not array.size:
+        shape = list(array.shape)
+        raise ImageError(f"has the shape {shape}, which is none of an image", None)
+    # each becomes a float32, and the model makes more of them
     if array.size > MAX_VALUES:
-        raise ImageError(
-            f"has {array.size:,} values, more than the {MAX_VALUES:,} of any image"
-        )
+        allowed = f"more than the {MAX_VALUES:,} of any image"
+        raise ImageError(f"has {array.size:,} values, {allowed}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
 
 
-def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
+def _channels_first(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
     """The array as [C, H, W], or [C, D, H, W] for a volume."""
     shape = array.shape
-    axes = 4 if wanted.volume else 3
+    axes = 4 if expected.volume else 3
     if array.ndim == axes + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
         array = array[0]
     elif array.ndim == axes - 1:
         array = array[None]
-    elif array.ndim == axes and not wanted.volume:
-        return _moved_to_the_front(array, wanted)
-    if array.ndim != axes or not _fits(len(array), array, wanted):
-        raise _no_fit(shape, wanted)
+    elif array.ndim == axes and not expected.volume:
+        return _moved_to_the_front(array, expected)
+    if array.ndim != axes or not _fits(len(array), array, expected):
+        raise _no_fit(shape, expected)
     return array
 
 
-def _moved_to_the_front(array: np.ndarray, wanted: Wanted) -> np.ndarray:
+def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
     """An array [C, H, W] or [H, W, C] with its channels first; ImageError where both
     axes fit, or none does."""
-    is_first = _fits(array.shape[0], array, wanted)
-    is_last = _fits(array.shape[-1], array, wanted)
+    is_first = _fits(array.shape[0], array, expected)
+    is_last = _fits(array.shape[-1], array, expected)
     # an exact number tells more than one that can be made to fit
     if is_first == is_last:
-        is_first = array.shape[0] == wanted.channels
-        is_last = array.shape[-1] == wanted.channels
+        is_first = array.shape[0] == expected.channels
+        is_last = array.shape[-1] == expected.channels
     if is_first and is_last:
         message = f"has the shape {list(array.shape)}, of which two axes could be the"
         hint = "save it as [1, C, H, W], with the channels first"
-        raise ImageError(f"{message} {wanted.channels} channels", hint)
+        raise ImageError(f"{message} {expected.channels} channels", hint)
     if not (is_first or is_last):
-        raise _no_fit(array.shape, wanted)
-    return np.moveaxis(array, -1, 0) if is_last else array
+        raise _no_fit(array.shape, expected)
+    if is_last:
+        return np.moveaxis(array, -1, 0)
+    return array
 
 
-def _no_fit(shape: tuple[int, ...], wanted: Wanted) -> ImageError:
-    takes = f"the model takes {counted(wanted.channels, 'channel')}: {wanted.shapes}"
-    hint = (
-        "--input-channels says another number, --transform makes what the model takes"
-    )
+def _no_fit(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
+    channels = counted(expected.channels, "channel")
+    takes = f"the model takes {channels}: {expected.shapes}"
+    other = "--input-channels says another number"
+    hint = f"{other}, --transform makes what the model takes"
     return ImageError(f"has the shape {list(shape)}, and {takes}", hint)
 
 
-def _fits(count: int, array: np.ndarray, wanted: Wanted) -> bool:
+def _fits(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
     """Whether so many channels are what the model takes, or become so: grey is repeated
     as RGB, and a picture of 8 bits is made grey."""
-    if count == wanted.channels or (count, wanted.channels) == (1, 3):
+    if count == expected.channels or (count, expected.channels) == (1, 3):
         return True
-    is_picture = array.dtype == np.uint8 and not wanted.volume
-    return is_picture and (count, wanted.channels) == (3, 1)
+    is_picture = array.dtype == np.uint8 and not expected.volume
+    return is_picture and (count, expected.channels) == (3, 1)
 
 
 def read_tiff(data: bytes) -> np.ndarray:
@@ -179,36 +196,31 @@ def read_tiff(data: bytes) -> np.ndarray:
             page = file.pages.first
             _check_page(page)
             image: np.ndarray = page.asarray(maxworkers=1)
-            return (
-                np.moveaxis(image, 0, -1)
-                if page.axes == "SYX"
-                else np.atleast_3d(image)
-            )
+            if page.axes == "SYX":
+                return np.moveaxis(image, 0, -1)
+            return np.atleast_3d(image)
     except ImageError:
         raise
     except Exception as error:  # the file decides what is raised
         hint = _INSTALL if "imagecodecs" in str(error) else None
-        raise ImageError(
-            f"is a TIFF that cannot be read: {reason(error)}", hint
-        ) from error
+        message = f"is a TIFF that cannot be read: {reason(error)}"
+        raise ImageError(message, hint) from error
     finally:
         log.disabled = False
 
 
 def _check_page(page: Any) -> None:
     """Refuse a page of a TIFF before its pixels are read; ImageError."""
+    # a stack of pages, or bits that do not fill bytes, would be read as something else
     if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
         message = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
         raise ImageError(message, "8, 16 or 32 bits, the same for all channels")
     if page.samplesperpixel > _MAX_CHANNELS or page.size > MAX_VALUES:
-        size = f"{page.imagewidth}×{page.imagelength}"
-        raise ImageError(
-            f"has {size} pixels of {page.samplesperpixel} channels: too many"
-        )
+        size = f"{page.imagewidth}×{page.imagelength} pixels"
+        raise ImageError(f"has {size} of {page.samplesperpixel} channels: too many")
     if page.compression not in _PACKINGS:
-        message = (
-            f"is a TIFF packed by method {int(page.compression)}, which is not read"
-        )
+        method = int(page.compression)
+        message = f"is a TIFF packed by method {method}, which is not read"
         raise ImageError(message, "save it without compression, or packed by Deflate")
 
 
@@ -217,7 +229,9 @@ def reason(error: Exception) -> str:
     if isinstance(error, (IndexError, KeyError, TypeError, struct.error)):
         return "it is damaged"
     line = str(error).partition("\n")[0]
-    return "it is damaged" if re.fullmatch(r"(decoder error )?-?\d*", line) else line
+    if re.fullmatch(r"(decoder error )?-?\d*", line):
+        return "it is damaged"
+    return line
 
 
 # Frames of videos, decoded by PyAV, by three demultiplexers of ffmpeg that open no
@@ -225,11 +239,11 @@ def reason(error: Exception) -> str:
 
 
 class Frames(NamedTuple):
-    """Frames of a video."""
+    """What was read of a file: frames of a video or an animation, or one image."""
 
-    images: list[Image.Image]
+    images: Sequence[Image.Image | Raster]
     total: int
-    """How many the video has."""
+    """How many the file has."""
 
 
 class _Packet(NamedTuple):
@@ -243,40 +257,50 @@ class _Packet(NamedTuple):
 
 
 def read_frames(
-    data: bytes, format: str, choose: Callable[[int], Sequence[int]]
+    data: bytes, container: str, choose: Callable[[int], Sequence[int]]
 ) -> Frames:
     """Frames of a video, upright. No others are kept, and as few as its key frames
     allow are decoded.
 
     Args:
-        format: the container, as ffmpeg calls it.
-        choose: gives the numbers of the frames, from how many there are.
+        data: The file.
+        container: Its format, as ffmpeg calls it.
+        choose: Gives the numbers of the frames, from how many there are.
+
+    Raises:
+        ImageError: Where it is broken, has no frames, or too many pixels are chosen.
     """
     try:
         import av
     except ImportError as error:
         raise ImageError("is a video", "pip install 'featviz[video]'") from error
     try:
-        with av.open(io.BytesIO(data), mode="r", format=format) as file:
+        with av.open(io.BytesIO(data), mode="r", format=container) as file:
             if not file.streams.video:
                 raise ImageError("is a video file without pictures")
             stream: Any = file.streams.video[0]
             packets = [
-                _Packet(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size
+                _Packet(packet.pts, packet.is_keyframe)
+                for packet in file.demux(stream)
+                if packet.size
             ]
             numbers = list(choose(len(packets))) if packets else []
             if not numbers:
                 raise ImageError("is a video without frames")
             _check_frames(stream, numbers)
-            return Frames(_decoded(file, stream, packets, numbers), len(packets))
+            reader = _FrameReader(file, stream, packets)
+            # in their order, each once: frames are decoded forwards
+            images = {number: reader.frame(number) for number in sorted(set(numbers))}
     except ImageError:
         raise
     except Exception as error:  # the file decides what is raised
         raise ImageError("is a video that cannot be read: it is damaged") from error
+    return Frames([images[number] for number in numbers], len(packets))
 
 
 def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
     """Refuse more pixels than fit into memory; ImageError."""
+    # a video of a few kilobytes may claim any size
     pixels = stream.width * stream.height
     max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
     if pixels * 3 * len(set(numbers)) > _MAX_FRAME_BYTES or pixels > max_pixels:
@@ -284,43 +308,49 @@ def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
         raise ImageError(f"has {frames}, which are too many", "fewer --frames")
 
 
-def _decoded(
-    file: Any, stream: Any, packets: Sequence[_Packet], numbers: Sequence[int]
-) -> list[Image.Image]:
-    """The frames of these numbers, of which some may stand twice, in their order.
+class _FrameReader:
+    """Decodes frames of a video one after the other; where a key frame lies ahead on
+    the way to the next one, it goes on from there."""
 
-    Frames are decoded one after the other, from the last key frame before the wanted
-    one, if that lies ahead. They are told by their times; in a file without times, by
-    counting."""
-    times = sorted(packet.time for packet in packets if packet.time is not None)
-    is_timed = len(times) == len(packets)
-    key_times: list[int] = []
-    if is_timed:
-        key_times = sorted(p.time for p in packets if p.is_key and p.time is not None)
-    else:
-        times = list(range(len(packets)))
-    images: dict[int, Image.Image] = {}
-    file.seek(0)
-    frames = file.decode(stream)
-    frame = None
-    time = -1  # of `frame`
-    for number in sorted(set(numbers)):
-        key = bisect_right(key_times, times[number]) - 1
-        if frame is not None and key >= 0 and key_times[key] > time:
-            file.seek(key_times[key], stream=stream)
-            frames = file.decode(stream)
-        while time < times[number]:
-            following = next(frames, None)
-            if following is None:
+    def __init__(self, file: Any, stream: Any, packets: Sequence[_Packet]) -> None:
+        self.file = file
+        self.stream = stream
+        times = [packet.time for packet in packets if packet.time is not None]
+        self.is_timed = len(times) == len(packets)
+        self.times = list(range(len(packets)))
+        """When each frame is shown; of a file that does not say, its number."""
+        self.key_times: list[int] = []
+        if self.is_timed:
+            self.times = sorted(times)
+            keys = [packet.time for packet in packets if packet.is_key]
+            self.key_times = sorted(time for time in keys if time is not None)
+        file.seek(0)
+        self.frames = file.decode(stream)
+        self.last: Any = None
+        """The frame that was decoded last."""
+        self.time = -1
+        """When it is shown."""
+
+    def frame(self, number: int) -> Image.Image:
+        """The frame of a number, which is no less than that of the call before."""
+        time = self.times[number]
+        key = bisect_right(self.key_times, time) - 1
+        # the first frame is decoded in any case: some files begin before time 0
+        if self.last is not None and key >= 0 and self.key_times[key] > self.time:
+            self.file.seek(self.key_times[key], stream=self.stream)
+            self.frames = self.file.decode(self.stream)
+        while self.time < time:
+            following = next(self.frames, None)
+            if following is None:  # fewer frames than packets: the last one stands
                 break
-            frame = following
-            time = frame.pts if is_timed and frame.pts is not None else time + 1
-        if frame is None:
+            self.last = following
+            self.time += 1
+            if self.is_timed and following.pts is not None:
+                self.time = following.pts
+        if self.last is None:
             raise ImageError("is a video of which no frame can be decoded")
-        images[number] = frame.to_image().rotate(
-            getattr(frame, "rotation", 0), expand=True
-        )
-    return [images[number] for number in numbers]
+        image: Image.Image = self.last.to_image()
+        return image.rotate(getattr(self.last, "rotation", 0), expand=True)
 
 
 # Images that a program holds in memory: as Pillow sees them, and as files for a run
@@ -338,27 +368,26 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
     """The images that a value in memory is.
 
     Args:
-        value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array with C
+        value: A PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array with C
             at its end. C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of
             grey also uint16.
-        name: of the value, for messages.
+        name: Of the value, for messages.
+
+    Raises:
+        UsageError: Where it is none.
     """
     if isinstance(value, Image.Image):
         return [value]
-    torch = sys.modules.get("torch")
-    if torch and isinstance(value, torch.Tensor):
-        try:
-            dense = value.detach().cpu().resolve_neg()
-            dense = dense.float() if dense.dtype.is_floating_point else dense
-            value = (dense.movedim(-3, -1) if dense.ndim > 2 else dense).numpy()
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            raise UsageError(
-                f"{name} is no dense tensor with values", _VALUES
-            ) from error
+    try:
+        value = _dense(value)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        message = f"{name} is no dense tensor with values"
+        raise UsageError(message, _VALUES) from error
     if not isinstance(value, np.ndarray):
         message = f"{name} is of type {type(value).__name__!r}, which is no image"
         hint = "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]"
         raise UsageError(message, hint)
+    # Pillow takes [H, W] and [H, W, C], one image at a time
     levels = _levels(value, name)
     if levels.ndim < 4:
         levels = levels[None]
@@ -367,9 +396,28 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
     return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in levels]
 
 
+def _dense(value: Any) -> Any:
+    """A tensor as an array of numpy, with the channels of an image last; anything else
+    as it is."""
+    torch = sys.modules.get("torch")  # who has no torch gives no tensors
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    tensor = value.detach().cpu().resolve_neg()
+    if tensor.dtype.is_floating_point:  # numpy has no bfloat16
+        tensor = tensor.float()
+    if tensor.ndim > 2:
+        tensor = tensor.movedim(-3, -1)
+    return tensor.numpy()
+
+
 def to_files(images: Iterable[Any], folder: Path) -> list[str]:
-    """Paths as they are; images in memory as files `image-0.png`, ... of a folder,
-    without loss."""
+    """Paths as they are; images in memory as files of a folder, without loss.
+
+    Args:
+        images: Paths, and images as `to_images` takes them; vectors [F] or [1, F] are
+            saved as they are.
+        folder: Gets `image-0.png`, `image-1.npy`, ...
+    """
     paths: list[str] = []
     count = 0
     for number, value in enumerate(images):
@@ -377,8 +425,8 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
             paths.append(str(value))
             continue
         shape = tuple(getattr(value, "shape", ()))
-        is_vector = bool(shape) and shape[:-1] in ((), (1,))
-        if is_vector:
+        # a model whose first layer is linear takes vectors
+        if shape and shape[:-1] in ((), (1,)):
             paths.append(to_npy(value, folder / f"image-{count}.npy"))
             count += 1
             continue
@@ -397,9 +445,11 @@ def _saved(image: Image.Image, path: Path) -> str:
     if not image.width * image.height:
         raise ValueError("it has no pixels")
     options: dict[str, Any] = {}
+    # its orientation is applied when the file is read
     exif = image.getexif()
     if exif:
         options["exif"] = exif
+    # PNG has no 32 bits
     if image.mode in ("I", "F"):
         path = path.with_suffix(".tiff")
     else:
@@ -414,13 +464,9 @@ def _saved(image: Image.Image, path: Path) -> str:
 def to_npy(value: Any, path: Path) -> str:
     """The path of a tensor or an array, as a file of numbers."""
     torch = sys.modules.get("torch")
-    if torch and isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = (
-            (value.float() if value.dtype == torch.bfloat16 else value)
-            .resolve_neg()
-            .numpy()
-        )
+    if torch is not None and isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu().resolve_neg()
+        value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
         message = f"{path.stem} is a {type(value).__name__} and no tensor of numbers"
         raise UsageError(message, "torch.randn(1, 128)")
@@ -429,35 +475,33 @@ def to_npy(value: Any, path: Path) -> str:
 
 
 def _levels(array: np.ndarray, name: str) -> np.ndarray:
-    """An array [H, W], [H, W, C] or [N, H, W, C] as integers that Pillow takes."""
-    shape = array.shape
+    """An array [H, W], [H, W, C] or [N, H, W, C] as integers that Pillow takes.
+
+    Args:
+        array: The values, as `to_images` takes them.
+        name: For messages.
+
+    Raises:
+        UsageError: Where its shape or its values are none of an image.
+    """
+    shape = list(array.shape)
     dtype = array.dtype
-    has_channels = array.ndim > 2
-    if (
-        not array.size
-        or array.ndim not in (2, 3, 4)
-        or (has_channels and shape[-1] not in _COUNTS)
-    ):
-        message = f"{name} of height, width and channels {list(shape)} is no image"
-        hint = (
-            "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3"
-            " or 4"
-        )
-        raise UsageError(message, hint)
-    if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ((), (1,))):
+    has_no_count = array.ndim > 2 and shape[-1] not in _COUNTS
+    if not array.size or array.ndim not in (2, 3, 4) or has_no_count:
+        message = f"{name} of height, width and channels {shape} is no image"
+        forms = "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]"
+        raise UsageError(message, f"{forms}; C is 1, 3 or 4")
+    if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ([], [1])):
         return array
     if dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     if not np.issubdtype(dtype, np.floating):
-        raise UsageError(
-            f"{name} holds {dtype}, which are no values of an image", _VALUES
-        )
+        message = f"{name} holds {dtype}, which are no values of an image"
+        raise UsageError(message, _VALUES)
     low, high = float(array.min()), float(array.max())
+    # also of NaN, which compares with nothing
     if not (low >= 0 and high <= 1):
-        message = (
-            f"{name} has values from {low:g} to {high:g}, and floats of an image are"
-            " 0..1"
-        )
+        text = f"values from {low:g} to {high:g}, and floats of an image are 0..1"
         hint = "give it before it is normalised; --mean and --std of the run do that"
-        raise UsageError(message, hint)
+        raise UsageError(f"{name} has {text}", hint)
     return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))

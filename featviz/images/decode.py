@@ -30,14 +30,16 @@ from featviz.errors import FileError, ImageError, UsageError
 from featviz.files import npy, urls
 from featviz.files.urls import Url
 from featviz.images import arrays
-from featviz.images.arrays import Wanted
+from featviz.images.arrays import ExpectedImage, Frames
 from featviz.records import Raster, Sample
 
 log = logging.getLogger(__name__)
 
-Place: TypeAlias = Path | Url
+FilePath: TypeAlias = Path | Url
+"""A file of this machine or in a store, on its own or in an archive."""
 
 SEPARATOR = "::"
+"""Between an archive and a file in it: `photos.tar::a/b.jpg`."""
 _SUFFIX = r"\.(?:tar|tar\.gz|tgz|tar\.bz2|tbz2|tar\.xz|txz|zip)"
 _ARCHIVE = re.compile(rf".*{_SUFFIX}", re.IGNORECASE | re.DOTALL)
 _MEMBER = re.compile(rf"(.+?{_SUFFIX}){SEPARATOR}(.+)", re.IGNORECASE | re.DOTALL)
@@ -52,6 +54,7 @@ _MODES: Any = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2", b"\xfd7": "r:xz"}
 """How tarfile opens a compressed file, by its first two bytes."""
 
 _READING = Lock()
+"""One thread at a time reads from the archives that are open."""
 
 DAMAGED = (
     tarfile.TarError,
@@ -91,7 +94,7 @@ SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffi
 """Names that count as images in a folder or an archive; arrays are read where they are
 named."""
 
-_READERS = {"TIFF": arrays.read_tiff, "NPY": npy.read_npy, "NPZ": npy.read_npz}
+_READERS = {"NPY": npy.read_npy, "NPZ": npy.read_npz}
 
 EXPECTED = (
     "give an image"
@@ -106,6 +109,15 @@ _LOOKS = {
     b"<": "SVG or HTML",
     b"PK\3\4": "a zip file",
 }
+_MARKS = {
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",  # of more than 4 GiB
+    b"MM\0+": "TIFF",
+    npy.MAGIC: "NPY",
+    b"\x1aE\xdf\xa3": "matroska",
+}
+"""The first bytes of a file."""
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1")
 _MOV = (b"moov", b"mdat", b"wide", b"free")
 _STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
@@ -136,36 +148,37 @@ def _what_else(head: bytes) -> str:
     """What the first bytes of a file that is no image look like."""
     if not head:
         return "is empty"
+    refused = "is no image that featviz reads: it looks like"
     if head[4:12] in _HEIC:
-        return (
-            "is no image that featviz reads: it looks like HEIC, which has to be"
-            " converted"
-        )
+        return f"{refused} HEIC, which has to be converted"
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     for mark, name in _LOOKS.items():
         if start.startswith(mark):
-            return f"is no image that featviz reads: it looks like {name}"
+            return f"{refused} {name}"
     return "is no image that Pillow can read"
 
 
 def format_of(data: bytes) -> str | None:
-    """TIFF, NPY, NPZ or PT of any number of channels; one of VIDEOS; None for any
-    other."""
-    if data.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        return "TIFF"
-    if data.startswith(npy.MAGIC):
-        return "NPY"
+    """What a file is, by its first bytes, if not a picture for Pillow.
+
+    Returns:
+        TIFF, NPY, NPZ or PT, which may have any number of channels; one of VIDEOS; None
+        for any other.
+    """
+    for mark, name in _MARKS.items():
+        if data.startswith(mark):
+            return name
     if data.startswith(b"PK\3\4"):
         return _format_of_zip(data)
     # a box of MP4 is its size, its type and, of the first box, the brand
-    box_type, brand = data[4:8], data[8:12]
-    if box_type in _MOV or (
-        box_type == b"ftyp" and not brand.lower().startswith(_STILL)
-    ):
-        return "mov"
+    box_type = data[4:8]
+    brand = data[8:12]
     if data.startswith(b"RIFF") and brand == b"AVI ":
         return "avi"
-    return "matroska" if data.startswith(b"\x1aE\xdf\xa3") else None
+    is_film = box_type == b"ftyp" and not brand.lower().startswith(_STILL)
+    if is_film or box_type in _MOV:
+        return "mov"
+    return None
 
 
 def _format_of_zip(data: bytes) -> str | None:
@@ -174,10 +187,9 @@ def _format_of_zip(data: bytes) -> str | None:
         names = zipfile.ZipFile(io.BytesIO(data)).namelist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
         return None
-    if any(name.endswith(".npy") for name in names):
-        return "NPZ"
-    if any(name.endswith("data.pkl") for name in names):
-        return "PT"
+    for suffix, name in ((".npy", "NPZ"), ("data.pkl", "PT")):
+        if any(member_name.endswith(suffix) for member_name in names):
+            return name
     return None
 
 
@@ -186,18 +198,18 @@ def _format_of_zip(data: bytes) -> str | None:
 # when its turn comes.
 
 
-def is_archive(path: Place) -> bool:
+def is_archive(path: FilePath) -> bool:
     """Whether a file's name says that it is an archive of files."""
     return _ARCHIVE.fullmatch(path.name) is not None and split(path) is None
 
 
-def split(path: Place) -> tuple[Place, str] | None:
+def split(path: FilePath) -> tuple[FilePath, str] | None:
     """The archive and the member that a path leads to; None where it leads to a plain
     file."""
     if isinstance(path, Url):
-        return (
-            None if path.member is None else (replace(path, member=None), path.member)
-        )
+        if path.member is None:
+            return None
+        return replace(path, member=None), path.member
     match = _MEMBER.fullmatch(str(path))
     # a plain file may be called `x.tar::y.png`
     if match is None or os.path.lexists(path):
@@ -205,14 +217,14 @@ def split(path: Place) -> tuple[Place, str] | None:
     return Path(match[1]), _normal(match[2])
 
 
-def member(archive: Place, name: str) -> Place:
+def member(archive: FilePath, name: str) -> FilePath:
     """The path of a file in an archive."""
     if isinstance(archive, Url):
         return replace(archive, member=_normal(name))
     return Path(f"{archive}{SEPARATOR}{name}")
 
 
-def members(path: Place) -> list[str]:
+def members(path: FilePath) -> list[str]:
     """Names of the files in an archive, in their order; OSError or one of DAMAGED if it
     cannot be read. An archive in a store is opened anew, and taken to stay as it is
     until the next call."""
@@ -222,20 +234,25 @@ def members(path: Place) -> list[str]:
     return [*_opened(path, *_state(path)).members]
 
 
-def read(path: Place) -> bytes:
-    """The bytes of a file, on its own or in an archive; else OSError, KeyError or one
-    of DAMAGED."""
-    if inside := split(path):
+def read(path: FilePath) -> bytes:
+    """The bytes of a file, on its own or in an archive.
+
+    Raises:
+        OSError: Or KeyError, or one of DAMAGED, where it cannot be read.
+    """
+    inside = split(path)
+    if inside is not None:
+        archive, name = inside
         with _READING:
-            return _content(*inside, *_state(inside[0]))
+            return _content(archive, name, *_state(archive))
     if isinstance(path, Url):
         return urls.read(path, MAX_FILE_BYTES)
     with files.open_regular(path) as file:
+        # a file that grows meanwhile is read as far as it went
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
-            raise OSError(
-                f"it has {size} bytes, more than the {MAX_FILE_BYTES} of any image"
-            )
+            allowed = f"more than the {MAX_FILE_BYTES} of any image"
+            raise OSError(f"it has {size} bytes, {allowed}")
         return file.read(size)
 
 
@@ -252,7 +269,7 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
-def _state(path: Place) -> tuple[int, ...]:
+def _state(path: FilePath) -> tuple[int, ...]:
     """What changes with a file of this machine."""
     if isinstance(path, Url):
         return ()
@@ -270,7 +287,8 @@ class _Archive(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Place, *state: int) -> _Archive:
+def _opened(path: FilePath, *state: int) -> _Archive:
+    """An archive, which stays open; `state` is what changes with the file."""
     file = urls.open_parts(path) if isinstance(path, Url) else files.open_regular(path)
     if path.name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)
@@ -282,36 +300,36 @@ def _opened(path: Place, *state: int) -> _Archive:
     return _Archive(tar, _members_of_tar(tar, path))
 
 
-def _members_of_tar(tar: Any, path: Place) -> dict[str, Any]:
+def _members_of_tar(tar: Any, path: FilePath) -> dict[str, Any]:
+    """The files in a tar archive by their names; links are left out with a warning."""
     links = 0
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for info in tar:
         links += info.issym() or info.islnk()
         if info.isfile():
-            # the later one's place in the order counts
-            found.pop(_normal(info.name), None)
-            found[_normal(info.name)] = info
+            # of two of one name the later one counts, also for the order
+            members.pop(_normal(info.name), None)
+            members[_normal(info.name)] = info
     # tarfile takes a damaged header for the end of the file, which is a block of zeros
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(512).strip(b"\0"):
         raise tarfile.ReadError(f"damaged at byte {tar.offset}")
     if links:
         log.warning("%s: %d links are left out", path, links)
-    return found
+    return members
 
 
 @lru_cache(maxsize=1)
-def _content(path: Place, name: str, *state: int) -> bytes:
-    """A member; the last one is kept: going back in a compressed tar means starting
-    anew."""
+def _content(path: FilePath, name: str, *state: int) -> bytes:
+    """A member of an archive; the last one is kept, since going back in a compressed tar
+    means starting anew."""
     archive = _opened(path, *state)
     info = archive.members[name]
     is_tar = isinstance(info, tarfile.TarInfo)
     size = info.size if is_tar else info.file_size
     if size > MAX_MEMBER_BYTES:
-        raise OSError(
-            f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image"
-        )
+        allowed = f"more than the {MAX_MEMBER_BYTES} of any image"
+        raise OSError(f"it unpacks to {size} bytes, {allowed}")
     if is_tar:
         opened = archive.file.extractfile(info)
     elif info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -341,7 +359,7 @@ _BROKEN = (
 _OF_16_BITS = ("PNG", "PPM")
 """Formats of 16 bits at most; Pillow holds some of their files as 32."""
 
-_RGB = Wanted(3)
+_RGB = ExpectedImage(3)
 
 # what matters of a broken file is raised
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -351,96 +369,99 @@ ReadTensor = Callable[[bytes], np.ndarray]
 """Reads the tensor in a file of torch.save."""
 
 
+class _Decoding(NamedTuple):
+    """How the files of a sample are decoded."""
+
+    expected: ExpectedImage
+    background: str
+    """A colour, which shows where a picture is transparent."""
+    frames: int | None
+    """How many of an animation are taken, evenly spread; None for the first."""
+    still: tuple[int, int] | None
+    """Of a video: which frame is taken, and of how many evenly spread ones."""
+    read_tensor: ReadTensor | None
+
+
 def decode(
     sample: Sample,
     background: str = "white",
     frames: int | None = None,
-    wanted: Wanted = _RGB,
+    expected: ExpectedImage = _RGB,
     tensors: ReadTensor | None = None,
     quiet: bool = False,
 ) -> tuple[tuple[Image.Image | Raster, ...], str]:
     """Read a sample's images as they are meant to be seen.
 
     Args:
-        background: a colour, which shows where an image is transparent.
-        frames: take so many images, evenly spread over the files or an animation.
+        sample: The files.
+        background: A colour, which shows where an image is transparent.
+        frames: Take so many images, evenly spread over the files or an animation.
             Without it every file, and of an animation the first frame, with a warning
             unless `quiet`.
-        wanted: what the model takes; of neither grey nor RGB, the channels are those of
-            the file.
-        tensors: without it files of torch.save are refused.
-        quiet: warn of nothing.
+        expected: What the model takes; of neither grey nor RGB, the channels are those
+            of the file.
+        tensors: Without it files of torch.save are refused.
+        quiet: Warn of nothing.
 
     Returns:
         Pictures of mode L or RGB, or numbers of other channels, or volumes; and the
         sha256 of the sample's files.
 
     Raises:
-        ImageError: names the file.
+        ImageError: Names the file.
     """
     contents = [_read(sample, path) for path in sample.paths]
-    is_alone = len(contents) == 1
-    chosen: Sequence[int] = range(len(contents))
-    if frames is not None and not is_alone:
-        chosen = _spread(len(contents), frames)
+    numbers: Sequence[int] = range(len(contents))
+    # --frames divides either the files of a folder, or the frames of one file
+    frames_of_file = frames
+    if len(contents) > 1:
+        frames_of_file = None
+        if frames is not None:
+            numbers = _spread(len(contents), frames)
+    decoding = _Decoding(expected, background, frames_of_file, sample.still, tensors)
     images: list[Image.Image | Raster] = []
-    for index in chosen:
-        path, data = sample.paths[index], contents[index]
+    for number in numbers:
+        path = sample.paths[number]
         with _errors_named(sample, path):
-            of_animation = frames if is_alone else None
-            file_format = format_of(data)
-            if file_format in VIDEOS:
-                taken, total = _stills(
-                    data, file_format, of_animation, sample.still, wanted
-                )
-                is_cut = len(taken) == 1 < total and sample.still is None
-                hint = " (--frames)"
-            else:
-                array = _array(data, file_format, wanted, tensors)
-                if array is not None:
-                    taken, total = [arrays.to_image(array, wanted)], 1
-                else:
-                    taken, total = _pictures(data, of_animation, background, wanted)
-                is_cut = total > 1 and not of_animation
-                hint = ""
-            if is_cut and not quiet:
-                log.warning("%s has %d frames; the first is taken%s", path, total, hint)
-            if not quiet:
-                _warn_of_narrow(path, taken)
-            images += taken
+            decoded = _decoded(contents[number], decoding)
+        if not quiet:
+            _warn_of_cut(path, decoded.total, decoding)
+            _warn_of_narrow(path, decoded.images)
+        images += decoded.images
     return tuple(images), hashlib.sha256(b"".join(contents)).hexdigest()
 
 
-def _stills(
-    data: bytes,
-    container: str,
-    frames: int | None,
-    still: tuple[int, int] | None,
-    wanted: Wanted,
-) -> tuple[list[Any], int]:
-    """Frames of a video, and how many it has: so many evenly spread ones, or the
-    `still`, one of so many."""
-    at, count = still or (None, frames or 1)
-    taken, total = arrays.read_frames(
-        data, container, partial(_spread, count=count, at=at)
-    )
-    if wanted.channels not in (1, 3) and not wanted.raw:
-        raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
-    return taken, total
-
-
-def _pictures(
-    data: bytes, frames: int | None, background: str, wanted: Wanted
-) -> tuple[list[Any], int]:
-    """The first frame of a picture, or so many evenly spread ones; and how many it has."""
+def _decoded(data: bytes, decoding: _Decoding) -> Frames:
+    """What a file shows: a video, an array, or a picture."""
+    file_format = format_of(data)
+    expected = decoding.expected
+    if file_format in VIDEOS:
+        index, count = decoding.still or (None, decoding.frames or 1)
+        choose = partial(_spread, count=count, index=index)
+        video = arrays.read_frames(data, file_format, choose)
+        if expected.channels not in (1, 3) and not expected.raw:
+            takes = f"the model takes {expected.channels} channels"
+            raise ImageError(f"is a video, and {takes}")
+        return video
+    array = _array(data, file_format, decoding)
+    if array is not None:
+        return Frames([arrays.to_image(array, expected)], total=1)
     with open_image(io.BytesIO(data)) as opened:
         # the further images of MPO are previews and other views
         total = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-        numbers = _spread(total, frames) if frames else [0]
-        return [_frame(opened, number, background, wanted) for number in numbers], total
+        numbers = _spread(total, decoding.frames) if decoding.frames else [0]
+        return Frames([_frame(opened, number, decoding) for number in numbers], total)
 
 
-def _warn_of_narrow(path: Place, images: Sequence[Image.Image | Raster]) -> None:
+def _warn_of_cut(path: FilePath, total: int, decoding: _Decoding) -> None:
+    """Say that of a video or an animation of so many frames one alone is taken."""
+    if total > 1 and decoding.still is None and not decoding.frames:
+        is_video = path.name.lower().endswith(VIDEO_SUFFIXES)
+        hint = " (--frames)" if is_video else ""
+        log.warning("%s has %d frames; the first is taken%s", path, total, hint)
+
+
+def _warn_of_narrow(path: FilePath, images: Sequence[Image.Image | Raster]) -> None:
     """Say that 12 bits lie in a 16-bit file, which a model sees as darkness."""
     for image in images:
         if isinstance(image, Raster) and image.narrow_range is not None:
@@ -464,7 +485,7 @@ def digest(sample: Sample) -> str:
     return sha256.hexdigest()
 
 
-def _read(sample: Sample, path: Place) -> bytes:
+def _read(sample: Sample, path: FilePath) -> bytes:
     with _errors_named(sample, path):
         try:
             return read(path)
@@ -472,14 +493,13 @@ def _read(sample: Sample, path: Place) -> bytes:
             raise ImageError("is no file") from None
         except FileError as error:  # which names the path
             message, _, reason = error.message.partition(" cannot be read: ")
-            raise ImageError(
-                f"cannot be read: {reason or message}", error.hint
-            ) from error
+            message = f"cannot be read: {reason or message}"
+            raise ImageError(message, error.hint) from error
 
 
 @contextmanager
-def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
-    """Errors of a file of a sample, which name both."""
+def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
+    """Turn errors of reading a file of a sample into ImageErrors that name both."""
     name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
     try:
         yield
@@ -488,44 +508,51 @@ def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise ImageError(f"{name} {error}", EXPECTED) from error
     except Image.DecompressionBombError:
+        # Pillow warns at its limit, and raises at twice as many
         max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        message = (
-            f"{name} has more pixels than the {max_pixels:,} that an image may have"
-        )
+        allowed = f"the {max_pixels:,} that an image may have"
+        message = f"{name} has more pixels than {allowed}"
         raise ImageError(message, "cut it into parts, or make it smaller") from None
     except _BROKEN as error:
         raise ImageError(f"{name} cannot be read: {arrays.reason(error)}") from error
 
 
 def _array(
-    data: bytes, file_format: str | None, wanted: Wanted, tensors: ReadTensor | None
+    data: bytes, file_format: str | None, decoding: _Decoding
 ) -> np.ndarray | None:
-    """The numbers in a file that is no picture for this model; else None."""
-    as_stored = wanted.channels not in (1, 3) and (
-        file_format is not None or not wanted.raw
-    )
-    if file_format is None and not as_stored:
-        return None
+    """The numbers in a file that is no picture for this model; None for a picture.
+
+    Args:
+        data: The file.
+        file_format: What `format_of` says of it, but for videos.
+        decoding: How it is decoded.
+    """
+    expected = decoding.expected
     if file_format in (None, "TIFF"):
+        is_picture = expected.channels in (1, 3)
+        if file_format is None and (is_picture or expected.raw):
+            return None
         try:
             with open_image(io.BytesIO(data)) as opened:
-                if not as_stored:
+                if is_picture:
                     return None
                 if _keeps_all_channels(opened):
                     upright = ImageOps.exif_transpose(opened)
-                    plain = upright.convert("RGBA") if upright.mode == "P" else upright
-                    return _ready(np.asarray(plain), wanted)
+                    if upright.mode == "P":
+                        upright = upright.convert("RGBA")
+                    return _ready(np.asarray(upright), expected)
         except UnidentifiedImageError:
+            # tifffile reads TIFF files of more bits, channels and compressions
             if file_format is None:
                 raise
-    reader = _READERS.get(file_format or "", tensors)
+        return _ready(arrays.read_tiff(data), expected)
+    reader = _READERS.get(file_format, decoding.read_tensor)
     if reader is None:
         raise UnidentifiedImageError("is a file of torch.save, which is no image here")
     try:
-        array = reader(data)
+        return reader(data)
     except FileError as error:
         raise ImageError(error.message, error.hint) from error
-    return _ready(array, wanted) if file_format == "TIFF" else array
 
 
 _SAMPLES_PER_PIXEL, _BITS_PER_SAMPLE = 277, 258
@@ -542,7 +569,7 @@ def _keeps_all_channels(opened: Image.Image) -> bool:
 
 
 def _frame(
-    opened: Image.Image, number: int, background: str, wanted: Wanted
+    opened: Image.Image, number: int, decoding: _Decoding
 ) -> Image.Image | Raster:
     """A picture, or one frame of an animation: of mode L or RGB, or numbers of more
     bits."""
@@ -551,33 +578,37 @@ def _frame(
     opened.load()
     image = ImageOps.exif_transpose(opened)
     if image.mode.startswith(("I", "F")):  # grey of more than 8 bits
-        if wanted.raw:
+        if decoding.expected.raw:
             return _as_8_bits(image)
         values = np.asarray(image)
         # the format tells 16 bits: two images of one series are never read in two ways
-        is_16_bits = image.mode == "I" and opened.format in _OF_16_BITS
-        values = values.astype(
-            np.uint16 if is_16_bits else values.dtype.newbyteorder("=")
-        )
-        return arrays.to_image(_ready(values, wanted), wanted)
+        if image.mode == "I" and opened.format in _OF_16_BITS:
+            values = values.astype(np.uint16)
+        values = values.astype(values.dtype.newbyteorder("="))
+        return arrays.to_image(_ready(values, decoding.expected), decoding.expected)
     if image.has_transparency_data:
-        return _over(image, background)
+        return _over(image, decoding.background)
     if image.mode in ("L", "RGB"):
         return image.copy()
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
 def _as_8_bits(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits in 8, which 0..1, the integers or the range of other
-    floats fill."""
+    """Grey of more than 8 bits in 8, for a function of the user's, which gets pictures.
+
+    Integers of 16 bits and floats of 0..1 keep their scale; other floats fill it."""
     values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it holds NaN or infinite values")
-    low, high = float(values.min()), float(values.max())
+    # the scale is that of the type where it has one: two images stay comparable
+    low = float(values.min())
+    high = float(values.max())
     if image.mode.startswith("I"):
-        low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
+        low = 0.0
+        high = 65535.0 if high <= 65535 else 2.0**31 - 1
     elif low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
     scaled = (values - low) * (255.0 / ((high - low) or 1.0))
     return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
 
@@ -585,29 +616,33 @@ def _as_8_bits(image: Image.Image) -> Image.Image:
 def _over(image: Image.Image, background: str) -> Image.Image:
     """An image with transparency, over a colour; grey over grey stays grey."""
     color = ImageColor.getrgb(background)[:3]
+    # what a viewer shows; the hidden colours of transparent pixels are not meant
     behind = Image.new("RGBA", image.size, color)
     over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
     is_grey = image.mode in ("1", "L", "LA", "La") and len(set(color)) == 1
-    return over.convert("L") if is_grey else over
+    if is_grey:
+        return over.convert("L")
+    return over
 
 
-def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
+def _ready(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
     """A picture [H, W, C] or [H, W] as [1, C, H, W], which nobody takes for something
-    else."""
-    if wanted.raw:
+    else; as it is for a function of the user's."""
+    if expected.raw:
         return picture
-    if wanted.volume:
-        message = (
-            f"is a picture of shape {list(picture.shape)}, and the model takes volumes"
-        )
-        raise ImageError(message, f"an array {wanted.shapes}")
+    if expected.volume:
+        shape = list(picture.shape)
+        message = f"is a picture of shape {shape}, and the model takes volumes"
+        raise ImageError(message, f"an array {expected.shapes}")
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 
-def _spread(total: int, count: int, at: int | None = None) -> list[int]:
-    """`count` indices into `total` images, evenly spread; or one of them."""
-    indices = [round(index) for index in np.linspace(0, total - 1, count)]
-    return indices if at is None else [indices[at]]
+def _spread(total: int, count: int, index: int | None = None) -> list[int]:
+    """`count` numbers of `total` images, evenly spread; or the one at `index` of them."""
+    numbers = [round(number) for number in np.linspace(0, total - 1, count)]
+    if index is None:
+        return numbers
+    return [numbers[index]]
 
 
 def check_background(color: str) -> None:

@@ -20,7 +20,7 @@ from featviz.errors import FileError, UsageError
 from featviz.files import hint_of, misspelt, real, urls
 from featviz.files.urls import Url, is_url
 from featviz.images import decode
-from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, Place, split
+from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, FilePath, split
 from featviz.records import Sample
 from featviz.text import counted, is_number, quoted, safe_way
 
@@ -33,7 +33,7 @@ class Named(NamedTuple):
     """A file, by its name within the argument that led to it."""
 
     name: str
-    path: Place
+    path: FilePath
 
 
 def find_samples(
@@ -49,25 +49,28 @@ def find_samples(
     it unique.
 
     Args:
-        stdin: where `-` reads its list; the process's by default.
-        nul_separated: whether NUL, not the end of a line, separates that list.
-        outside: a run directory, in which nothing is taken.
+        arguments: What the user named, in order; a file that is named twice counts
+            once.
+        stdin: Where `-` reads its list; the process's by default.
+        nul_separated: Whether NUL, not the end of a line, separates that list.
+        outside: A run directory, in which nothing is taken.
 
     Raises:
-        UsageError: an argument leads to no image.
+        UsageError: An argument leads to no image.
     """
+    # by identity: `a.png ./a.png link-to-a.png` is one image
     named: dict[str, Named] = {}
     for argument in arguments:
         for name, path in _expand(argument, stdin, nul_separated, outside):
-            tidy = "/".join(_tidy(name)) or "image"
-            named.setdefault(_identity(path), Named(tidy, path))
+            tidy_name = "/".join(_tidy(name)) or "image"
+            named.setdefault(_identity(path), Named(tidy_name, path))
 
-    def folders_of(path: Place) -> list[str]:
+    def full_path(path: FilePath) -> list[str]:
         if isinstance(path, Url):
-            return _tidy(path.place.replace("::", "/"))
+            return _tidy(path.shown_path.replace("::", "/"))
         return _tidy(_identity(path))
 
-    names = told_apart({path: name for name, path in named.values()}, folders_of)
+    names = told_apart({path: name for name, path in named.values()}, full_path)
     samples: list[Sample] = []
     for path, name in names.items():
         inside = split(path)
@@ -88,7 +91,7 @@ def _tidy(name: str) -> list[str]:
     return [part for part in name.split("/") if part not in ("", "..")]
 
 
-def _identity(path: Place) -> str:
+def _identity(path: FilePath) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
     if isinstance(path, Url):
         return f"{path.protocol}://{path.key}::{path.member or ''}"
@@ -109,19 +112,17 @@ def _expand(
         try:
             return _in_store(argument)
         except FileError as error:
-            raise FileError(
-                f"{quoted(str(Url(argument)))}: {error.message}", error.hint
-            ) from error
+            url = quoted(str(Url(argument)))
+            raise FileError(f"{url}: {error.message}", error.hint) from error
     path = Path(argument)
-    exists = os.path.exists(path)  # noqa: PTH110 - takes any name
-    if exists and path.is_dir():
-        return _in_folder(path, outside)
     inside = split(path)
     if inside is not None:
         return _in_archive(argument, *inside)
-    if exists and decode.is_archive(path):
-        return _in_archive(argument, path)
-    if exists:
+    if os.path.exists(path):  # noqa: PTH110 - takes any name
+        if path.is_dir():
+            return _in_folder(path, outside)
+        if decode.is_archive(path):
+            return _in_archive(argument, path)
         return [Named(path.name, path)]
     if glob.has_magic(argument):
         return _matching(argument, path)
@@ -138,6 +139,7 @@ def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
     lines = stdin.read().split(b"\0" if nul_separated else b"\n")
     named: list[Named] = []
     for line in lines:
+        # names of files are bytes, which need not be UTF-8
         text = os.fsdecode(line if nul_separated else line.rstrip(b"\r"))
         if not text:
             continue
@@ -146,9 +148,8 @@ def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
         name = path.name if inside is None else inside[1].rpartition("/")[2]
         named.append(Named(name, path))
     if not named:
-        raise UsageError(
-            "stdin lists no images", "one path a line, or NUL-separated with -0"
-        )
+        hint = "one path a line, or NUL-separated with -0"
+        raise UsageError("stdin lists no images", hint)
     return named
 
 
@@ -157,6 +158,7 @@ def _matching(pattern: str, path: Path) -> list[Named]:
     fixed = Path(
         *itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
     )
+    # sorted, since file systems list in any order, and runs are compared
     files = map(Path, sorted(glob.glob(pattern, recursive=True)))
     named = [
         Named(file.relative_to(fixed).as_posix(), file)
@@ -168,62 +170,72 @@ def _matching(pattern: str, path: Path) -> list[Named]:
     return named
 
 
-def _in_store(url: str) -> list[Named]:
-    """A file in an archive, an archive, a glob, a folder or a file."""
-    archive, separator, member = url.partition(decode.SEPARATOR)
+def _in_store(text: str) -> list[Named]:
+    """What a URL leads to: a file in an archive, an archive, a glob, a folder or a
+    file."""
+    # `s3://bucket/a.tar::b.png`; other URLs with `::` chain protocols of fsspec
+    archive, separator, member = text.partition(decode.SEPARATOR)
     if separator and is_url(archive) and decode.is_archive(Url.of_file(archive)):
         inside = decode.member(Url.of_file(archive), member)
         return _in_archive(str(inside), *(split(inside) or (inside,)))
-    place = Url.of_file(url)
-    if decode.is_archive(place):
-        return _in_archive(str(place), place)
-    if glob.has_magic(place.place) and not place.is_web:
-        named = [Named(name, path) for name, path in urls.matching(place)]
+    url = Url.of_file(text)
+    if decode.is_archive(url):
+        return _in_archive(str(url), url)
+    if glob.has_magic(url.shown_path) and not url.is_web:
+        named = [Named(name, path) for name, path in urls.matching(url)]
         if not named:
-            raise UsageError(
-                f"no image matches {quoted(str(place))!r}", "check the pattern"
-            )
+            message = f"no image matches {quoted(str(url))!r}"
+            raise UsageError(message, "check the pattern")
         return named
-    if place.is_web and url.endswith("/"):
-        raise UsageError(
-            f"{str(place)!r} is a page of a web server", "give the files on it"
-        )
-    if _is_folder_of_store(url, place):
-        below = [Named(name, path) for name, path in urls.below(place)]
-        return _images(
-            f"folder {str(place)!r}", [n for n in below if not decode.is_hidden(n.name)]
-        )
-    return [Named(place.name, place)]
+    if url.is_web and text.endswith("/"):
+        message = f"{str(url)!r} is a page of a web server"
+        raise UsageError(message, "give the files on it")
+    if not _is_folder_of_store(text, url):
+        return [Named(url.name, url)]
+    files = urls.files_below(url)
+    visible = [
+        Named(file.name, file.url) for file in files if not decode.is_hidden(file.name)
+    ]
+    return _images(f"folder {str(url)!r}", visible)
 
 
-def _is_folder_of_store(url: str, place: Url) -> bool:
+def _is_folder_of_store(text: str, url: Url) -> bool:
     """Whether a URL is of a folder; the store is asked where its name does not tell."""
-    if url.endswith("/"):
+    if text.endswith("/"):
         return True
-    is_named_as_file = "/" in place.place and PurePath(place.name).suffix
-    if is_named_as_file or place.is_web:
+    # one request for each file of a list would be slow
+    is_named_as_file = "/" in url.shown_path and PurePath(url.name).suffix
+    if is_named_as_file or url.is_web:
         return False
-    is_folder: bool = urls.asked(place, lambda: place.filesystem().isdir(place.key))
+    is_folder: bool = urls.asked(url, lambda: url.filesystem().isdir(url.key))
     return is_folder
 
 
-def _images(where: str, named: Sequence[Named]) -> list[Named]:
-    """Those files whose names are of images, at least one."""
-    found = [file for file in named if PurePath(file.name).suffix.lower() in SUFFIXES]
-    if not found:
-        hint = (
-            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read"
-            " where "
-        )
+def _images(title: str, named: Sequence[Named]) -> list[Named]:
+    """Those files whose names are of images, at least one.
+
+    Args:
+        title: What holds them, for messages.
+        named: All files in it.
+    """
+    images = [file for file in named if PurePath(file.name).suffix.lower() in SUFFIXES]
+    if not images:
         raise UsageError(
-            f"no images in {where}", f"{hint}they are named ('*.npy', quoted)"
+            f"no images in {title}",
+            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read"
+            " where they are named ('*.npy', quoted)",
         )
-    return found
+    return images
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, and for links that lead out
-    of the folder (it may be a stranger's). A link that leads nowhere fails later."""
+    """The images in a folder, but for those in a run directory, and for links that lead
+    out of the folder (it may be a stranger's).
+
+    Args:
+        folder: The folder, which is searched with all folders in it.
+        outside: The run directory.
+    """
     base = real(folder)
     left_out = None if outside is None else real(outside)
     if left_out is not None and base.is_relative_to(left_out):
@@ -233,24 +245,20 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
     links: list[Path] = []
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder)
-        is_hidden = any(part.startswith(".") for part in file.parts)
-        if file.suffix.lower() not in SUFFIXES or is_hidden:
+        if file.suffix.lower() not in SUFFIXES or decode.is_hidden(file.as_posix()):
             continue
         if left_out is not None and (base / file).is_relative_to(left_out):
             continue
-        exists = os.path.exists(path)  # noqa: PTH110 - takes any name
-        if exists and not os.path.isfile(path):  # noqa: PTH113
-            continue
-        if exists and path.is_symlink() and not real(path).is_relative_to(base):
+        if _leads_out(path, base):
             links.append(file)
-            continue
-        named.append(Named(file.as_posix(), path))
+        # a link that leads nowhere fails later, as an image that cannot be read
+        elif os.path.isfile(path) or not os.path.exists(path):  # noqa: PTH110, PTH113
+            named.append(Named(file.as_posix(), path))
     if links:
-        count = counted(len(links), "link")
         log.warning(
             "%s that lead out of folder %r are left out, such as %s; a glob takes them"
             " ('%s/*')",
-            count,
+            counted(len(links), "link"),
             str(folder),
             links[0].as_posix(),
             folder,
@@ -258,8 +266,22 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
     return _images(f"folder {str(folder)!r}", named)
 
 
-def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[Named]:
-    """One file of an archive, or all its images."""
+def _leads_out(path: Path, folder: Path) -> bool:
+    """Whether a path is a link to a file that is not below a folder."""
+    is_link_to_file = path.is_symlink() and os.path.isfile(path)  # noqa: PTH113
+    return is_link_to_file and not real(path).is_relative_to(folder)
+
+
+def _in_archive(
+    argument: str, archive: FilePath, name: str | None = None
+) -> list[Named]:
+    """One file of an archive, or all its images.
+
+    Args:
+        argument: What the user gave, for messages.
+        archive: The archive.
+        name: Of the file in it; None for all.
+    """
     if isinstance(archive, Path) and not archive.is_file():
         hint = hint_of(archive, misspelt(archive))
         raise UsageError(f"no archive {str(archive)!r} for {argument!r}", hint)
@@ -280,17 +302,21 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
 
 
 def told_apart(
-    names: Mapping[Key, str], folders_of: Callable[[Key], Sequence[str]]
+    names: Mapping[Key, str], full_path: Callable[[Key], Sequence[str]]
 ) -> dict[Key, str]:
     """Make names unique, also on file systems without case: those that clash are
-    lengthened by one real folder a round; what only case tells apart is numbered.
+    lengthened by one folder a round; what only case tells apart is numbered.
 
     Args:
-        names: of each file.
-        folders_of: the parts of a file's full path, the file's own name last.
+        names: Of each file.
+        full_path: The parts of a file's full path, the file's own name last; asked only
+            where names clash.
+
+    Returns:
+        The names of the same files, in the same order.
     """
     unique = dict(names)
-    parts: dict[Key, Sequence[str]] = {}
+    paths: dict[Key, Sequence[str]] = {}
     alike: Counter[str] = Counter()
     added = 0  # folders
     while True:
@@ -298,17 +324,15 @@ def told_apart(
         clashing = [key for key, name in unique.items() if counts[name.casefold()] > 1]
         if not clashing:
             return unique
-        if not parts:
-            parts = {key: folders_of(key) for key in names}
-            alike = Counter("/".join(path).casefold() for path in parts.values())
+        if not paths:
+            paths = {key: full_path(key) for key in names}
+            alike = Counter("/".join(path).casefold() for path in paths.values())
         added += 1
         for index, key in enumerate(clashing):
-            if alike["/".join(parts[key]).casefold()] > 1:
+            path = paths[key]
+            unique[key] = "/".join(path[-(names[key].count("/") + 1 + added) :])
+            if alike["/".join(path).casefold()] > 1:
                 unique[key] = f"{index + added}/{names[key]}"
-            else:
-                unique[key] = "/".join(
-                    parts[key][-(names[key].count("/") + 1 + added) :]
-                )
 
 
 # Samples of several files
@@ -320,34 +344,36 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     their names; an animation is a clip of its own, and so is an array, which is a
     volume."""
     folders: dict[PurePath, list[Sample]] = {}
-    found: list[Sample] = []
+    joined: list[Sample] = []
     for sample in samples:
         if _is_whole(sample.path):
-            found.append(sample)
+            joined.append(sample)
         else:
             folders.setdefault(_absolute(sample.path).parent, []).append(sample)
     for folder, frames in folders.items():
         ordered = sorted(frames, key=_numbers_of)
-        above = PurePosixPath(frames[0].name).parent
-        name = frames[0].name if len(frames) == 1 else folder.name
-        if above.name:
-            name = str(above)
-        found.append(Sample(name or "clip", tuple(frame.path for frame in ordered)))
+        # the folder's name within the argument, or else on disk
+        name = PurePosixPath(frames[0].name).parent.as_posix()
+        if name == ".":
+            name = frames[0].name if len(frames) == 1 else folder.name
+        joined.append(Sample(name or "clip", tuple(frame.path for frame in ordered)))
 
-    def folders_of(number: int) -> tuple[str, ...]:
-        path = _absolute(found[number].path)
-        is_folder = len(found[number].paths) > 1
+    def full_path(index: int) -> tuple[str, ...]:
+        path = _absolute(joined[index].path)
+        is_folder = len(joined[index].paths) > 1
         return (path.parent if is_folder else path).parts[1:]
 
     names = told_apart(
-        {number: clip.name for number, clip in enumerate(found)}, folders_of
+        {index: clip.name for index, clip in enumerate(joined)}, full_path
     )
-    return [replace(clip, name=names[number]) for number, clip in enumerate(found)]
+    return [replace(clip, name=names[index]) for index, clip in enumerate(joined)]
 
 
-def _absolute(path: Place) -> PurePath:
+def _absolute(path: FilePath) -> PurePath:
     """One absolute spelling, also in a store."""
-    return PurePosixPath("/", path.place) if isinstance(path, Url) else real(path)
+    if isinstance(path, Url):
+        return PurePosixPath("/", path.shown_path)
+    return real(path)
 
 
 def _numbers_of(frame: Sample) -> list[tuple[int, str]]:
@@ -358,23 +384,21 @@ def _numbers_of(frame: Sample) -> list[tuple[int, str]]:
 
 def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Video files as so many images each, `clip.mp4/00`, `clip.mp4/01`, ..."""
-    found: list[Sample] = []
+    images: list[Sample] = []
+    # as many digits for all, so that names sort by number
     digits = len(str(count - 1))
     for sample in samples:
-        files = [path.name.lower() for path in sample.paths]
-        if count == 1 or not any(name.endswith(VIDEO_SUFFIXES) for name in files):
-            found.append(sample)
+        names = [path.name.lower() for path in sample.paths]
+        if count == 1 or not any(name.endswith(VIDEO_SUFFIXES) for name in names):
+            images.append(sample)
             continue
-        for at in range(count):
-            found.append(
-                replace(
-                    sample, name=f"{sample.name}/{at:0{digits}d}", still=(at, count)
-                )
-            )
-    return found
+        for index in range(count):
+            name = f"{sample.name}/{index:0{digits}d}"
+            images.append(replace(sample, name=name, still=(index, count)))
+    return images
 
 
-def _is_whole(path: Place) -> bool:
+def _is_whole(path: FilePath) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
         data = decode.read(path)
@@ -387,23 +411,21 @@ def _is_whole(path: Place) -> bool:
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if some
-    are left."""
+    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if a
+    group is not full."""
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
             f"give a multiple of {count}; --images-per-pass says otherwise, and "
             "--forward-arg NAME=VALUE gives an argument that is no image",
         )
-    joined = []
+    joined: list[Sample] = []
     for start in range(0, len(samples), count):
-        group = samples[start : start + count]
-        names = [
-            group[0].name,
-            *(PurePosixPath(sample.name).name for sample in group[1:]),
-        ]
-        paths = tuple(path for sample in group for path in sample.paths)
-        joined.append(Sample("+".join(names), paths))
+        # the folder stands once, with the first name
+        first, *others = samples[start : start + count]
+        names = [PurePosixPath(sample.name).name for sample in others]
+        paths = [path for sample in (first, *others) for path in sample.paths]
+        joined.append(Sample("+".join([first.name, *names]), tuple(paths)))
     return joined
 
 
@@ -411,18 +433,18 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
     """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes
     `a~`."""
     folders = [safe_way(sample.name).casefold() for sample in samples]  # on any system
-    taken = set(folders)
+    in_use = set(folders)
     holding = {
-        str(parent) for folder in taken for parent in PurePosixPath(folder).parents
+        str(parent) for folder in in_use for parent in PurePosixPath(folder).parents
     }
     renamed: list[Sample] = []
     for sample, folder in zip(samples, folders, strict=True):
         name = sample.name
         if folder in holding:
-            while folder in taken:
+            while folder in in_use:
                 name += "~"
                 folder = safe_way(name).casefold()
-            taken.add(folder)
+            in_use.add(folder)
         holding.add(folder)
         renamed.append(replace(sample, name=name))
     return renamed

@@ -41,8 +41,11 @@ _VALUES = (
     " .npy, .npz or .pt, or image"
 )
 _NEW_TENSOR = re.compile(
-    r"(zeros|ones|randn(?!.*:[ib])):(\d+(?:,\d+)*)(?::(float32|int64|bool))?"
+    r"(?P<maker>zeros|ones|randn(?!.*:[ib])):(?P<sizes>\d+(?:,\d+)*)"
+    r"(?::(?P<dtype>float32|int64|bool))?"
 )
+"""`ones:1,77:int64`: a function of torch, a shape, and a type, which is float32 if it is
+left out; randn has no other."""
 _CONSTANTS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
 _DIGITS = 16
 """Digits of a sha256 in descriptions for people."""
@@ -100,65 +103,77 @@ def parse(
     return arguments
 
 
-def _value(label: str, text: str, random: torch.Generator) -> tuple[Any, str]:
-    """A value that a text stands for, and its description; `label` is its name in
-    messages."""
+def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
+    """A value that a text stands for, and its description.
+
+    Args:
+        title: What gets the value, for messages: `forward_args ids`.
+        text: What the user wrote behind the `=`.
+        random: Makes random numbers; one for all arguments of a command.
+
+    Raises:
+        UsageError: Where it is no value.
+    """
+    # TOML and shells write True and TRUE, too
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()], text
-    new_tensor = _NEW_TENSOR.fullmatch(text)
-    if new_tensor is not None:
-        return _make_tensor(label, new_tensor, random)
+    if _NEW_TENSOR.fullmatch(text) is not None:
+        return _new_tensor(title, text, random)
+    # by its name alone: a value that is meant as a file is never read as a number
     if text.endswith(tuple(_READERS)):
-        return _read_file(label, Path(text))
+        return _read_file(title, Path(text))
     try:
+        # reads numbers as Python writes them, and evaluates nothing
         number = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         number = None
     if type(number) not in (int, float):
-        raise UsageError(f"{label}={quoted(text)} is no value", f"give {_VALUES}")
+        raise UsageError(f"{title}={quoted(text)} is no value", f"give {_VALUES}")
     return number, text
 
 
-def _make_tensor(
-    label: str, match: re.Match[str], random: torch.Generator
-) -> tuple[Tensor, str]:
-    """The tensor of a text such as `ones:1,77:int64`, and its description."""
-    text = match[0]
-    function, sizes, dtype = match.groups()
+def _new_tensor(title: str, text: str, random: torch.Generator) -> tuple[Tensor, str]:
+    """The tensor of a text such as `ones:1,77:int64`, and its description.
+
+    Args:
+        title: What gets the tensor, for messages.
+        text: As _NEW_TENSOR matches it.
+        random: Makes the numbers of `randn`.
+
+    Raises:
+        UsageError: Where the tensor has too many values.
+    """
+    match = _NEW_TENSOR.fullmatch(text)
+    assert match is not None
+    maker, sizes, dtype = match.groups()
     shape = [int(size) for size in sizes.split(",")]
     count = math.prod(shape)
     if count > _MAX_VALUES:
-        message = f"{label}={quoted(text)} has {count:,} values"
+        message = f"{title}={quoted(text)} has {count:,} values"
         raise UsageError(message, f"at most {_MAX_VALUES:,}")
-    if function == "randn":
-        return (
-            torch.randn(shape, generator=random),
-            f"{text} (seed {random.initial_seed()})",
-        )
-    return (
-        getattr(torch, function)(shape, dtype=getattr(torch, dtype or "float32")),
-        text,
-    )
+    if maker == "randn":
+        tensor = torch.randn(shape, generator=random)
+        return tensor, f"{text} (seed {random.initial_seed()})"
+    number_type = getattr(torch, dtype or "float32")
+    return getattr(torch, maker)(shape, dtype=number_type), text
 
 
-def _read_file(label: str, path: Path) -> tuple[Tensor, str]:
-    """The tensor of a file, and its description."""
-    subject = f"{label}: {quoted(path.name)}"
+def _read_file(title: str, path: Path) -> tuple[Tensor, str]:
+    """The tensor of a file .npy, .npz or .pt, and its description."""
+    subject = f"{title}: {quoted(path.name)}"
     try:
         data = read_bytes(path, _MAX_BYTES)
         array = _READERS[path.suffix](data)
         # torch takes no byte order but this machine's
-        tensor = torch.from_numpy(
-            array.astype(array.dtype.newbyteorder("="), order="C")
-        )
+        native = array.astype(array.dtype.newbyteorder("="), order="C")
+        tensor = torch.from_numpy(native)
     except FileNotFoundError:
         raise UsageError(f"{subject} is no file", "check the path") from None
     except FileError as error:
         raise UsageError(f"{subject} {error.message}", error.hint) from error
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{subject} cannot be read: {error}", "np.save of an array"
-        ) from error
+        message = f"{subject} cannot be read: {error}"
+        raise UsageError(message, "np.save of an array") from error
     return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:_DIGITS]})"
 
 
@@ -171,6 +186,7 @@ def from_values(values: Mapping[str, Any]) -> list[Argument]:
     """
     arguments = []
     for name, value in values.items():
+        # an empty dict has no keys that could stand for it, and is passed as it is
         if isinstance(value, Mapping) and value:
             arguments += [_argument(name, key, item) for key, item in value.items()]
         else:
@@ -187,9 +203,10 @@ def _argument(name: str, key: str | None, value: Any) -> Argument:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     text = quoted(repr(value))
+    # `repr` of anything longer is cut, so that a digest has to tell values apart
+    is_plain = isinstance(value, (int, float, str, type(None))) and text == repr(value)
     if isinstance(value, Tensor):
         text = f"[{','.join(map(str, value.shape))}]"
-    is_plain = isinstance(value, (int, float, str, type(None))) and text == repr(value)
     if not is_plain:
         text += f" (sha256 {digest(value)[:_DIGITS]})"
     return Argument(name, key, value, f"{label}={text}")
@@ -207,21 +224,19 @@ def digest(value: Any) -> str:
     pickler = pickle.Pickler(pickled)
     pickler.fast = True  # whether equal values are the same object makes no difference
     # torch would pickle the storage, of which a tensor may be a view
-    pickler.dispatch_table = {
-        **copyreg.dispatch_table,
-        Tensor: lambda tensor: (
-            str,
-            (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",),
-        ),
-    }
+    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _as_text}
     try:
         pickler.dump(_picklable(value))
         sha256.update(pickled.getvalue())
     except Exception:  # it cannot be pickled, or holds itself
-        sha256.update(
-            ADDRESS.sub("0x", repr(value)).encode("utf-8", "backslashreplace")
-        )
+        text = ADDRESS.sub("0x", repr(value))
+        sha256.update(text.encode("utf-8", "backslashreplace"))
     return sha256.hexdigest()
+
+
+def _as_text(tensor: Tensor) -> tuple[Any, ...]:
+    """How a digest pickles a tensor: as a text with its type, shape and digest."""
+    return str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)
 
 
 def _picklable(value: Any) -> Any:
@@ -233,24 +248,19 @@ def _picklable(value: Any) -> Any:
         return _picklable(value.__func__), getattr(value.__self__, "__dict__", None)
     if isinstance(value, FunctionType):
         bound = [_picklable(cell.cell_contents) for cell in value.__closure__ or ()]
-        return (
-            _picklable(value.__code__),
-            value.__defaults__,
-            value.__kwdefaults__,
-            bound,
-        )
+        defaults = (value.__defaults__, value.__kwdefaults__)
+        return _picklable(value.__code__), defaults, bound
     if isinstance(value, CodeType):
-        constants = []
-        for constant in value.co_consts:
-            # the order of a set differs from process to process
-            is_set = isinstance(constant, frozenset)
-            constants.append(
-                sorted(map(repr, constant)) if is_set else _picklable(constant)
-            )
-        return value.co_code, value.co_names, constants
+        constants = map(_picklable, value.co_consts)
+        return value.co_code, value.co_names, list(constants)
+    if isinstance(value, frozenset):
+        # the order of a set differs from process to process
+        return sorted(map(repr, value))
     # an object of a class with __call__, such as a transform of torchvision
     call = inspect.getattr_static(type(value), "__call__", None)
-    return (_picklable(call), vars(value)) if isinstance(call, FunctionType) else value
+    if isinstance(call, FunctionType):
+        return (_picklable(call), vars(value))
+    return value
 
 
 def feed(
@@ -306,7 +316,13 @@ def feed(
 def _adding(
     module: nn.Module, forward_args: Sequence[Argument], device: torch.device
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """A hook that adds arguments to a call of a module's forward."""
+    """A hook that adds arguments to a call of a module's forward.
+
+    Args:
+        module: The module, whose forward must take them.
+        forward_args: The arguments.
+        device: Where their tensors go.
+    """
     names = [argument.name for argument in forward_args]
     parameters = _parameters(module, names, "forward_args")
     free = [name for name in parameters if name not in names]
@@ -342,6 +358,7 @@ def _copied(value: Any, args: Sequence[Any]) -> Any:
         return value.copy()
     if not isinstance(value, Tensor):
         return value
+    # arithmetic would broadcast it (a mask), but a concatenation would not (a token)
     if args and value.ndim and len(value) == 1 and len(args[0]) > 1:
         return value.repeat_interleave(len(args[0]), 0)
     return value.clone()
@@ -350,25 +367,39 @@ def _copied(value: Any, args: Sequence[Any]) -> Any:
 def _refuse_twice(
     forward_args: Sequence[Argument], transform: Any, outputs: Sequence[str]
 ) -> None:
-    """Refuse an argument of forward that is among the outputs of a transform."""
+    """Refuse an argument of forward that is among the outputs of a transform.
+
+    Args:
+        forward_args: The arguments.
+        transform: The UserTransform of the preprocessing, if it has one.
+        outputs: The names of its outputs.
+    """
     for argument in forward_args:
         if argument.name in outputs or (outputs and argument.value is IMAGE):
+            # --input is a transform that ignores its image
             option = "--transform" if transform.blank is None else "--input"
-            message = (
-                f"forward_args {argument.name}: {option} gives"
-                f" {listed(list(outputs), 12)}"
-            )
+            names = listed(list(outputs), 12)
+            message = f"forward_args {argument.name}: {option} gives {names}"
             raise UsageError(message, "one of the two")
 
 
 def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
-    """The names that a module's forward takes; UsageError where it takes none of one of
-    `names`."""
+    """The names of the arguments of a module's forward.
+
+    Args:
+        module: The module.
+        names: Some that the user gave.
+        option: Where they were given, for messages.
+
+    Raises:
+        UsageError: Where forward does not take one of `names`.
+    """
     parameters = inspect.signature(module.forward).parameters.values()
+    # **kwargs of forward take any name, so that a misspelt one is not noticed
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     accepted = [
         p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for name in names:
         if name not in accepted and not takes_any:
             takes = listed(list(map(quoted, accepted)), 12) or "nothing"
@@ -397,17 +428,24 @@ class UserTransform:
     def of(cls, function: Callable[[Any], Any]) -> UserTransform:
         """A function that a program has at hand."""
         name = getattr(function, "__qualname__", type(function).__name__)
-        return cls(
-            name, f"transform {name} (sha256 {digest(function)[:_DIGITS]})", function
-        )
+        sha256 = digest(function)[:_DIGITS]
+        return cls(name, f"transform {name} (sha256 {sha256})", function)
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
-        """The function that `--transform` names."""
+        """Import the function that `--transform` names.
+
+        Args:
+            text: `file.py:fn` or `pkg.mod:fn`.
+
+        Raises:
+            UsageError: Where it names no function, or one that is not there.
+            LoadError: Where its module fails.
+        """
+        # a plain name is refused here, before anything is imported
         if sources.CODE_REFERENCE.fullmatch(text) is None:
-            raise UsageError(
-                f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn"
-            )
+            message = f"--transform {text!r} names no function"
+            raise UsageError(message, "file.py:fn or pkg.mod:fn")
         function = sources.target(text)
         if not callable(function):
             message = f"--transform {text!r} is a {type(function).__name__}"
@@ -428,6 +466,8 @@ class UserTransform:
             if not isinstance(value, Tensor) or argument.key or not value.numel():
                 message = f"input {argument.description} is no tensor"
                 raise UsageError(message, "--forward-arg passes others")
+            # a batch of one; integers may be indices, of which a model takes [N] as
+            # well
             is_vector = value.is_floating_point() and value.ndim == 1 < len(value)
             tensors.append(value[None] if is_vector else value)
         descriptions = " and ".join(argument.description for argument in arguments)
@@ -444,6 +484,7 @@ class UserTransform:
         """A vector of so many numbers from a file."""
 
         def numbers(values: Any) -> list[Tensor]:
+            # among the images of a folder there may be pictures, too
             if not isinstance(values, np.ndarray) or values.size != count:
                 raise ImageError(f"is no vector of {count} numbers, as the first input")
             return [torch.from_numpy(values.reshape(1, -1).astype(np.float32))]
@@ -463,6 +504,7 @@ class UserTransform:
         preprocess = Preprocess(Chain(channels=channels), self)
         if self.blank is not None:
             return preprocess
+        # an image without content shows which arguments of forward the function returns
         image = preprocess.empty()
         try:
             outputs = self.outputs(image.values if isinstance(image, Raster) else image)
@@ -482,19 +524,23 @@ class UserTransform:
         outputs = self.outputs(image)
         names = self.names or ("",)
         if set(outputs) != set(names):
-            raise ImageError(
-                f"{self.text} gave another kind of output than for an empty image"
-            )
+            message = f"{self.text} gave another kind of output than for an empty image"
+            raise ImageError(message)
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
         """The output of the function by names, the image first; a tensor has the empty
-        name."""
+        name.
+
+        Raises:
+            ImageError: Where the function fails, or returns something else.
+        """
         try:
             output = self.function(image)
         except Exception as error:  # the user's own code
             message = f"{self.text} raised {type(error).__name__}: {quoted(str(error))}"
             raise ImageError(message, "-v shows the traceback") from error
+        description = f"a {type(output).__name__}"
         if isinstance(output, Tensor):
             if output.ndim in (3, 4) and output.numel():
                 return {"": output[None] if output.ndim == 3 else output}
@@ -502,13 +548,10 @@ class UserTransform:
         elif isinstance(output, Mapping):
             images = _images(output)
             if images:
-                tensors = {str(name): output[name] for name in images}
-                return tensors | {str(name): tensor for name, tensor in output.items()}
-            description = (
-                f"a dict of {quoted(', '.join(map(str, output))) or 'nothing'}"
-            )
-        else:
-            description = f"a {type(output).__name__}"
+                first = {str(name): output[name] for name in images}
+                return first | {str(name): tensor for name, tensor in output.items()}
+            names = quoted(", ".join(map(str, output)))
+            description = f"a dict of {names or 'nothing'}"
         raise ImageError(
             f"{self.text} gave {description}, expected a tensor [C, H, W] or [1, C, H,"
             " W], or a dict of tensors by the names of forward's arguments, one of"
@@ -521,5 +564,6 @@ def _images(tensors: Mapping[Any, Any]) -> list[Any]:
     vectors; none where not all of them are tensors."""
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         return []
+    # beside an image there may be numbers, masks and conditions of fewer axes
     images = [name for name, tensor in tensors.items() if tensor.ndim in (4, 5)]
     return images or [name for name, tensor in tensors.items() if tensor.ndim == 2]

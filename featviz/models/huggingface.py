@@ -23,7 +23,7 @@ from featviz.models import weights
 from featviz.models.load import architecture_beside
 from featviz.models.presets import from_transformers, image_size
 from featviz.models.requirements import first_line
-from featviz.models.sources import Loaded, download_hint, load_source
+from featviz.models.sources import FixedInput, Loaded, download_hint, load_source
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
@@ -68,56 +68,54 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
-    if (folder / _ADAPTER_FILE).is_file() and not (folder / _FILE).exists():
-        message = f"{quoted(str(folder))} holds an adapter, which is no model by itself"
-        hint = (
-            "merge it with its model by peft:"
-            " model.merge_and_unload().save_pretrained('DIR')"
-        )
-        raise LoadError(message, f"{hint}; MODEL is DIR")
     path = _weights_file(folder, options.weights)
-    architecture = architecture_beside(folder / _FILE)
-    if (
-        path is not None
-        and architecture is not None
-        and architecture.startswith("timm:")
-    ):
+    # folders of timm have a config.json as well, which names its architecture otherwise
+    architecture = architecture_beside(folder / _FILE) or ""
+    if architecture.startswith("timm:") and path is not None:
         by_timm = structs.replace(
             options, spec=str(path), weights=None, arch=architecture
         )
         loaded = load_source(by_timm)
         return loaded._replace(record={**loaded.record, "kind": "huggingface"})
-    where = quoted(str(folder / _FILE))
     config = _read_config(folder)
-    if architecture is None or architecture.startswith("timm:"):
-        message = f"{where} names no architecture of transformers"
+    file = quoted(str(folder / _FILE))
+    if not architecture or architecture.startswith("timm:"):
+        message = f"{file} names no architecture of transformers"
         hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
         raise LoadError(message, hint)
-    config = _checked(config, where, architecture)
+    config = _checked(config, file, architecture) | options.model_args
     if path is None:
         message = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
         raise LoadError(message, "--weights FILE names them")
     state_dict = weights.read_weights(path, options)
-    config |= options.model_args
-    module = _built(where, architecture, config, path.name, state_dict.tensors, options)
-    first = next(iter(inspect.signature(module.forward).parameters))
-    if first != _IMAGE:
-        if not hasattr(module, "vision_model"):
-            raise _no_image(architecture, first)
-        log.info("%s is run by its vision tower (get_image_features)", architecture)
-        module = ImageTower(module)
+    tensors = state_dict.tensors
+    module = _build(file, architecture, config, path.name, tensors, options)
     log.info("%s: %s", folder.name, architecture)
     record: dict[str, Any] = {
         "kind": "huggingface",
         "name": folder.resolve().name,
         "arch": architecture,
+        **weights.record(path),
     }
-    record |= weights.record(path)
     if state_dict.steps:
         record["taken"] = list(state_dict.steps)
     return Loaded(
-        module, record, from_transformers(folder, config), (None, image_size(config))
+        _taking_images(module, architecture),
+        record,
+        entry=from_transformers(folder, config),
+        input=FixedInput(size=image_size(config)),
     )
+
+
+def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
+    """The module if it takes an image first, or the part of it that does."""
+    first = next(iter(inspect.signature(module.forward).parameters))
+    if first == _IMAGE:
+        return module
+    if not hasattr(module, "vision_model"):
+        raise _no_image(architecture, first)
+    log.info("%s is run by its vision tower (get_image_features)", architecture)
+    return ImageTower(module)
 
 
 def _weights_file(folder: Path, chosen: str | None) -> Path | None:
@@ -134,48 +132,59 @@ def _weights_file(folder: Path, chosen: str | None) -> Path | None:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    """The content of a folder's config.json."""
+    name = quoted(str(folder))
     try:
         config: dict[str, Any] = read_json(folder / _FILE)
     except FileNotFoundError as error:
-        message = (
-            f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks"
-            f" {_FILE}"
-        )
+        # of LoRA and its like: a few matrices beside a model that lies elsewhere
+        if (folder / _ADAPTER_FILE).is_file():
+            message = f"{name} holds an adapter, which is no model by itself"
+            merging = "model.merge_and_unload().save_pretrained('DIR')"
+            hint = f"merge it with its model by peft: {merging}; MODEL is DIR"
+            raise LoadError(message, hint) from error
+        message = f"{name} is no folder of a Hugging Face model: it lacks {_FILE}"
         hint = "give a file of weights and its architecture: FILE --arch MODEL"
         raise LoadError(message, hint) from error
     except FileError as error:
-        raise LoadError(f"{error}", "fetch the file again") from error
+        raise LoadError(str(error), "fetch the file again") from error
     return config
 
 
-def _built(
-    where: str,
+def _build(
+    config_file: str,
     name: str,
     fields: dict[str, Any],
-    file: str,
-    tensors: Any,
+    weights_file: str,
+    tensors: dict[str, Tensor],
     options: ModelOptions,
 ) -> nn.Module:
-    """The module of a checked config, with the tensors of a file.
+    """Build a model of transformers.
 
     Args:
-        where: the config's file, and `file` that of the weights, for messages.
-        name: the class that the config names.
-        fields: of the config.
+        config_file: For messages.
+        name: The class that the config names.
+        fields: Of the config, checked.
+        weights_file: For messages.
+        tensors: Its weights, by name.
+        options: How the model is loaded.
+
+    Raises:
+        LoadError: Where the config is none of the class, or of the weights.
     """
-    # so that its weights can be seen
+    # eager, so that the weights of attention can be seen
     attention = str(fields.pop("attn_implementation", "eager"))
     try:
         library: Any = import_module("transformers")
     except ImportError as error:
         message = f"{quoted(name)} is a model of the package transformers: {error}"
         raise LoadError(message, "pip install 'featviz[hf]'") from error
-    model_class = _model_class(where, name, library)
+    model_class = _model_class(config_file, name, library)
     with _quiet(library), torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
         try:
-            config = model_class.config_class.from_dict(dict(fields))
-            _check_parts(config, where, library.PreTrainedConfig)
+            config = model_class.config_class.from_dict(fields)
+            _check_parts(config, config_file, library.PreTrainedConfig)
             module, info = model_class.from_pretrained(
                 None,
                 config=config,
@@ -191,44 +200,69 @@ def _built(
             raise
         # whatever the constructors of a class make of a bad config
         except Exception as error:
-            reason = quoted(first_line(error))
-            message = f"{name} could not be built of {where} and {file}: {reason}"
+            files = f"{config_file} and {weights_file}"
+            message = (
+                f"{name} could not be built of {files}: {quoted(first_line(error))}"
+            )
             hint = "is it the config of these weights? --partial loads what fits"
             raise LoadError(message, hint) from error
+    _check_fit(name, weights_file, info, options.partial)
+    return module  # type: ignore[no-any-return]
+
+
+def _check_fit(name: str, file: str, info: dict[str, Any], partial: bool) -> None:
+    """Refuse weights that do not fit a model, or with --partial warn of them.
+
+    Args:
+        name: The class of the model.
+        file: That of the weights.
+        info: What `from_pretrained` says of the loading.
+        partial: Whether the user wants what fits.
+    """
+    # from_pretrained fills both with random numbers, and only warns
     unfit = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     message = f"{file} does not fit {name}: missing or of another shape: {_some(unfit)}"
-    if unfit and not options.partial:
-        raise LoadError(
-            message, "the config of these weights, or --partial for what fits"
-        )
+    if unfit and not partial:
+        hint = "the config of these weights, or --partial for what fits"
+        raise LoadError(message, hint)
     if unfit:
         log.warning("%s (--partial: these are random)", message)
     if info["unexpected_keys"]:
         log.warning("%s has no use for %s", name, _some(info["unexpected_keys"]))
-    return module  # type: ignore[no-any-return]
 
 
-def _checked(value: Any, where: str, architecture: str) -> Any:
-    """The same values without the keys that say how to load, at every depth."""
+def _checked(value: Any, file: str, architecture: str) -> Any:
+    """A value of a config without the keys that say how to load, at every depth.
+
+    Args:
+        value: The config, or something in it.
+        file: The config's, for messages.
+        architecture: The class that the config names, for messages.
+
+    Raises:
+        LoadError: Where it asks for code of its own, or is of quantised weights.
+    """
     if isinstance(value, list):
-        return [_checked(item, where, architecture) for item in value]
+        return [_checked(item, file, architecture) for item in value]
     if not isinstance(value, dict):
         return value
+    # names Python files of the folder, which the Auto classes would import
     if value.get("auto_map"):
-        message = f"{where} wants code of its own to run (auto_map)"
-        raise LoadError(
-            message, "if you trust it: --arch file.py:factory, which loads it"
-        )
+        message = f"{file} wants code of its own to run (auto_map)"
+        hint = "if you trust it: --arch file.py:factory, which loads it"
+        raise LoadError(message, hint)
     if value.get("quantization_config"):
-        message = (
-            f"{where} says that the weights of {quoted(architecture)} are quantised"
-        )
-        raise LoadError(message, "save the model that they were made from, in float")
-    kept = {key: item for key, item in value.items() if not _LEFT_OUT.fullmatch(key)}
-    return {key: _checked(item, where, architecture) for key, item in kept.items()}
+        text = f"the weights of {quoted(architecture)} are quantised"
+        hint = "save the model that they were made from, in float"
+        raise LoadError(f"{file} says that {text}", hint)
+    return {
+        key: _checked(item, file, architecture)
+        for key, item in value.items()
+        if not _LEFT_OUT.fullmatch(key)
+    }
 
 
-def _model_class(where: str, name: str, library: Any) -> Any:
+def _model_class(config_file: str, name: str, library: Any) -> Any:
     """The class that a config names: transformers' own, which takes an image, and none
     of timm's."""
     model_class: Any = None
@@ -237,11 +271,11 @@ def _model_class(where: str, name: str, library: Any) -> Any:
     except Exception:  # a model whose own requirements are not installed
         log.debug("%s cannot be imported", name, exc_info=True)
     if not _is_model_of(library, model_class):
-        message = f"{where} names {quoted(name)}, which is no model of transformers "
-        hint = (
-            "pip install --upgrade transformers; a model of timm's is --arch timm:NAME"
-        )
-        raise LoadError(message + library.__version__, hint)
+        version = library.__version__
+        text = f"{quoted(name)}, which is no model of transformers {version}"
+        update = "pip install --upgrade transformers"
+        hint = f"{update}; a model of timm's is --arch timm:NAME"
+        raise LoadError(f"{config_file} names {text}", hint)
     first = list(inspect.signature(model_class.forward).parameters)[1]
     if first != _IMAGE and not hasattr(model_class, "get_image_features"):
         raise _no_image(name, first)
@@ -252,37 +286,44 @@ def _is_model_of(library: Any, value: Any) -> bool:
     """Whether a value is a class of a model that transformers itself defines."""
     if not isinstance(value, type) or not issubclass(value, library.PreTrainedModel):
         return False
-    is_own = (
-        value.__module__.startswith("transformers.models.")
-        and "timm" not in value.__module__
-    )
+    module = value.__module__
+    is_own = module.startswith("transformers.models.") and "timm" not in module
     return is_own and getattr(value, "config_class", None) is not None
 
 
 def _no_image(name: str, first: str) -> LoadError:
+    """The error for a model whose forward takes `first` before an image."""
+    hint = "or --arch file.py:factory that wraps it"
     return LoadError(
         f"{name} takes {first} first, and featviz gives it an image",
-        f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory that"
-        " wraps it",
+        f"a model whose forward begins with {_IMAGE}; {hint}",
     )
 
 
-def _check_parts(value: Any, where: str, config_class: type) -> None:
+def _check_parts(value: Any, file: str, config_class: type) -> None:
     """Refuse what a configuration, or one in it at any depth, would fetch or build
-    elsewhere."""
+    elsewhere.
+
+    Args:
+        value: A configuration, or a dict, list or tuple in it.
+        file: The config's, for messages.
+        config_class: Of the configurations of transformers.
+    """
     if isinstance(value, config_class):
+        # timm takes `hf-hub:` and `local-dir:` names there, which fetch, or open other
+        # folders
         for key in ("architecture", "backbone"):
             name = str(getattr(value, key, ""))
             if ":" in name:
-                message = f"{where} names a backbone elsewhere: {quoted(name)}"
+                message = f"{file} names a backbone elsewhere: {quoted(name)}"
                 hint = "a folder that names one of transformers, or a plain one of timm"
                 raise LoadError(message, hint)
         if getattr(value, "model_args", None):
-            raise LoadError(f"{where} gives timm arguments of its own (model_args)")
+            raise LoadError(f"{file} gives timm arguments of its own (model_args)")
         value = vars(value)
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, (config_class, dict, list, tuple)):
-            _check_parts(item, where, config_class)
+            _check_parts(item, file, config_class)
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -295,6 +336,7 @@ def _quiet(library: Any) -> Iterator[None]:
     messages = library.utils.logging
     hub: Any = import_module("huggingface_hub.constants")
     was_offline = hub.HF_HUB_OFFLINE
+    # these settings are of the whole process, so they go back afterwards
     verbosity = messages.get_verbosity()
     had_bars = messages.is_progress_bar_enabled()
     hub.HF_HUB_OFFLINE = True

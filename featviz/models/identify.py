@@ -64,27 +64,28 @@ class Match:
     @property
     def name(self) -> str | None:
         """The plainest of the architectures that fit."""
-        return self.names[0] if self.names else None
+        if self.names:
+            return self.names[0]
+        return None
 
     @property
     def description(self) -> str:
         """For people."""
-        if not self.names and not self.nearest:
-            return "no architecture of torchvision has such tensors"
         if not self.names:
-            near = (
+            near = [
                 f"{name} ({fit} of {total} tensors fit)"
                 for name, fit, total in self.nearest
-            )
+            ]
+            if not near:
+                return "no architecture of torchvision has such tensors"
             return f"nearest: {', '.join(near)}"
         text = f"it is {self.name}"
         if "num_classes" in self.arguments:
             text += f" with {self.arguments['num_classes']} classes"
+        # the builders have two names for the same thing
         for argument in {"aux_loss", "aux_logits"} & self.arguments.keys():
-            text += (
-                f" {'with' if self.arguments[argument] else 'without'} its auxiliary"
-                " heads"
-            )
+            preposition = "with" if self.arguments[argument] else "without"
+            text += f" {preposition} its auxiliary heads"
         if len(self.names) > 1:
             text += f" (or {', '.join(self.names[1:])}, of the same shapes)"
         return text
@@ -98,8 +99,9 @@ def identify_file(
     Args:
         path: The file.
         arch: What a config.json beside it names (`load.architecture_beside`).
-        key: Where its weights are, `prefix`: what is stripped from their names, and
-            `ema`: whether they are averaged ones, as `weights.unwrap` takes them.
+        key: Where its weights are, as `weights.unwrap` takes it.
+        prefix: What is stripped from their names.
+        ema: Whether they are averaged ones.
 
     Returns:
         A line for people, and a document for programs.
@@ -109,39 +111,23 @@ def identify_file(
     """
     try:
         with weights.one_line(path):
-            return _identify_file(path, arch, key, prefix, ema)
+            content = weights.read(path)
+            state_dict, module = weights.unwrap(content, key, prefix, ema, path.name)
+            if isinstance(module, UnbuiltModule):
+                raise module.refusal
+            match = identify_variants(weights.stripped_variants(state_dict))
     except LoadError as error:  # identify has no --trust
         hint = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, hint) from error
-
-
-def _identify_file(
-    path: Path, arch: str | None, key: str | None, prefix: str | None, ema: bool | None
-) -> tuple[str, dict[str, Any]]:
-    state_dict, module = weights.unwrap(weights.read(path), key, prefix, ema, path.name)
-    if isinstance(module, UnbuiltModule):
-        raise module.refusal
-    match = identify_variants(weights.stripped_variants(state_dict))
-    tensors = match.state_dict.tensors
-    steps = match.state_dict.steps
-    facts = [*steps, f"{len(tensors)} tensors"]
-    class_name = None
-    if module is not None:  # `run` does not look at a config.json then
-        class_name = type(module).__name__
+    class_name = None if module is None else type(module).__name__
+    if class_name is not None:  # `run` does not look at a config.json then
         arch = None
-        facts.append(f"a whole model ({quoted(class_name)}), which is run as it stands")
     elif arch is not None:
         arch = arch.removeprefix("timm:")
-        facts.append(f"config.json beside it says {quoted(arch)}")
-    if match.name is not None:
-        facts.append(match.description)
-    elif class_name is None and arch is None:  # `run` does not take it as it stands
-        facts.append(match.description)
-        facts.append("--arch names the class or the architecture")
     document = {
         "file": path.name,
-        "steps": list(steps),
-        "tensors": len(tensors),
+        "steps": list(match.state_dict.steps),
+        "tensors": len(match.state_dict.tensors),
         "architecture": match.name,
         "also": list(match.names[1:]),
         "num_classes": match.arguments.get("num_classes"),
@@ -149,7 +135,28 @@ def _identify_file(
         "whole_model": class_name,
         "beside": arch,
     }
-    return f"{path.name}: {'; '.join(facts)}", document
+    return f"{path.name}: {'; '.join(_facts(match, class_name, arch))}", document
+
+
+def _facts(match: Match, class_name: str | None, arch: str | None) -> list[str]:
+    """What is known of a file, for people.
+
+    Args:
+        match: What its tensors are.
+        class_name: Of the whole model in it, if there is one.
+        arch: What a config.json beside it names.
+    """
+    facts = [*match.state_dict.steps, f"{len(match.state_dict.tensors)} tensors"]
+    if class_name is not None:
+        facts.append(f"a whole model ({quoted(class_name)}), which is run as it stands")
+    if arch is not None:
+        facts.append(f"config.json beside it says {quoted(arch)}")
+    if match.name is not None:
+        facts.append(match.description)
+    elif class_name is None and arch is None:  # `run` does not take it as it stands
+        facts.append(match.description)
+        facts.append("--arch names the class or the architecture")
+    return facts
 
 
 def identify_variants(state_dicts: Iterable[Weights]) -> Match:
@@ -158,10 +165,14 @@ def identify_variants(state_dicts: Iterable[Weights]) -> Match:
     for match in matches:
         if match.names:
             return match
+
+    def share(match: Match) -> float:
+        if match.nearest:
+            return match.nearest[0].share
+        return 0.0
+
     # of equals the first, whose names were changed least
-    return max(
-        matches, key=lambda match: match.nearest[0].share if match.nearest else 0.0
-    )
+    return max(matches, key=share)
 
 
 def identify(state_dict: Weights) -> Match:
@@ -177,24 +188,20 @@ def identify(state_dict: Weights) -> Match:
         if not key.endswith("num_batches_tracked")
     }
     index = _index()
-    names = []
-    candidates = []
+    names: list[str] = []
+    candidates: list[Near] = []
     # the plainest first: `resnet50` before `quantized_resnet50`, whose tensors are the
     # same
-    for name in sorted(
-        index, key=lambda name: (name.startswith("quantized_"), len(name), name)
-    ):
-        head = index[name]["head"]
+    ordered = sorted(index, key=lambda name: (len(name), name))
+    ordered.sort(key=lambda name: name.startswith("quantized_"))
+    for name in ordered:
         expected = index[name]["tensors"]
         common = shapes.keys() & expected.keys()
-        fitting = sum(
-            _fits(shapes[key], expected[key], head.get(key)) for key in common
-        )
+        fitting = _count_fitting(shapes, index[name])
         candidates.append(Near(name, fitting, len(expected)))
         differing = shapes.keys() ^ expected.keys()
-        if fitting == len(common) and all(
-            key.startswith(tuple(_AUXILIARY)) for key in differing
-        ):
+        are_auxiliary = all(key.startswith(tuple(_AUXILIARY)) for key in differing)
+        if fitting == len(common) and are_auxiliary:
             names.append(name)
     if names:
         return Match(state_dict, tuple(names), _arguments(shapes, index[names[0]]))
@@ -203,14 +210,32 @@ def identify(state_dict: Weights) -> Match:
     return Match(state_dict, nearest=tuple(nearest))
 
 
+def _count_fitting(
+    shapes: Mapping[str, Sequence[int]], entry: Mapping[str, Any]
+) -> int:
+    """How many tensors of a file have the name and shape that an architecture expects;
+    `entry` is that of its builder in the index (see `_arguments`)."""
+    head = entry["head"]
+    return sum(
+        key in shapes and _fits(shapes[key], expected, head.get(key))
+        for key, expected in entry["tensors"].items()
+    )
+
+
 def _fits(
     shape: Sequence[int], expected: Sequence[int], head: Sequence[int] | None
 ) -> bool:
-    """Whether a tensor has the shape that an architecture expects; along the first of
-    the three numbers in `head` (`_arguments`), if it is a layer's that gives classes,
-    any size."""
+    """Whether a tensor has the shape that an architecture expects.
+
+    Args:
+        shape: The tensor's.
+        expected: The architecture's.
+        head: Of a tensor whose size follows from the number of classes the three
+            numbers that `_arguments` takes: along that axis any size fits.
+    """
     if len(shape) != len(expected):
         return False
+    # a head of another number of classes differs along one axis alone
     differing = [axis for axis, size in enumerate(shape) if size != expected[axis]]
     return not differing or (head is not None and differing == [head[0]])
 
@@ -242,5 +267,6 @@ def _arguments(
 
 @cache
 def _index() -> dict[str, dict[str, Any]]:
+    """`tensors` and `head` of every builder (see `_arguments`), by its name."""
     index: dict[str, dict[str, Any]] = json.loads(gzip.decompress(INDEX.read_bytes()))
     return index

@@ -23,12 +23,19 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, ClassVar
 
 import torch
 
-_MODULES_OF_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+_RENAMED_MODULES = {
+    "__builtin__": "builtins",  # of Python 2
+    "copy_reg": "copyreg",
+    "numpy.core.multiarray": "numpy._core.multiarray",  # of numpy 1
+    "numpy.core.numeric": "numpy._core.numeric",
+}
+_UNTYPED_STORAGE = "torch.storage.UntypedStorage"
 
 
 class Name:
@@ -44,21 +51,19 @@ class Name:
 class Made:
     """What a file would make by a call, and what it would put into it."""
 
-    maker: Any
+    maker: Name
+    """What would be called."""
     arguments: tuple[Any, ...] = ()
     states: list[Any] = field(default_factory=list)
+    """What BUILD would hand to it, one for each time."""
     items: list[Any] = field(default_factory=list)
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
 
     def append(self, item: Any) -> None:
-        """APPEND, ADDITEMS."""
+        """APPEND, APPENDS, ADDITEMS."""
         self.items.append(item)
 
     add = append
-
-    def extend(self, items: list[Any]) -> None:
-        """APPENDS."""
-        self.items.extend(items)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """SETITEM, SETITEMS."""
@@ -95,20 +100,22 @@ class Unpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """A name. torch's subclass takes those of storages for marks of a dtype."""
-        return Name(f"{_MODULES_OF_PYTHON_2.get(module, module)}.{name}")
+        return Name(f"{_RENAMED_MODULES.get(module, module)}.{name}")
 
-    def _instantiate(self, maker: Any, arguments: list[Any]) -> None:
-        """What INST and OBJ share."""
+    def _instantiate(self, maker: Any, arguments: Sequence[Any]) -> None:
+        """What INST and OBJ share, and here all that is a call."""
+        if type(maker) is not Name:
+            maker = Name("what another call returns")
         self.append(Made(maker, tuple(arguments)))
 
     def _call(self) -> None:
         arguments = self.stack.pop()
         if type(arguments) is not tuple:
             raise pickle.UnpicklingError("the arguments of a call are no tuple")
-        self.append(Made(self.stack.pop(), arguments))
+        self._instantiate(self.stack.pop(), arguments)
 
     def _call_with_keywords(self) -> None:
-        self.stack.pop()  # no maker of ours takes any
+        self.stack.pop()  # nothing that is made of a file takes any
         self._call()
 
     def _build(self) -> None:
@@ -137,27 +144,30 @@ class Unpickler(pickle._Unpickler):
         self.append(self.read(length))
 
     def _persistent(self) -> None:
-        """What torch reads for a persistent id, after a look at it: torch itself would
-        look up the source code of a class, and reserve whatever length is written."""
-        identity = self.stack.pop()
-        types = [*map(type, identity)] if type(identity) is tuple else []
-        if types[:2] == [str, Name] and identity[0] == "module":
-            self.append(identity[1])  # a class of before torch 1.6, and its source
-            return
-        if types[2:5] != [str, str, int] or types[5:] not in ([], [type(None)]):
-            raise pickle.UnpicklingError("a persistent id that is none of torch.save's")
-        _, marker, key, device, length, *view = identity
-        # in zip files torch compares the sizes
-        if length < 0 or (view and length > self.size):
-            raise pickle.UnpicklingError(
-                f"a storage of {length:,} numbers, which are not there"
-            )
-        if type(marker) is Name and marker.text == "torch.storage.UntypedStorage":
-            marker = torch.UntypedStorage
-        elif type(marker) is not torch.serialization.StorageType:
-            raise pickle.UnpicklingError("a storage of no type of numbers")
-        storage = self.persistent_load(("storage", marker, key, device, length, *view))
-        self.append(Storage(storage))
+        """Make what a persistent id stands for: the storage of a tensor.
+
+        torch reads the id itself; it is looked at here first, since torch would look up
+        the source code of a class, and reserve whatever length is written."""
+        match self.stack.pop():
+            case ("module", Name() as name, *_):
+                self.append(name)  # before torch 1.6: a class, and its source code
+            case ("storage", marker, str(key), str(device), int(length), *view) if (
+                view in ([], [None])
+            ):
+                # Before torch 1.6 (which wrote `view`) the bytes come after the pickle.
+                # In zip files torch compares the length with the bytes that are there.
+                if length < 0 or (view and length > self.size):
+                    message = f"a storage of {length:,} numbers, which are not there"
+                    raise pickle.UnpicklingError(message)
+                if type(marker) is Name and marker.text == _UNTYPED_STORAGE:
+                    marker = torch.UntypedStorage
+                elif type(marker) is not torch.serialization.StorageType:
+                    raise pickle.UnpicklingError("a storage of no type of numbers")
+                identity = ("storage", marker, key, device, length, *view)
+                self.append(Storage(self.persistent_load(identity)))
+            case _:
+                message = "a persistent id that is none of torch.save's"
+                raise pickle.UnpicklingError(message)
 
     def _refused(self) -> None:
         raise pickle.UnpicklingError("an instruction that looks into a registry")
@@ -195,32 +205,37 @@ def read(file: BinaryIO) -> Any:
     """Read a file of torch.save, of any format but tar, or a plain pickle.
 
     Args:
-        file: Open for reading; its descriptor is not used.
+        file: Open for reading, at its start; its descriptor is not used.
 
     Returns:
         Numbers, texts, lists and tuples, with Name, Made and Storage for all else.
 
     Raises:
-        Exception: Of any kind, where the file is broken or is TorchScript.
+        Exception: Of any class, where the file is broken or is TorchScript.
     """
-    if file.read(4) == b"PK\3\4":
-        file.seek(0)
-        names = torch._C.PyTorchFileReader(file).get_all_records()
-        if "constants.pkl" in names:  # torch.load would hand it to torch.jit.load
-            raise pickle.UnpicklingError("it is TorchScript")
-        file.seek(0)
-        return torch.load(file, "cpu", pickle_module=Inert, weights_only=False)
+    is_zip = file.read(4) == b"PK\3\4"
     file.seek(0)
-    # A copy has no descriptor: of one, torch would first try to unpack a tar file, and
-    # tar files make links, and open what these lead to
-    return read_pickle(file.read())
+    if not is_zip:
+        # A copy has no descriptor. A file that has one torch would first unpack as tar,
+        # and tar files make links, and open what these lead to.
+        return read_pickle(file.read())
+    names = torch._C.PyTorchFileReader(file).get_all_records()
+    if "constants.pkl" in names:  # torch.load would hand it to torch.jit.load
+        raise pickle.UnpicklingError("it is TorchScript")
+    file.seek(0)
+    return _load(file)
 
 
 def read_pickle(data: bytes) -> Any:
     """Read a plain pickle, or torch's format of before 1.6, which is several in a row."""
     file = io.BytesIO(data)
-    first = Unpickler(file, encoding="latin1").load()
+    first = Inert.load(file, encoding="latin1")
+    # such a file begins with a pickle of one number
     if type(first) is not int or first != torch.serialization.MAGIC_NUMBER:
         return first
     file.seek(0)
+    return _load(file)
+
+
+def _load(file: BinaryIO) -> Any:
     return torch.load(file, "cpu", pickle_module=Inert, weights_only=False)

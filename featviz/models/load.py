@@ -4,13 +4,11 @@ user's own code."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import pickle
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -18,8 +16,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-from urllib.error import URLError
+from typing import Any, NamedTuple
 from urllib.parse import urlparse
 
 import torch
@@ -65,6 +62,9 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 _HUB_SECONDS = 4
 
+_OF_TRANSFORMERS = ("transformers.", "featviz.models.huggingface.")
+"""Where classes of models of transformers are, and of parts of them."""
+
 _HPARAMS = "hyper_parameters"  # where Lightning keeps the arguments of a class
 
 
@@ -106,10 +106,11 @@ def load_model(
     device = pick_device(options.device)
     try:
         loaded = load_source(options)
-    except FeatvizError:
-        raise
     except Exception as error:
-        if "operator torchvision::" in str(error):
+        # what a torchvision that was built for another torch makes of its first use
+        if "operator torchvision::" in str(error) and not isinstance(
+            error, FeatvizError
+        ):
             raise unfit(error) from error
         raise
     module = _on_device(loaded.module, Path(options.spec), device)
@@ -151,6 +152,7 @@ def _preprocess(
 ) -> Preprocess:
     """How images become the model's input: by `--input`, by `--transform`, or by what
     the model's source says; with hooks on the module that pass it `--forward-arg`."""
+    # read before anything else, since a misspelt value needs no model
     forward_arguments = arguments.parse(inputs.forward_args, seed)
     transform: UserTransform | None = None
     if inputs.input:
@@ -188,6 +190,7 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
         )
     module = weights.unwrapped(module)
     _refuse_lazy(module)
+    # a module without tensors runs on the CPU
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     source = {
         "kind": "module",
@@ -204,13 +207,9 @@ def refuse_meta(module: nn.Module) -> None:
     nothing drawn."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
-            message = (
-                f"the model's {name} is on the device meta, where tensors have no"
-                " values"
-            )
-            raise LoadError(
-                message, "model.to_empty(device='cpu') where it is built, and weights"
-            )
+            where = "on the device meta, where tensors have no values"
+            hint = "model.to_empty(device='cpu') where it is built, and weights"
+            raise LoadError(f"the model's {name} is {where}", hint)
 
 
 def _refuse_lazy(model: nn.Module) -> None:
@@ -218,14 +217,12 @@ def _refuse_lazy(model: nn.Module) -> None:
     be given back as it was."""
     for name, module in model.named_modules():
         if any(map(is_lazy, module.parameters(recurse=False))):
-            label = (
-                f"{name} ({type(module).__name__})" if name else type(module).__name__
-            )
-            message = (
-                f"the model's {label} gets its size from the first input, and saw none"
-            )
+            label = type(module).__name__
+            if name:
+                label = f"{name} ({label})"
             raise UsageError(
-                message, "run the model on an input of yours first: model(x)"
+                f"the model's {label} gets its size from the first input, and saw none",
+                "run the model on an input of yours first: model(x)",
             )
 
 
@@ -264,45 +261,51 @@ def fed(
             hook.remove()
 
 
-def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
-    """Where the scores of classes are in a model's output (`LoadedModel.scores`), and
-    their names by number."""
+class _Classes(NamedTuple):
+    """What a model says of the classes that it tells apart."""
+
+    scores: str | None
+    """Where its output has their scores: see `LoadedModel.scores`."""
+    names: tuple[str, ...] = ()
+    """By number; none where nobody has named them."""
+
+
+def _classes(module: nn.Module) -> _Classes:
+    """The scores of classes in a model's output, and their names, by its library."""
     module_class = type(module)
     package = module_class.__module__
     name = f"{package}.{module_class.__qualname__}"
     if package == "torch.export.unflatten" and hasattr(module, "type_name"):
         name = str(module.type_name() or "")  # type: ignore[operator]  # of the original
-    origins = [name, *(base.__module__ for base in module_class.__mro__)]
     if package.startswith("ultralytics."):
         # a classifier returns its probabilities, then the scores
         scores = "1" if name.endswith(".ClassificationModel") else None
-        labels = getattr(module, "names", None)
-    elif any(
-        o.startswith(("transformers.", "featviz.models.huggingface.")) for o in origins
-    ):
+        return _Classes(scores, _class_names(getattr(module, "names", None)))
+    origins = [name, *(base.__module__ for base in module_class.__mro__)]
+    if any(origin.startswith(_OF_TRANSFORMERS) for origin in origins):
         is_classifier = re.search("For(Image|Video)Classification", name)
         scores = "logits" if is_classifier else None
-        labels = getattr(getattr(module, "config", None), "id2label", None)
-    else:
-        # num_classes is 0 where timm leaves out the classifier
-        return None if getattr(module, "num_classes", None) == 0 else "", ()
-    return scores, _class_names(labels)
+        config = getattr(module, "config", None)
+        return _Classes(scores, _class_names(getattr(config, "id2label", None)))
+    # num_classes is 0 where timm leaves out the classifier
+    if getattr(module, "num_classes", None) == 0:
+        return _Classes(None)
+    return _Classes("")
 
 
 def _class_names(labels: Any) -> tuple[str, ...]:
-    """The names of a model's classes by number; none where nobody has named them."""
-    if not isinstance(labels, Mapping):
+    """The names of a model's classes by number; none where nobody has named them.
+
+    Args:
+        labels: A mapping from numbers to names; anything else has none.
+    """
+    if not isinstance(labels, Mapping) or set(labels) != set(range(len(labels))):
         return ()
-    numbers = range(len(labels))
-    if set(labels) != set(numbers):
-        return ()
-    names = tuple(printable(str(labels[number])) for number in numbers)
+    names = tuple(printable(str(labels[number])) for number in range(len(labels)))
     # what libraries make up
-    if names in (
-        tuple(map(str, numbers)),
-        tuple(f"LABEL_{number}" for number in numbers),
-    ):
-        return ()
+    for prefix in ("", "LABEL_"):
+        if names == tuple(f"{prefix}{number}" for number in range(len(labels))):
+            return ()
     return names
 
 
@@ -313,42 +316,49 @@ def _class_names(labels: Any) -> tuple[str, ...]:
 def load_file(options: ModelOptions) -> Loaded:
     """Load a whole model; or weights into `options.arch`, else into what a config.json
     beside the file names, else into the architecture whose tensors they are."""
-    with weights.one_line(Path(options.spec)):
-        return _load_file(options)
-
-
-def _load_file(options: ModelOptions) -> Loaded:
     path = Path(options.spec)
-    file_format = sniff(path)
-    arch = options.arch
-    if arch is None:
-        arch = _configured_arch(path, file_format)
-    if arch is not None:
-        return _load_weights_into(arch, path, options)
-    if options.hparams:
-        message = (
-            f"--model-arg @hparams is for a class of your own, and {path.name} names"
-            " none"
-        )
-        raise UsageError(message, "--arch net.py:CLASS names it")
-    record = {"kind": "file", **weights.record(path)}
-    if file_format == EXPORTED:
-        program, fixed = weights.read_program(
-            path, options.trust, pick_device(options.device)
-        )
-        return Loaded(program, record, None, fixed)
-    content = weights.read(path, options.trust)
-    if isinstance(content, nn.Module) and options.key is None:
-        return Loaded(content, record)
+    with weights.one_line(path):
+        file_format = sniff(path)
+        # a file alone does not say what an --arch or a config.json says
+        arch = options.arch or _configured_arch(path, file_format)
+        if arch is not None:
+            return _load_weights_into(arch, path, options)
+        if options.hparams:
+            text = f"is for a class of your own, and {path.name} names none"
+            hint = "--arch net.py:CLASS names it"
+            raise UsageError(f"--model-arg @hparams {text}", hint)
+        record = {"kind": "file", **weights.record(path)}
+        if file_format == EXPORTED:
+            device = pick_device(options.device)
+            program, fixed = weights.read_program(path, options.trust, device)
+            return Loaded(program, record, None, fixed)
+        content = weights.read(path, options.trust)
+        if isinstance(content, nn.Module) and options.key is None:
+            return Loaded(content, record)
+        return _load_content(content, record, path, options)
+
+
+def _load_content(
+    content: Any, record: dict[str, Any], path: Path, options: ModelOptions
+) -> Loaded:
+    """Load what a checkpoint holds where its weights are: a module, or tensors.
+
+    Args:
+        content: What `weights.read` returned.
+        record: Of the file, for run.json.
+        path: The file.
+        options: How the model is loaded.
+    """
     state_dict, module = weights.unwrap(
         content, options.key, options.strip_prefix, options.ema, path.name
     )
+    # its tensors alone do not say how they are computed with
     if isinstance(module, UnbuiltModule):
         raise module.refusal
     if module is None:
         return _load_recognised(path, content, state_dict, options)
     train_args = content.get("train_args") if isinstance(content, Mapping) else None
-    record = {**record, "taken": list(state_dict.steps)}
+    record["taken"] = list(state_dict.steps)
     chain = from_ultralytics(module, train_args)
     return Loaded(module, record, chain, classes=state_dict.classes)
 
@@ -362,7 +372,9 @@ def _configured_arch(path: Path, file_format: str) -> str | None:
     if name.startswith("timm:"):
         return name
     # an exported program is a model of its own
-    return None if file_format == EXPORTED else f"hf:{path.parent}"
+    if file_format == EXPORTED:
+        return None
+    return f"hf:{path.parent}"
 
 
 def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
@@ -371,6 +383,7 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
     if source.name == "file":
         message = f"--arch {arch!r} is a file of its own"
         raise UsageError(message, "give a name or a factory")
+    # as `--arch NAME FILE`, so `NAME --weights FILE`: there is one way to load both
     loaded = load_source(
         structs.replace(options, spec=arch, arch=None, weights=str(path))
     )
@@ -388,6 +401,7 @@ def _load_recognised(
 
     match = identify.identify_variants(weights.stripped_variants(state_dict))
     name = match.name
+    # the user has been told of the nearest, and takes what fits into it
     if name is None and match.nearest and options.partial:
         name = match.nearest[0].name
     if name is None:
@@ -421,6 +435,7 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
         content: What it holds.
         nearest: The architectures that fit in part, for people.
     """
+    # its state dict has names of a class of the user's own
     if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
         message = (
             f"{path.name} is a Lightning checkpoint, and does not say of which class"
@@ -433,9 +448,8 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
             hint += " --model-arg @hparams"
         return LoadError(message, hint)
     message = f"{path.name} matches no torchvision architecture"
-    hint = (
-        "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
-    )
+    forms = "a name, timm:NAME, or file.py:factory"
+    hint = f"--arch says what its weights belong to ({forms})"
     if nearest is not None:
         message += f"; {nearest}"
         hint += "; --partial loads what fits into the nearest"
@@ -460,9 +474,10 @@ def load_torchvision(options: ModelOptions) -> Loaded:
     path = Path(weights_name)
     if path.is_file():
         state_dict = weights.read_weights(path, options)
-        sizes = (
-            _sizes_of(name, weights.stripped_variants(state_dict)) if is_timm else {}
-        )
+        # a head of other classes would not fit the model that the name alone builds
+        sizes: dict[str, int] = {}
+        if is_timm:
+            sizes = _sizes_of(name, weights.stripped_variants(state_dict))
         module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
         record = weights.put_weights(module, state_dict, path, options)
         record = {**source, **sizes, **record}
@@ -486,6 +501,36 @@ def _random(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=()):  # models are made on the CPU
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def _building(name: str, seed: int, fetching: str | None) -> Iterator[None]:
+    """Errors of a library that builds a model become LoadErrors.
+
+    Args:
+        name: Of the model, for messages.
+        seed: Of random weights.
+        fetching: How the weights can be had otherwise, if the library fetches any.
+    """
+    try:
+        # torch.hub says on stdout what it downloads, and stdout is for results alone
+        with _random(seed), redirect_stdout(sys.stderr):
+            yield
+    except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
+        # torch's readers raise a RuntimeError of a broken file
+        if fetching is not None:
+            message = f"the weights of {name} could not be loaded: {first_line(error)}"
+            hint = f"{fetching}, or use --weights none for random ones"
+            raise LoadError(message, hint) from error
+        raise _not_built(name, error) from error
+    except (TypeError, ValueError, AssertionError, KeyError) as error:
+        raise _not_built(name, error) from error
+
+
+def _not_built(name: str, error: Exception) -> LoadError:
+    return LoadError(
+        f"{name} could not be built: {first_line(error)}", "see --model-arg"
+    )
 
 
 def build_torchvision(
@@ -522,45 +567,40 @@ def build_torchvision(
     # weights
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
         loading["weights_backbone"] = None
-    try:
-        # torch.hub says on stdout what it downloads
-        with _random(seed), redirect_stdout(sys.stderr), warnings.catch_warnings():
-            # how inception and googlenet initialise
-            warnings.simplefilter("ignore", FutureWarning)
-            module: nn.Module = models.get_model(name, **loading, **arguments)
-    except (TypeError, ValueError) as error:
-        message = f"torchvision's {name} refused its arguments: {error}"
-        raise LoadError(message, _arguments_hint(error) or "see --model-arg") from error
-    except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
-        if entry is None:
-            raise
+    fetching = None
+    if entry is not None:
         file = Path(urlparse(entry.url).path).name
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
-        hint = f"put {file} into {folder}, or use --weights none for random ones"
-        raise LoadError(
-            f"the weights {entry} could not be loaded: {error}", hint
-        ) from error
+        fetching = f"put {file} into {Path(torch.hub.get_dir()) / 'checkpoints'}"
+    label = f"torchvision's {name}" if entry is None else str(entry)
+    with _building(label, seed, fetching), warnings.catch_warnings():
+        # how inception and googlenet initialise
+        warnings.simplefilter("ignore", FutureWarning)
+        module: nn.Module = models.get_model(name, **loading, **arguments)
     return module, entry or getattr(entries, "DEFAULT", None)
 
 
 def _weights_entry(name: str, entries: Any, weights_name: str | None) -> Any:
-    """The entry of a torchvision model's weights that a name means; None for random
-    weights."""
+    """The entry of a torchvision model's weights; None for random weights.
+
+    Args:
+        name: Of the model, for messages.
+        entries: The enumeration of its weights.
+        weights_name: `default`, the name of an entry, or `none` or None.
+    """
     if weights_name in (None, "none"):
         return None
-    if weights_name == "default":
-        default = getattr(entries, "DEFAULT", None)
-        if default is None:
-            raise UsageError(
-                f"torchvision has no weights for {name}", "--weights none, or a file"
-            )
-        return default
-    if weights_name not in entries.__members__:
+    # an entry of the enumeration, as torchvision documents it
+    if weights_name != "default":
+        if weights_name in entries.__members__:
+            return entries[weights_name]
         message = f"--weights {weights_name!r} is neither a file nor an entry of {name}"
-        raise UsageError(
-            message, f"one of default, none, {', '.join(entries.__members__)}"
-        )
-    return entries[weights_name]
+        names = ", ".join(entries.__members__)
+        raise UsageError(message, f"one of default, none, {names}")
+    entry = getattr(entries, "DEFAULT", None)
+    if entry is None:
+        message = f"torchvision has no weights for {name}"
+        raise UsageError(message, "--weights none, or a file")
+    return entry
 
 
 def architecture_beside(path: Path) -> str | None:
@@ -576,65 +616,73 @@ def architecture_beside(path: Path) -> str | None:
     if not isinstance(config, dict):
         return None
     arch = config.get("architecture")
-    if isinstance(arch, str):
-        with suppress(LoadError):  # where timm is not installed
-            timm = _timm()
-            if timm.is_model(arch):
-                pretrained = config.get("pretrained_cfg")
-                tag = pretrained.get("tag", "") if isinstance(pretrained, dict) else ""
-                return (
-                    f"timm:{arch}.{tag}" if tag in _tags(timm, arch) else f"timm:{arch}"
-                )
+    with suppress(LoadError):  # where timm is not installed
+        if isinstance(arch, str) and _timm().is_model(arch):
+            pretrained = config.get("pretrained_cfg")
+            tag = pretrained.get("tag") if isinstance(pretrained, dict) else None
+            suffix = f".{tag}" if tag in _tags(arch) else ""
+            return f"timm:{arch}{suffix}"
     class_names = config.get("architectures")
-    if (
-        isinstance(class_names, list)
-        and class_names
-        and isinstance(class_names[0], str)
-    ):
-        return class_names[0]
+    if isinstance(class_names, list) and class_names:
+        if isinstance(class_names[0], str):
+            return class_names[0]
+        return None
     return None
 
 
 def _build_timm(
     name: str, weights_name: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Chain]:
-    """Build a timm model, `resnet18` or `resnet18.a1_in1k`; weights are `default`, a
-    tag or none."""
+    """Build a timm model.
+
+    Args:
+        name: `resnet18` or `resnet18.a1_in1k`.
+        weights_name: `default`, a tag such as `a1_in1k`, or `none` or None for random
+            ones.
+        seed: Of random weights.
+        arguments: Of `timm.create_model`, by name.
+
+    Returns:
+        The module, and how its images are prepared.
+
+    Raises:
+        UsageError: Where timm has no such model or weights.
+        LoadError: Where timm refuses the arguments, or the weights cannot be fetched.
+    """
     timm = _timm()
-    tagged_name = _tagged(timm, name, weights_name)
-    config = timm.get_pretrained_cfg(tagged_name)
+    tagged_name = _tagged(name, weights_name)
     pretrained = weights_name not in (None, "none")
+    fetching = None
     if pretrained:
-        if config is None or not config.has_weights:
-            raise UsageError(
-                f"timm has no weights for {tagged_name}", "--weights none, or a file"
-            )
-        num_classes = arguments.get("num_classes", config.num_classes)
-        if num_classes not in (0, config.num_classes):
-            message = (
-                "the classifier of %s is random: its weights have %d classes, not %s"
-            )
-            log.warning(message, tagged_name, config.num_classes, num_classes)
-    try:
-        overlay = _hub_overlay(config) if pretrained else {}
-        # stdout is for results alone
-        with _random(seed), redirect_stdout(sys.stderr):
-            keywords = {**overlay, **arguments}
-            module = timm.create_model(tagged_name, pretrained=pretrained, **keywords)
-    except (URLError, OSError, EOFError) as error:
-        source = f"fetch {config.url}"
+        config = timm.get_pretrained_cfg(tagged_name)
+        _check_pretrained(tagged_name, config, arguments)
+        # most weights lie on the hub, older ones at a plain address
+        fetching = f"fetch {config.url} for --weights FILE"
         if config.hf_hub_id:
             file = config.hf_hub_filename or _HUB_FILES[0]
-            source = f"`hf download {config.hf_hub_id} {file}` elsewhere"
-        message = (
-            f"the weights of {tagged_name} could not be loaded: {first_line(error)}"
-        )
-        hint = f"{source} for --weights FILE; or use --weights none for random ones"
-        raise LoadError(message, hint) from error
-    except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        message = f"timm could not build {tagged_name}: {first_line(error)}"
-        raise LoadError(message, _arguments_hint(error) or "see --model-arg") from error
+            download = f"`hf download {config.hf_hub_id} {file}`"
+            fetching = f"{download} elsewhere for --weights FILE"
+    with _building(tagged_name, seed, fetching):
+        keywords = {**_hub_overlay(config), **arguments} if pretrained else arguments
+        module = timm.create_model(tagged_name, pretrained=pretrained, **keywords)
     return module, _timm_chain(timm.data.resolve_model_data_config(module), arguments)
+
+
+def _check_pretrained(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse a timm model without weights; warn where they have other classes.
+
+    Args:
+        name: Of the model with its tag.
+        config: timm's description of its weights; None where there are none.
+        arguments: Of `timm.create_model`.
+    """
+    if config is None or not config.has_weights:
+        raise UsageError(f"timm has no weights for {name}", "--weights none, or a file")
+    # timm leaves the head out of the weights, and says nothing
+    num_classes = arguments.get("num_classes", config.num_classes)
+    if num_classes not in (0, config.num_classes):
+        message = "the classifier of %s is random: its weights have %d classes, not %s"
+        log.warning(message, name, config.num_classes, num_classes)
 
 
 def _hub_overlay(config: Any) -> dict[str, Any]:
@@ -665,6 +713,7 @@ def _hub_overlay(config: Any) -> dict[str, Any]:
 
 def _timm_chain(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Chain:
     """The preprocessing of a timm model that was built with arguments of the user's."""
+    # the config is that of the weights; the builder may have been told otherwise
     channels, *size = config["input_size"]
     channels = int(arguments.get("in_chans", channels))
     size = arguments.get("img_size", size)
@@ -680,8 +729,7 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
         name: The model's.
         state_dicts: The weights, with and without prefixes of their names.
     """
-    timm = _timm()
-    config = timm.get_pretrained_cfg(_tagged(timm, name, None))
+    config = _timm().get_pretrained_cfg(_tagged(name, None))
     sizes = {}
     for argument, layer, axis, default in (
         ("num_classes", config.classifier, 0, config.num_classes),
@@ -693,7 +741,9 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
         key = f"{layer}.weight"
         # the last has the fewest prefixes, so its key is the model's own
         shapes = [
-            read.tensors[key].shape for read in state_dicts if key in read.tensors
+            variant.tensors[key].shape
+            for variant in state_dicts
+            if key in variant.tensors
         ]
         if shapes and len(shapes[-1]) > axis and shapes[-1][axis] != default:
             sizes[argument] = int(shapes[-1][axis])
@@ -708,28 +758,31 @@ def _timm() -> ModuleType:
         raise LoadError(message, "pip install 'featviz[timm]'") from error
 
 
-def _tagged(timm: ModuleType, name: str, weights_name: str | None) -> str:
+def _tagged(name: str, weights_name: str | None) -> str:
     """The full name of a timm model, with the tag of its weights where one is named."""
+    timm = _timm()
     arch, _, tag = name.partition(".")
+    # `hf-hub:user/name` would fetch a config, and build whatever it says
     if "/" in name or not timm.is_model(arch):
         raise unknown_name("timm", name, timm.list_models())
     if weights_name not in (None, "none", "default"):
         if tag and weights_name != tag:
-            raise UsageError(
-                f"--weights {weights_name} and timm:{name} differ", "leave one out"
-            )
+            message = f"--weights {weights_name} and timm:{name} differ"
+            raise UsageError(message, "leave one out")
         tag = str(weights_name)
-    tags = _tags(timm, arch)
+    tags = _tags(arch)
     if tag and tag not in tags:
         message = f"{tag!r} is neither a file nor weights that timm has for {arch}"
-        raise UsageError(
-            message, f"one of default, none, {', '.join(tags) or 'or a file'}"
-        )
-    return f"{arch}.{tag}" if tag else arch
+        names = ", ".join(tags) or "or a file"
+        raise UsageError(message, f"one of default, none, {names}")
+    if tag:
+        return f"{arch}.{tag}"
+    return arch
 
 
-def _tags(timm: ModuleType, arch: str) -> list[str]:
-    names = timm.models.list_pretrained(f"{arch}.*")
+def _tags(arch: str) -> list[str]:
+    """The tags of the weights that timm has for an architecture."""
+    names = _timm().models.list_pretrained(f"{arch}.*")
     return [name.partition(".")[2] for name in names if name.partition(".")[0] == arch]
 
 
@@ -737,46 +790,16 @@ def _tags(timm: ModuleType, arch: str) -> list[str]:
 # --------------------------------------------
 
 
-def _arguments_hint(error: Exception) -> str | None:
-    """The arguments of the class or function that did not take one of --model-arg; None
-    for another error. It need not be MODEL itself: builders pass their arguments on."""
-    refused = re.match(
-        r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument"
-        r" '(\w+)'",
-        str(error),
-    )
-    if refused is None or error.__traceback__ is None:
-        return None
-    name, wrong = refused.groups()
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-        if callable(value) and getattr(value, "__name__", None) == name:
-            parameters = inspect.signature(value).parameters.values()
-            names = [
-                p.name
-                for p in parameters
-                if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-            ]
-            close = difflib.get_close_matches(wrong, names, 1)
-            question = f"did you mean {close[0]}? " if close else ""
-            return f"{question}{name} takes {', '.join(names) or 'no arguments'}"
-    return None
-
-
 def load_factory(options: ModelOptions) -> Loaded:
     """Call the factory; give the model the weights of a file, if one is named."""
     spec = options.spec
-    path = None if options.weights in (None, "none") else Path(str(options.weights))
-    if path is not None and not path.is_file():
-        raise UsageError(
-            f"no weights file {options.weights!r}", "a factory takes a file, or none"
-        )
-    hparams = _hyper_parameters(path, options.trust) if options.hparams else {}
-    with _random(options.seed):
-        # a module may also be made when its file is imported
-        module = target(spec)
-        if not isinstance(module, nn.Module):
-            module, hparams = _call(module, hparams, options)
+    path = None
+    if options.weights not in (None, "none"):
+        path = Path(str(options.weights))
+        if not path.is_file():
+            message = f"no weights file {options.weights!r}"
+            raise UsageError(message, "a factory takes a file, or none")
+    module, hparams = _made_by_code(options, path)
     name = source_of(spec).model_name(spec)
     if options.weights is None and any(True for _ in module.parameters()):
         log.warning("weights as %s makes them; --weights FILE loads yours", name)
@@ -789,9 +812,7 @@ def load_factory(options: ModelOptions) -> Loaded:
     else:
         record["seed"] = options.seed
     if hparams:
-        record[_HPARAMS] = {
-            name: quoted(repr(value)) for name, value in hparams.items()
-        }
+        record[_HPARAMS] = {key: quoted(repr(hparams[key])) for key in hparams}
     code_sha256 = code_digest(spec)
     if code_sha256 is not None:
         record["code_sha256"] = code_sha256
@@ -802,21 +823,47 @@ def load_factory(options: ModelOptions) -> Loaded:
     return Loaded(module, record, classes=classes)
 
 
+def _made_by_code(
+    options: ModelOptions, path: Path | None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The model that the user's code makes, and the hyper-parameters that it took.
+
+    Args:
+        options: How the model is loaded.
+        path: The file of its weights, which may be a Lightning checkpoint.
+    """
+    hparams: dict[str, Any] = {}
+    if options.hparams:
+        hparams = _hyper_parameters(path, options.trust)
+    with _random(options.seed):
+        # a module may also be made when its file is imported
+        module = target(options.spec)
+        if isinstance(module, nn.Module):
+            return module, hparams
+        return _call(module, hparams, options)
+
+
 def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
-    """The arguments of its class that a Lightning checkpoint keeps."""
-    content: Any = weights.read(path, trust) if path is not None else None
-    hparams = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+    """The arguments of its class that a Lightning checkpoint keeps.
+
+    Args:
+        path: The checkpoint; None where none is named, which is an error.
+        trust: Let the file run what it holds.
+    """
+    hparams = None
+    if path is not None:
+        content = weights.read(path, trust)
+        if isinstance(content, Mapping):
+            hparams = content.get(_HPARAMS)
     if not isinstance(hparams, Mapping) or not hparams:
-        message = (
-            f"--model-arg @hparams: {path and path.name} has no dict of {_HPARAMS}"
-        )
-        raise LoadError(
-            message, "--weights names a Lightning checkpoint; or NAME=VALUE for each"
-        )
+        file = path.name if path is not None else None
+        message = f"--model-arg @hparams: {file} has no dict of {_HPARAMS}"
+        hint = "--weights names a Lightning checkpoint; or NAME=VALUE for each"
+        raise LoadError(message, hint)
     hparams = {str(name): value for name, value in hparams.items()}
-    name = content.get("hparams_name")
     # the class takes all of them as one argument, unless they are named as its keywords
     # are
+    name = content.get("hparams_name")
     if isinstance(name, str) and name not in ("", "kwargs"):
         return {name: hparams}
     return hparams
@@ -841,8 +888,7 @@ def _call(
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"
-        hint = _arguments_hint(error) or "-v shows the traceback"
-        raise LoadError(message, hint) from error
+        raise LoadError(message, "-v shows the traceback") from error
     if not isinstance(module, nn.Module):
         message = f"{spec} gave a {type(module).__name__}, not an nn.Module"
         raise LoadError(message, "return the model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -84,6 +84,7 @@ class Chain:
             self._resized_to(image.size[::-1])  # refuses what would become too large
             return self.library(image)
         values = self._letterboxed(image) if self.stride else self._sized(image)
+        # pictures stay bytes until here: resizing them rounds as torchvision does
         values = values if values.is_floating_point() else values.float() / 255
         values = (values.flip(0) if self.bgr else values)[None]
         if self.mean is None or self.std is None:
@@ -102,10 +103,20 @@ class Chain:
     @property
     def steps(self) -> tuple[str, ...]:
         """Each step in words."""
+        steps = list(self.library_steps)
+        if self.library is None:
+            steps = self._steps_of_size()
+        if self.mean is None or self.std is None:
+            return (*steps, _UNIT)
+        return (
+            *steps,
+            f"normalise by mean {listed(self.mean)} and std {listed(self.std)}",
+        )
+
+    def _steps_of_size(self) -> list[str]:
+        """Resizing, padding and cropping in words."""
         steps: list[str] = []
-        if self.library is not None:
-            steps += self.library_steps
-        elif self.stride and self.stretch:
+        if self.stride and self.stretch:
             steps.append(f"resize to {self._side}×{self._side} (bilinear, by OpenCV)")
         elif self.stride:
             steps.append(f"resize longer side to {self._side} (bilinear, by OpenCV)")
@@ -114,17 +125,12 @@ class Chain:
             steps.append(f"resize to {by(self.resize)} ({self.interpolation})")
         elif self.resize is not None:
             steps.append(f"resize shorter side to {self.resize} ({self.interpolation})")
-        if self.library is None and self.crop is not None:
+        # multiple counts without a crop only: RAFT takes any size that 8 divides
+        if self.crop is not None:
             steps.append(f"centre crop {by(_both_sides(self.crop))}")
-        elif self.library is None and self.multiple > 1:
+        elif self.multiple > 1:
             steps.append(f"centre crop to multiples of {self.multiple}")
-        if self.mean is not None and self.std is not None:
-            steps.append(
-                f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
-            )
-        else:
-            steps.append(_UNIT)
-        return tuple(steps)
+        return steps
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
         """The numbers [C, H, W] of an image that is resized and cropped."""
@@ -142,13 +148,16 @@ class Chain:
         crop = self._cropped_to(size)
         if crop != size:
             picture = _cropped(picture, size, crop)
-        return picture if isinstance(picture, Tensor) else to_tensor(picture)
+        if isinstance(picture, Tensor):
+            return picture
+        return to_tensor(picture)
 
     def _resized(
         self, picture: Image.Image | Tensor, size: HeightWidth
     ) -> Image.Image | Tensor:
         mode = self.interpolation
         if not isinstance(picture, Tensor):
+            # Pillow's nearest is what torch calls nearest-exact
             resampling = Image.Resampling[mode.removesuffix("-exact").upper()]
             return picture.resize(size[::-1], resampling)
         smooths = self.antialias and not mode.startswith("nearest")
@@ -171,11 +180,12 @@ class Chain:
         if isinstance(image, Raster):
             values = image.values
             if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:
-                message = (
+                raise ImageError(
                     "numbers that are no picture are not padded as Ultralytics pads"
-                    " pictures"
+                    " pictures",
+                    "--size HxW, --preset none",
                 )
-                raise ImageError(message, "--size HxW, --preset none")
+            # OpenCV resizes bytes, and LetterBox pads with 114 of 255
             levels = (values * 255 + 0.5).astype(np.uint8)
             pixels = np.ascontiguousarray(np.moveaxis(levels, 0, -1))
         else:
@@ -197,6 +207,7 @@ class Chain:
     @lru_cache(maxsize=64)  # noqa: B019 - of a few sizes
     def window(self, size: tuple[int, int]) -> Window:
         """Where LetterBox puts an image of a size (width, height) in the input."""
+        # the padding is grey, so that white shows where the image lies
         white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
         rows = np.flatnonzero(white.any(axis=1))
         columns = np.flatnonzero(white.any(axis=0))
@@ -208,6 +219,7 @@ class Chain:
         resize all of it."""
         if self.stride:
             return self.window(size)
+        # whether and where it crops is not known
         if self.library is not None:
             return Window(0, 0, *input_size)
         height, width = self._resized_to(size[::-1])
@@ -217,28 +229,40 @@ class Chain:
         )
 
     def _resized_to(self, size: HeightWidth) -> HeightWidth:
-        """The (height, width) of a resized image; the longer side is rounded down."""
+        """The (height, width) of a resized image; the longer side is rounded down.
+
+        Args:
+            size: Height and width of the image.
+
+        Raises:
+            ImageError: Where a narrow image would become too large.
+        """
         if not isinstance(self.resize, int):
             return self.resize or size
         height, width = size
         shorter = self.resize
         longer = int(shorter * max(size) / min(size))
         if shorter * longer > max(_MAX_ENLARGED, shorter**2, height * width):
-            message = (
-                f"it is {width}×{height} pixels, and would become {shorter * longer:,}"
+            raise ImageError(
+                f"it is {width}×{height} pixels, and would become {shorter * longer:,}",
+                "--size HxW brings it to a size",
             )
-            raise ImageError(message, "--size HxW brings it to a size")
-        return (shorter, longer) if height <= width else (longer, shorter)
+        if height <= width:
+            return (shorter, longer)
+        return (longer, shorter)
 
 
 def _both_sides(size: Size) -> HeightWidth:
-    return (size, size) if isinstance(size, int) else size
+    if isinstance(size, int):
+        return (size, size)
+    return size
 
 
 def _cropped(
     picture: Image.Image | Tensor, size: HeightWidth, crop: HeightWidth
 ) -> Image.Image | Tensor:
     """The middle of a picture; around a smaller one there are zeros."""
+    # a negative margin pads
     top = _margin(size[0], crop[0])
     left = _margin(size[1], crop[1])
     bottom = top + crop[0]
@@ -251,7 +275,9 @@ def _cropped(
 def _margin(side: int, crop: int) -> int:
     """Where a crop begins, as torchvision's center_crop rounds: between two pixels at
     the nearest even one; negative where the side is shorter."""
-    return -((crop - side) // 2) if crop > side else round((side - crop) / 2)
+    if crop > side:
+        return -((crop - side) // 2)
+    return round((side - crop) / 2)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
@@ -299,24 +325,33 @@ class Preprocess:
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
         """The model's arguments, of `dtype`: [1, C, H, W], or [1, C, T, H, W] for a
-        clip or a volume ([1, T, C, H, W] where `frames_first`)."""
+        clip or a volume ([1, T, C, H, W] where `frames_first`).
+
+        Args:
+            images: One, the frames of a clip, or one for each input of the model.
+
+        Raises:
+            ImageError: Where an image cannot be prepared, or frames differ in size.
+        """
         if self.transform is not None:
             image = images[0]
-            tensors = self.transform(
-                image.values if isinstance(image, Raster) else self._rgb(image)
-            )
+            if isinstance(image, Raster):
+                tensors = self.transform(image.values)
+            else:
+                tensors = self.transform(self._rgb(image))
         else:
             tensors = [self.tensor(image) for image in images]
             if self.frames is not None and tensors[0].ndim == 4:
-                if len({tensor.shape for tensor in tensors}) > 1:
-                    raise ImageError(
-                        "the frames differ in size", "--size HxW brings them to one"
-                    )
-                tensors = [torch.stack(tensors, dim=1 if self.frames_first else 2)]
+                tensors = [_stacked(tensors, self.time_axis)]
         return [
             tensor.to(self.dtype) if tensor.is_floating_point() else tensor
             for tensor in tensors
         ]
+
+    @property
+    def time_axis(self) -> int:
+        """The axis of a clip that counts frames."""
+        return 1 if self.frames_first else 2
 
     def _rgb(self, image: Image.Image) -> Image.Image:
         """A picture in the channels that the model takes."""
@@ -324,28 +359,26 @@ class Preprocess:
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
         """A picture, numbers [C, H, W] or each slice of a volume [C, D, H, W] through
-        the chain."""
+        the chain; ImageError where normalising takes no such numbers."""
         if not isinstance(image, Raster):
             return self.chain(self._rgb(image))
         if self.chain.mean is not None and not self.any_values:
             low, high = float(image.values.min()), float(image.values.max())
             if low < -_ROUNDING or high > 1 + _ROUNDING:
-                values = f"its values are {low:g} to {high:g} ({image.description})"
-                message = f"{values}, and the model's mean and std are for 0..1"
-                hint = (
-                    "--preset none leaves values as they are, --mean and --std take any"
+                raise ImageError(
+                    f"its values are {low:g} to {high:g} ({image.description}), and the"
+                    " model's mean and std are for 0..1",
+                    "--preset none leaves values as they are, --mean and --std take any",
                 )
-                raise ImageError(message, hint)
         if image.values.ndim == 3:
             return self.chain(image)
-        slices = [
-            Raster(values, image.description) for values in image.values.swapaxes(0, 1)
-        ]
-        return torch.stack([self.chain(one_slice) for one_slice in slices], dim=2)
+        slices = image.values.swapaxes(0, 1)
+        return _stacked([self.chain(replace(image, values=v)) for v in slices], 2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
         """The `pictures` side by side: [1, C, H, W]."""
         pictures = self.pictures(args)
+        # the inputs of a model may differ in height
         height = max(picture.shape[2] for picture in pictures)
         padded = [functional.pad(p, (0, 0, 0, height - p.shape[2])) for p in pictures]
         return torch.cat(padded, dim=3)
@@ -364,33 +397,42 @@ class Preprocess:
 
     def _shown_values(self, values: Tensor) -> Tensor:
         """One argument of the model as 0..1."""
-        mean, std = self.chain.mean, self.chain.std
-        if values.ndim < 4 or values.shape[-2:] == (1, 1):
+        is_flat = values.ndim < 4 or values.shape[-2:] == (1, 1)
+        if is_flat:
             values = _as_rows(values)
         elif self.transform is None:
-            if mean is not None and std is not None:
-                values = values * _by_channel(std, values) + _by_channel(mean, values)
-            values = values.flip(1) if self.chain.bgr else values
-        low, high = values.aminmax()
-        # no resizing of a picture goes beyond 0..1 by half
-        is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
-        if is_picture and self.transform is None and not self.stretched:
-            return values.clamp(0, 1)
+            values = self._before_normalising(values)
+        if self.transform is None and not self.stretched:
+            low, high = values.aminmax()
+            # no resizing of a picture goes beyond 0..1 by half
+            if self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5:
+                return values.clamp(0, 1)
         values = values[:, : 1 if values.shape[1] < 3 else 3]
         low, high = values.aminmax()
         return (values - low) / (high - low).clamp(min=_TINY)
+
+    def _before_normalising(self, values: Tensor) -> Tensor:
+        """What the chain normalised, in RGB."""
+        mean, std = self.chain.mean, self.chain.std
+        if mean is not None and std is not None:
+            values = values * _by_channel(std, values) + _by_channel(mean, values)
+        if self.chain.bgr:
+            return values.flip(1)
+        return values
 
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have, if of 224 × 224 pixels."""
         if self.transform is not None:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
+        # the chain itself says what its steps make of an image
         image = torch.zeros_like(self.tensor(self.empty()), dtype=self.dtype)
         if self.frames is not None:
-            image = torch.stack([image] * self.frames, 1 if self.frames_first else 2)
+            image = _stacked([image] * self.frames, self.time_axis)
         return [image] * self.inputs
 
     def empty(self) -> Image.Image | Raster:
         """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""
+        # an input that is no image has the shape of its own tensors
         numbers = getattr(self.transform, "blank", None)
         if numbers is not None:
             return Raster(numbers.numpy(), "")
@@ -399,20 +441,22 @@ class Preprocess:
         return Raster(np.zeros((self.chain.channels, *FALLBACK_SIZE), np.float32), "")
 
     def words_for(self, images: Sequence[Image.Image | Raster] = ()) -> str:
-        """The steps in words, for images that may be numbers."""
+        """All steps in words, for the manifest.
+
+        Args:
+            images: The images; of numbers the manifest says how they were read.
+        """
+        steps = [self._color]
         numbers = [image.description for image in images if isinstance(image, Raster)]
         if self.transform is not None:
-            takes_numbers = getattr(self.transform, "blank", None) is not None
-            steps = (
-                [str(self.transform)]
-                if takes_numbers
-                else [self._color, str(self.transform)]
-            )
+            if getattr(self.transform, "blank", None) is not None:
+                steps = []  # the input is no image, and has no colour
+            steps.append(str(self.transform))
         elif numbers:
-            steps = [self._color, numbers[0], *self.chain.steps]
-            steps = [step for step in steps if step != _UNIT]
+            steps.append(numbers[0])
+            steps += [step for step in self.chain.steps if step != _UNIT]
         else:
-            steps = [self._color, *self.chain.steps]
+            steps += self.chain.steps
             if self.frames is not None:
                 steps.append(f"{self.frames} frames, evenly spread")
         if self.stretched:
@@ -430,7 +474,9 @@ class Preprocess:
         if channels == 1:
             return "greyscale"
         if channels == 3:
-            return "BGR" if self.chain.bgr else "RGB"
+            if self.chain.bgr:
+                return "BGR"
+            return "RGB"
         shown = "the first is" if channels == 2 else "the first three are"
         return f"{channels} channels ({shown} shown)"
 
@@ -439,18 +485,26 @@ def _as_rows(values: Tensor) -> Tensor:
     """Numbers that are no picture, [1, 1, rows, numbers]; a single row is drawn thick."""
     width = values.shape[-1] if values.ndim == 3 else values.numel()
     rows = values.reshape(1, 1, -1, width)
-    return rows.expand(-1, -1, _ROW_HEIGHT, -1) if rows.shape[2] == 1 else rows
+    if rows.shape[2] == 1:
+        return rows.expand(-1, -1, _ROW_HEIGHT, -1)
+    return rows
+
+
+_INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def input_dtype(module: nn.Module) -> torch.dtype:
     """The type of a model's first parameter of half, bfloat16, single or double
     precision."""
     for parameter in module.parameters():
-        if parameter.dtype in (
-            torch.float32,
-            torch.float16,
-            torch.bfloat16,
-            torch.float64,
-        ):
+        if parameter.dtype in _INPUT_DTYPES:
             return parameter.dtype
     return torch.float32
+
+
+def _stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Frames or slices [1, C, H, W] as a clip or a volume: [1, C, T, H, W] for axis 2,
+    [1, T, C, H, W] for axis 1."""
+    if len({tensor.shape for tensor in tensors}) > 1:
+        raise ImageError("the frames differ in size", "--size HxW brings them to one")
+    return torch.stack(list(tensors), dim=axis)

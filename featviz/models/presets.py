@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,8 @@ from featviz.models.preprocess import (
     input_dtype,
     listed,
 )
-from featviz.models.requirements import letterbox
-from featviz.models.sources import ANY, Fixed
+from featviz.models.requirements import first_line, letterbox
+from featviz.models.sources import ANY_INPUT, FixedInput
 from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
@@ -48,52 +49,87 @@ def choose_preprocess(
     module: nn.Module,
     entry: Any,
     options: InputOptions,
-    fixed: Fixed = ANY,
+    fixed: FixedInput = ANY_INPUT,
     further: Sequence[Argument] = (),
 ) -> Preprocess:
-    """The preset that the user names, else the library's own, else what fits the first
-    convolution or is fixed; then the user's wishes.
+    """How images become a model's input.
+
+    It begins with the preset that the user names, else with what the model's library
+    says, else with what fits its first convolution; then it is changed as the user says.
 
     Args:
-        entry: what the library says: a chain, an entry of torchvision's weights, or
-            None.
-        fixed: the channels, and height and width, of the one input that the model
-            takes.
-        further: arguments of forward beside images.
+        module: The model.
+        entry: What its source says of images: a Chain, an entry of torchvision's
+            weights, or None.
+        options: The user's choices.
+        fixed: The input that the model takes, where it takes one alone.
+        further: Arguments of forward beside images.
+
+    Raises:
+        UsageError: Where choices do not go with the model, or with each other.
     """
-    library = _of_library(module, entry)
-    first, takes_clips = first_channels(module)
+    first = first_layer(module)
     frames = _frames_of_transformers(module)
-    if library is None and fixed is ANY:
+    library = _of_library(module, entry)
+    if library is None and fixed is ANY_INPUT:
         # a module of the caller's own, which no folder describes
-        fixed = (None, _size_of_transformers(module))
-    expected = entry.channels if isinstance(entry, Chain) else fixed[0] or first
+        fixed = FixedInput(size=_size_of_transformers(module))
+    expected = fixed.channels or first.channels
+    if isinstance(entry, Chain):
+        expected = entry.channels
     channels = options.input_channels or expected
-    guessed = False
-    if options.preset is not None:
-        base = _named(options.preset, channels, module, fixed[1])
-    elif library is not None and library.channels == channels:
-        base = library
-    elif channels != 3:
-        base = Chain(fixed[1], channels=channels)
-    else:
-        base = _named("imagenet", channels, module, fixed[1])
-        guessed = None in (options.size or options.crop, options.mean, options.std)
-    side = getattr(module, "image_size", None)  # of torchvision's vision transformers
-    if isinstance(side, int) and isinstance(base.crop, int) and base.crop != side:
-        base = replace(base, resize=side, crop=side, library=None)
-    base = _changed(base, options)
-    size_is_known = bool(options.size or options.crop or base.stride)
+    chain = _known_chain(module, library, options, channels, fixed.size)
+    is_guess = False
+    if chain is None:
+        chain = _of_preset("imagenet", 3, module, fixed.size)
+        is_guess = None in (options.size or options.crop, options.mean, options.std)
+    # torchvision's vision transformers take one size, also without weights that say it
+    image_size = getattr(module, "image_size", None)
+    if isinstance(image_size, int) and chain.crop not in (None, image_size):
+        chain = replace(chain, resize=image_size, crop=image_size, library=None)
+    chain = _changed(chain, options)
+    _check_numbers_of(chain, options)
+    clip_frames = None
+    if first.takes_clips or frames is not None:
+        clip_frames = options.frames or frames or _FRAMES
+    size_is_known = bool(options.size or options.crop or chain.stride)
     return Preprocess(
-        base,
-        frames=(options.frames or frames or _FRAMES) if takes_clips or frames else None,
+        chain,
+        frames=clip_frames,
         frames_first=frames is not None,
         inputs=options.images_per_pass or required_arguments(module, further),
-        guessed=guessed,
-        size_guessed=not size_is_known and (guessed or base.own_size),
+        guessed=is_guess,
+        size_guessed=not size_is_known and (is_guess or chain.own_size),
         any_values=options.mean is not None or options.std is not None,
         dtype=input_dtype(module),
     )
+
+
+def _known_chain(
+    module: nn.Module,
+    library: Chain | None,
+    options: InputOptions,
+    channels: int,
+    size: HeightWidth | None,
+) -> Chain | None:
+    """How images are prepared, as the user or the library says; None where neither
+    does, and the model takes RGB.
+
+    Args:
+        module: The model.
+        library: What its library says.
+        options: The user's choices.
+        channels: That the model takes, or the user says.
+        size: The one that the model takes; None where it takes any.
+    """
+    if options.preset is not None:
+        return _of_preset(options.preset, channels, module, size)
+    # a library prepares pictures, which a model of other channels does not take
+    if library is not None and library.channels == channels:
+        return library
+    if channels == 3:
+        return None
+    return Chain(size, channels=channels)
 
 
 def _of_library(module: nn.Module, entry: Any) -> Chain | None:
@@ -113,71 +149,86 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
     return None
 
 
-def _changed(base: Chain, options: InputOptions) -> Chain:
-    """A chain with the user's wishes; UsageError where they do not fit together."""
-    if base.stride and (isinstance(options.size, tuple) or options.crop is not None):
-        base = Chain(mean=base.mean, std=base.std, channels=base.channels)
+def _changed(chain: Chain, options: InputOptions) -> Chain:
+    """A chain with the user's choices in the place of its steps."""
+    # LetterBox makes sizes of its own: another size means another chain
+    if chain.stride and (isinstance(options.size, tuple) or options.crop is not None):
+        chain = Chain(mean=chain.mean, std=chain.std, channels=chain.channels)
     changes: dict[str, Any] = {}
     if options.size is not None:
         changes |= {"resize": options.size, "crop": None}
     if options.mean is not None or options.std is not None:
-        changes["mean"] = base.mean or (0.0,) * base.channels
-        changes["std"] = base.std or (1.0,) * base.channels
+        # one of the two leaves the other as it is, or else without effect
+        changes["mean"] = chain.mean or (0.0,) * chain.channels
+        changes["std"] = chain.std or (1.0,) * chain.channels
     for name in ("interpolation", "crop", "mean", "std"):
         value = getattr(options, name)
         if value is not None:
             changes[name] = value
+    # a library's own function does not know of the changes
     if changes:
-        base = replace(base, library=None, **changes)
-    for name, values in (("--mean", base.mean), ("--std", base.std)):
-        if values is not None and len(values) != base.channels:
-            message = f"{name} has {len(values)} numbers for {base.channels} channels"
-            raise UsageError(message, f"give {base.channels}, separated by commas")
-    if base.interpolation == "lanczos" and not base.antialias:
+        return replace(chain, library=None, **changes)
+    return chain
+
+
+def _check_numbers_of(chain: Chain, options: InputOptions) -> None:
+    """Refuse numbers that a model or its preprocessing does not take; UsageError."""
+    # the channels may be those that the user names, so that a library's numbers do not
+    # fit
+    for name, numbers in (("--mean", chain.mean), ("--std", chain.std)):
+        if numbers is not None and len(numbers) != chain.channels:
+            message = f"{name} has {len(numbers)} numbers for {chain.channels} channels"
+            raise UsageError(message, f"give {chain.channels}, separated by commas")
+    if chain.interpolation == "lanczos" and not chain.antialias:
         message = "--interpolation lanczos smooths, and this model was trained without"
         raise UsageError(message, "bicubic")
-    if base.std is not None and 0 in base.std:
-        whose = "--std" if options.std else "the std of the model's own preprocessing,"
-        message = f"{whose} {listed(base.std)} divides by zero"
+    if chain.std is not None and 0 in chain.std:
+        subject = "the std of the model's own preprocessing,"
+        if options.std:
+            subject = "--std"
+        message = f"{subject} {listed(chain.std)} divides by zero"
         raise UsageError(message, "give positive numbers with --std")
-    return base
 
 
 def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
-    """How many arguments forward cannot do without, beside those that are given; at
-    least 1."""
-    given = [argument.name for argument in forward_args if argument.value is not IMAGE]
+    """How many images a model takes at once, at least 1.
+
+    Args:
+        module: The model, of whose forward each positional argument without a default
+            counts as an image.
+        forward_args: Those that have a value already, unless that is the image.
+    """
+    names = {argument.name for argument in forward_args if argument.value is not IMAGE}
     count = 0
     for parameter in inspect.signature(module.forward).parameters.values():
         is_positional = parameter.kind in (
             inspect.Parameter.POSITIONAL_ONLY,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
-        is_needed = (
-            parameter.default is inspect.Parameter.empty and parameter.name not in given
-        )
-        count += is_positional and is_needed
+        # of *args nobody knows how many there are
+        is_needed = parameter.default is inspect.Parameter.empty
+        count += is_positional and is_needed and parameter.name not in names
     return max(1, count)
 
 
 class FirstLayer(NamedTuple):
     """What the first convolution of a model takes."""
 
-    channels: int
-    """3 where there is no convolution, or its number cannot be believed."""
-    takes_clips: bool
+    channels: int = 3
+    """3, too, where there is no convolution, or its number cannot be believed."""
+    takes_clips: bool = False
 
 
-def first_channels(module: nn.Module) -> FirstLayer:
+def first_layer(module: nn.Module) -> FirstLayer:
     """Input channels of the first convolution, and whether it is of clips."""
     for part in module.modules():
         if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            takes_clips = isinstance(part, nn.Conv3d)
             channels = part.in_channels  # 0 in a lazy one; a file can say anything
-            is_believed = type(channels) is int and 0 < channels <= _MAX_CHANNELS
-            return FirstLayer(
-                channels if is_believed else 3, isinstance(part, nn.Conv3d)
-            )
-    return FirstLayer(3, False)
+            if type(channels) is int and 0 < channels <= _MAX_CHANNELS:
+                return FirstLayer(channels, takes_clips)
+            return FirstLayer(takes_clips=takes_clips)
+    return FirstLayer()
 
 
 def first_features(module: nn.Module) -> int | None:
@@ -191,38 +242,46 @@ def first_features(module: nn.Module) -> int | None:
     return None
 
 
-def _named(
+def _of_preset(
     name: str, channels: int, module: nn.Module, size: HeightWidth | None
 ) -> Chain:
-    """A preset, for models that take `channels`; in the size of those that take one
-    size alone."""
+    """A preset of the table, for a model.
+
+    Args:
+        name: A key of PRESETS.
+        channels: That the model takes.
+        module: The model.
+        size: The one that the model takes; None where it takes any.
+
+    Raises:
+        UsageError: Where the model does not take what the preset makes.
+    """
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
-        message = (
-            f"--preset {name} is for RGB, and the model takes"
-            f" {counted(channels, 'channel')}"
-        )
-        raise UsageError(
-            message,
-            "--preset none, with --size, --mean and --std; or --input-channels 3",
-        )
+        takes = counted(channels, "channel")
+        message = f"--preset {name} is for RGB, and the model takes {takes}"
+        hint = "--preset none, with --size, --mean and --std; or --input-channels 3"
+        raise UsageError(message, hint)
     if preset.letterbox is not None:
         letterbox()
-        if size is not None and size[0] != size[1]:
+        if size is None:
+            stride = _largest_stride(module)
+            return Chain(preset.letterbox, channels=channels, stride=stride)
+        height, width = size
+        if height != width:
             message = f"--preset {name} pads to squares, and the model takes {by(size)}"
             raise UsageError(message, "--preset none")
-        if size is None:
-            return Chain(
-                preset.letterbox, channels=channels, stride=_largest_stride(module)
-            )
-        # which pads to that very size
-        return Chain(size[0], channels=channels, stride=size[1])
+        # a stride as large as the image pads to that very size
+        return Chain(height, channels=channels, stride=height)
     resize: Size | None = preset.resize
     crop: Size | None = preset.crop
-    if size is not None and crop is not None and size[0] == size[1]:
-        resize, crop = round(size[0] * 256 / FALLBACK_SIZE[0]), size[0]
-    elif size is not None:
-        resize, crop = size, None
+    if size is not None:
+        resize = size
+        if crop is not None and size[0] == size[1]:
+            crop = size[0]
+            resize = round(crop * 256 / FALLBACK_SIZE[0])
+        else:
+            crop = None
     return Chain(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
 
 
@@ -250,50 +309,50 @@ def _torchvision_size(sizes: Sequence[int] | None) -> Size | None:
     """[256] is the shorter side, [height, width] both."""
     if not sizes:
         return None
-    return (
-        sizes[0]
-        if isinstance(sizes, list) and len(sizes) == 1
-        else (sizes[0], sizes[1])
-    )
+    if len(sizes) == 1:
+        return sizes[0]
+    return (sizes[0], sizes[1])
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation, of what `timm.data.resolve_model_data_config`
-    gives."""
+    """timm's transform for evaluation.
+
+    Args:
+        config: What `timm.data.resolve_model_data_config` returns.
+    """
     channels, height, width = config["input_size"]
-    mean = tuple(float(value) for value in config["mean"])
-    std = tuple(float(value) for value in config["std"])
-    if len(mean) != channels:
-        mean = (sum(mean) / len(mean),) * channels
-        std = (sum(std) / len(std),) * channels
+    mean = _for_channels(config["mean"], channels)
+    std = _for_channels(config["std"], channels)
+    crop: Size = (height, width)
+    if height == width:
+        crop = height
+    # the image is larger than the crop by 1 / crop_pct
     resized_height = math.floor(height / config["crop_pct"])
     resized_width = math.floor(width / config["crop_pct"])
-    is_square = height == width
-    crop: Size = height if is_square else (height, width)
-    resize: Size | None = None
+    chain = Chain(crop, None, mean, std, channels, config["interpolation"])
     if config["crop_mode"] == "squash":
-        resize = resized_height, resized_width
-    elif config["crop_mode"] == "center" and is_square:
-        resize = resized_height
-    chain = Chain(
-        resize or crop,
-        crop if resize else None,
-        mean,
-        std,
-        channels,
-        config["interpolation"],
-    )
-    if resize:
-        return chain
-    transform = import_module("timm.data").create_transform(
-        **{**config, "mean": mean, "std": std}, is_training=False
-    )
+        return replace(chain, resize=(resized_height, resized_width), crop=crop)
+    if config["crop_mode"] == "center" and height == width:
+        return replace(chain, resize=resized_height, crop=crop)
+    # crops that no chain does: of borders, and of two sides
+    settings = {**config, "mean": mean, "std": std}
+    transform = import_module("timm.data").create_transform(**settings)
 
     def prepare(image: Image.Image | Raster) -> Tensor:
-        return chain(image) if isinstance(image, Raster) else transform(image)[None]
+        if isinstance(image, Raster):
+            return chain(image)
+        return transform(image)[None]
 
     steps = (f"timm's crop mode {config['crop_mode']}", *chain.steps[:-1])
     return replace(chain, library=prepare, library_steps=steps)
+
+
+def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """Three numbers of RGB; for a model that was built for other channels their mean."""
+    numbers = tuple(float(value) for value in values)
+    if len(numbers) == channels:
+        return numbers
+    return (sum(numbers) / len(numbers),) * channels
 
 
 # Ultralytics
@@ -308,27 +367,29 @@ _LARGEST_SIZE = 8192
 def _largest_stride(module: nn.Module) -> int:
     """Of the heads of a model of Ultralytics, at least 32; a file can say anything."""
     stride = getattr(module, "stride", None)
-    largest = (
-        float(stride.max()) if isinstance(stride, Tensor) and stride.numel() else 0.0
-    )
-    return (
-        int(largest)
-        if _SMALLEST_STRIDE <= largest <= _LARGEST_STRIDE
-        else _SMALLEST_STRIDE
-    )
+    if isinstance(stride, Tensor) and stride.numel():
+        largest = float(stride.max())
+        if _SMALLEST_STRIDE <= largest <= _LARGEST_STRIDE:
+            return int(largest)
+    return _SMALLEST_STRIDE
 
 
 def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
-    """How Ultralytics' predictors prepare images; None for another model. `trained` are
-    the `train_args` of the checkpoint."""
+    """How Ultralytics' predictors prepare images; None for another model.
+
+    Args:
+        module: The model.
+        trained: The `train_args` of its checkpoint, if there are any.
+    """
     bases = type(module).__mro__
     classes = {
         base.__name__ for base in bases if base.__module__ == "ultralytics.nn.tasks"
     }
     if not classes:
         return None
+    # a checkpoint of a training says more than the model, which may have been converted
     size = _trained_size(trained) or _trained_size(getattr(module, "args", None))
-    channels = first_channels(module).channels
+    channels = first_layer(module).channels
     if "ClassificationModel" in classes:
         return Chain(size or 224, size or 224, channels=channels)
     stretch = not classes.isdisjoint({"RTDETRDetectionModel", "DepthModel"})
@@ -337,14 +398,17 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 
 
 def _trained_size(arguments: Any) -> int | None:
-    """The size of images in arguments of a training, a dict or a namespace; a file can
-    say anything."""
-    is_namespace = hasattr(arguments, "__dict__") and not isinstance(
-        arguments, (type, nn.Module)
-    )
-    values = vars(arguments) if is_namespace else arguments
-    side = values.get("imgsz") if isinstance(values, dict) else None
-    return side if type(side) is int and 0 < side <= _LARGEST_SIZE else None
+    """The size of images in the arguments of a training.
+
+    Args:
+        arguments: A dict or a namespace; a file can say anything.
+    """
+    if isinstance(arguments, SimpleNamespace):
+        arguments = vars(arguments)
+    side = arguments.get("imgsz") if isinstance(arguments, dict) else None
+    if type(side) is int and 0 < side <= _LARGEST_SIZE:
+        return side
+    return None
 
 
 # transformers
@@ -370,42 +434,48 @@ _ALLOWED = (
 
 
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
-    """The image processor of a folder's model; None where no file tells it."""
-    where = quoted(str(folder / _FILE))
+    """The image processor of a folder's model; None where no file tells it.
+
+    Args:
+        folder: Of the model.
+        config: What its config.json says.
+
+    Raises:
+        LoadError: Where the file cannot be read, or asks for what is not done.
+    """
+    path = quoted(str(folder / _FILE))
     try:
         settings = _processor_settings(folder)
     except FileError as error:
         raise LoadError(str(error), "fetch the file again, or remove it") from error
     if settings is None:
         return None
-    _check_numbers(settings, where)
+    _check_numbers(settings, path)
     try:
         channels = 1 if _vision(config).get("num_channels") == 1 else 3
         return _measured(_processor(settings, config), channels)
     except Exception as error:  # whatever the code of a processor makes of a bad file
-        reason = (
-            f"{type(error).__name__}:"
-            f" {quoted(str(error).strip().partition(chr(10))[0])}"
-        )
-        raise LoadError(f"{where} cannot be understood: {reason}", _AGAIN) from error
+        reason = f"{type(error).__name__}: {quoted(first_line(error))}"
+        raise LoadError(f"{path} cannot be understood: {reason}", _AGAIN) from error
 
 
 def _processor_settings(folder: Path) -> dict[str, Any] | None:
     """What a folder's files say of its image processor."""
-    path = folder / "processor_config.json"  # also of processors of text
-    if path.exists():
-        content = read_json(path)
-        if isinstance(content, dict):
-            content = content.get("image_processor")
-        if isinstance(content, dict):
-            return content
-    content = read_json(folder / _FILE) if (folder / _FILE).exists() else None
-    return content if isinstance(content, dict) else None
+    # processors of texts and images have a file for all of their parts
+    for name, key in (("processor_config.json", "image_processor"), (_FILE, None)):
+        if (folder / name).exists():
+            content = read_json(folder / name)
+            if key is not None and isinstance(content, dict):
+                content = content.get(key)
+            if isinstance(content, dict):
+                return content
+    return None
 
 
 def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
-    """The (height, width) of the images that a config.json says the model was made for."""
+    """The size of the images that a config.json says the model was made for."""
     value = _vision(config).get("image_size")
+    # one number is both sides
     if isinstance(value, int):
         value = (value, value)
     if not isinstance(value, (list, tuple)) or len(value) != 2:
@@ -414,7 +484,9 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
     are_sizes = all(
         type(side) is int and 0 < side <= _LARGEST for side in (height, width)
     )
-    return (height, width) if are_sizes else None
+    if are_sizes:
+        return (height, width)
+    return None
 
 
 def _frames_of_transformers(module: nn.Module) -> int | None:
@@ -439,37 +511,41 @@ def _size_of_transformers(module: nn.Module) -> HeightWidth | None:
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a configuration that is about images."""
     inner = config.get("vision_config")
-    return inner if isinstance(inner, dict) else config
+    if isinstance(inner, dict):
+        return inner
+    return config
 
 
-def _check_numbers(value: Any, where: str) -> None:
+def _check_numbers(value: Any, path: str) -> None:
     """Refuse numbers that no processor has, at every depth: they decide how large
-    images become."""
-    if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_numbers(item, where)
+    images become. `path` is that of the file, for messages."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for item in value:
+            _check_numbers(item, path)
+    # it would resize to as many pixels, and fill the memory; NaN is no number either
     elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
-        raise LoadError(f"{where} asks for {value:,}; {_LARGEST} is the most", _AGAIN)
+        raise LoadError(f"{path} asks for {value:,}; {_LARGEST} is the most", _AGAIN)
 
 
 def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """The image processor, from a folder that holds nothing but what was checked."""
-    name = settings.get("image_processor_type") or settings.get(
-        "feature_extractor_type"
-    )
+    # the processor that the file names must be on the list, or else that of the model
+    name = settings.get("image_processor_type")
+    name = name or settings.get("feature_extractor_type")  # of old files
     if name is None:
         auto = import_module("transformers.models.auto.image_processing_auto")
         backends = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {})
         name = backends.get("torchvision")
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast)?$", "", str(name))
     if name not in _ALLOWED.split("|"):
-        raise ValueError(
-            f"{name} names no image processor that featviz lets prepare an image"
-        )
-    plain = {key: value for key, value in settings.items() if key != "auto_map"}
+        message = f"{name} names no image processor that featviz lets prepare an image"
+        raise ValueError(message)
+    content = {**settings, "image_processor_type": f"{name}ImageProcessor"}
+    content.pop("auto_map", None)  # names code of the folder's own
     with TemporaryDirectory(prefix="featviz-") as folder:
-        content = json.dumps({**plain, "image_processor_type": f"{name}ImageProcessor"})
-        Path(folder, _FILE).write_text(content, "utf-8")
+        Path(folder, _FILE).write_text(json.dumps(content), "utf-8")
         auto = import_module("transformers").AutoImageProcessor
         return auto.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -477,71 +553,103 @@ def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
 
 
 def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
-    """The output of a processor, [1, C, H, W]."""
+    """The output of a processor, [1, C, H, W].
+
+    Raises:
+        ImageError: Where its own code fails, or returns something else.
+    """
     inputs: dict[str, Any] = {"images": image}
     if isinstance(image, Raster):
         numbers = torch.from_numpy(image.values) * 255
         inputs = {"images": numbers, "input_data_format": "channels_first"}
     name = type(processor).__name__
     try:
-        values: Tensor = processor(**inputs, return_tensors="pt")[
-            "pixel_values"
-        ].float()
+        outputs = processor(**inputs, return_tensors="pt")
+        values: Tensor = outputs["pixel_values"].float()
     except Exception as error:  # whatever its own code makes of an image
         reason = f"{type(error).__name__}: {quoted(str(error))}"
         raise ImageError(f"{name} raised {reason}", "-v shows the traceback") from error
     if values.ndim == 5 and values.shape[:2] == (1, 1):  # a clip of one frame
         values = values[0]
     if values.ndim != 4 or len(values) != 1:
-        raise ImageError(
-            f"{name} gave {list(values.shape)}, not [1, C, H, W]", "--size HxW"
-        )
+        message = f"{name} gave {list(values.shape)}, not [1, C, H, W]"
+        raise ImageError(message, "--size HxW")
     return values
 
 
 def _measured(processor: Any, channels: int) -> Chain:
-    """A processor, with its mean, deviation and size as its outputs show them: the
-    settings of a hundred processors have no common names. The user's changes then go to
-    a chain of ours.
+    """A processor as a chain, with mean, deviation and size as its outputs show them.
 
-    Black gives -mean / std, white (1 - mean) / std; a narrower image tells whether the
-    size of the output is that of the image."""
-    height, width = FALLBACK_SIZE
+    The settings of a hundred processors have no common names. Where the user changes a
+    step, the chain of ours does all of them.
+
+    Args:
+        processor: Of transformers.
+        channels: That the model takes, 1 or 3.
+    """
+    width, height = FALLBACK_SIZE
     mode = "L" if channels == 1 else "RGB"
     black = _pixels(processor, Image.new(mode, (width, height), 0))
     white = _pixels(processor, Image.new(mode, (width, height), "white"))
+    # of another size only where the image decides it
     narrow = _pixels(processor, Image.new(mode, (width, height * 3 // 4), 0))
     if black.shape[1] != channels:
         raise ValueError(
             f"it gives {black.shape[1]} channels, and the model takes {channels}"
         )
+    mean, std = _normalisation(black, white)
+    settings = {"size": {}, "resample": 2, **processor.to_dict()}
+    chain = Chain(
+        mean=mean,
+        std=std,
+        channels=channels,
+        interpolation=_RESAMPLE[settings["resample"]],
+        bgr=bool(settings.get("do_flip_channel_order")),
+        library=partial(_pixels, processor),
+    )
+    step = f"by {type(processor).__name__}"
+    shortest_edge = settings["size"].get("shortest_edge")
+    if black.shape != narrow.shape:
+        return replace(
+            chain, resize=shortest_edge, library_steps=(step,), library_own_size=True
+        )
+    size: HeightWidth = (int(black.shape[2]), int(black.shape[3]))
+    steps = (f"{step} to {by(size)}",)
+    if shortest_edge:
+        return replace(chain, resize=shortest_edge, crop=size, library_steps=steps)
+    return replace(chain, resize=size, library_steps=steps)
+
+
+def _normalisation(
+    black: Tensor, white: Tensor
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Mean and deviation by which a processor normalises; None and None if it does not.
+
+    Args:
+        black: What it makes of a black image, [1, C, H, W].
+        white: What it makes of a white one.
+
+    Raises:
+        ValueError: Where these are alike.
+    """
+    # black gives -mean / std, white (1 - mean) / std
     low = _in_the_middle(black)
     span = _in_the_middle(white) - low
     if not (np.isfinite(span).all() and span.all()):
         raise ValueError("it does not tell black from white")
-    std = tuple(float(f"{value:.6g}") for value in 1 / span)
-    mean = tuple(float(f"{value:.6g}") + 0.0 for value in -low / span)
-    normalises = std != (1.0,) * channels or mean != (0.0,) * channels
-    settings = {"size": {}, "resample": 2, **processor.to_dict()}
-    shortest_edge = settings["size"].get("shortest_edge")
-    has_own_size = black.shape != narrow.shape
-    size = None if has_own_size else (int(black.shape[2]), int(black.shape[3]))
-    step = f"by {type(processor).__name__}"
-    return Chain(
-        shortest_edge or size,
-        size if shortest_edge else None,
-        mean if normalises else None,
-        std if normalises else None,
-        channels,
-        _RESAMPLE[settings["resample"]],
-        bgr=bool(settings.get("do_flip_channel_order")),
-        library=partial(_pixels, processor),
-        library_steps=(step if size is None else f"{step} to {by(size)}",),
-        library_own_size=has_own_size,
-    )
+    std = _rounded(1 / span)
+    mean = _rounded(-low / span)
+    if set(std) == {1.0} and set(mean) == {0.0}:
+        return None, None
+    return mean, std
 
 
 def _in_the_middle(values: Tensor) -> np.ndarray:
     """The numbers [C] of the pixel in the middle of [1, C, H, W]."""
     middle = values[0, :, values.shape[2] // 2, values.shape[3] // 2]
     return middle.double().numpy()
+
+
+def _rounded(values: np.ndarray) -> tuple[float, ...]:
+    """Six digits of each number; zero without a sign."""
+    return tuple(float(f"{value:.6g}") + 0.0 for value in values)

@@ -1,21 +1,24 @@
 """From inert stand-ins (`models.inert`) to weights, and to whole modules.
 
-`Data` makes containers, tensors and numbers, wherever they are, and leaves the rest
-out. `Modules` makes modules: of the classes listed here, by `object.__new__`, with
-attributes of which each was made here, too; anything else refuses the module. So no
-constructor runs, no class that a module keeps can be called, and of functions it keeps
-only those of `_FUNCTIONS`."""
+What a file holds beside its weights (meters, configurations) is left out, with the
+reason; but a module is made with all of its attributes or not at all: then there is an
+UnbuiltModule, a dict of what could be made of them.
+
+A module is `object.__new__` of a class that is listed here, with attributes of which
+each was made here, too. So no constructor runs; a class that a module keeps (`norm_layer`)
+is replaced by one that cannot be called; and of functions it keeps only those of
+`_FUNCTIONS`."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import itertools
+import logging
 import math
 import pkgutil
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,6 +31,8 @@ from featviz.models import inert
 from featviz.models.inert import Made, Name, Storage
 from featviz.models.requirements import import_ultralytics, require_torchvision
 from featviz.text import listed, quoted
+
+log = logging.getLogger(__name__)
 
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
 _OPTIONAL = ("timm.models.", "timm.layers.", *_YOLO)
@@ -108,14 +113,18 @@ _KEY_TYPES = (bool, int, float, str, bytes, type(None))
 _PLAIN_ATTRIBUTES = (bool, int, float, str, type(None), Tensor)
 _BYTES_BESIDE = 64 * 2**20
 """Bytes that a tensor may have beside four times its data: it may be expanded."""
-_MOST_MODULES = 100_000
+_MAX_MODULES = 20_000
 """Modules of a model, each as often as it is reached: shared ones make a small file
 endless."""
 
 
 class RefusedError(Exception):
-    """What is not made of a file, as a predicate (`holds a ...`), and the names that it
-    needs."""
+    """What is not made of a file, as a predicate (`holds a ...`).
+
+    Args:
+        message: The predicate, whose subject is the file.
+        names: What the file would need, and no list here has.
+    """
 
     def __init__(self, message: str, names: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -127,38 +136,39 @@ class UnusableTensorError(RefusedError):
 
 
 class UnbuiltModule(dict[Any, Any]):
-    """The attributes of a module that was not made, and why."""
+    """The attributes of a module that was not made, and why it was not."""
 
     def __init__(self, attributes: dict[Any, Any], refusal: RefusedError) -> None:
         super().__init__(attributes)
         self.refusal = refusal
 
 
-def rebuild(content: Any, modules: bool = True) -> tuple[Any, list[str]]:
+def rebuild(content: Any) -> Any:
     """Make values of what `inert.read` returned.
 
-    Args:
-        content: Stand-ins.
-        modules: Make modules of the classes that are listed here. Otherwise, and where
-            a module needs more, there is an UnbuiltModule.
-
     Returns:
-        Containers of data, tensors and modules; and the names of what was left out.
+        Containers of data, tensors and modules, or an UnbuiltModule where a module
+        needs more than is listed here.
 
     Raises:
         RefusedError: Where the content itself is not made, or nothing in it that has
             weights.
     """
-    data = Data(modules)
-    value = data.build(content)
-    if data.left_out and not data.has_weights():
-        raise data.refusal()
-    return value, sorted(data.left_out)
+    builder = Builder()
+    value = builder.build(content)
+    # without weights the file is of no use, and what was left out says why
+    if builder.reasons and not builder.has_weights():
+        raise _joined(builder.reasons)
+    reasons = {
+        name for error in builder.reasons for name in error.names or [str(error)]
+    }
+    if reasons:
+        log.debug("left out: %s", listed([*map(quoted, sorted(reasons))], 20))
+    return value
 
 
 def lacks(name: str) -> bool:
-    """Whether a name is of a class that Ultralytics or timm should have, and is not
-    there."""
+    """Whether Ultralytics or timm should have a class of this name, and has none."""
     if not name.startswith(_OPTIONAL) or not _NAME.fullmatch(name):
         return False
     try:
@@ -168,69 +178,86 @@ def lacks(name: str) -> bool:
     return False
 
 
-class Data:
-    """Makes data of stand-ins: each of them once, so that what was shared is shared
-    again."""
+class _Built(NamedTuple):
+    """What was made of a stand-in."""
 
-    def __init__(self, modules: bool = False) -> None:
-        self.modules = modules
-        self.left_out: dict[str, RefusedError] = {}
-        self._made: dict[int, Any] = {}
+    value: Any
+    """A value, or the RefusedError in its place."""
+    reason: RefusedError | None
+    """Why something in it was left out; None where it is complete."""
+
+
+class Builder:
+    """Makes values of stand-ins, each once: what was shared is shared again."""
+
+    def __init__(self) -> None:
+        self.reasons: list[RefusedError] = []
+        """Why something was left out, each time that it was met."""
+        self._built: dict[int, _Built] = {}
+        """By the id of the stand-in."""
 
     def build(self, value: Any) -> Any:
         """The value of a stand-in; RefusedError where there is none."""
         if type(value) in _KEY_TYPES or type(value) is Storage:
             return value
-        if id(value) not in self._made:
-            self._made[id(value)] = RefusedError("holds a value that contains itself")
-            self._made[id(value)] = self._attempt(value)
-        made = self._made[id(value)]
-        if isinstance(made, RefusedError):
-            raise made
-        return made
+        built = self._built.get(id(value))
+        if built is None:
+            # stands here while the value is made, and is met where it holds itself
+            itself = RefusedError("holds a value that contains itself")
+            self._built[id(value)] = _Built(itself, None)
+            before = len(self.reasons)
+            result = self._attempt(value)
+            reasons = self.reasons[before:]
+            built = _Built(result, reasons[0] if reasons else None)
+            self._built[id(value)] = built
+        elif built.reason is not None:
+            self.reasons.append(built.reason)
+        if isinstance(built.value, RefusedError):
+            raise built.value
+        return built.value
 
     def _attempt(self, value: Any) -> Any:
+        """The value of a stand-in, or the error in its place, to be raised each time."""
         try:
-            return self._built(value)
+            if type(value) in (list, tuple):
+                return type(value)(self.elements(value))
+            if type(value) is Name:
+                return _named(value.text)
+            if type(value) is Made:
+                return self.called(value)
+            raise _needs([_name_of(value)])
         except (UnusableTensorError, FeatvizError, RecursionError):
             raise
         except RefusedError as error:
             return error
         except Exception as error:  # of arguments that are none of its maker's
-            return RefusedError(
-                f"holds a broken {_called(value)}: {quoted(str(error))}"
-            )
+            reason = quoted(str(error))
+            return RefusedError(f"holds a broken {_name_of(value)}: {reason}")
 
-    def _built(self, value: Any) -> Any:
-        if type(value) in (list, tuple):
-            return type(value)(self.elements(value))
-        if type(value) is Name and type(_constant(value.text)) is torch.dtype:
-            return _constant(value.text)
-        if type(value) is not Made:
-            raise _needs([_called(value)])
-        maker = _MAKERS.get(_called(value))
-        return maker(self, value) if maker else self._unknown(value)
-
-    def _unknown(self, made: Made) -> Any:
-        """A module, a dict of a class of somebody's own, or nothing."""
+    def called(self, made: Made) -> Any:
+        """What a call would return."""
+        name = made.maker.text
+        if name in _CONTAINERS:
+            return _CONTAINERS[name](self, made)
+        if name in _VALUES:
+            # older protocols put into a state what newer ones give as arguments
+            state = made.states[-1] if made.states else made.arguments
+            return _VALUES[name](*self.elements(state))
+        if name in _ENUMS:
+            return _imported(name)(*made.arguments)
+        if name in _HELPERS:
+            return self._object(made, _imported(name))
+        module_class = _module_class(name)
         state = made.states[-1] if made.states else None
-        is_listed = self.modules and _module_class(_called(made)) is not None
-        if not is_listed and "_modules" not in [name for name, _ in _pairs(state)]:
-            if made.pairs:
-                return self.mapping(made)
-            if _called(made).startswith("torch._utils._rebuild"):
-                raise RefusedError(
-                    f"holds a tensor that is not plain ({_called(made)})"
-                )
-            raise _needs([_called(made)])
-        refusal = _needs([_called(made)])
-        if self.modules:
-            try:
-                return Modules().whole(made)
-            except RefusedError as error:
-                refusal = error
-        data = Data() if self.modules else self
-        return UnbuiltModule(data.build(state) or {}, refusal)
+        if module_class or "_modules" in [key for key, _ in _pairs(state)]:
+            return self._module(made, module_class)
+        if name.startswith("torch._utils._rebuild"):
+            raise RefusedError(f"holds a tensor that is not plain ({name})")
+        if not made.pairs:
+            raise _needs([name])
+        # a dict of somebody's own class serves as a plain one, but not in a module
+        self.reasons.append(_needs([name]))
+        return self.mapping(made)
 
     def elements(self, values: Iterable[Any]) -> list[Any]:
         """What is in a list; None for what is left out."""
@@ -244,10 +271,10 @@ class Data:
         return built
 
     def mapping(self, made: Made) -> dict[Any, Any]:
-        """A dict of any class, as a dict or OrderedDict, without what is left out."""
-        built = OrderedDict() if _called(made) == "collections.OrderedDict" else {}
+        """A dict of any class, as a plain one, without what is left out."""
+        built = {}
         pairs = [*made.pairs]
-        # of OrderedDict, Counter: a list of pairs, or a dict
+        # the argument of OrderedDict is a list of pairs, that of Counter a dict
         for argument in made.arguments:
             pairs[:0] = argument if type(argument) is list else _pairs(argument)
         for key, value in pairs:
@@ -258,8 +285,10 @@ class Data:
         return built
 
     def key(self, value: Any) -> Any:
-        """A key of a dict or an element of a set; hashing it is as deep as building it
-        was."""
+        """A key of a dict, or an element of a set: a number, a text, or a tuple of these.
+
+        Anything else is refused, since hashing it could nest as deep as the file says.
+        """
         key = self.build(value)
         for element in key if type(key) is tuple else [key]:
             if type(element) not in _KEY_TYPES:
@@ -269,38 +298,81 @@ class Data:
     def _leave_out(self, error: RefusedError) -> None:
         if isinstance(error, UnusableTensorError):
             raise error
-        for name in error.names or [str(error)]:
-            self.left_out[name] = error
-
-    def refusal(self) -> RefusedError:
-        """The error for all that was left out: the names, or else the first reason."""
-        errors = [*self.left_out.values()]
-        names = {name for error in errors for name in error.names}
-        return _needs(names) if names else errors[0]
+        self.reasons.append(error)
 
     def has_weights(self) -> bool:
         """Whether there is any tensor, array or module."""
         types = (Tensor, np.ndarray, nn.Module, UnbuiltModule)
-        return any(isinstance(value, types) for value in self._made.values())
+        return any(isinstance(built.value, types) for built in self._built.values())
+
+    def _module(
+        self, made: Made, module_class: type | None
+    ) -> nn.Module | UnbuiltModule:
+        """A module if it can be made completely; otherwise a dict of its attributes.
+
+        Args:
+            made: Its stand-in.
+            module_class: None where it is not listed.
+        """
+        before = len(self.reasons)
+        try:
+            if module_class is None:
+                raise _needs([made.maker.text])
+            module: nn.Module = self._object(made, module_class)
+            # something in it may have been met before, and left out then: `build` tells
+            # again
+            if len(self.reasons) == before:
+                _check_module(module)
+                return module
+        except RefusedError as error:
+            self._leave_out(error)
+        refusal = _joined(self.reasons[before:])
+        state = self.build(made.states[-1]) if made.states else {}
+        return UnbuiltModule(state or {}, refusal)
+
+    def _object(self, made: Made, made_class: type) -> Any:
+        """An empty object of a listed class, with the attributes that the file says."""
+        if made.arguments or made.items or made.pairs or len(made.states) > 1:
+            text = f"a {made_class.__name__} in a way that torch.save does not"
+            raise RefusedError(f"makes {text}")
+        built: Any = object.__new__(made_class)
+        # an object without attributes (torchvision's ToTensor) has no state in the file
+        state = dict(self.build(made.states[0])) if made.states else {}
+        attributes = {
+            name: _checked_attribute(made, built, name, value)
+            for name, value in state.items()
+        }
+        if not isinstance(built, nn.Module):
+            vars(built).update(attributes)
+            return built
+        # hooks and children, also where the file has none
+        vars(built).update(vars(nn.Module()))
+        try:
+            # of a list of those that were read: they fill in what older files lack
+            built.__setstate__(attributes)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise _broken(made_class) from error
+        return built
 
 
 class OwnForward(NamedTuple):
-    """What a file says stands in the place of a module's forward: another of its
-    methods."""
+    """What stands in the place of a module's forward: another of its methods."""
 
     owner: Made
+    """The module."""
     name: str
 
 
 class KeptClass(type):
     """Stands for a class that a module keeps: it cannot be called."""
 
-    def __call__(cls, *arguments: object, **more: object) -> Any:
+    def __call__(cls, *arguments: object, **keywords: object) -> Any:
         """Refuse."""
         raise RefusedError(f"calls {cls.__name__}, which torch.save only keeps")
 
 
 _FRESH = vars(nn.Module())
+"""The attributes of any module."""
 _CONTENTS: dict[str, Any] = {
     "_parameters": Tensor,
     "_buffers": Tensor,
@@ -310,108 +382,55 @@ _HOOKS = {name for name, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS
 _MISSING = object()
 
 
-class Modules(Data):
-    """Makes one module, and what it may keep."""
+def _check_module(module: nn.Module) -> None:
+    """Refuse a module that does not take what every command does first with one."""
+    reached = module.named_modules(remove_duplicate=False)
+    if any(True for _ in itertools.islice(reached, _MAX_MODULES, None)):
+        raise RefusedError(f"holds a {type(module).__name__} of too many modules")
+    try:
+        module.state_dict()
+        # goes through all tensors as any .to, changing none
+        module.to(non_blocking=False)
+        # reads the settings of a layer, which others rely on
+        module.extra_repr()
+    except Exception as error:  # whatever a state that a file made up leads to
+        raise _broken(type(module)) from error
 
-    def whole(self, made: Made) -> nn.Module:
-        """The module, if nothing had to be left out."""
-        module: nn.Module = self._unknown(made)
-        if self.left_out:
-            raise self.refusal()
-        reached = itertools.islice(
-            module.named_modules(remove_duplicate=False), _MOST_MODULES
-        )
-        if len([*reached]) == _MOST_MODULES:
-            raise RefusedError(f"holds a {type(module).__name__} of too many modules")
-        try:  # what every command does first with a module
-            module.state_dict()
-            # goes through all tensors as any .to, changing none
-            module.to(non_blocking=False)
-            for child in module.modules():
-                # reads the settings of a layer, which others rely on
-                child.extra_repr()
-        except Exception as error:  # whatever a state that a file made up leads to
-            raise _broken(type(module)) from error
-        return module
 
-    def _built(self, value: Any) -> Any:
-        if type(value) is Name and value.text in _FUNCTIONS:
-            return _imported(value.text)
-        kept = _module_class(value.text) if type(value) is Name else None
-        if kept is not None:
-            names = {"__module__": kept.__module__, "__qualname__": kept.__qualname__}
-            return KeptClass(kept.__name__, (), names)
-        return super()._built(value)
+def _checked_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
+    """An attribute of an object; RefusedError where it could run code.
 
-    def _unknown(self, made: Made) -> Any:
-        name = _called(made)
-        if name == "functools.partial":
-            target, arguments, keywords, _ = self.elements(made.states[-1])
-            if not isinstance(target, (KeptClass, FunctionType)):
-                raise RefusedError(
-                    "holds a functools.partial of what is no class of layers"
-                )
-            return functools.partial(target, *arguments, **keywords or {})
-        if name == "builtins.getattr":
-            return _attribute(*made.arguments)
-        if name in _ENUMS:
-            return _imported(name)(*made.arguments)
-        module_class = _module_class(name) or (
-            _imported(name) if name in _HELPERS else None
-        )
-        if module_class is None:
-            raise _needs([name])
-        return self._object(made, module_class)
-
-    def _object(self, made: Made, module_class: type) -> Any:
-        """An empty object with these attributes; a module is completed by its own
-        `__setstate__`."""
-        if made.arguments or made.items or made.pairs or len(made.states) > 1:
-            raise RefusedError(
-                f"makes a {module_class.__name__} in a way that torch.save does not"
-            )
-        built: Any = object.__new__(module_class)
-        # an object without attributes (torchvision's ToTensor) has no state in the file
-        attributes = self.build(made.states[0]) if made.states else {}
-        if not isinstance(attributes, dict):
-            raise _broken(module_class)
-        attributes = {**attributes}
-        for name, value in attributes.items():
-            if name in _CONTENTS:
-                _check_contents(module_class, name, value)
-            elif name in _HOOKS:
-                if value:
-                    text = f"a {module_class.__name__} with {name}"
-                    raise RefusedError(
-                        f"holds {text}, which would call what the file says"
-                    )
-                attributes[name] = type(_FRESH[name])()
-            elif (
-                name == "forward" and type(value) is OwnForward and value.owner is made
-            ):
-                method = inspect.getattr_static(module_class, value.name)
-                attributes[name] = MethodType(method, built)
-            else:
-                _refuse_shadow(module_class, name, value)
-        if not isinstance(built, nn.Module):
-            vars(built).update(attributes)
-            return built
-        try:
-            built.__setstate__(attributes)  # type: ignore[no-untyped-call]
-        except Exception as error:
-            raise _broken(module_class) from error
-        for name, fresh in _FRESH.items():
-            expected = type(fresh) if isinstance(fresh, (bool, dict, set)) else object
-            if not isinstance(vars(built).get(name, _MISSING), expected):
-                raise _broken(module_class)
-        return built
+    Args:
+        made: The stand-in of the object.
+        built: The object, without attributes as yet.
+        name: Of the attribute; a file may say anything here.
+        value: What was made of what the file says.
+    """
+    made_class = type(built)
+    if name in _CONTENTS:
+        _check_contents(made_class, name, value)
+        return value
+    if name in _HOOKS:
+        if value:
+            text = f"a {made_class.__name__} with {name}"
+            raise RefusedError(f"holds {text}, which would call what the file says")
+        return type(_FRESH[name])()
+    # Ultralytics replaces the forward of fused layers by another of their methods
+    if name == "forward" and type(value) is OwnForward and value.owner is made:
+        return MethodType(inspect.getattr_static(made_class, value.name), built)
+    _refuse_shadow(made_class, name, value)
+    return value
 
 
 def _check_contents(module_class: type, group: str, contents: Any) -> None:
-    """Parameters, buffers and children have names that torch would take, and are what
-    they should be."""
-    if not isinstance(contents, dict):
-        raise _broken(module_class)
+    """Refuse parameters, buffers or children that no module has.
+
+    Args:
+        module_class: For messages.
+        group: A key of _CONTENTS.
+        contents: What the file says; it should be a dict by names.
+    """
+    # names are paths of layers, and of files: `a.b` would be another layer
     for name, content in contents.items():
         if type(name) is not str or not _MEMBER.fullmatch(name):
             text = f"a {module_class.__name__} with a module of an impossible name"
@@ -420,33 +439,19 @@ def _check_contents(module_class: type, group: str, contents: Any) -> None:
             raise _broken(module_class)
 
 
-def _refuse_shadow(module_class: type, name: Any, value: Any) -> None:
-    """No attribute takes the place of what the class defines, but a plain value of a
-    plain one."""
-    default = inspect.getattr_static(module_class, name, _MISSING)
+def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
+    """Refuse an attribute in the place of what the class defines; a plain value may
+    replace a plain one."""
+    if name == "type" and type(value) is str:  # Ultralytics' own, over nn.Module.type
+        return
+    default = inspect.getattr_static(made_class, name, _MISSING)
     values = value if isinstance(value, (list, tuple)) else [value]
     is_plain = all(isinstance(element, _PLAIN_ATTRIBUTES) for element in values)
-    if name == "type" and type(value) is str:  # Ultralytics sets it
-        return
-    # of torch before 1.0
-    if name == "all_weights" and issubclass(module_class, nn.RNNBase):
-        return
     is_method = callable(default) or hasattr(type(default), "__get__")
     replaces = default is not _MISSING and (is_method or not is_plain)
     if replaces or name.startswith("__") or type(value) is OwnForward:
         text = f"whose state replaces its {quoted(name)}: it could run code"
-        raise RefusedError(f"holds a {module_class.__name__} {text}")
-
-
-def _attribute(owner: Any, name: Any) -> Any:
-    """What `getattr` would return, of the few attributes that files keep."""
-    if type(owner) is Made and name in _OWN_FORWARDS:
-        return OwnForward(owner, name)
-    if type(owner) is Name and f"{owner.text}.{name}" in _FUNCTIONS:
-        return _imported(f"{owner.text}.{name}")
-    if type(owner) is Name and owner.text in _ENUMS:
-        return _imported(owner.text).__members__[name]
-    raise _needs(["builtins.getattr"])
+        raise RefusedError(f"holds a {made_class.__name__} {text}")
 
 
 def _broken(module_class: type) -> RefusedError:
@@ -458,34 +463,46 @@ def _broken(module_class: type) -> RefusedError:
 # -----------------------------------------------------------------------------------------
 
 
+def _joined(errors: Sequence[RefusedError]) -> RefusedError:
+    """One error for several: it has all their names, or is the first of them."""
+    names = {name for error in errors for name in error.names}
+    if names:
+        return _needs(names)
+    return errors[0]
+
+
 def _needs(names: Iterable[str]) -> RefusedError:
     """The error for names that are on no list."""
     text = listed([*map(quoted, sorted(names))], 20)
-    return RefusedError(
-        f"needs {text}, which could run any code; nothing was executed", names
-    )
+    message = f"needs {text}, which could run any code; nothing was executed"
+    return RefusedError(message, names)
 
 
-def _called(value: Any) -> str:
-    """The name of what a stand-in is, or is made by; of anything else the name of its
-    type."""
+def _name_of(value: Any) -> str:
+    """The name of what a stand-in is made by; of anything else the name of its type."""
     if type(value) is Made:
-        is_nested = type(value.maker) is Made
-        return f"{_called(value.maker)}()" if is_nested else _called(value.maker)
-    return value.text if type(value) is Name else type(value).__name__
+        return value.maker.text
+    return type(value).__name__
 
 
-def _constant(name: str) -> Any:
-    """What torch has by a name such as `torch.float32`."""
-    return getattr(torch, name.removeprefix("torch."), None)
+def _named(name: str) -> Any:
+    """What a name alone stands for: a type of numbers, a function, a class of modules."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if type(dtype) is torch.dtype:
+        return dtype
+    if name in _FUNCTIONS:
+        return _imported(name)
+    kept = _module_class(name)
+    if kept is None:
+        raise _needs([name])
+    return KeptClass(kept.__name__, (), {})
 
 
 def _module_class(name: str) -> Any:
     """The class of modules of this name, if it is one that may be made; None otherwise."""
     name = _RENAMED.get(name, name)
-    if name not in _MODULES and not (
-        name.startswith(_PACKAGES) and _NAME.fullmatch(name)
-    ):
+    is_below = name.startswith(_PACKAGES) and _NAME.fullmatch(name)
+    if name not in _MODULES and not is_below:
         return None
     try:
         module_class = _imported(name)
@@ -493,15 +510,16 @@ def _module_class(name: str) -> Any:
         return None
     if type(module_class) is not type or not issubclass(module_class, nn.Module):
         return None
-    home = module_class.__module__
-    package = name.rpartition(".")[0]
-    # in 8.0.100
-    has_moved = package == "ultralytics.nn.modules" and home.startswith(package)
+    # A module may have imported the class from elsewhere, where nobody has read it. One
+    # that has moved within Ultralytics (files of 8.0.100) is still below its packages.
+    home = f"{module_class.__module__}."
+    if name not in _MODULES and not home.startswith(_PACKAGES):
+        return None
     setter: Any = module_class.__setstate__
-    is_plain = module_class.__new__ is object.__new__ and setter.__module__.startswith(
-        _SETTERS
-    )
-    return module_class if is_plain and (home == package or has_moved) else None
+    is_plain = module_class.__new__ is object.__new__
+    if is_plain and setter.__module__.startswith(_SETTERS):
+        return module_class
+    return None
 
 
 def _imported(name: str) -> Any:
@@ -519,57 +537,77 @@ def _imported(name: str) -> Any:
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
     """The pairs of a dict that is still a stand-in."""
-    return value.pairs if type(value) is Made else []
+    if type(value) is Made:
+        return value.pairs
+    return []
 
 
-def _tensor(data: Data, made: Made) -> Tensor:
-    """`_rebuild_tensor`, and v2 and v3 of it: storage, offset, size, stride,
-    requires_grad, hooks, dtype (v3), and marks of conjugated or negated values. All its
-    elements lie in its storage."""
-    storage, offset, size, stride, *more = data.elements(made.arguments)
-    if any(isinstance(value, dict) and value for value in more):
-        raise RefusedError("holds a tensor that has hooks, or is conjugated or negated")
-    untyped = storage.data._untyped_storage
-    dtypes = [value for value in more if isinstance(value, torch.dtype)]
-    dtype = dtypes[0] if dtypes else storage.data.dtype
-    numbers = [offset, *size, *stride]
-    if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in numbers):
-        raise UnusableTensorError("holds a tensor of an impossible shape")
-    if math.prod(size) * dtype.itemsize > 4 * untyped.nbytes() + _BYTES_BESIDE:
-        raise UnusableTensorError(f"holds a tensor of shape {[*size]} without its data")
-    if math.prod(size) == 0:
+def _tensor(
+    storage: Storage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    requires_grad: bool = False,
+    hooks: Any = None,
+    *marks: Any,
+) -> Tensor:
+    """`_rebuild_tensor`, and v2 and v3 of it.
+
+    Args:
+        storage: Where its numbers are.
+        offset: Of the first number, in numbers of the storage.
+        size: Its shape.
+        stride: Of each axis, in numbers of the storage.
+        requires_grad: Whether gradients are taken of it.
+        hooks: Refused, unless there are none.
+        marks: Of v3 a dtype; a dict that says whether it is conjugated or negated.
+    """
+    dtype = storage.data.dtype
+    for mark in (hooks, *marks):
+        if isinstance(mark, torch.dtype):
+            dtype = mark
+        elif mark:
+            message = "holds a tensor that has hooks, or is conjugated or negated"
+            raise RefusedError(message)
+    count = math.prod(size)
+    if count == 0:
         return torch.empty(size, dtype=dtype)
-    last = offset + sum(
-        (length - 1) * step for length, step in zip(size, stride, strict=True)
-    )
-    if (last + 1) * dtype.itemsize > untyped.nbytes():
-        raise UnusableTensorError(
-            f"holds a tensor of shape {[*size]} that ends beyond its data"
-        )
-    tensor = torch.empty(0, dtype=dtype).set_(untyped, offset, size, stride)
-    return tensor.requires_grad_() if True in more else tensor
+    shape = quoted(str([*size]))
+    untyped = storage.data._untyped_storage
+    # with strides of 0, a small file has tensors that no memory holds
+    if count * dtype.itemsize > 4 * untyped.nbytes() + _BYTES_BESIDE:
+        raise UnusableTensorError(f"holds a tensor of shape {shape} without its data")
+    tensor = torch.empty(0, dtype=dtype)
+    try:
+        # compares sizes and strides with the storage; `set_` would enlarge that
+        tensor.set_(untyped).as_strided(size, stride, offset)
+    except (RuntimeError, TypeError) as error:
+        message = f"holds a tensor of shape {shape} that ends beyond its data"
+        raise UnusableTensorError(message) from error
+    tensor.set_(untyped, offset, size, stride)
+    return tensor.requires_grad_(requires_grad is True)
 
 
-def _parameter(data: Data, made: Made) -> nn.Parameter:
+def _parameter(builder: Builder, made: Made) -> nn.Parameter:
     """`_rebuild_parameter`: a tensor, requires_grad; hooks and attributes are left out."""
-    return nn.Parameter(
-        data.build(made.arguments[0]).detach(), made.arguments[1] is True
-    )
+    tensor, requires_grad = made.arguments[:2]
+    return nn.Parameter(builder.build(tensor).detach(), requires_grad is True)
 
 
-def _typed_tensor(data: Data, made: Made) -> Any:
+def _typed_tensor(builder: Builder, made: Made) -> Any:
     """`_rebuild_from_type_v2`: a maker, a class, its arguments, attributes; the class
     and the attributes are left out."""
-    return data._built(Made(made.arguments[0], made.arguments[2]))
+    return builder.called(Made(made.arguments[0], made.arguments[2]))
 
 
-def _bytes(data: Data, made: Made) -> bytes:
+def _bytes(content: str | bytes = b"", encoding: str = "latin1") -> bytes:
     """`_codecs.encode`, `bytes` and `bytearray`: of older protocols a text, and latin1."""
-    content = data.build(made.arguments[0]) if made.arguments else b""
-    return content.encode("latin1") if type(content) is str else bytes(content)
+    if isinstance(content, str):
+        return content.encode("latin1")
+    return bytes(content)
 
 
-def _number_type(data: Data, made: Made) -> np.dtype[Any]:
+def _number_type(builder: Builder, made: Made) -> np.dtype[Any]:
     """`numpy.dtype`: a code; and in its state the order of bytes."""
     code = made.arguments[0]
     if not _NUMBER_TYPE.fullmatch(code):
@@ -578,73 +616,106 @@ def _number_type(data: Data, made: Made) -> np.dtype[Any]:
     return np.dtype(f">{code}" if is_swapped else code)
 
 
-def _number(data: Data, made: Made) -> bool | int | float:
-    """A single number of numpy as Python's own: type, bytes."""
-    dtype, content = data.elements(made.arguments)
-    number: bool | int | float = np.frombuffer(content, dtype.str)[0].item()
+def _number(dtype: np.dtype[Any], content: str | bytes) -> bool | int | float:
+    """A single number of numpy as Python's own."""
+    number: bool | int | float = np.frombuffer(_bytes(content), dtype.str)[0].item()
     return number
 
 
-def _array(data: Data, made: Made) -> np.ndarray:
-    """`_reconstruct`, whose state is version, shape, type, is_fortran, bytes; or of
-    protocol 5 `_frombuffer`: bytes, type, shape, order."""
-    if made.states:
-        _, shape, dtype, is_fortran, content = data.elements(made.states[0])
-    else:
-        content, dtype, shape, order = data.elements(made.arguments)
-        is_fortran = order == "F"
-    # of Python 2
-    content = content.encode("latin1") if type(content) is str else content
-    return np.frombuffer(content, dtype.str).reshape(
-        shape, order="F" if is_fortran else "C"
-    )
+def _array(
+    version: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    is_fortran: bool,
+    content: str | bytes,
+) -> np.ndarray:
+    """`_reconstruct`, of which these are the state."""
+    order = "F" if is_fortran else "C"
+    return _array_of_buffer(_bytes(content), dtype, shape, order)
 
 
-def _set(data: Data, made: Made) -> set[Any]:
+def _array_of_buffer(
+    content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any
+) -> np.ndarray:
+    """`_frombuffer`, of protocol 5."""
+    return np.frombuffer(content, dtype.str).reshape(shape, order=order)
+
+
+def _partial(
+    target: Any, arguments: Iterable[Any], keywords: dict[str, Any], attributes: Any
+) -> Any:
+    """`functools.partial`, of which these are the state."""
+    if not isinstance(target, (KeptClass, FunctionType)):
+        raise RefusedError("holds a functools.partial of what is no class of layers")
+    return functools.partial(target, *arguments, **keywords or {})
+
+
+def _attribute(builder: Builder, made: Made) -> Any:
+    """`getattr`, for the few attributes that files keep."""
+    owner, name = made.arguments
+    if type(owner) is Made and name in _OWN_FORWARDS:
+        return OwnForward(owner, name)
+    if type(owner) is Name and f"{owner.text}.{name}" in _FUNCTIONS:
+        return _imported(f"{owner.text}.{name}")
+    # as Python 3.11 writes a member of an enumeration
+    if type(owner) is Name and owner.text in _ENUMS:
+        return _imported(owner.text).__members__[name]
+    raise _needs(["builtins.getattr"])
+
+
+def _set(builder: Builder, made: Made) -> set[Any]:
     """A set that the reader filled, or whose argument is a list."""
     items = itertools.chain(made.items, *made.arguments)
-    return {data.key(item) for item in items}
+    return {builder.key(item) for item in items}
 
 
-def _namespace(data: Data, made: Made) -> SimpleNamespace:
-    return SimpleNamespace(**data.build(made.states[-1]))
+def _namespace(builder: Builder, made: Made) -> SimpleNamespace:
+    """A namespace, whose state is a dict."""
+    return SimpleNamespace(**builder.build(made.states[-1]))
 
 
-_MAKERS: dict[str, Callable[[Data, Made], Any]] = {
-    "_codecs.encode": _bytes,
+_CONTAINERS: dict[str, Callable[[Builder, Made], Any]] = {
     "argparse.Namespace": _namespace,
-    "builtins.bytearray": _bytes,
-    "builtins.bytes": _bytes,
-    "builtins.dict": Data.mapping,
+    "builtins.dict": Builder.mapping,
     "builtins.frozenset": _set,
+    "builtins.getattr": _attribute,
     "builtins.set": _set,
-    "collections.Counter": Data.mapping,
-    "collections.OrderedDict": Data.mapping,
-    "collections.defaultdict": Data.mapping,
-    "numpy._core.multiarray._reconstruct": _array,
-    "numpy._core.multiarray.scalar": _number,
-    "numpy._core.numeric._frombuffer": _array,
-    "numpy.core.multiarray._reconstruct": _array,
-    "numpy.core.multiarray.scalar": _number,
-    "numpy.core.numeric._frombuffer": _array,
+    "collections.Counter": Builder.mapping,
+    "collections.OrderedDict": Builder.mapping,
+    "collections.defaultdict": Builder.mapping,
     "numpy.dtype": _number_type,
-    "torch.Size": lambda data, made: torch.Size(data.build(made.arguments[0])),
     "torch._tensor._rebuild_from_type_v2": _typed_tensor,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor,
-    "torch.device": lambda data, made: torch.device(*made.arguments),
-    "torch.storage._load_from_bytes": lambda data, made: inert.read_pickle(
-        _bytes(data, made)
-    ),
     "types.SimpleNamespace": _namespace,
     "ultralytics.utils.IterableSimpleNamespace": _namespace,
     "ultralytics.yolo.utils.IterableSimpleNamespace": _namespace,
-    **dict.fromkeys(
-        ["pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath"],
-        lambda data, made: "/".join(made.arguments),
+}
+"""What makes a value of a stand-in, by the name of what would be called."""
+
+
+def _path(*names: str) -> str:
+    return "/".join(names)
+
+
+_VALUES: dict[str, Callable[..., Any]] = {
+    "_codecs.encode": _bytes,
+    "builtins.bytearray": _bytes,
+    "builtins.bytes": _bytes,
+    "functools.partial": _partial,
+    "numpy._core.multiarray._reconstruct": _array,
+    "numpy._core.multiarray.scalar": _number,
+    "numpy._core.numeric._frombuffer": _array_of_buffer,
+    "pathlib.PosixPath": _path,
+    "pathlib.WindowsPath": _path,
+    "pathlib._local.PosixPath": _path,
+    "torch.Size": torch.Size,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor,
+    "torch.device": torch.device,
+    "torch.storage._load_from_bytes": lambda content: inert.read_pickle(
+        _bytes(content)
     ),
 }
-"""What makes a value of a call, by the name of what would be called."""
+"""What makes a value of a call's arguments or state, which are made first."""

@@ -188,6 +188,7 @@ def versions() -> dict[str, str]:
     takes long."""
     found = {"featviz": __version__}
     for package in ("torch", "torchvision"):
+        # importing torchvision takes as long as all the rest of a short command
         spec = find_spec(package)
         found[package] = "(not installed)"
         if spec is None or spec.origin is None:
@@ -207,6 +208,7 @@ def import_ultralytics(name: str) -> ModuleType:
     import torch
     from PIL import Image
 
+    # whoever has imported it has chosen what it does at its import
     module = sys.modules.get(name)
     if module is not None:
         return module
@@ -256,6 +258,7 @@ def pick_device(name: str) -> torch.device:
 
     check_device(name)
     if name == "auto" and torch.cuda.is_available():
+        # set by torchrun, and by SLURM for each task
         rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
         return torch.device(
             f"cuda:{int(rank) % torch.cuda.device_count()}" if rank else "cuda"

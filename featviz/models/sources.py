@@ -66,11 +66,17 @@ EXPORTED = "pt2"
 FILE_FORMATS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
 """What `sniff` calls the files that hold a model or its weights."""
 
-Fixed = tuple[int | None, tuple[int, int] | None]
-"""Channels, and height and width in pixels, of the one input that a model takes; None
-for any."""
 
-ANY: Fixed = (None, None)
+class FixedInput(NamedTuple):
+    """The input that a model takes, where it takes one alone."""
+
+    channels: int | None = None
+    """None for any."""
+    size: tuple[int, int] | None = None
+    """Height and width in pixels; None for any."""
+
+
+ANY_INPUT = FixedInput()
 
 
 class Loaded(NamedTuple):
@@ -81,7 +87,7 @@ class Loaded(NamedTuple):
     """For run.json; no absolute path."""
     entry: Any = None
     """What is known of its preprocessing: torchvision's weights entry, or a Chain."""
-    input: Fixed = ANY
+    input: FixedInput = ANY_INPUT
     classes: tuple[str, ...] = ()
     """Names of the model's classes, where a checkpoint has a list of them."""
 
@@ -108,7 +114,9 @@ class ModelSource:
         """The name in run.json of what a MODEL string names, without folders."""
         is_path = spec.startswith("hf:") or ".py:" in spec or Path(spec).exists()
         name = spec.removeprefix(self.prefix)
-        return Path(name).name if is_path else name
+        if is_path:
+            return Path(name).name
+        return name
 
 
 def _is_plain_name(spec: str) -> bool:
@@ -218,6 +226,7 @@ def check_source(options: ModelOptions) -> ModelSource:
             not there.
     """
     source = source_of(options.spec)
+    # each contradiction is named, since loading would just ignore one of the two
     if options.arch and source.name != "file":
         message = f"--arch is for files of weights, and {options.spec!r} is none"
         raise UsageError(
@@ -310,7 +319,9 @@ def sniff(path: Path) -> str:
     if path.suffix.lower() in (".pkl", ".pickle"):
         return PICKLE
     is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
-    return "a text file" if is_text else "no format that featviz knows"
+    if is_text:
+        return "a text file"
+    return "no format that featviz knows"
 
 
 def _sniff_zip(path: Path) -> str:
@@ -321,6 +332,7 @@ def _sniff_zip(path: Path) -> str:
             unpacked = sum(member.file_size for member in archive.filelist)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return "a zip archive that is truncated or damaged"
+    # the sizes that the directory names; torch reads no more than they say
     if unpacked > _MAX_RATIO * path.stat().st_size:
         return f"a zip archive that would unpack to {unpacked:,} bytes"
     if any(
@@ -346,6 +358,7 @@ def target(spec: str) -> Any:
     match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
     value: Any = _imported(match["module"], spec)
+    # named where the attribute is misspelt
     public = [
         n for n, v in vars(value).items() if not n.startswith("_") and callable(v)
     ]
@@ -405,6 +418,7 @@ def importable(*folders: Path) -> Iterator[None]:
     `python -m`, and from `folders` where nothing installed has the name. They stay on
     `sys.path`, since a model may import in its forward, unless what is done in the
     context fails."""
+    # `featviz` as a script has its own folder first, not the current one
     before = list(sys.path)
     current = str(Path.cwd())
     if current not in sys.path:

@@ -28,7 +28,7 @@ from featviz.models import inert, sources
 from featviz.models.classes import classes_of
 from featviz.models.rebuild import RefusedError, UnbuiltModule, lacks, rebuild
 from featviz.models.requirements import first_line
-from featviz.models.sources import Fixed, importable
+from featviz.models.sources import FixedInput, importable
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
@@ -69,14 +69,15 @@ def one_line(path: Path) -> Iterator[None]:
         raise _damaged(path, error) from error
 
 
-def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
+def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
     """Read what a file holds.
 
     Args:
         path: A file of any of `sources.FILE_FORMATS`.
         trust: Let the file run what it holds; its modules are imported from beside it,
             too.
-        modules: Make whole modules. Otherwise they are dicts of their tensors.
+        complete: Refuse a module that needs more than may be made without trust. Otherwise
+            it is an UnbuiltModule.
 
     Returns:
         A module, or a mapping with tensors somewhere in it.
@@ -87,13 +88,13 @@ def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
     """
     with one_line(path):
         file_format = sources.sniff(path)
+        # the format decides, whatever the name ends with
         if file_format == sources.TORCHSCRIPT:
-            hint = (
+            raise LoadError(
+                f"{path.name} is TorchScript, which takes no hooks on its layers",
                 "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and"
-                " --arch MODEL"
+                " --arch MODEL",
             )
-            message = f"{path.name} is TorchScript, which takes no hooks on its layers"
-            raise LoadError(message, hint)
         if file_format == sources.EXPORTED:
             return read_program(path, trust)[0]
         if file_format == sources.SHARDS:
@@ -108,32 +109,31 @@ def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
         with open_regular(path) as file:
             if file_format == sources.ARRAYS:
                 return npy.read_arrays(file.read())
-            if trust:
-                return _read_trusted(file, path)
-            content, left_out = rebuild(inert.read(file), modules)
-        if modules and isinstance(content, UnbuiltModule):
+            content = _read_trusted(file, path) if trust else rebuild(inert.read(file))
+        if complete and isinstance(content, UnbuiltModule):
             raise content.refusal
-        if left_out:
-            log.debug(
-                "%s: left out %s", path.name, listed([*map(quoted, left_out)], 20)
-            )
         return content
 
 
 def _read_trusted(file: Any, path: Path) -> Any:
+    """What torch makes of a file, whatever it runs; classes may lie beside it."""
     with importable(path.parent):
         content = torch.load(file, "cpu", weights_only=False)
-    return unwrapped(content) if isinstance(content, nn.Module) else content
+    if isinstance(content, nn.Module):
+        return unwrapped(content)
+    return content
 
 
 def _refused(path: Path, error: RefusedError) -> LoadError:
     """The error for content that is on no list."""
-    missing = [name for name in error.names if lacks(name)]
+    # a YOLO without Ultralytics is the commonest of all refusals
+    missing = [quoted(name) for name in error.names if lacks(name)]
     if missing:
         package = missing[0].partition(".")[0]
-        message = f"{path.name} needs the package {package} for"
-        hint = f"pip install {package}, or a newer one (-U) if it is there"
-        return LoadError(f"{message} {listed([*map(quoted, missing)], 3)}", hint)
+        return LoadError(
+            f"{path.name} needs the package {package} for {listed(missing, 3)}",
+            f"pip install {package}, or a newer one (-U) if it is there",
+        )
     hint = "if you trust the file, --trust; for the weights in it, --arch FILE.py:CLASS"
     return LoadError(f"{path.name} {error}", hint, add=("--trust",))
 
@@ -141,27 +141,25 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
 def _damaged(path: Path, error: Exception) -> LoadError:
     """The error for content that is broken, whatever a broken pickle made somebody
     raise."""
+    failure = f"{path.name} cannot be loaded"
     if isinstance(error, RecursionError):
-        message = f"{path.name} cannot be loaded: it nests values in values without end"
+        message = f"{failure}: it nests values in values without end"
         return LoadError(message, "save the state_dict() of the model alone")
     if isinstance(error, OSError) and error.strerror and error.filename:
         return LoadError(f"{path} cannot be read: {error.strerror}")
     if isinstance(error, ModuleNotFoundError):  # of a file that is trusted
-        message = (
-            f"{path.name} needs the module {str(error.name)!r}, which cannot be found"
+        return LoadError(
+            f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
+            "PYTHONPATH=FOLDER adds the folder that has it",
         )
-        return LoadError(message, "PYTHONPATH=FOLDER adds the folder that has it")
+    # torch's errors are paragraphs, of which the first sentence says what is wrong
     text = quoted(re.split(r"(?<=\w)\. |\n", str(error).strip())[0])
     if isinstance(error, AttributeError) and "__main__" in text:
-        hint = "save its state_dict(), and give --arch SCRIPT.py:CLASS"
         return LoadError(
-            f"{path.name} was saved by the script of its class: {text}", hint
+            f"{path.name} was saved by the script of its class: {text}",
+            "save its state_dict(), and give --arch SCRIPT.py:CLASS",
         )
-    message = (
-        f"{path.name} cannot be loaded: {type(error).__name__}: {text}".removesuffix(
-            ": "
-        )
-    )
+    message = f"{failure}: {type(error).__name__}: {text}".removesuffix(": ")
     return LoadError(message, "is the file whole, and from this torch or older?")
 
 
@@ -178,14 +176,14 @@ def read_tensor(data: bytes) -> np.ndarray:
         FileError: Where there is no such tensor, or the file is broken.
     """
     try:
-        content, _ = rebuild(inert.read(io.BytesIO(data)), modules=False)
+        content = rebuild(inert.read(io.BytesIO(data)))
+        if isinstance(content, UnbuiltModule):
+            raise content.refusal
     except RefusedError as error:
         raise FileError(str(error), _SAVE_IMAGE) from error
     except Exception as error:  # a broken pickle decides itself what is raised
         text = quoted(first_line(error))
         raise FileError(f"is no whole file of torch.save: {text}", None) from error
-    if isinstance(content, UnbuiltModule):
-        raise FileError(str(content.refusal), _SAVE_IMAGE)
     if isinstance(content, dict):
         tensors = {
             str(k): value for k, value in content.items() if isinstance(value, Tensor)
@@ -194,13 +192,12 @@ def read_tensor(data: bytes) -> np.ndarray:
     if not isinstance(content, Tensor):
         raise FileError(f"holds a {type(content).__name__}, and no tensor", _SAVE_IMAGE)
     if content.is_complex() or content.is_meta:
-        raise FileError(
-            "holds a tensor that is sparse, complex or quantised", _SAVE_IMAGE
-        )
+        message = "holds a tensor that is sparse, complex or quantised"
+        raise FileError(message, _SAVE_IMAGE)
     tensor = content.detach()
-    array: np.ndarray = (
-        tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-    ).numpy()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    array: np.ndarray = tensor.numpy()
     return array
 
 
@@ -212,15 +209,16 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module, (nn.DataParallel, nn.parallel.DistributedDataParallel)
     ):
         inner = module.module
-    return unwrapped(inner) if isinstance(inner, nn.Module) else module
+    if isinstance(inner, nn.Module):
+        return unwrapped(inner)
+    return module
 
 
 def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
-    """The files that an index.json names, which must lie beside it."""
+    """The tensors of the files that an index.json names, which must lie beside it."""
     try:
-        names = {
-            Path(str(name)).name for name in read_json(path)["weight_map"].values()
-        }
+        files = read_json(path)["weight_map"].values()
+        names = {Path(str(name)).name for name in files}
     except (FileError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path.name} is no index of shards: {error}"
         raise LoadError(message, "it lacks a weight_map") from error
@@ -231,7 +229,7 @@ def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
         is_index = name.endswith(".index.json")  # which could name itself
         if is_index or not os.path.isfile(shard):  # noqa: PTH113 - takes names of any length
             raise LoadError(f"{message}, which is not beside it", "fetch it")
-        content = read(shard, trust, modules=False)
+        content = read(shard, trust, complete=False)
         if not isinstance(content, dict):
             raise LoadError(f"{message}, which holds no dict of tensors")
         tensors |= content
@@ -252,7 +250,7 @@ _NEEDED = re.compile(
 
 def read_program(
     path: Path, trust: bool = False, device: torch.device | None = None
-) -> tuple[nn.Module, Fixed]:
+) -> tuple[nn.Module, FixedInput]:
     """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds.
 
     Args:
@@ -269,10 +267,14 @@ def read_program(
         LoadError: Where the file is not trusted, cannot be loaded, or takes anything
             but one image.
     """
+    name = quoted(path.name)
     if not trust:
-        reason = "is an exported program, and torch reads it by running what it holds"
-        message = f"{quoted(path.name)} {reason}; nothing was executed"
-        raise LoadError(message, "if you trust the file, --trust", add=("--trust",))
+        raise LoadError(
+            f"{name} is an exported program, and torch reads it by running what it"
+            " holds; nothing was executed",
+            "if you trust the file, --trust",
+            add=("--trust",),
+        )
     disabled_level = logging.root.manager.disable
     logging.disable(logging.ERROR)  # torch logs tracebacks, and raises
     try:
@@ -288,12 +290,11 @@ def read_program(
         cause: BaseException = error
         while cause.__cause__ is not None:  # torch says last what it was doing
             cause = cause.__cause__
-        message = f"{quoted(path.name)} cannot be loaded: {quoted(first_line(cause))}"
-        hint = (
+        raise LoadError(
+            f"{name} cannot be loaded: {quoted(first_line(cause))}",
             "is the file whole, as torch.export.save wrote it, and from this torch or"
-            " older?"
-        )
-        raise LoadError(message, hint) from error
+            " older?",
+        ) from error
     finally:
         logging.disable(disabled_level)
     expected = _input_shape(path, program)
@@ -301,25 +302,28 @@ def read_program(
     def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
         shape = tuple(args[0].shape)
         if any(n not in (None, size) for n, size in zip(expected, shape, strict=False)):
-            message = f"it was exported for inputs {_shape_text(expected)}"
-            raise ValueError(f"{message}, not {_shape_text(shape)}")
+            raise ValueError(
+                f"it was exported for inputs {_shape_text(expected)}, not"
+                f" {_shape_text(shape)}"
+            )
 
     module.register_forward_pre_hook(refuse_others)
     _, channels, height, width = expected
-    size = None if height is None or width is None else (height, width)
-    return module, (channels, size)
+    if height is None or width is None:
+        return module, FixedInput(channels)
+    return module, FixedInput(channels, (height, width))
 
 
 def _import_needed(path: Path) -> None:
     """Import what a program names: torch finds no operator or class of outputs before
     that."""
+    needed: set[bytes] = set()
     with zipfile.ZipFile(path) as archive:
-        names = [
-            name for name in archive.namelist() if name.endswith("models/model.json")
-        ]
-        for name in names:
-            for module in _NEEDED.findall(archive.read(name)):
-                import_module(module.decode())
+        for name in archive.namelist():
+            if name.endswith("models/model.json"):
+                needed.update(_NEEDED.findall(archive.read(name)))
+    for module in needed:
+        import_module(module.decode())
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
@@ -327,9 +331,7 @@ def _input_shape(path: Path, program: Any) -> Shape:
     image."""
     names = program.graph_signature.user_inputs
     one_positional = torch.utils._pytree.tree_structure(((0,), {}))
-    if program.module_call_graph[0].signature.in_spec != one_positional:
-        inputs = ", ".join(map(str, names)) or "no input"
-    else:
+    if program.module_call_graph[0].signature.in_spec == one_positional:
         values = {
             n.name: n.meta.get("val")
             for n in program.graph.nodes
@@ -343,6 +345,8 @@ def _input_shape(path: Path, program: Any) -> Shape:
         if len(shape) == 4 and shape[0] in (1, None) and dtype == torch.float32:
             return shape
         inputs = f"{dtype} {_shape_text(shape)}"
+    else:
+        inputs = ", ".join(map(str, names)) or "no input"
     raise LoadError(
         f"{path.name} takes {inputs}, not one image",
         "export it for one positional argument, an image torch.float32 [1, C, H, W]",
@@ -385,7 +389,13 @@ def digest(module: nn.Module) -> str | None:
 
 
 def add_values(tensor: Tensor, sha256: Any) -> None:
-    """Add a tensor's bytes, or those of the tensors that it consists of (torchao's)."""
+    """Add a tensor's bytes to a digest, or those of the tensors of which it consists.
+
+    Args:
+        tensor: Any dense, sparse or quantised tensor; also one of torchao's, which
+            consists of others.
+        sha256: Of hashlib; gets the bytes.
+    """
     if hasattr(tensor, "__tensor_flatten__"):
         names, settings = tensor.__tensor_flatten__()
         sha256.update(ADDRESS.sub("0x", repr(settings)).encode())
@@ -393,8 +403,10 @@ def add_values(tensor: Tensor, sha256: Any) -> None:
             add_values(getattr(tensor, name), sha256)
         return
     tensor = tensor.detach().cpu()
-    tensor = tensor.int_repr() if tensor.is_quantized else tensor
-    tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
     sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
@@ -475,7 +487,7 @@ class Unwrapped(NamedTuple):
 def read_weights(path: Path, options: ModelOptions) -> Weights:
     """The tensors of a file by name, of whatever class its module may be."""
     with one_line(path):
-        content = read(path, options.trust, modules=False)
+        content = read(path, options.trust, complete=False)
         unwrapped = unwrap(
             content, options.key, options.strip_prefix, options.ema, path.name
         )
@@ -503,6 +515,7 @@ def unwrap(
     Raises:
         LoadError: Where no tensors are found.
     """
+    # what is found where goes into run.json, since it decides what is drawn
     steps: list[str] = []
     if key:
         inner = _at(content, key)
@@ -513,12 +526,14 @@ def unwrap(
     if not tensors:
         if isinstance(inner, UnbuiltModule):
             raise inner.refusal
-        missing = "averaged weights (--ema)" if ema and not key else "weights"
-        under = f" under {key!r}" if key else ""
-        hint = (
-            "leave out --ema for the plain ones" if ema else "--key says where they are"
-        )
-        raise LoadError(f"{name} holds no {missing}{under}: {_describe(content)}", hint)
+        subject = "weights"
+        hint = "--key says where they are"
+        if ema:
+            hint = "leave out --ema for the plain ones"
+            subject = "averaged weights (--ema)"
+        if key:
+            subject = f"weights under {key!r}"
+        raise LoadError(f"{name} holds no {subject}: {_describe(content)}", hint)
     weights = Weights(tensors, tuple(steps), classes_of(content))
     if prefix:
         weights = _without(weights, prefix)
@@ -529,8 +544,12 @@ def unwrap(
 def _without_counters(
     tensors: dict[str, Tensor], steps: list[str]
 ) -> dict[str, Tensor]:
-    """The tensors without those of a profiler, unless there are no others; adds to the
-    steps."""
+    """The tensors without those of a profiler, unless there are no others.
+
+    Args:
+        tensors: By name.
+        steps: What was done, for people; gets a line.
+    """
     model_tensors = {
         n: tensor for n, tensor in tensors.items() if not _PROFILED.fullmatch(n)
     }
@@ -542,29 +561,30 @@ def _without_counters(
 
 
 def _at(content: Any, key: str) -> Any:
-    """What `--key` names; a key of its own may have dots."""
-    if isinstance(content, Mapping) and key in content:
+    """What `--key` names: keys of dicts and indices of lists, with dots between."""
+    if isinstance(content, Mapping) and key in content:  # a key may have dots itself
         return content[key]
     inner = content
     for name in key.split("."):
-        if (
-            isinstance(inner, (list, tuple))
-            and name.isdecimal()
-            and int(name) < len(inner)
-        ):
-            inner = inner[int(name)]
-        elif isinstance(inner, Mapping) and name in inner:
-            inner = inner[name]
-        else:
+        try:
+            inner = inner[name if isinstance(inner, Mapping) else int(name)]
+        except (LookupError, ValueError, TypeError) as error:
             message = f"--key {key!r}: there is no {name!r}"
-            raise LoadError(message, f"there is {_describe(inner)}")
+            raise LoadError(message, f"there is {_describe(inner)}") from error
     return inner
 
 
 def _dig(
     content: Any, ema: bool | None, steps: list[str], depth: int = _MAX_DEPTH
 ) -> Any:
-    """What lies under the first usual key with more tensors than lie beside it."""
+    """What lies under the first usual key with more tensors than lie beside it.
+
+    Args:
+        content: A checkpoint, or what lies under a usual key of one.
+        ema: As of `unwrap`.
+        steps: What was done, for people; gets a line for each key.
+        depth: How many usual keys inside each other are left.
+    """
     if not isinstance(content, Mapping) or not depth:
         return content
     names = {True: _AVERAGED, False: _PLAIN, None: (*_PLAIN, *_AVERAGED)}[ema]
@@ -579,11 +599,14 @@ def _dig(
 
 def _nested(content: Any) -> Iterator[Any]:
     """A value and all that is in it, in mappings, each object once."""
+    # checkpoints may hold themselves; a walk with a memory ends
     reached = [content]
     seen = {id(content)}
     for value in reached:
         yield value
-        for inner in value.values() if isinstance(value, Mapping) else ():
+        if isinstance(value, UnbuiltModule) or not isinstance(value, Mapping):
+            continue
+        for inner in value.values():
             if id(inner) not in seen:
                 reached.append(inner)
                 seen.add(id(inner))
@@ -592,6 +615,7 @@ def _nested(content: Any) -> Iterator[Any]:
 def _tensors(content: Any) -> dict[str, Tensor]:
     """The tensors of a module or mapping; anything else in it (an epoch) does not
     matter."""
+    # a trusted file, or one of listed classes, may hold the module itself
     if isinstance(content, nn.Module):
         content = content.state_dict()
     if isinstance(content, UnbuiltModule):
@@ -609,36 +633,39 @@ def _tensors(content: Any) -> dict[str, Tensor]:
 def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
     """What state_dict() would say of a module, without its class."""
     tensors: dict[str, Tensor] = {}
-    reached = [("", module)]
-    for prefix, parent in reached:
-        hidden = parent.get("_non_persistent_buffers_set") or ()
-        values = dict(parent.get("_parameters") or {})
-        values |= parent.get("_buffers") or {}
+    reached: list[tuple[str, Mapping[str, Any]]] = [("", module)]
+    for prefix, attributes in reached:
+        hidden = attributes.get("_non_persistent_buffers_set") or ()
+        values = dict(attributes.get("_parameters") or {})
+        values |= attributes.get("_buffers") or {}
         for name, value in values.items():
             if isinstance(value, Tensor) and name not in hidden:
                 tensors[f"{prefix}{name}"] = value.data
-        for name, child in dict(parent.get("_modules") or {}).items():
-            if isinstance(child, UnbuiltModule):
-                reached.append((f"{prefix}{name}.", child))
+        for name, child in dict(attributes.get("_modules") or {}).items():
+            # whatever could be made completely is a module, and has the same attributes
+            inner = vars(child) if isinstance(child, nn.Module) else child
+            if isinstance(inner, dict):
+                reached.append((f"{prefix}{name}.", inner))
         if len(reached) > _MAX_MODULES:
             raise RefusedError("holds a model of too many modules")
     return tensors
 
 
 def _describe(content: Any) -> str:
+    """What a checkpoint, or a part of it, holds, for messages."""
+    name = f"a {type(content).__name__}"
     if isinstance(content, (list, tuple)):
-        return (
-            f"a {type(content).__name__} of {len(content)}, of which --key 0 takes the"
-            " first"
-        )
+        return f"{name} of {len(content)}, of which --key 0 takes the first"
     if not isinstance(content, Mapping):
-        return f"a {type(content).__name__}"
+        return name
     keys = [quoted(repr(key)) for key in content if isinstance(key, (str, int))]
-    return f"keys {listed(keys, 8)}" if keys else "nothing"
+    if keys:
+        return f"keys {listed(keys, 8)}"
+    return "nothing"
 
 
 def _without(weights: Weights, prefix: str) -> Weights:
-    """The tensors whose names begin with a prefix, without it."""
+    """The tensors whose names begin with a prefix, without it; LoadError if none does."""
     kept = {
         name.removeprefix(prefix): tensor
         for name, tensor in weights.tensors.items()
@@ -689,6 +716,7 @@ def put_weights(
 ) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
     names = module.state_dict().keys()
+    # the prefixes to strip are those that leave names of the module
     best = max(stripped_variants(weights), key=lambda w: len(names & w.tensors.keys()))
     if best.steps:
         log.info("%s: %s", path.name, "; ".join(best.steps))
@@ -754,30 +782,32 @@ class _Fit(NamedTuple):
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     """Compare tensors with a module's state dict, by names and shapes."""
-    expected = {
-        name: value for name, value in state.items() if isinstance(value, Tensor)
-    }
     fitting: OrderedDict[str, Tensor] = OrderedDict()
-    missing = []
-    differing = []
-    for name, value in expected.items():
-        if name not in tensors:
+    missing: list[str] = []
+    differing: list[str] = []
+    for name, expected in state.items():
+        tensor = tensors.get(name)
+        if not isinstance(expected, Tensor):  # an extra state
+            continue
+        if tensor is None:
             # old checkpoints lack BatchNorm's step counter, and nothing depends on it
             # here
             if not name.endswith("num_batches_tracked"):
                 missing.append(quoted(name))
-        elif tensors[name].shape != value.shape:
-            shapes = f"{list(tensors[name].shape)}, not {list(value.shape)}"
+        elif tensor.shape != expected.shape:
+            shapes = f"{list(tensor.shape)}, not {list(expected.shape)}"
             differing.append(f"{quoted(name)} is {shapes}")
         else:
-            fitting[name] = tensors[name]
-    unexpected = [quoted(name) for name in tensors if name not in expected]
-    misfits = []
-    if missing:
-        misfits.append(f"missing {listed(missing, _SHOWN)}")
-    if unexpected:
-        misfits.append(f"unexpected {listed(unexpected, _SHOWN)}")
-    if differing:
-        misfits.append(listed(differing, _SHOWN))
+            fitting[name] = tensor
+    unexpected = [quoted(n) for n in tensors if not isinstance(state.get(n), Tensor)]
+    misfits = [
+        f"{title}{listed(names, _SHOWN)}"
+        for title, names in (
+            ("missing ", missing),
+            ("unexpected ", unexpected),
+            ("", differing),
+        )
+        if names
+    ]
     total = len(fitting) + len(missing) + len(differing)
     return _Fit(fitting, total, "; ".join(misfits))

@@ -25,7 +25,7 @@ from featviz.gradients.passes import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import decode, find
-from featviz.images.arrays import Wanted
+from featviz.images.arrays import ExpectedImage
 from featviz.layout.tracing.guess import parse_override
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.arguments import UserTransform
@@ -229,7 +229,7 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
 def _holds_vector(sample: Sample, features: int) -> bool:
     """Whether a file holds so many numbers along one axis."""
     with suppress(ImageError):
-        raw = Wanted(0, raw=True)
+        raw = ExpectedImage(0, raw=True)
         (image,), _ = decode.decode(sample, "white", 1, raw, read_tensor, quiet=True)
         return isinstance(image, Raster) and image.values.shape in (
             (features,),
@@ -281,11 +281,11 @@ def read_input(
     out."""
     chain = preprocess.chain
     frames = preprocess.frames
-    wanted = Wanted(
+    expected = ExpectedImage(
         chain.channels, frames is not None, preprocess.transform is not None
     )
     images, sha256 = decode.decode(
-        sample, inputs.background, frames, wanted, read_tensor, quiet
+        sample, inputs.background, frames, expected, read_tensor, quiet
     )
     if not sample.paths:  # --input
         images = (preprocess.empty(),)

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -132,4 +131,4 @@ def _copy(url: Url, name: str, root: Path, limit: int) -> None:
 
 
 def _object(url: Url, name: str) -> Url:
-    return replace(url, at=f"{url.key.rstrip('/')}/{name}")
+    return url.at_key(f"{url.key.rstrip('/')}/{name}")

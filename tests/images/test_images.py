@@ -17,7 +17,7 @@ from PIL import Image
 
 from featviz.errors import ImageError
 from featviz.images import decode, find
-from featviz.images.arrays import Wanted
+from featviz.images.arrays import ExpectedImage
 from featviz.records import Raster, Sample
 
 
@@ -88,13 +88,15 @@ def test_transparency_shows_the_background(tmp_path: Path, mode: str) -> None:
     assert np.abs(mixed - (40, 0, 20)).max() <= 1
 
 
-RAW = Wanted(3, raw=True)
+RAW = ExpectedImage(3, raw=True)
 """A function of the user's own takes the picture."""
 
 
 def numbers(path: Path, channels: int = 1) -> Raster:
     """The image of a file of more than 8 bits."""
-    image = decode.decode(Sample(path.name, (path,)), wanted=Wanted(channels))[0][0]
+    image = decode.decode(Sample(path.name, (path,)), expected=ExpectedImage(channels))[
+        0
+    ][0]
     assert isinstance(image, Raster)
     return image
 
@@ -180,10 +182,10 @@ def test_a_function_gets_floats_as_a_picture(
     """Floats within 0..1 are scaled by 255, others by their own minimum and maximum."""
     path = tmp_path / "float.tif"
     Image.fromarray(np.array([values], np.float32)).save(path)
-    assert decoded(path, wanted=RAW).tolist() == [greys]
+    assert decoded(path, expected=RAW).tolist() == [greys]
     path = tmp_path / "deep.png"  # and 16 bits by their range, not white
     Image.fromarray(np.array([[0, 257, 32896, 65535]], np.uint16)).save(path)
-    assert decoded(path, wanted=RAW).tolist() == [[0, 1, 128, 255]]
+    assert decoded(path, expected=RAW).tolist() == [[0, 1, 128, 255]]
 
 
 def test_cmyk_jpeg_is_not_inverted(tmp_path: Path, scene: np.ndarray) -> None:

@@ -22,6 +22,7 @@ from torchvision.transforms.v2 import functional as oracle
 from featviz.errors import FeatvizError, ImageError, UsageError
 from featviz.models.preprocess import Chain
 from featviz.models.presets import choose_preprocess
+from featviz.models.sources import FixedInput
 from featviz.options import INTERPOLATIONS, InputOptions
 from featviz.records import PRESETS, Raster
 
@@ -286,7 +287,7 @@ def test_yolo_is_the_letterbox_of_ultralytics() -> None:
     options = InputOptions(preset="yolo")
     chosen = choose_preprocess(RGB, ResNet18_Weights.DEFAULT, options)
     assert chosen.chain == Chain(640, stride=32) and not chosen.guessed
-    chosen = choose_preprocess(RGB, None, options, (3, (96, 96)))
+    chosen = choose_preprocess(RGB, None, options, FixedInput(3, (96, 96)))
     values = chosen.tensor(Image.new("RGB", (60, 20), "white"))
     assert values.shape == (1, 3, 96, 96) and chosen.blank()[0].shape == values.shape
     grey = [114 / 255] * 32
@@ -294,7 +295,7 @@ def test_yolo_is_the_letterbox_of_ultralytics() -> None:
         values[0, 0, :, 5], torch.tensor([*grey, *[1] * 32, *grey])
     )
     with pytest.raises(UsageError, match="pads to squares, and the model takes 96×64"):
-        choose_preprocess(RGB, None, options, (3, (96, 64)))
+        choose_preprocess(RGB, None, options, FixedInput(3, (96, 64)))
 
 
 def test_yolo_without_ultralytics_names_the_package(
@@ -320,7 +321,7 @@ def test_other_options_and_a_model_of_one_size_change_a_preset() -> None:
         (10, 12), None, (0.5,) * 3, PRESETS["clip"].std, 3, "bicubic"
     )
     options = InputOptions(preset="clip")
-    fixed = choose_preprocess(RGB, None, options, (3, (64, 64)))
+    fixed = choose_preprocess(RGB, None, options, FixedInput(3, (64, 64)))
     assert fixed.chain.steps[:2] == (
         "resize shorter side to 73 (bicubic)",
         "centre crop 64×64",
