@@ -341,7 +341,8 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
     def prepare(image: Image.Image | Raster) -> Tensor:
         if isinstance(image, Raster):
             return chain(image)
-        return transform(image)[None]
+        tensor: Tensor = transform(image)[None]
+        return tensor
 
     steps = (f"timm's crop mode {config['crop_mode']}", *chain.steps[:-1])
     return replace(chain, library=prepare, library_steps=steps)
