@@ -15,6 +15,7 @@ from torch import Tensor
 
 from featviz import records
 from featviz.drawing import colormap, grid, normalize, values
+from featviz.drawing.channels import choose_channels
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture, lay_over
 from featviz.drawing.values import (
@@ -22,6 +23,7 @@ from featviz.drawing.values import (
     MEAN,
     MIN,
     NONFINITE,
+    STD,
     ValueLimits,
     is_constant,
     limits,
@@ -46,7 +48,7 @@ ONE_PICTURE = {
     "order": "index",
     "labels": False,
     "nrow": None,
-    "max_maps": None,
+    "channels": None,
     "collapse": None,
 }
 """How the gradient of an image is drawn beside its channels: as one map."""
@@ -152,7 +154,7 @@ def draw(
             and not hints.phase
         )
         settled_options, scale = settled(options, kind, over, hints.phase)
-        picture = draw_maps(maps, settled_options, scale, weights)
+        picture = draw_maps(maps, settled_options, scale, weights, hints.border)
         if hints.phase:
             picture = replace(picture, cmap=settled_options.cmap)
         # behind a pooling it is constant by nature
@@ -165,7 +167,11 @@ def draw(
 
 
 def draw_maps(
-    maps: Maps, options: DrawOptions, scale: Scale, gradient: Maps | None = None
+    maps: Maps,
+    options: DrawOptions,
+    scale: Scale,
+    gradient: Maps | None = None,
+    border: int = 1,
 ) -> GridPicture:
     """Draw the maps of a tensor: a tile for each channel and slice, or one for all
     channels.
@@ -173,12 +179,21 @@ def draw_maps(
     Args:
         gradient: of the target at the tensor, where `options.reduce` is a class
             activation map.
+        border: pixels at the edges of maps that rankings leave out.
     """
-    strip = LAYOUTS[maps.layout].strip and gradient is None
+    layout = LAYOUTS[maps.layout]
+    border = border if layout.aligned else 0
+    strip = layout.strip and gradient is None
     if strip or options.reduce is None:
         data = maps.data[:, :, None]
         return draw_tiles(
-            data, maps.layout, options, scale, strip=strip, heat=not strip
+            data,
+            maps.layout,
+            options,
+            scale,
+            strip=strip,
+            heat=not strip,
+            border=border,
         )
     # Components and class activation maps are those of all slices, of which then some
     # are drawn: a step of a clip looks the same, however many others are drawn beside
@@ -196,6 +211,7 @@ def draw_maps(
     return replace(
         draw_tiles(reduced, maps.layout, options, scale, alone=True),
         stats=statistics(maps.data)[0],
+        deviations=values.inner_deviations(maps.data, border),
         slices=(reduced.shape[1], slices),
         steps=steps,
         values=maps.data[0].numel(),
@@ -212,6 +228,7 @@ def draw_tiles(
     strip: bool = False,
     alone: bool = False,
     heat: bool = False,
+    border: int = 0,
 ) -> GridPicture:
     """Draw maps. The tiles of a channel share its limits; statistics and limits are
     those of all slices.
@@ -224,9 +241,14 @@ def draw_tiles(
         alone: it is the one tile of all channels.
         heat: maps that are all constant, and not all zero, become a strip of their
             values.
+        border: pixels at the edges of maps that rankings leave out.
+
+    Raises:
+        LayoutError: it has none of the channels that the options name.
     """
     rows = data.flatten(1)
     stats, _ = statistics(rows)
+    deviations = values.inner_deviations(data, border) if border else stats[:, STD]
     flat = is_constant(stats)
     drawn = data
     constant = None
@@ -239,8 +261,8 @@ def draw_tiles(
     slices = drawn.shape[1]
     channels = None
     groups: dict[int, list[int]] = {}
-    if options.max_maps or options.order != "index" or options.collapse is not None:
-        channels, groups = choose(rows, stats, options, strip)
+    if options.channels or options.order != "index" or options.collapse is not None:
+        channels, groups = choose(rows, stats, deviations, options, strip)
         drawn = drawn if channels is None else drawn[channels]
     steps: list[int] | slice = slice(None)
     if slices > 1:
@@ -268,6 +290,7 @@ def draw_tiles(
         palette=colors,
         limits=ends,
         stats=stats,
+        deviations=deviations,
         channels=channels,
         slices=(shown_slices, slices),
         steps=steps,
@@ -307,10 +330,10 @@ _ROUNDING = 1e-5
 
 
 def choose(
-    maps: Tensor, stats: Floats, options: DrawOptions, strip: bool
+    maps: Tensor, stats: Floats, deviations: Floats, options: DrawOptions, strip: bool
 ) -> tuple[list[int] | None, dict[int, list[int]]]:
-    """Choose channels: near-equal maps share a tile, then `max_maps` picks (all that is
-    done for a strip), then the tiles are ordered.
+    """Choose channels: near-equal maps share a tile, then `--channels` chooses (all
+    that is done for a strip), then the tiles are ordered.
 
     Returns:
         The channels that are drawn, in their order (None where simply all are), and
@@ -320,9 +343,9 @@ def choose(
     if options.collapse is not None and not strip:
         groups = collapse(maps, stats, options.collapse)
     channels = list(groups) or list(range(len(maps)))
-    picked = pick_maps(stats[channels, MEAN], options)
-    if picked is not None:
-        channels = [channels[i] for i in picked]
+    if options.channels is not None:
+        means = stats[:, MEAN]
+        channels = choose_channels(options.channels, channels, means, deviations)
     order: Sequence[int] = range(len(channels))
     if options.order == "mean" and not strip:
         # without a finite value last
@@ -336,22 +359,6 @@ def choose(
         if len(groups.get(leader, ())) > 1:
             shared[leader] = groups[leader]
     return None if channels == list(range(len(maps))) else channels, shared
-
-
-def pick_maps(
-    means: Sequence[float] | Floats, options: DrawOptions
-) -> list[int] | None:
-    """The maps to draw, in channel order, by their `means`; None where all are drawn."""
-    count = len(means)
-    limit = options.max_maps
-    if limit is None or count <= limit:
-        return None
-    if options.pick == "first":
-        return list(range(limit))
-    if options.pick == "spread":
-        return sorted({round(i) for i in np.linspace(0, count - 1, limit)})
-    strongest = np.argsort(-np.nan_to_num(means, nan=-np.inf), kind="stable")
-    return sorted(strongest[:limit].tolist())
 
 
 def correlations(maps: Tensor) -> Floats:

@@ -91,7 +91,7 @@ def plan(
     if max(grid_plan.height, grid_plan.width) > largest:
         size = by((grid_plan.width, grid_plan.height))
         limit = f"{options.format} holds ({largest} a side)"
-        hint = "--format png, or --max-maps and --nrow"
+        hint = "--format png, or --channels and --nrow"
         raise LayoutError(f"its picture of {size} pixels is more than {limit}; {hint}")
     return grid_plan
 

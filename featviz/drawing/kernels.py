@@ -16,6 +16,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from featviz.drawing import grid, tensorboard
+from featviz.drawing.channels import count_chosen
 from featviz.drawing.drawer import draw_tiles
 from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
@@ -159,7 +160,7 @@ def draw_filters(
     if steps > 1:
         description += f", {steps} time steps a channel"
     slices = tiles.shape[1]
-    shape = (min(outputs, options.max_maps or outputs), slices, height, width)
+    shape = (count_chosen(options.channels, outputs), slices, height, width)
     plan = grid.plan(shape, options)
     if options.nrow is None and slices > 1:
         channels_in_row = 1 if all_slices else max(1, plan.columns // slices)
@@ -200,8 +201,9 @@ def post_filters(
     board: Board, layer: Layer, filters: Filters, options: DrawOptions = DRAW
 ) -> None:
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
-    max_maps = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
-    picture, _ = draw_filters(filters, structs.replace(options, max_maps=max_maps))
+    if options.channels is None:
+        options = structs.replace(options, channels=f"first:{tensorboard.MOST_MAPS}")
+    picture, _ = draw_filters(filters, options)
     values = board.values(
         CaptureSite(layer, "kernel", 0, ""),
         partial(to_png, picture),

@@ -228,6 +228,8 @@ _TILE = 1.2
 """Inches of a square tile's side."""
 _GAP = 0.08
 """Inches between tiles."""
+_COLUMNS = 8
+"""Tiles of a row on one line; more go on below."""
 _NUMBERS = 0.2
 """Inches below a tile for its numbers."""
 _BETWEEN = 0.14
@@ -299,19 +301,23 @@ class Page:
     bars_title: str = "prediction"
 
 
+class _Size(NamedTuple):
+    """Inches."""
+
+    width: float
+    height: float
+
+
 @dataclass(frozen=True)
 class _Layout:
     """Where things stand on a page, in inches."""
 
     width: float
     height: float
-    tile_width: float
-    """All tiles have one size, by the number of maps and the shape of most of the first
-    ones."""
-    tile_height: float
-    picture_width: float
+    tile: _Size
+    """All tiles have one size, by the shape of most of the first ones."""
+    picture: _Size
     """Of the input or the output at most."""
-    picture_height: float
     tops: list[float]
     """Of the rows."""
 
@@ -335,11 +341,12 @@ def draw_page(page: Page) -> Bytes:
     _draw_head(canvas, page, layout, colors)
     x = _MARGIN + _NAMES
     for row, top in zip(page.rows, layout.tops, strict=True):
-        width = layout.right - x if row.strip else layout.tile_width
-        height = _STRIP if row.strip else layout.tile_height
-        tiles = TileGrid(
-            len(row.tiles), width, height, x, top, across=width + _GAP, down=0
-        )
+        width, height = layout.tile
+        if row.strip:
+            width = layout.right - x
+            height = _STRIP
+        across = width + _GAP
+        tiles = TileGrid(_COLUMNS, width, height, x, top, across, height + _NUMBERS)
         _draw_row(canvas, row, tiles)
     y = layout.height - _MARGIN
     soft = Letters(8, _SOFT)
@@ -353,45 +360,52 @@ def draw_page(page: Page) -> Bytes:
 
 
 def _lay_out(page: Page) -> _Layout:
-    """Choose the size of the tiles and of the page."""
-    # Most layers of a model have maps of the input's shape; the median is not led
-    # astray by others.
+    """Choose the size of the tiles and of the page, and where its rows begin."""
+    tile = _tile_size(page)
+    columns = min(_COLUMNS, max(len(row.tiles) for row in page.rows))
+    width = 2 * _MARGIN + _NAMES + columns * (tile.width + _GAP) - _GAP
+    width = max(width, _NARROWEST_PAGE)
+    picture = _picture_size(page, width - 2 * _MARGIN)
+    of_maps = [row for row in page.rows if not row.strip]
+    shortest = max([_row_height(row, tile, lines=1) for row in of_maps], default=0.0)
+    top = _MARGIN + _TITLE + _CAPTION + picture.height + 2 * _BETWEEN
+    tops = []
+    for row in page.rows:
+        tops.append(top)
+        lines = ceil(len(row.tiles) / _COLUMNS)
+        height = _row_height(row, tile, lines)
+        if not row.strip:
+            height = max(height, shortest)
+        top += height + _NUMBERS + _BETWEEN
+    return _Layout(width, top + _KEY + _MARGIN / 2, tile, picture, tops)
+
+
+def _tile_size(page: Page) -> _Size:
+    """The size of all tiles. Most layers of a model have maps of the input's shape; the
+    median is not led astray by others."""
     shapes = [row.tiles[0].pixels.shape for row in page.rows if not row.strip]
     aspect = float(np.median([width / height for height, width, _ in shapes] or [1.0]))
-    tile_width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
-    tile_height = min(max(tile_width / aspect, _HEIGHTS[0]), _HEIGHTS[1])
-    columns = max(len(row.tiles) for row in page.rows)
-    width = 2 * _MARGIN + _NAMES + columns * (tile_width + _GAP) - _GAP
-    width = max(width, _NARROWEST_PAGE)
+    width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
+    return _Size(width, min(max(width / aspect, _HEIGHTS[0]), _HEIGHTS[1]))
 
-    share = 0.45 if page.bars else 0.65  # a prediction takes more room than remarks
-    picture_width = min(
-        _WIDEST_PICTURE, (width - 2 * _MARGIN) * share / len(page.pictures)
-    )
-    picture_height = _PICTURE
-    if not page.bars:
-        heights = [
-            _fitted(tile.pixels, picture_width, _ALONE)[1] for tile in page.pictures
-        ]
-        picture_height = max(len(page.remarks) * _LEADING - _CAPTION, *heights)
 
-    label_heights = [
-        (len(_name_lines(row.name)) + len(row.lines)) * _LEADING for row in page.rows
-    ]
-    row_height = tile_height
-    for row, label_height in zip(page.rows, label_heights, strict=True):
-        if not row.strip:
-            row_height = max(row_height, label_height)
-    top = _MARGIN + _TITLE + _CAPTION + picture_height + 2 * _BETWEEN
-    tops = []
-    for row, label_height in zip(page.rows, label_heights, strict=True):
-        tops.append(top)
-        height = max(_STRIP, label_height) if row.strip else row_height
-        top += height + _NUMBERS + _BETWEEN
-    height = top + _KEY + _MARGIN / 2
-    return _Layout(
-        width, height, tile_width, tile_height, picture_width, picture_height, tops
-    )
+def _picture_size(page: Page, width: float) -> _Size:
+    """The size of the input or the output at most, on a page of this width without its
+    margins. A prediction takes more room than remarks."""
+    share = 0.45 if page.bars else 0.65
+    width = min(_WIDEST_PICTURE, width * share / len(page.pictures))
+    if page.bars:
+        return _Size(width, _PICTURE)
+    heights = [_fitted(tile.pixels, width, _ALONE)[1] for tile in page.pictures]
+    return _Size(width, max(len(page.remarks) * _LEADING - _CAPTION, *heights))
+
+
+def _row_height(row: PageRow, tile: _Size, lines: int) -> float:
+    """Inches from the top of a row to the numbers below its last line of tiles."""
+    label_height = (len(_name_lines(row.name)) + len(row.lines)) * _LEADING
+    if row.strip:
+        return max(_STRIP, label_height)
+    return max(tile.height + (lines - 1) * (tile.height + _NUMBERS), label_height)
 
 
 def _name_lines(name: str) -> list[str]:
@@ -424,9 +438,7 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
     top = _MARGIN + _TITLE
     x = _MARGIN
     for tile in page.pictures:
-        width, height = _fitted(
-            tile.pixels, layout.picture_width, layout.picture_height
-        )
+        width, height = _fitted(tile.pixels, *layout.picture)
         canvas.write(tile.title, x, top + 0.08, Letters(9, _SOFT))
         _paste_squares(canvas, tile.pixels, Cell(x, top + _CAPTION, width, height))
         x += width + 0.3
@@ -439,7 +451,7 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
         for number, line in enumerate(page.remarks):
             y = top + 0.08 + number * _LEADING
             canvas.write(line, x, y, Letters(9, _SOFT), max_width=layout.right - x)
-    y = top + _CAPTION + layout.picture_height + _BETWEEN
+    y = top + _CAPTION + layout.picture.height + _BETWEEN
     canvas.fill(Cell(_MARGIN, y, layout.right - _MARGIN, 1 / DPI), _RULE)
 
 
@@ -476,9 +488,9 @@ def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
     for line, letters in lines:
         canvas.write(line, _MARGIN, y, letters, max_width=_NAMES - 0.1)
         y += _LEADING
-    below = tiles.top + tiles.height + 0.09
     for number, tile in enumerate(row.tiles):
         cell = tiles.cell(number)
+        below = cell.top + cell.height + 0.09
         if row.strip:
             canvas.paste(
                 tile.pixels, cell, smooth=tile.pixels.shape[1] > cell.width * DPI

@@ -62,6 +62,8 @@ class GridPicture:
     limits: ValueLimits
     stats: Floats
     """[channels, 6], of all maps, drawn or not."""
+    deviations: Floats
+    """[channels]: standard deviations without the border that padding makes."""
     channels: list[int] | None
     """The drawn channels in tile order, where they are not simply all."""
     slices: tuple[int, int]
@@ -183,7 +185,7 @@ def encode(
     colors = picture.palette
     if plan.pixels > MAX_PIXELS:
         log.warning(
-            "the picture of %s has %d megapixels, more than Pillow opens; --max-maps,"
+            "the picture of %s has %d megapixels, more than Pillow opens; --channels,"
             " --scale 1",
             text.get("Layer", "a layer"),
             plan.pixels // 1_000_000,
@@ -269,7 +271,7 @@ def caption(capture: Capture) -> dict[str, str]:
     hidden = sum(len(group) - 1 for group in collapsed.values())
     reasons = []
     if len(drawn) + hidden < capture.maps:
-        reasons.append("--max-maps")
+        reasons.append("--channels")
     if hidden:
         reasons.append("--collapse")
     maps = f"{len(drawn)} of {capture.maps}"

@@ -105,6 +105,25 @@ def statistics_on_device(rows: Tensor) -> Floats:
     return stats
 
 
+def inner_deviations(maps: Tensor, border: int) -> Floats:
+    """The standard deviation of each map without its border, float32 [N].
+
+    Where an image ends, padding puts zeros beside it, and convolutions answer to that
+    edge whatever the image is: a flat map with a bright frame would else count as one
+    that varies.
+
+    Args:
+        maps: float32 [N, ..., H, W].
+        border: pixels that are left out on each side. At least half of the height and
+            of the width stays.
+    """
+    height, width = maps.shape[-2:]
+    border = min(border, min(height, width) // 4)
+    inner = maps[..., border : height - border, border : width - border]
+    deviations: Floats = statistics(inner)[0][:, STD]
+    return deviations
+
+
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     """The statistics of all maps together, from those of each.
 

@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 from msgspec import structs
 from PIL import Image
 
-from featviz.errors import UsageError
+from featviz.drawing.channels import choose_channels
+from featviz.errors import LayoutError, UsageError
 from featviz.exemplars.collect import ExemplarCollector, ExemplarSource, TopImages
 from featviz.exemplars.crops import CropReader
 from featviz.exemplars.fields import is_map_of_input, receptive_fields
@@ -88,7 +89,7 @@ def find_exemplars(
         layers = choose_layers(loaded, options.layers, blank)
         classes = class_names(samples) if options.per_class else [None] * len(samples)
         collector = ExemplarCollector(
-            loaded, layers, blank, options.pick, options.top, classes
+            loaded, layers, blank, options.rank_by, options.top, classes
         )
         if not collector.sources:
             raise _no_channels(layers, collector)
@@ -115,7 +116,14 @@ def find_exemplars(
             for number, class_name in enumerate(collector.class_names):
                 row = _row(source, view, number, class_name)
                 top = collector.tops[source.site, class_name]
-                rows.append(_draw_layer(reader, options, source, top, row, folder))
+                try:
+                    row = _draw_layer(reader, options, source, top, row, folder)
+                except LayoutError as error:  # it has none of --channels
+                    collector.skipped.setdefault(row.label, error.message)
+                else:
+                    rows.append(row)
+        if not rows:
+            raise _no_channels(layers, collector)
         record = _record(study, options, collector, rows)
         write.write_record(folder, EXEMPLARS_FILE, record.as_json())
     return record
@@ -187,7 +195,8 @@ def _record(
         options={
             "layers": options.layers,
             "top": options.top,
-            "by": options.pick,
+            "by": options.rank_by,
+            "channels": options.channels,
             "per_class": options.per_class,
             **structs.asdict(options.inputs),
         },
@@ -216,16 +225,18 @@ def _draw_layer(
     Returns:
         The record, with its channels.
     """
-    channels, top_count = top.values.shape
+    top_count = top.values.shape[1]
+    chosen = _chosen(options, top)
+    channels = len(chosen)
     tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))
     label = printable(row.label + (f".{row.key}" if row.key else ""))
     label += f" call {row.call}" if row.call else ""
-    lines = _sheet_title(row, label, channels, options.pick, len(reader.study.seen))
+    lines = _sheet_title(row, label, channels, options.rank_by, len(reader.study.seen))
     sheet = LayerPicture(lines, channels, tiles_per_channel)
     drawn_channels = []
     step = max(1, _MAX_TILES // tiles_per_channel)
-    for first in range(0, channels, step):
-        chunk = range(first, min(channels, first + step))
+    for first in range(0, len(chosen), step):
+        chunk = chosen[first : first + step]
         for channel, shown in reader.tiles(source, top, chunk).items():
             exemplars = [exemplar for exemplar, _ in shown]
             tiles = [tile for _, tile in shown]
@@ -241,6 +252,15 @@ def _draw_layer(
             drawn_channels.append(ExemplarChannel(channel, path, exemplars))
     _save(folder, row.sheet, sheet.image)
     return replace(row, channels=drawn_channels)
+
+
+def _chosen(options: ExemplarOptions, top: TopImages) -> list[int]:
+    """The channels whose pictures are drawn; `top` ranks by their best image."""
+    candidates = range(len(top.values))
+    if options.channels is None:
+        return list(candidates)
+    best = top.values[:, 0]
+    return choose_channels(options.channels, candidates, best, top.values.std(axis=1))
 
 
 def _sheet_title(

@@ -79,6 +79,7 @@ class LayerPicture:
         self._side, self._shown = _fitting_row(channels, count)
         row_width = _LABEL + self._shown * (self._side + _BETWEEN) + _COLUMN_GAP
         row_height = self._side + _LINE + _GAP
+        self._drawn = 0
         self._channels = min(channels, _MOST_PIXELS // (row_width * row_height))
         left_out = []
         if self._shown < count:
@@ -111,22 +112,23 @@ class LayerPicture:
         self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]
     ) -> None:
         """Draw the row of a channel, its tiles and their values, the best first."""
-        if channel >= self._channels:
+        if self._drawn == self._channels:
             return
-        column, row = divmod(channel, self._rows)  # channels run down, then across
-        place = self._grid.cell(row * self._grid.columns + column)
+        column, row = divmod(self._drawn, self._rows)  # channels run down, then across
+        self._drawn += 1
+        cell = self._grid.cell(row * self._grid.columns + column)
         side = self._side
-        label_top = place.top + (side - _LINE) // 2
-        self._canvas.write(f"channel {channel}", place.left, label_top)
+        label_top = cell.top + (side - _LINE) // 2
+        self._canvas.write(f"channel {channel}", cell.left, label_top)
         note = "" if values else "no finite value"
         if len(values) > 1 and values[0] == values[-1]:  # dead, or saturated
             note = "all equal"
-        self._canvas.write(note, place.left, place.top + (side + _LINE) // 2, _FAINT)
-        left = place.left + _LABEL
+        self._canvas.write(note, cell.left, cell.top + (side + _LINE) // 2, _FAINT)
+        left = cell.left + _LABEL
         for tile, value in zip(tiles, values[: self._shown], strict=False):
-            cell = Cell(left, place.top, side, side)
-            self._canvas.paste(tile.resize((side, side), Image.Resampling.BOX), cell)
-            self._canvas.write(f"{value:.3g}", left, place.top + side, _FAINT)
+            small = tile.resize((side, side), Image.Resampling.BOX)
+            self._canvas.paste(small, Cell(left, cell.top, side, side))
+            self._canvas.write(f"{value:.3g}", left, cell.top + side, _FAINT)
             left += side + _BETWEEN
 
 

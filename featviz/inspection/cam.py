@@ -22,13 +22,14 @@ from torch.nn import functional
 
 from featviz import layout
 from featviz.drawing import colormap, normalize
+from featviz.drawing.channels import choose_channels
 from featviz.drawing.drawer import class_map, draw_maps
 from featviz.drawing.normalize import Scale
 from featviz.drawing.outlines import with_boxes, with_outline
 from featviz.drawing.page import write_figure
 from featviz.drawing.picture import lay_over, to_image
 from featviz.drawing.sheet import Tile
-from featviz.drawing.values import to_pixels
+from featviz.drawing.values import MEAN, inner_deviations, statistics, to_pixels
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients import passes, targets
 from featviz.gradients.answers import NothingFoundError
@@ -245,7 +246,7 @@ def cam(
         read_input, preprocess=prepared.model.preprocess, inputs=options.inputs
     )
     with prepared.watched() as show:
-        explain = partial(_explain, prepared, show, cmap)
+        explain = partial(_explain, prepared, show, cmap, options.channels)
         for job in visit(prepared.samples, read, explain):
             result = job.result
             if result is None:
@@ -403,9 +404,11 @@ def _explain(
     prepared: Prepared,
     show: Show,
     cmap: str,
+    channels: str | None,
     images: Sequence[ImageJob[ModelInput, ImageCam]],
 ) -> ImageCam:
-    """Show one image to the model, go back from the target, and draw each layer's map."""
+    """Show one image to the model, go back from the target, and draw each layer's map,
+    of these channels alone, unless `channels` is None."""
     image = images[0].input
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
@@ -421,7 +424,12 @@ def _explain(
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""
         at_site = hints.of_tensor(site, tensor)
         output = layout.to_maps(tensor, at_site)[""]
-        values = class_map(method, output, layout.to_maps(gradient, at_site)[""])
+        slopes = layout.to_maps(gradient, at_site)[""]
+        if channels is not None:
+            chosen = _chosen(channels, output, at_site.border)
+            output = Maps(output.layout, output.data[chosen])
+            slopes = Maps(slopes.layout, slopes.data[chosen])
+        values = class_map(method, output, slopes)
         evidence.append(_Evidence(site, Maps(output.layout, values)))
 
     outcome, recorder = show(image.args, hints, take)
@@ -464,6 +472,13 @@ def _explain(
         skipped=tuple(recorder.skipped),
         shown=_marked(shown, outcome.focus),
     )
+
+
+def _chosen(text: str, output: Maps, border: int) -> list[int]:
+    """The channels of an output that `--channels` chooses."""
+    stats, _ = statistics(output.data)
+    deviations = inner_deviations(output.data, border)
+    return choose_channels(text, range(len(stats)), stats[:, MEAN], deviations)
 
 
 class _Evidence(NamedTuple):

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from featviz.drawing import colormap, values
+from featviz.drawing.channels import choose_channels
 from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.outlines import with_boxes
 from featviz.drawing.page import Page, PageBar, PageRow, draw_page
@@ -219,7 +220,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         prepared.samples[0], prepared.model.preprocess, prepared.options.inputs
     )
     collector = _Collector(
-        stages, prepared.hints(image.args), prepared.options.draw, options.maps
+        stages, prepared.hints(image.args), prepared.options.draw, options
     )
     # The model itself is watched, too: its output may be a picture.
     root = list_layers(prepared.model.module)[0]
@@ -246,7 +247,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
             count,
             count + len(result.left_out),
         )
-    return replace(result, picture=_page(result, outcome, collector, options.cmap))
+    return replace(result, picture=_page(result, outcome, collector, options))
 
 
 def check_files(
@@ -298,7 +299,7 @@ class _Collector:
         stages: Sequence[Layer],
         hints: HintBook,
         draw_options: DrawOptions,
-        most_maps: int,
+        options: LookOptions,
     ) -> None:
         self.hints = hints
         self.layers: dict[str, ShownLayer] = {}
@@ -307,7 +308,7 @@ class _Collector:
         self.output_picture: Tile | None = None
         self._stages = {layer.name for layer in stages}
         self._draw_options = draw_options
-        self._most_maps = most_maps
+        self._options = options
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the hooks: of a stage the first maps that it gives; numbers only
@@ -327,7 +328,7 @@ class _Collector:
             site, tensor, hints = next(halves)
         picture = draw(self._draw_options, site, tensor, hints)[""]
         if before is None or not picture.strip:
-            self.layers[name] = _telling(site, tensor, picture, self._most_maps)
+            self.layers[name] = _telling(site, tensor, picture, self._options)
 
 
 def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer, ...]:
@@ -355,7 +356,10 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
 
 
 def _page(
-    result: LookResult, outcome: Outcome, collector: _Collector, cmap: str
+    result: LookResult,
+    outcome: Outcome,
+    collector: _Collector,
+    options: LookOptions,
 ) -> Bytes:
     """The page, uint8 [H, W, 3]."""
     pictures = [Tile("input", result.shown)]
@@ -399,8 +403,8 @@ def _page(
             bars_title=bars_title,
             remarks=[*remarks, "preprocessing", *steps],
             rows=[page_row(layer) for layer in result.layers],
-            key=_KEY,
-            cmap=cmap,
+            key=_KEY if options.channels is None else f"channels {options.channels}",
+            cmap=options.cmap,
         )
     )
 
@@ -468,26 +472,39 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
 
 
 def _telling(
-    site: CaptureSite, tensor: Tensor, picture: GridPicture, most_maps: int
+    site: CaptureSite, tensor: Tensor, picture: GridPicture, options: LookOptions
 ) -> ShownLayer:
-    """The most telling maps of a tensor that is drawn."""
+    """The most telling maps of a tensor that is drawn, or those of `--channels`.
+
+    Raises:
+        LayoutError: it has none of these channels.
+    """
     stats = picture.stats
     slices = picture.slices[0]
     colors = colormap.table(picture.palette)
     levels = picture.tiles[:]
-    order = ranked(stats)
+    order = ranked(stats, picture.deviations)
+    most = options.maps
+    if options.channels is not None:
+        means = stats[:, values.MEAN]
+        order = choose_channels(
+            options.channels, range(len(stats)), means, picture.deviations
+        )
+        most = len(order)
     spans = [
         (finite(float(low)), finite(float(high)))
         for low, high in stats[:, : values.MEAN]
     ]
     if picture.strip:
-        channels = order[:most_maps]
+        channels = order[:most]
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
         ranges = [_overall(spans)]
     else:
         # of a clip or a volume the slice in the middle stands for the map
         middles = levels[slices // 2 :: slices]
-        channels = unlike(middles, order, most_maps)
+        channels = order
+        if options.channels is None:
+            channels = unlike(middles, order, most)
         tiles = [colors[middles[channel]] for channel in channels]
         ranges = [spans[channel] for channel in channels]
     return ShownLayer(
@@ -516,13 +533,19 @@ def _overall(spans: Sequence[Span]) -> Span:
     return min(lows, default=None), max(highs, default=None)
 
 
-def ranked(stats: Floats) -> list[int]:
-    """Channels by how much their maps vary, from statistics [C, 6], or by the mean
-    where all maps are constant. Constant maps are left out where others are; those
-    without a finite value come last, and equal ones in their order."""
+def ranked(stats: Floats, deviations: Floats) -> list[int]:
+    """Channels by how much their maps vary, or by the mean where all maps are constant.
+
+    Constant maps are left out where others are; those without a finite value come last,
+    and equal ones in their order.
+
+    Args:
+        stats: of the channels, [C, 6].
+        deviations: without the border that padding makes, [C].
+    """
     constant = values.is_constant(stats)
-    column = values.MEAN if constant.all() else values.STD
-    keys = np.nan_to_num(-stats[:, column], nan=np.inf)
+    strength = stats[:, values.MEAN] if constant.all() else deviations
+    keys = np.nan_to_num(-strength, nan=np.inf)
     order = [int(channel) for channel in np.argsort(keys, kind="stable")]
     return [channel for channel in order if not constant[channel]] or order
 

@@ -26,6 +26,7 @@ from featviz.options.run import (
 )
 from featviz.options.values import (
     AnyPath,
+    Channels,
     File,
     Folder,
     Fraction,
@@ -60,6 +61,7 @@ class LookOptions(Struct, frozen=True):
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     maps: Annotated[PositiveInt, option(LAYERS, first=True)] = 8
+    channels: Annotated[Channels | None, option(LAYERS)] = None
     cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "viridis"
     inputs: InputOptions = InputOptions()
 
@@ -86,6 +88,7 @@ class CamOptions(Struct, frozen=True):
     ] = "gradcam"
     overlay: Annotated[Share, option(DRAWING, "ALPHA")] = 0.5
     cmap: Annotated[str, option(DRAWING, "CMAP")] = "auto"
+    channels: Annotated[Channels | None, option(GRADIENTS, default_text="all")] = None
     tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
     inputs: InputOptions = InputOptions()
 
@@ -177,7 +180,10 @@ class ExemplarOptions(Struct, frozen=True):
     top: Annotated[
         Annotated[int, Meta(ge=1, le=MOST_TOP)], option(DRAWING, first=True)
     ] = 9
-    pick: Annotated[Literal["max", "mean"], option(DRAWING, first=True)] = "max"
+    rank_by: Annotated[Literal["max", "mean"], option(DRAWING, first=True)] = "max"
+    channels: Annotated[
+        Channels | None, option(LAYERS, first=True, default_text="all")
+    ] = None
     per_class: Annotated[bool, option(DRAWING, first=True)] = False
     inputs: InputOptions = InputOptions()
     batch_size: Annotated[PositiveInt, option(LIMITS)] = 1

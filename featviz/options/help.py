@@ -19,6 +19,11 @@ _LAYERS = (
     " class names, globs, re:REGEX, CLASS@GLOB, fn:FUNCTION, SELECTOR#INDEX, !NOT;"
     " commas separate them."
 )
+_CHANNELS = (
+    "{verb} these channels: 12,40-43, or top:9, varied:16, first:16, spread:16.\f top"
+    " are those of the highest mean, varied those that vary most, without the border"
+    " that padding makes; a rule alone chooses 16."
+)
 _NUL_SEPARATED = (
     "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -."
 )
@@ -132,17 +137,16 @@ HELP: dict[str, dict[str, str]] = {
             "Fill the pixels between maps with this grey, from 0 (black) to 1 (white)."
         ),
         "scale": "Enlarge maps N times; auto enlarges small ones.",
-        "max_maps": "Draw at most N maps of a layer.",
+        "channels": _CHANNELS.format(verb="Draw"),
         "max_slices": (
             "Draw at most N slices of each map of a clip, volume or batch: the first of"
             " a batch, else evenly spread ones."
         ),
         "tensor_layout": _TENSOR_LAYOUT,
-        "pick": (
-            "Choose which maps --max-maps draws: the first, those of the highest mean,"
-            " or evenly spread ones."
+        "order": (
+            "Sort maps by channel (or as --channels has them), by mean (largest first),"
+            " or by similarity."
         ),
-        "order": "Sort maps by channel, by mean (largest first), or by similarity.",
         "collapse": (
             "Draw maps that correlate by R or more, such as 0.98, as one tile,"
             " marked ×N."
@@ -194,6 +198,7 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "overwrite": "Replace any file in --out.",
         "maps": "Show N maps of each layer.",
+        "channels": _CHANNELS.format(verb="Show"),
         "cmap": "Colour maps with this colormap.",
     },
     "CamOptions": {
@@ -213,6 +218,7 @@ HELP: dict[str, dict[str, str]] = {
             "against the target, and rollout and attention where a transformer looks."
         ),
         "overlay": _OVERLAY,
+        "channels": _CHANNELS.format(verb="Weigh only"),
         "cmap": (
             "Colour maps with auto (turbo; coolwarm for maps with a sign), grey, or a"
             " colormap of matplotlib."
@@ -285,7 +291,11 @@ HELP: dict[str, dict[str, str]] = {
     "ExemplarOptions": {
         "layers": _LAYERS,
         "top": "Show N images of each channel.",
-        "pick": (
+        "channels": (
+            "Show these channels: 12,40-43, or top:9, first:16, spread:16.\f top are"
+            " those of the largest values; a rule alone chooses 16."
+        ),
+        "rank_by": (
             "Rank images by the largest value of a map, or by its mean.\f The picture"
             " shows what the unit with the largest value sees, or with mean the whole"
             " image."

@@ -27,6 +27,7 @@ from featviz.options.values import (
     Arguments,
     AutoInt,
     Captures,
+    Channels,
     File,
     Folder,
     NonNegativeInt,
@@ -140,10 +141,11 @@ class DrawOptions(Struct, frozen=True):
     scale: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
     min_tile: int = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
-    max_maps: Annotated[PositiveInt | None, option(DRAWING, first=True)] = None
+    channels: Annotated[
+        Channels | None, option(DRAWING, first=True, default_text="all")
+    ] = None
     max_slices: Annotated[PositiveInt, option(DRAWING)] = 16
     tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
-    pick: Annotated[Literal["first", "top", "spread"], option(DRAWING)] = "first"
     order: Annotated[Literal["index", "mean", "similarity"], option(DRAWING)] = "index"
     collapse: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None, option(DRAWING, "R")
@@ -188,7 +190,7 @@ class DrawOptions(Struct, frozen=True):
         if self.reduce is None:
             return
         # what has its default may have been left out
-        useless = ["order", "collapse", "labels", "max_maps"]
+        useless = ["order", "collapse", "labels", "channels"]
         if self.reduce == "pca":
             useless += ["normalize", "cmap"]
         for name in useless:

@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +23,7 @@ from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.records.tables import KINDS
 from featviz.records.types import Shard
-from featviz.text import quoted
+from featviz.text import quoted, ranges, read_ranges
 
 # pixels; no image is larger, and its tensor would not fit into memory
 LONGEST_SIDE = 2**16
@@ -107,6 +108,44 @@ def _read_captures(value: Any) -> tuple[str, ...]:
     if not names or not set(names) <= set(KINDS):
         raise ValueError(value)
     return tuple(dict.fromkeys(names))
+
+
+CHANNEL_RULES = ("top", "varied", "first", "spread")
+"""Rules that choose channels: those of the highest mean, those that vary most, the
+first, and evenly spread ones."""
+CHOSEN_UNLESS_COUNTED = 16
+"""Channels that a rule without a number chooses."""
+_CHANNEL_RULE = re.compile(rf"({'|'.join(CHANNEL_RULES)})(?::([1-9][0-9]{{0,8}}))?")
+
+
+class ChannelChoice(NamedTuple):
+    """Which channels of a tensor are drawn."""
+
+    rule: str
+    """One of CHANNEL_RULES; empty where the channels are named."""
+    count: int
+    """How many channels the rule chooses."""
+    numbers: tuple[int, ...] = ()
+    """The channels that are named, in their order."""
+
+
+@lru_cache(64)
+def channel_choice(text: str) -> ChannelChoice:
+    """Read `12,40-43`, `top` or `varied:16`; ValueError where it is neither."""
+    match = _CHANNEL_RULE.fullmatch(text)
+    if match is None:
+        return ChannelChoice("", 0, tuple(read_ranges(text)))
+    return ChannelChoice(match[1], int(match[2] or CHOSEN_UNLESS_COUNTED))
+
+
+def _read_channels(value: Any) -> str:
+    if isinstance(value, str):
+        text = value.strip().lower()
+    else:
+        numbers = value if hasattr(value, "__len__") else [value]
+        text = ranges(convert(number, NonNegativeInt) for number in numbers)
+    channel_choice(text)  # refuses what it cannot read
+    return text
 
 
 def _read_auto(value: Any) -> int | None:
@@ -312,6 +351,16 @@ Captures = Annotated[
             _read_captures,
             metavar="KINDS",
             repeatable=True,
+        )
+    ),
+]
+Channels = Annotated[
+    str,  # of which `channel_choice` makes a record
+    _typed(
+        ValueReader(
+            "numbers such as 12,40-43, or top:9, varied:16, first:16 or spread:16",
+            _read_channels,
+            metavar="CHANNELS",
         )
     ),
 ]

@@ -97,6 +97,11 @@ class CaptureAddress(NamedTuple, Generic[_L]):
         return f"{name}|{self.kind}|{self.call}|{self.key}"
 
     @property
+    def deviations_key(self) -> str:
+        """The key in stats.npz of the deviations without the border of padding."""
+        return f"{self.stats_key}|inner_std"
+
+    @property
     def stem(self) -> str:
         """`output`, `output.call1`, `output.call1.boxes`."""
         call = f".call{self.call}" if self.call else ""
@@ -160,6 +165,9 @@ class Hints:
     """The `layout.layouts.Arrangement` of that tensor, once it is settled."""
     override: str | None = None
     """A value of `--tensor-layout` without selectors: `nhwc`, `tokens:14x20+1`."""
+    border: int = 1
+    """Pixels at each edge of a map on which padding acts: half of the kernel's field,
+    and at least one."""
     phase: bool = False
     """Whether the numbers are angles from −π to π, the phases of complex numbers."""
 

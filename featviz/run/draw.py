@@ -320,6 +320,7 @@ class ImageWriter:
             work = partial(self._write_picture, picture, at, tensor.shape, tensor_file)
             self._rows.append(self.run.encoders.submit(picture.tiles.nbytes, work))
             self._stats[at.stats_key] = picture.stats
+            self._stats[at.deviations_key] = picture.deviations
             if self.run.board is not None:
                 self._post(self.run.board, at, picture, None if key else tensor)
 

@@ -9,6 +9,7 @@ from msgspec import structs
 from torch import Tensor
 
 from featviz.drawing import grid
+from featviz.drawing.channels import count_chosen
 from featviz.drawing.drawer import check_places, is_saliency, magnitude_and_phase
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
@@ -150,7 +151,7 @@ class _Planner:
         layout = LAYOUTS[maps.layout]
         is_reduced = draw.reduce is not None and not layout.strip
         is_overlay = draw.overlay is not None and layout.aligned
-        tiles = 1 if is_reduced else min(channels, draw.max_maps or channels)
+        tiles = 1 if is_reduced else count_chosen(draw.channels, channels)
         tile_size = self.prepared.shown if is_overlay else size
         shape = (tiles, min(slices, draw.max_slices), *tile_size)
         plan = grid.plan(shape, draw, strip=layout.strip, alone=is_reduced)

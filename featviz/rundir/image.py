@@ -45,7 +45,7 @@ _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 _PNG_HEAD = len(_PNG) + 8
 MOST_STATS, MOST_TENSOR = 256 * 2**20, 4 * 2**30
 """Bytes of the statistics of an image (ten million channels), and of a kept tensor."""
-_ROW_BYTES = 4 * len(STAT_COLUMNS)
+_ROW_BYTES = 4 * (len(STAT_COLUMNS) + 1)
 _MEMBER_BYTES = 4096
 """What an array of a few rows may take in an npz, with its name twice, headers and
 padding."""
@@ -256,7 +256,8 @@ class ReadImage:
         return {row.place: row for row in self.manifest.captures}
 
     def stats(self) -> Mapping[str, Floats]:
-        """All statistics, float32 [maps, 6] under `CaptureKey.stats_key`."""
+        """All statistics, float32 [maps, 6] under `CaptureKey.stats_key`, and
+        deviations without the border, float32 [maps] under `deviations_key`."""
         if self.kept_stats is not None:
             return self.kept_stats
         with self._opened() as folder:
@@ -480,17 +481,17 @@ def _blamed(folder: str) -> Iterator[None]:
 
 
 def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
-    """The statistics of all rows of an image's manifest, float32 [maps, 6] under
-    `CaptureKey.stats_key`."""
+    """The statistics of all rows of an image's manifest, as `ReadImage.stats` has
+    them."""
     # twice what they need: names, headers and padding take some, and no row may claim
     # gigabytes
     limit = _MEMBER_BYTES
     for row in rows:
-        limit += 2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer)
+        limit += 2 * (row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer))
     data = folder.read(STATS_FILE, min(limit, MOST_STATS))
     where = quoted(f"{folder.name}/{STATS_FILE}")
     # arrays may overlap in a zip file
-    if len(data) < sum(row.maps for row in rows) * _ROW_BYTES:
+    if len(data) < sum(row.maps for row in rows) * 4 * len(STAT_COLUMNS):
         raise StoreError(
             f"{where} has {len(data):,} bytes, too few for the maps of its manifest"
         )
@@ -507,6 +508,12 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
                 has = f"{array.dtype} {list(array.shape)}"
                 raise ValueError(f"{key} is {has}, expected float32 {shape}")
             stats[key] = array
+            deviations = arrays.get(row.place.deviations_key)
+            if deviations is None:  # kernels have no border
+                deviations = array[:, STAT_COLUMNS.index("std")]
+            if deviations.dtype != np.float32 or len(deviations) != row.maps:
+                raise ValueError(f"{key} has {len(deviations)} deviations")
+            stats[row.place.deviations_key] = deviations
     except BROKEN as error:
         raise StoreError(f"{where} cannot be read: {quoted(str(error))}") from error
     return stats

@@ -53,7 +53,9 @@ def use_all(folder: Path) -> list[str]:
     field = fv.field(model, [photo, tensor], "Conv2d", size=16)
     assert field.layers[0].sides[0.99] == 3
     audit = fv.audit(model, [photo, tensor], fail_on="nonfinite>0", size=16)
-    best = fv.exemplars(model, [photo, tensor], nn.Conv2d, top=2, pick="mean", size=16)
+    best = fv.exemplars(
+        model, [photo, tensor], nn.Conv2d, top=2, rank_by="mean", size=16
+    )
     difference = fv.diff(written, folder / "maps", tolerance=1e-3)
     report = fv.report(written, single_file=True, out=folder / "maps.html")
     assert listed.rows[1].selected

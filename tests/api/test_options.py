@@ -41,7 +41,9 @@ BAD = [
     ("nrow", "x", "nrow=x: expected an integer ≥ 1, or auto"),
     ("nrow", 0, "nrow=0: expected an integer ≥ 1, or auto"),
     ("padding", -1, "padding=-1: expected an integer ≥ 0"),
-    ("pick", "best", "pick=best: expected one of first, top, spread"),
+    ("order", "best", "order=best: expected one of index, mean, similarity"),
+    ("channels", "best", "channels=best: expected numbers such as 12,40-43, or top:9"),
+    ("channels", "40-12", "channels=40-12: expected numbers such as 12,40-43"),
     ("cmap", "virdis", "'virdis' is no colormap of matplotlib"),
     ("tensor_layout", "foo", "'foo' is no layout"),
     ("size", "abc", "size=abc: expected pixels from 1 to 65536"),
@@ -227,7 +229,7 @@ def test_every_function_has_its_options_in_its_signature() -> None:
     parameters = inspect.signature(fv.run).parameters
     for kind in (DrawOptions, ModelOptions):
         assert declared(kind).keys() <= parameters.keys()
-    assert "max_maps: Draw at most N maps of a layer." in str(fv.run.__doc__)
+    assert "channels: Draw these channels: 12,40-43" in str(fv.run.__doc__)
 
 
 @pytest.mark.parametrize(

@@ -131,14 +131,14 @@ def test_exemplars_are_those_of_the_command(
     featviz: CLI, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
     """The same record and sheets, by the mean or by the maximum."""
-    flags = ("--layers", "Conv2d", "--top", "2", "--pick", "mean")
+    flags = ("--layers", "Conv2d", "--top", "2", "--rank-by", "mean")
     done = featviz(
         "exemplars", tiny_file, photos, *FLAGS, *flags, "--out", tmp_path / "e"
     )
     assert done.code == 0
     record = json.loads((tmp_path / "e" / "exemplars.json").read_text())
     assert all((tmp_path / "e" / name).is_file() for name in record.pop("files"))
-    exemplars = fv.exemplars(tiny, photos, nn.Conv2d, top=2, pick="mean", **AS_IT_IS)
+    exemplars = fv.exemplars(tiny, photos, nn.Conv2d, top=2, rank_by="mean", **AS_IT_IS)
     content = json.loads(json.dumps(dict(exemplars.document)))
     assert {**record, "model": None} == {**content, "model": None}
     (layer,) = exemplars.document["layers"]

@@ -28,7 +28,7 @@ main()
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("featviz run resnet18 --pick s", "plain,spread"),
+        ("featviz run resnet18 --order s", "plain,similarity"),
         pytest.param("featviz iden", "plain,identify", marks=pytest.mark.slow),
     ],
 )

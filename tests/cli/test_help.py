@@ -158,7 +158,7 @@ def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     text = featviz("run", "--help").out
     assert len(text.splitlines()) <= SCREEN
     assert len(re.findall(r"^    featviz run ", text, re.MULTILINE)) == 5
-    needed = ["--layers", "-o", "--overwrite", "--normalize", "--cmap", "--max-maps"]
+    needed = ["--layers", "-o", "--overwrite", "--normalize", "--cmap", "--channels"]
     model = ["--size", "--arch", "--weights", "--model-arg", "--trust"]
     assert options_in(text) == [*needed, *model, "--open"]
     count = re.search(r"`featviz run --help-all` shows all (\d+) options", text)

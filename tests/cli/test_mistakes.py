@@ -73,9 +73,9 @@ OPTIONS = [
         f"--layers? featviz {RUN} --layers b1",
     ),
     (
-        f"{RUN} --max_maps 3",
+        f"{RUN} --max_slices 3",
         "No such option",
-        f"--max-maps? featviz {RUN} --max-maps 3",
+        f"--max-slices? featviz {RUN} --max-slices 3",
     ),
     (
         f"{RUN} --gpu",
@@ -94,7 +94,6 @@ OPTIONS = [
         "No such option '--norm'",
         f"--normalize? featviz {RUN} --normalize",
     ),
-    # not --pick
     (f"{RUN} --dpi 3", "No such option '--dpi'", "featviz run --help-all lists all"),
     (
         "audit model.pth cat.jpg --fail-on 'dead>5%' --ovewrite",

@@ -88,7 +88,7 @@ def test_a_dry_run_foretells_the_run(
     """--dry-run writes nothing; its files, maps and megapixels are those of the real
     run."""
     (folder / "b.png").unlink()
-    extra = ["--max-maps", "2", "--nrow", "2", "--scale", "3"]
+    extra = ["--channels", "first:2", "--nrow", "2", "--scale", "3"]
     base = [
         "run",
         tiny_file,

@@ -244,7 +244,7 @@ def test_tokens_behind_a_grid_are_left_out() -> None:
         ("vector", {}),
         ("nchw", {"scale": 1, "padding": 5, "pad_value": 1.0}),
         ("sequence", {}),
-        ("nchw", {"max_maps": 3, "pick": "top"}),
+        ("nchw", {"channels": "top:3"}),
         ("ncthw", {"max_slices": 2}),
     ],
     ids=str,
@@ -279,8 +279,7 @@ def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
         :, None, :, None, None
     ]
     captures = [
-        captured(tensor, Hints(), max_maps=3, pick="top")[""]
-        for tensor in noise * weights
+        captured(tensor, Hints(), channels="top:3")[""] for tensor in noise * weights
     ]
     images = [
         SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in captures

@@ -130,7 +130,7 @@ def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> 
 
 
 def test_collapse_pick_and_order_work_together() -> None:
-    """First groups, of which max_maps picks, and then the order."""
+    """First groups, of which --channels chooses, and then the order."""
     tensor = noise(1, 8, 9, 9)
     tensor[0, 5], tensor[0, 6], tensor[0, 7] = (
         2 * tensor[0, 1],
@@ -138,13 +138,13 @@ def test_collapse_pick_and_order_work_together() -> None:
         tensor[0, 0],
     )
     tensor += torch.tensor([0.0, 9, 1, 8, 2, 3, 0, 0])[None, :, None, None]
-    options = replace(PLAIN, collapse=0.99, max_maps=3, pick="top", order="mean")
+    options = replace(PLAIN, collapse=0.99, channels="top:3", order="mean")
     picture = drawn(tensor, options)
     row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.channels == [1, 3, 4]
     assert row.collapsed == {"1": [1, 5]}
     text = caption(row)
-    assert text["Maps"] == "3 of 8 (--max-maps, --collapse)"
+    assert text["Maps"] == "3 of 8 (--channels, --collapse)"
     assert text["Channels"] == "1,3-4"
     assert text["Collapsed"] == "1: 1,5"
     all_maps = describe(

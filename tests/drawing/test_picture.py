@@ -20,8 +20,8 @@ from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
 from featviz.drawing import drawer, grid
+from featviz.drawing.channels import choose_channels, count_chosen
 from featviz.drawing.colormap import Palette
-from featviz.drawing.drawer import pick_maps
 from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
 from featviz.errors import LayoutError
 from featviz.options import PAD_GREY, DrawOptions
@@ -226,23 +226,26 @@ def test_gaps_are_make_grids_where_padding_is_given(
 
 
 @pytest.mark.parametrize(
-    ("pick", "limit", "channels"),
+    ("text", "channels"),
     [
-        ("first", 3, [0, 1, 2]),
-        ("spread", 3, [0, 2, 5]),
-        ("spread", 1, [0]),
-        ("top", 3, [1, 3, 5]),
-        ("top", 5, [0, 1, 3, 4, 5]),
-        ("first", 6, None),
-        ("top", 9, None),
-        ("first", None, None),
+        ("first:3", [0, 1, 2]),
+        ("first", [0, 1, 2, 3, 4, 5]),
+        ("spread:3", [0, 2, 5]),
+        ("spread:1", [0]),
+        ("top:3", [3, 1, 5]),
+        ("top:9", [3, 1, 5, 0, 4, 2]),
+        ("varied:2", [4, 2]),
+        ("5,0-1,9", [5, 0, 1]),
+        ("7", []),
     ],
 )
-def test_pick_maps(pick: str, limit: int | None, channels: list[int] | None) -> None:
-    """The first, the strongest or evenly spread maps, in channel order; None means all."""
-    means = [0.0, 4.0, float("nan"), 9.0, -7.0, 2.0]
-    options = DrawOptions(max_maps=limit, pick=pick)  # type: ignore[arg-type]
-    assert pick_maps(means, options) == channels
+def test_channels_are_chosen(text: str, channels: list[int]) -> None:
+    """By number in the order of the text, or the first of a ranking; a mean of NaN is
+    the last."""
+    means = np.array([0.0, 4.0, np.nan, 9.0, -7.0, 2.0])
+    deviations = np.array([1.0, 1.0, 3.0, 0.0, 5.0, 1.0])
+    assert choose_channels(text, range(6), means, deviations) == channels
+    assert count_chosen(text, 6) == len(channels)
 
 
 def test_text_chunks_tell_what_the_picture_shows() -> None:
@@ -256,12 +259,10 @@ def test_text_chunks_tell_what_the_picture_shows() -> None:
     assert text["Range"] == "layer: -2.0 to 6.0"
     comment = written(tensor, replace(PLAIN, format="jpg")).info["comment"]
     assert b"Layer: layer1.0.conv1 (Conv2d)" in comment
-    few = replace(PLAIN, max_maps=2, pick="top")
+    few = replace(PLAIN, channels="top:2")
     assert written(tensor, few).info["Channels"] == "1-2"
     assert written(tensor).info["Range"] == "map: each map its own"
-    spread = written(
-        torch.randn(1, 30, 2, 2), replace(PLAIN, max_maps=3, pick="spread")
-    )
+    spread = written(torch.randn(1, 30, 2, 2), replace(PLAIN, channels="spread:3"))
     assert spread.info["Channels"] == "0,14,29"
 
 

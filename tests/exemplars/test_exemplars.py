@@ -96,7 +96,7 @@ def test_a_search_over_all_tensors_finds_the_same(
     by: str, net: nn.Module, noise: Path, tmp_path: Path
 ) -> None:
     """Images, values and places of every channel of every call, ties included."""
-    content = found(net, noise, tmp_path / "out", top=5, pick=by)
+    content = found(net, noise, tmp_path / "out", top=5, rank_by=by)
     kept = stored(net, noise)
     labels = [(row["layer"], row["call"]) for row in content["layers"]]
     assert labels == [("conv1", 0), ("relu", 0), ("conv2", 0), ("relu", 1), ("head", 0)]

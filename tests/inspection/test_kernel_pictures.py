@@ -134,10 +134,10 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
     assert seen == module.weight.shape[:2].numel()
 
 
-def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
-    """--pick spread: channels 0, 2 and 5 of six with all their slices; manifest and
+def test_chosen_channels_are_whole_channels(drawn: Any) -> None:
+    """spread:3 takes channels 0, 2 and 5 of six with all their slices; manifest and
     text say so."""
-    options = "--layers second --max-maps 3 --pick spread --all-slices --scale 1"
+    options = "--layers second --channels spread:3 --all-slices --scale 1"
     pictures = drawn("colour", *options.split())
     row = pictures.rows["second"]
     assert row["channels"] == [0, 2, 5]
@@ -146,7 +146,7 @@ def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
     assert close(pictures.tiles("second"), shown.reshape(30, 3, 3))
     text = pictures.image("second").info
     assert text["Channels"] == "0,2,5"
-    assert text["Maps"] == "3 of 6 (--max-maps)"
+    assert text["Maps"] == "3 of 6 (--channels)"
     assert text["Layer"] == "second (Conv2d)"
     assert text["Range"].startswith("symmetric: -")
 

@@ -135,9 +135,10 @@ def test_constant_maps_and_those_without_values_come_last() -> None:
     )
     stats[1, [0, 1, 3]] = 9, 9, 0
     stats[3, [0, 5]] = np.nan, 64
-    assert ranked(stats) == [2, 0, 3]
+    assert ranked(stats, stats[:, 3]) == [2, 0, 3]
     stats[:, 2] = [1, 2, 5, 4]
-    assert ranked(stats[[1, 1]] * [[1], [2]]) == [1, 0]
+    constant = stats[[1, 1]] * [[1], [2]]
+    assert ranked(constant, constant[:, 3]) == [1, 0]
 
 
 def test_maps_that_look_alike_are_shown_once() -> None:

@@ -113,7 +113,7 @@ class TestClips:
         folder = folder_of(tmp_path / "walk", 6)
         out = tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "tensors": "npy", "scale": 1, **AS_IS}
-        fv.run(Clip(), folder, "conv,last", out, max_maps=2, **options)
+        fv.run(Clip(), folder, "conv,last", out, channels="first:2", **options)
         captures = rows(out / "walk")
         want = torch.zeros(2, 6, 6, 8)
         want[0] = torch.arange(6.0)[:, None, None] * 10 / 255
@@ -144,7 +144,7 @@ class TestClips:
         folder = folder_of(tmp_path / "walk", 6)
         out = tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "scale": 1, **AS_IS}
-        fv.run(Clip(), folder, "conv", out, max_slices=4, max_maps=2, **options)
+        fv.run(Clip(), folder, "conv", out, max_slices=4, channels="first:2", **options)
         row = rows(out / "walk")["conv", 0, ""]
         assert row["slices"] == [4, 6]
         assert row["steps"] == [0, 2, 3, 5]

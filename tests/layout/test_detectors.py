@@ -30,8 +30,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "box_score_thresh=0.0",
         "--layers",
         layers,
-        "--max-maps",
-        "16",
+        "--channels",
+        "first:16",
     ]
     line += ["--out", str(out), "--tensors", "npy", "--scale", "1"]
     assert cli.guarded(line) == 0

@@ -62,7 +62,7 @@ class TestPairs:
         """a.png+b.png holds both calls of the shared body, and both images side by
         side."""
         out = tmp_path / "out"
-        options = {"size": (6, 8), "tensors": "npy", "scale": 1, "max_maps": 1, **AS_IS}
+        options = {"size": (6, 8), "tensors": "npy", "scale": 1, "channels": 0, **AS_IS}
         result = fv.run(Siamese(), pair[:2], "body,Siamese", out, **options)
         assert [image.name for image in result.images] == ["a.png+b.png"]
         folder = out / "a.png+b.png"

@@ -129,7 +129,7 @@ def run_all_layers(
 ) -> dict[str, Any]:
     """Hook every module, draw as little of each as possible, all into one folder, and
     read what became of it."""
-    draw = DrawOptions(scale=1, max_maps=2, max_slices=2, flat=True)
+    draw = DrawOptions(scale=1, channels="first:2", max_slices=2, flat=True)
     result = pipeline.run(loaded, images, RunOptions("re:.", folder / "out", draw=draw))
     (image,) = result.images
     assert (result.exit_code, image.error) == (0, None)

@@ -96,7 +96,7 @@ class HintBook:
         if layer.name not in self._by_layer:
             hints = self._by_module.get(layer.owner, Hints())
             if layer.is_function:
-                hints = replace(hints, channels=None, features_last=False)
+                hints = replace(hints, channels=None, border=1, features_last=False)
             for override in self._overrides:
                 if override.selectors is None or selectors.select(
                     [layer], override.selectors
@@ -299,8 +299,17 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
         in_attention=outer.in_attention or is_attention,
         token_count=token_count,
         channels=channels,
+        border=_border(module),
         features_last=class_name.endswith(_FEATURES_LAST),
     )
+
+
+def _border(module: nn.Module) -> int:
+    """Half of the field of a module's kernel in pixels of its map, at least one."""
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        return 1
+    fields = zip(module.kernel_size, module.dilation, strict=True)
+    return max(1, *(dilation * (size - 1) // 2 for size, dilation in fields))
 
 
 def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class ChannelView {
     const pictures = make("div", { className: "excited" },
       ...frames.map((frame) => this.picture(frame, channel)));
     const main = make("div", {}, ...this.extras(channel), pictures);
-    if (!frames.length) main.append(make("p", { className: "note", textContent: "This channel was not drawn (--max-maps or --collapse)." }));
+    if (!frames.length) main.append(make("p", { className: "note", textContent: "This channel was not drawn (--channels or --collapse)." }));
     this.box.replaceChildren(head, make("div", { className: "sheet" }, main, this.facts(row)));
     this.box.hidden = false;
     this.group.element.classList.add("opened");

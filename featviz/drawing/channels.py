@@ -1,0 +1,65 @@
+"""The one chooser of channels: those that are named, or the first of a ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from featviz.errors import LayoutError
+from featviz.options.values import channel_choice
+from featviz.records import Floats
+from featviz.text import counted
+
+
+def choose_channels(
+    text: str, candidates: Sequence[int], means: Floats, deviations: Floats
+) -> list[int]:
+    """Choose channels of a tensor.
+
+    Args:
+        text: a value of `--channels`.
+        candidates: the channels that there are to choose from.
+        means: of each channel of the tensor, [C]; by these `top` ranks.
+        deviations: of each channel, [C], without the border that padding makes; by
+            these `varied` ranks.
+
+    Returns:
+        Channels that are named in the order of the text, those of a ranking the largest
+        first, others in their own order. Of equal ones the earlier comes first; those
+        without a finite value come last. A name that is no candidate is left out.
+
+    Raises:
+        LayoutError: none of the channels that are named is there.
+    """
+    choice = channel_choice(text)
+    if not choice.rule:
+        present = set(candidates)
+        chosen = [number for number in choice.numbers if number in present]
+        if not chosen:
+            channels = counted(len(candidates), "channel")
+            raise LayoutError(f"has {channels}, none of {text}")
+        return chosen
+    count = min(choice.count, len(candidates))
+    if choice.rule == "first":
+        return list(candidates[:count])
+    if choice.rule == "spread":
+        positions = np.linspace(0, len(candidates) - 1, count)
+        return [
+            candidates[position]
+            for position in sorted(set(positions.round().astype(int)))
+        ]
+    keys = means if choice.rule == "top" else deviations
+    ranking = -np.nan_to_num(keys[list(candidates)], nan=-np.inf)
+    order = np.argsort(ranking, kind="stable")
+    return [candidates[position] for position in order[:count]]
+
+
+def count_chosen(text: str | None, channels: int) -> int:
+    """How many of so many channels a value of `--channels` chooses; None means all."""
+    if text is None:
+        return channels
+    choice = channel_choice(text)
+    if choice.rule:
+        return min(choice.count, channels)
+    return sum(number < channels for number in choice.numbers)
