@@ -14,6 +14,7 @@ The public API; importing it costs nothing until one of the names is used.
     featviz.field(model, images)        measure how far layers look
     featviz.diff(base, new)             compare two runs
     featviz.report(run)                 write an HTML gallery of a run
+    featviz.sheet(runs)                 draw a figure or an animation of runs
     featviz.Watcher(model, images)      draw feature maps as a model is trained
 """
 
@@ -36,10 +37,10 @@ __all__ = [
     "field",
     "grid",
 ]
-__all__ += ["kernels", "layers", "look", "report", "run"]
+__all__ += ["kernels", "layers", "look", "report", "run", "sheet"]
 
 if TYPE_CHECKING:
-    from featviz.api.running import diff, report, run
+    from featviz.api.running import diff, report, run, sheet
     from featviz.api.studies import audit, cam, exemplars, field, kernels, layers, look
     from featviz.api.tensors import capture, grid
     from featviz.api.watching import Watcher

@@ -25,7 +25,7 @@ FLOORS = (
     "__init__ __main__ lightning ray transformers",
     "cli api",
     "report",
-    "audit diff exemplars inspection",
+    "audit diff exemplars inspection sheets",
     "run",
     "drawing gradients",
     "rundir layout",
@@ -50,14 +50,18 @@ def _inside(*wings: str) -> list[str]:
 
 
 TORCHLESS = [
-    *_inside("rundir", "report", "diff", "options", *FLOORS[GROUND].split()),
+    *_inside("rundir", "report", "diff", "sheets", "options", *FLOORS[GROUND].split()),
     *(f"featviz.drawing.{name}" for name in ("grid", "colormap")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page", "sheet")),
+    *(
+        f"featviz.drawing.{name}"
+        for name in ("animation", "channels", "figure", "vector")
+    ),
     *(f"featviz.audit.{name}" for name in ("findings", "gates")),
     "featviz.hooks.selectors",
     *(f"featviz.images.{name}" for name in ("decode", "find", "arrays")),
 ]
-COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report")]
+COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report", "sheet")]
 
 
 def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
@@ -240,6 +244,7 @@ PATH_METHODS = {
 WRITERS = {
     "featviz.rundir.folder": "is the one way to write",
     "featviz.files": "opens for reading",
+    "featviz.drawing.animation": "encodes a video into a file that is open",
     "featviz.cli": "opens the null device",
     "featviz.cli.output": "opens the null device",
     "featviz.rundir.locks": (

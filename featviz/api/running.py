@@ -1,8 +1,8 @@
-"""`featviz.run`, and `diff` and `report` of runs that are there."""
+"""`featviz.run`, and `diff`, `report` and `sheet` of runs that are there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from featviz.api.keywords import (
     Request,
     keywords_of,
     read_request,
+    selectors,
 )
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
@@ -40,11 +41,13 @@ from featviz.options.commands import (
     DiffModels,
     DiffThresholds,
     ReportOptions,
+    SheetOptions,
 )
 from featviz.report import ReportResult, build_report
 from featviz.report.comparison_page import render_comparison
 from featviz.run import run as pipeline
 from featviz.run.results import ImageResult, RunResult
+from featviz.sheets.sheets import Sheet, make_sheet
 
 
 @keywords_of(RunOptions, ModelOptions)
@@ -235,6 +238,49 @@ def report(
             )
     keywords = {**options, "out": out, "compare": None if base is None else _root(base)}
     return build_report(_root(run), read(ReportOptions, keywords), compare_runs)
+
+
+@keywords_of(SheetOptions)
+def sheet(
+    runs: str | Path | RunResult | Sequence[str | Path | RunResult],
+    layers: Layers | None = None,
+    images: str | Sequence[str] = (),
+    channels: str | int | Sequence[int] | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> Sheet:
+    """Draw a figure of runs, or an animation, like the command `featviz sheet`.
+
+    Args:
+        runs: run directories or their URLs, or what `featviz.run` gave; one, or a list.
+            The folder of a `featviz.Watcher` stands for the runs of its steps.
+        layers: selectors, a class of modules, or a list of these.
+        images: names or globs; none of them means all.
+        channels: `"12,40-43"`, `"varied:8"`, or numbers.
+        out: the file. None writes none.
+        options: those below.
+
+    Returns:
+        A record with `image` (the figure, or the first frame), `channels` by layer,
+        `images`, `frames` and `path`.
+
+    Example:
+        >>> import featviz, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> result = featviz.run(model, torch.rand(2, 3, 8, 8), "ReLU", size=8)
+        >>> featviz.sheet(result, channels=[0, 2]).channels
+        {'1': [0, 2]}
+    """
+    several = runs if isinstance(runs, (list, tuple)) else [runs]
+    keywords = {
+        **options,
+        "layers": selectors(layers),
+        "images": images,
+        "channels": channels,
+        "out": out,
+    }
+    sources = [_root(run) for run in several]
+    return make_sheet(sources, read(SheetOptions, keywords))
 
 
 def _root(run: Any) -> Path | Url:

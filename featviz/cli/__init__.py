@@ -30,7 +30,7 @@ COMMANDS = {
     "layers": "List the modules of a model: shapes, parameters, MACs.",
     "kernels": "Draw the kernels of a model's convolutions.",
     "report": "Build an HTML report of a run.",
-    "sheet": "Draw one picture of a layer: images by channels.",
+    "sheet": "Draw a figure or an animation of runs.",
     "cam": "Show where in an image the evidence for a class lies.",
     "field": "Measure how far layers look.",
     "exemplars": "Show the images that excite each channel most.",
@@ -41,7 +41,7 @@ COMMANDS = {
     "identify": "Say what a file of weights is run as.",
 }
 
-_FILES = {"run": "run", "report": "report", "sheet": "report", "diff": "diff"}
+_FILES = {"run": "run", "report": "report", "sheet": "sheet", "diff": "diff"}
 _FILES |= {"merge": "report", "verify": "report", "field": "field"}
 """Modules of this folder in which commands stand; the others stand in `inspect`."""
 

@@ -1,4 +1,4 @@
-"""The commands that read runs: `featviz report`, `sheet`, `merge` and `verify`."""
+"""The commands that read runs: `featviz report`, `merge` and `verify`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from featviz.options import OUTPUT, RunOptions, declared, read_from
 from featviz.options.commands import (
     KernelOptions,
     ReportOptions,
-    SheetOptions,
 )
 from featviz.text import counted, listed, quoted
 
@@ -75,34 +74,6 @@ def report(values: Values) -> int:
     return 0
 
 
-@command(SheetOptions, arguments=[RUN])
-def sheet(values: Values) -> int:
-    """Draw one picture of a layer: a column for each image of a run, a row for each
-    channel.
-
-    The tiles are cut from the pictures of the run, and keep their scale.
-
-    \b
-    Examples:
-      featviz sheet featviz-out --layer conv1 --order zeros --out conv1.png
-      featviz sheet featviz-out --layer relu --tensor output.call1 --transpose
-    """
-    from featviz.report.sheet import make_sheet
-    from featviz.rundir.read import warn_of
-
-    options = read_from(SheetOptions, dict(values))
-    path, images, channels, left_out = make_sheet(values["run"], options)
-    warn_of(left_out, behind=", and left out")
-    if values["json"]:
-        output.document({"file": str(path), "images": images, "channels": channels})
-    else:
-        tiles = (
-            counted(len(channels), "channel")
-            if channels
-            else "the tile of all channels"
-        )
-        log.info("%s of %s in %s", tiles, counted(len(images), "image"), path)
-    return 0
 
 
 @command(

@@ -165,10 +165,10 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above")
     if tile.limits is not None:
         bar = Cell(x + width + 0.05, top, _BAR, height)
-        _draw_color_bar(canvas, bar, tile.limits, colors)
+        draw_color_bar(canvas, bar, tile.limits, colors)
 
 
-def _draw_color_bar(
+def draw_color_bar(
     canvas: Canvas, bar: Cell, limits: tuple[float, float], colors: Bytes
 ) -> None:
     """Draw an upright colour bar with ticks; a constant is in the middle of its scale."""

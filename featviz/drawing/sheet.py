@@ -1,7 +1,6 @@
 """Sheets: captioned tiles in rows and columns.
 
-`look`, figures, the command `sheet`, exemplars and the suspects of an audit are drawn
-with this:
+`look`, figures, exemplars and the suspects of an audit are drawn with this:
 
     title
              head     head           columns may have a head,
@@ -10,8 +9,7 @@ with this:
             +------+ +------+
             caption  caption         and tiles some lines of text below
 
-A `TileGrid` says where tiles of one size lie; `table` lays out rows and columns of
-several sizes. Either is drawn on a canvas. `Canvas` counts inches and has matplotlib's
+A `TileGrid` says where tiles lie on a canvas. `Canvas` counts inches and has matplotlib's
 letters, which are smooth in every size and hold most scripts, and the ticks of colour
 bars. `PixelCanvas` counts pixels and has the letters that come with Pillow: a line
 takes it a tenth of the time, which counts where there is a picture for each of a
@@ -21,10 +19,9 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
@@ -114,13 +111,14 @@ class Canvas:
     It talks to matplotlib's renderer: axes, of which a figure has 33, take twenty times
     as long."""
 
-    def __init__(self, height: int, width: int) -> None:
-        """Take paper of a height and width in pixels."""
+    def __init__(self, height: int, width: int, dpi: int = DPI) -> None:
+        """Take paper of a height and width in pixels, so many of them to the inch."""
         require_matplotlib()
         from matplotlib.backends import backend_agg
 
         agg: Any = backend_agg
-        self._renderer = agg.RendererAgg(width, height, DPI)
+        self.dpi = dpi
+        self._renderer = agg.RendererAgg(width, height, dpi)
         self._pixels: Bytes = np.asarray(self._renderer.buffer_rgba())
         self._pixels[:] = 255
 
@@ -137,10 +135,10 @@ class Canvas:
     def _spot(self, cell: Cell) -> Bytes:
         """The pixels [h, w, 3] of a rectangle, at least one, to be painted."""
         # both edges are rounded, not the width: rectangles that meet leave no gap
-        left = round(cell.left * DPI)
-        top = round(cell.top * DPI)
-        right = max(left + 1, round((cell.left + cell.width) * DPI))
-        bottom = max(top + 1, round((cell.top + cell.height) * DPI))
+        left = round(cell.left * self.dpi)
+        top = round(cell.top * self.dpi)
+        right = max(left + 1, round((cell.left + cell.width) * self.dpi))
+        bottom = max(top + 1, round((cell.top + cell.height) * self.dpi))
         return self._pixels[top:bottom, left:right, :3]
 
     def fill(self, cell: Cell, color: Color | Bytes) -> None:
@@ -170,17 +168,19 @@ class Canvas:
         letters: Letters,
         anchor: Anchor = "right",
         max_width: float | None = None,
+        upright: bool = False,
     ) -> float:
         """Write a line of text at a point.
 
         Args:
             max_width: inches; of a longer text the middle is left out.
+            upright: the text runs upwards, and is centred around the point.
 
         Returns:
             How wide the text is, in inches.
         """
         if max_width is not None:
-            text = self._fitted(text, letters, max_width)
+            text = self.fitted(text, letters, max_width)
         font = _font(letters.points, letters.bold)
         with fonts:
             width, _, _ = self._renderer.get_text_width_height_descent(
@@ -194,12 +194,18 @@ class Canvas:
             down = 0 if anchor == "above" else height / 2 - descent
             pen = self._renderer.new_gc()
             pen.set_foreground(tuple(level / 255 for level in letters.color))
-            self._renderer.draw_text(
-                pen, x * DPI - before, y * DPI + down, text, font, 0
-            )
-        return float(width / DPI)
+            left = x * self.dpi - before
+            base = y * self.dpi + down
+            if upright:
+                left = x * self.dpi + height / 2 - descent
+                base = y * self.dpi + width / 2
+            angle = 90 if upright else 0
+            self._renderer.draw_text(pen, left, base, text, font, angle)
+        return float(width / self.dpi)
 
-    def _fitted(self, text: str, letters: Letters, max_width: float) -> str:
+    def fitted(self, text: str, letters: Letters, max_width: float) -> str:
+        """A text, of which the middle is left out where it is wider than so many
+        inches."""
         text = cut(printable(text), _LONGEST_TEXT)
         if self.width(text, letters) <= max_width:
             return text
@@ -213,9 +219,8 @@ class Canvas:
         """Inches that a line of text takes."""
         font = _font(letters.points, letters.bold)
         with fonts:
-            return float(
-                self._renderer.get_text_width_height_descent(text, font, False)[0] / DPI
-            )
+            size = self._renderer.get_text_width_height_descent(text, font, False)
+            return float(size[0] / self.dpi)
 
 
 def _font(points: float, bold: bool) -> Any:
@@ -304,77 +309,3 @@ def resized(
     """A picture so many times as large. Its pixels stay squares where it grows."""
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     return image.resize(size, Image.Resampling.NEAREST if factor > 1 else smooth)
-
-
-# Rows and columns of several sizes
-
-_MARGIN = 12
-_GAP = 4
-_POINTS = 13
-_NO_TILE: Color = (223, 227, 232)
-"""The colour of a cell that has no tile."""
-
-
-def table(
-    heads: Sequence[str],
-    labels: Sequence[str],
-    rows: Sequence[Sequence[Image.Image | None]],
-) -> Image.Image:
-    """Draw tiles in rows and columns, as wide and high as their largest tile.
-
-    Args:
-        heads: a text above each column; upright where one is wider than every column.
-        labels: a text on the left of each row.
-        rows: tiles, or None for a cell that stays empty.
-    """
-    # Columns are as wide as their tiles; heads may widen them, unless they stand
-    # upright.
-    columns = list(zip(*rows, strict=True))
-    widths = [max(_width(tile) for tile in column) for column in columns]
-    heights = [max(_height(tile) for tile in row) for row in rows]
-    upright = max(text_width(head, _POINTS) for head in heads) > max(widths)
-    head_pictures = [_written(head, upright) for head in heads]
-    label_pictures = [_written(label, upright=False) for label in labels]
-    widths = [max(n, head.width) for n, head in zip(widths, head_pictures, strict=True)]
-    x0 = _MARGIN + 2 * _GAP + max(label.width for label in label_pictures)
-    y0 = _MARGIN + 2 * _GAP + max(head.height for head in head_pictures)
-    lefts = _edges(widths, x0)
-    tops = _edges(heights, y0)
-    size = lefts[-1] - _GAP + _MARGIN, tops[-1] - _GAP + _MARGIN
-    sheet = Image.new("RGB", size, WHITE)
-    for head, x in zip(head_pictures, lefts, strict=False):
-        sheet.paste(head, (x, y0 - 2 * _GAP - head.height))
-    for label, y, height in zip(label_pictures, tops, heights, strict=False):
-        sheet.paste(
-            label, (x0 - 2 * _GAP - label.width, y + (height - label.height) // 2)
-        )
-    for row, y, height in zip(rows, tops, heights, strict=False):
-        for tile, x, width in zip(row, lefts, widths, strict=False):
-            if tile is None:
-                sheet.paste(_NO_TILE, (x, y, x + width, y + height))
-            else:
-                sheet.paste(tile, (x, y))
-    return sheet
-
-
-def _edges(sizes: Iterable[int], start: int) -> list[int]:
-    """Where each column or row begins, and where one after the last would."""
-    return list(accumulate((size + _GAP for size in sizes), initial=start))
-
-
-def _width(tile: Image.Image | None) -> int:
-    return 1 if tile is None else tile.width
-
-
-def _height(tile: Image.Image | None) -> int:
-    return 1 if tile is None else tile.height
-
-
-def _written(text: str, upright: bool) -> Image.Image:
-    """A line of text as a picture that fits it."""
-    font = pixel_font(_POINTS)
-    left, _, right, _ = font.getbbox(text)
-    height = round(font.getbbox("Ag")[3] + 1)
-    line = Image.new("RGB", (max(1, round(right - left)), height), WHITE)
-    ImageDraw.Draw(line).text((-left, 0), text, INK, font)
-    return line.transpose(Image.Transpose.ROTATE_90) if upright else line

@@ -11,6 +11,7 @@ from featviz.options.fields import (
     DRAWING,
     FINDINGS,
     GRADIENTS,
+    INPUT,
     LAYERS,
     LIMITS,
     OPTIONS,
@@ -30,6 +31,7 @@ from featviz.options.values import (
     File,
     Folder,
     Fraction,
+    Names,
     NonNegativeInt,
     PositiveInt,
     RunLocation,
@@ -258,17 +260,30 @@ class ReportOptions(Struct, frozen=True):
 class SheetOptions(Struct, frozen=True):
     """The options of `sheet`."""
 
-    layer: Annotated[str, option(OPTIONS, "NAME")]
-    stem: Annotated[str, option(OPTIONS, "FILE", flags=("--tensor",))] = "output"
-    pick: Annotated[
-        str | None, option(OPTIONS, "0-31,40", default_text="all drawn")
+    layers: Annotated[
+        Selectors | None,
+        option(LAYERS, first=True, default_text="the only layer of the runs"),
     ] = None
-    order: Annotated[
-        Literal["index", "mean", "max", "variance", "zeros"], option(OPTIONS)
-    ] = "index"
-    transpose: Annotated[bool, option(OPTIONS)] = False
+    images: Annotated[
+        Names, option(INPUT, "NAMES", first=True, default_text="all")
+    ] = ()
+    channels: Annotated[
+        Channels | None,
+        option(LAYERS, first=True, default_text="all, of more than 24 top:24"),
+    ] = None
+    tensor: Annotated[str, option(LAYERS, "FILE")] = "output"
+    title: Annotated[str, option(DRAWING, "TEXT")] = ""
+    width: Annotated[
+        Annotated[float, Meta(gt=0, le=500)] | None,
+        option(DRAWING, "CM", first=True, default_text="that of the tiles"),
+    ] = None
+    dpi: Annotated[
+        Annotated[int, Meta(ge=20, le=2400)], option(DRAWING, first=True)
+    ] = 100
+    fps: Annotated[Annotated[float, Meta(ge=0.1, le=60)], option(DRAWING)] = 4.0
     out: Annotated[
         File | None,
-        option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="sheet-NAME.png"),
+        option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="sheet.png"),
     ] = None
+    """In Python, None writes nothing."""
     overwrite: Annotated[bool, OVERWRITE] = False

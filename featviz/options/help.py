@@ -356,19 +356,27 @@ HELP: dict[str, dict[str, str]] = {
         ),
     },
     "SheetOptions": {
-        "layer": "Draw the layer of this qualified name.",
-        "stem": (
-            "Cut the tiles from this picture of the layer: its file name without the"
-            " ending, such as output.call1 or output.boxes."
+        "layers": (
+            "Show these layers of the runs, by name or class, such as layer2,layer4."
         ),
-        "pick": "Show these channels.",
-        "order": (
-            "Sort channels by number, or by a statistic averaged over the images,"
-            " largest first."
+        "images": (
+            "Show these images, by name or glob, such as cat.jpg,'dog*'; repeatable."
         ),
-        "transpose": "Draw images as rows and channels as columns.",
-        "out": "Write the sheet into this PNG file.",
-        "overwrite": "Replace any file in --out.",
+        "channels": _CHANNELS.format(verb="Show")
+        + (" They are the same for all images, and chosen over all of them."),
+        "tensor": (
+            "Take the tiles from this picture of each layer: its file name without the"
+            " ending, such as grad, output.call1 or output.boxes."
+        ),
+        "title": "Write this above the figure.",
+        "width": "Make the figure so many centimetres wide.",
+        "dpi": "Draw so many pixels to the inch, in all formats but .pdf and .svg.",
+        "fps": "Show so many pictures in a second of an animation.",
+        "out": (
+            "Write the figure into this file: .png, .pdf, .svg, or an animation .gif,"
+            " .webp, .mp4."
+        ),
+        "overwrite": "Replace any file in --out; an earlier .png of sheet is replaced anyway.",
     },
 }
 """A field without a text is no option."""

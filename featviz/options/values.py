@@ -148,6 +148,14 @@ def _read_channels(value: Any) -> str:
     return text
 
 
+def _read_names(value: Any) -> tuple[str, ...]:
+    # each text may be a list
+    names = []
+    for text in read_texts(value):
+        names += [name.strip() for name in text.split(",") if name.strip()]
+    return tuple(names)
+
+
 def _read_auto(value: Any) -> int | None:
     if str(value).lower() == "auto":
         return None
@@ -353,6 +361,9 @@ Captures = Annotated[
             repeatable=True,
         )
     ),
+]
+Names = Annotated[
+    Texts, _typed(ValueReader("names or globs", _read_names, repeatable=True))
 ]
 Channels = Annotated[
     str,  # of which `channel_choice` makes a record

@@ -57,6 +57,8 @@ def use_all(folder: Path) -> list[str]:
         model, [photo, tensor], nn.Conv2d, top=2, rank_by="mean", size=16
     )
     difference = fv.diff(written, folder / "maps", tolerance=1e-3)
+    sheet = fv.sheet([written], "0", channels=[0, 3], width=8.5, dpi=150)
+    assert abs(sheet.image.width - 8.5 / 2.54 * 150) <= 1
     report = fv.report(written, single_file=True, out=folder / "maps.html")
     assert listed.rows[1].selected
     assert listed.totals.macs
@@ -70,6 +72,6 @@ def use_all(folder: Path) -> list[str]:
         step: Path | None = watcher.step()
     assert step is not None
     assert fv.report(folder / "series").page.is_file()
-    runs = [result, written, fed, page, difference]
+    runs = [result, written, fed, page, difference, sheet]
     everything = [watcher, *runs, cams, field, listed, kernels, audit, best]
     return [repr(one) for one in everything]

@@ -79,7 +79,7 @@ def test_closed_streams_do_not_stop_the_drawing(
 ) -> None:
     """The picture is that of a command whose streams are open: nothing was printed into
     it."""
-    base = ["sheet", ran, "--layer", "0", "--json", "--out"]
+    base = ["sheet", ran, "--layers", "0", "--json", "--out"]
     words = " ".join(f"'{word}'" for word in [*base, tmp_path / "closed.png"])
     command = f"'{sys.executable}' -c '{CODE}' {words} <&- >&- 2>&-"
     assert (

@@ -98,11 +98,11 @@ def test_run_and_what_reads_it(
     (folder / "manifest.json").rename(folder / "stats.npz")
     check_tame(featviz("report", runs[1]))
     check_tame(featviz("report", runs[1], "--json"))
-    check_tame(featviz("sheet", runs[1], "--layer", EVIL), named=False)
-    check_tame(featviz("sheet", runs[0], "--layer", f"no{EVIL}"))
+    check_tame(featviz("sheet", runs[1], "--layers", EVIL), named=False)
+    check_tame(featviz("sheet", runs[0], "--layers", f"no{EVIL}"))
     check_tame(
         featviz(
-            "sheet", runs[0], "--layer", EVIL, "--json", "--out", tmp_path / "s.png"
+            "sheet", runs[0], "--layers", EVIL, "--json", "--out", tmp_path / "s.png"
         ),
         named=False,
     )

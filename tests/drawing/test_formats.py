@@ -53,7 +53,8 @@ def test_every_command_takes_every_format(
     inside = f"data:{format.mime};base64,{base64.b64encode(before).decode()}"
     assert inside in (out / "report.html").read_text()
     assert (
-        featviz("sheet", out, "--layer", "0", "--out", tmp_path / "sheet.png").code == 0
+        featviz("sheet", out, "--layers", "0", "--out", tmp_path / "sheet.png").code
+        == 0
     )
     done = featviz("diff", png, out, "--json")
     assert done.code == 0

@@ -236,7 +236,6 @@ def test_gaps_are_make_grids_where_padding_is_given(
         ("top:9", [3, 1, 5, 0, 4, 2]),
         ("varied:2", [4, 2]),
         ("5,0-1,9", [5, 0, 1]),
-        ("7", []),
     ],
 )
 def test_channels_are_chosen(text: str, channels: list[int]) -> None:
@@ -246,6 +245,13 @@ def test_channels_are_chosen(text: str, channels: list[int]) -> None:
     deviations = np.array([1.0, 1.0, 3.0, 0.0, 5.0, 1.0])
     assert choose_channels(text, range(6), means, deviations) == channels
     assert count_chosen(text, 6) == len(channels)
+
+
+def test_a_channel_that_is_not_there_is_no_choice() -> None:
+    """Beside others it is left out; alone it is told."""
+    zeros = np.zeros(6)
+    with pytest.raises(LayoutError, match="has 6 channels, none of 7-9"):
+        choose_channels("7-9", range(6), zeros, zeros)
 
 
 def test_text_chunks_tell_what_the_picture_shows() -> None:

@@ -38,28 +38,6 @@ def test_tiles_of_one_size_run_row_by_row() -> None:
     assert grid.cell(3) == (5, 37, 20, 10)
 
 
-def test_a_table_is_as_wide_and_high_as_its_largest_tiles() -> None:
-    """Tiles of a column share their left edge, those of a row their top; 4 pixels are
-    between."""
-    rows = [[solid(30, 20), solid(50, 40, BLUE)], [solid(10, 60, (9, 9, 9)), None]]
-    picture = sheet.table(["a", "b"], ["first", "second"], rows)
-    left, top, *size = box(picture, RED)
-    assert size == [30, 20]
-    assert box(picture, BLUE) == (left + 34, top, 50, 40)
-    assert box(picture, (9, 9, 9)) == (left, top + 44, 10, 60)
-    assert box(picture, (223, 227, 232)) == (left + 34, top + 44, 50, 60)
-    assert picture.size == (left + 34 + 50 + 12, top + 44 + 60 + 12)
-
-
-def test_heads_wider_than_every_column_stand_upright() -> None:
-    """So twenty images of long names make no sheet of a metre."""
-    tile = solid(30, 20)
-    upright = sheet.table(["a" * 28] * 20, [""], [[tile] * 20])
-    level = sheet.table(["a"] * 20, [""], [[tile] * 20])
-    assert upright.width == level.width
-    assert upright.height > level.height + 100
-
-
 def test_captions_stand_below_their_tile() -> None:
     """In their colours, line below line, from the tile's left edge on."""
     canvas = PixelCanvas(100, 80, points=12)

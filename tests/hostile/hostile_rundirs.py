@@ -29,7 +29,7 @@ READING = [
     "report {given}/run --out out{n}",
     "report {given}/run --single-file --out page{n}.html",
     "report {given}/other --compare {given}/run --out out{n}",
-    "sheet {given}/run --layer 0 --out sheet{n}.png",
+    "sheet {given}/run --layers 0 --out sheet{n}.png",
     "diff {given}/other {given}/run --html page{n}.html --junit junit{n}.xml",
     "merge {given}/run {given}/other --out out{n}",
 ]

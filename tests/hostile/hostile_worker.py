@@ -148,7 +148,7 @@ def warm(folder: Path) -> None:
         "kernels net.pth --out kernels",
         "report run",
         "report run --single-file",
-        "sheet run --layer 0 --out sheet.png",
+        "sheet run --layers 0 --out sheet.png",
         "diff run other --html diff.html",
         "merge run other --out whole",
         "layers squeezenet1_1 --weights none",

@@ -181,7 +181,7 @@ def _own_runs() -> Iterator[Attack]:
 AUDIT = "audit {given}/net.pth {given}/photos --out out"
 FILES = {
     "report.html": "report {given}/run --single-file --out {given}/room/report.html",
-    "sheet.png": "sheet {given}/run --layer 0 --out {given}/room/sheet.png",
+    "sheet.png": "sheet {given}/run --layers 0 --out {given}/room/sheet.png",
     "d.html": "diff {given}/run {given}/other --html {given}/room/d.html",
     "d.xml": "diff {given}/run {given}/other --junit {given}/room/d.xml",
     "a.xml": f"{AUDIT} --junit {{given}}/room/a.xml",

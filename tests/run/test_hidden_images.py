@@ -146,7 +146,7 @@ def test_no_reader_sees_a_hidden_folder(
                 )
         assert featviz("report", run, "--out", out / "report").code == 0
         assert (
-            featviz("sheet", run, "--layer", "0", "--out", out / "sheet.png").code == 0
+            featviz("sheet", run, "--layers", "0", "--out", out / "sheet.png").code == 0
         )
         assert featviz("merge", run, "--out", out / "merged").code == 0
         results[name] = snapshot(out)

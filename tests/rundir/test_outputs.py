@@ -24,7 +24,7 @@ COMMANDS = {
     "audit --prune-out": "audit MODEL photo.png --prune-out FILE --out audited",
     "report --single-file": "report run --single-file --out FILE",
     "report --zip": "report run --zip --out FILE",
-    "sheet": "sheet run --layer conv1 --out FILE",
+    "sheet": "sheet run --layers conv1 --out FILE",
     "look": "look MODEL photo.png --out FILE",
 }
 QUICK = ("diff --html", "audit --prune-out", "sheet")

@@ -115,7 +115,7 @@ def commands(tmp_path: Path) -> list[list[str]]:
         ["verify", out],
         [*again, "--overwrite", "--cmap", "viridis"],
         ["diff", out, out, "--out", str(tmp_path / "difference")],
-        ["sheet", out, "--layer", "0", "--out", str(tmp_path / "sheet.png")],
+        ["sheet", out, "--layers", "0", "--out", str(tmp_path / "sheet.png")],
         ["look", model, picture, "--out", str(tmp_path / "look.png")],
     ]
 

@@ -46,7 +46,7 @@ def test_readers_take_a_url(
                 "--out",
                 to / "two.html",
             ],
-            ["sheet", place, "--layer", "0", "--out", to / "sheet.png"],
+            ["sheet", place, "--layers", "0", "--out", to / "sheet.png"],
             ["merge", place, "--out", to / "merged"],
             ["diff", place, local, "--out", to / "diff", "--junit", to / "diff.xml"],
         ):

@@ -1,0 +1,60 @@
+"""The command `featviz sheet`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from msgspec import structs
+
+from featviz.cli import output
+from featviz.cli.options import Values, command, run_arguments
+from featviz.options import read_from
+from featviz.options.commands import SheetOptions
+from featviz.text import counted
+
+log = logging.getLogger(__name__)
+
+
+@command(SheetOptions, arguments=[run_arguments("runs", metavar="RUN...")])
+def sheet(values: Values) -> int:
+    """Draw a figure of runs, or an animation: a column for each image, a row for each
+    channel, layer and run.
+
+    The tiles are those of the runs, and keep their scale and colours. Of one image the
+    channels stand side by side. With several RUNs each has its rows, beside the name of
+    its folder. Runs of --reduce, --overlay or class activation maps have one tile for
+    each layer and image.
+
+    In a .gif, .webp or .mp4, images follow one another; or the frames of a clip; or the
+    steps of a training, where RUN is the folder of a featviz.Watcher.
+
+    \b
+    Examples:
+      featviz sheet featviz-out --layers layer4 --channels varied:8
+      featviz sheet resnet densenet --images cat.jpg,dog.jpg --out models.pdf --width 8.5
+      featviz sheet featviz-series --layers conv1 --channels 0-15 --out training.gif
+    """
+    from featviz.rundir.read import warn_of
+    from featviz.sheets.sheets import make_sheet
+
+    options = read_from(SheetOptions, dict(values))
+    if options.out is None:
+        options = structs.replace(options, out=Path("sheet.png"))
+    result = make_sheet(values["runs"], options)
+    warn_of(result.left_out, behind=", and left out")
+    if values["json"]:
+        output.document(
+            {
+                "file": str(result.path),
+                "images": result.images,
+                "channels": result.channels,
+                "frames": result.frames,
+            }
+        )
+    else:
+        layers = counted(len(result.channels), "layer")
+        images = counted(len(result.images), "image")
+        frames = f", {result.frames} frames" if result.frames > 1 else ""
+        log.info("%s of %s%s in %s", layers, images, frames, result.path)
+    return 0

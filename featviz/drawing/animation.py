@@ -1,0 +1,77 @@
+"""Animations: pictures of one size, one after the other, as GIF, WebP or MP4."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from featviz.errors import UsageError
+from featviz.records import Bytes
+
+FORMATS = ("gif", "webp", "mp4")
+_CODEC = "libx264"
+"""H.264, which every browser and slide program plays."""
+
+
+def check_format(format: str) -> None:
+    """Say early that a video cannot be written here."""
+    if format == "mp4":
+        _library()
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("av")
+    except ImportError as error:
+        message = f"an animation as .mp4 needs the package av: {error}"
+        raise UsageError(
+            message, "pip install 'featviz[video]', or --out with .gif or .webp"
+        ) from error
+
+
+def write_animation(
+    frames: Iterable[Bytes], file: BinaryIO, format: str, fps: float
+) -> None:
+    """Write frames to an open file, which repeats them for ever but as MP4.
+
+    Args:
+        frames: uint8 [H, W, 3], all of one size.
+        format: one of FORMATS.
+        fps: frames in a second.
+    """
+    if format == "mp4":
+        _write_video(frames, file, fps)
+        return
+    pictures = map(Image.fromarray, frames)
+    first = next(pictures)
+    settings: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0}
+    if format == "webp":
+        settings["quality"] = 90
+    first.save(file, format, save_all=True, append_images=pictures, **settings)
+
+
+def _write_video(frames: Iterable[Bytes], file: BinaryIO, fps: float) -> None:
+    av = _library()
+    with av.open(file, "w", format="mp4") as container:
+        rate = Fraction(fps).limit_denominator(1000)
+        stream = container.add_stream(_CODEC, rate=rate, options={"crf": "18"})
+        stream.pix_fmt = "yuv420p"
+        for number, pixels in enumerate(_of_even_size(frames)):
+            if number == 0:
+                stream.height, stream.width = pixels.shape[:2]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, "rgb24")))
+        container.mux(stream.encode())
+
+
+def _of_even_size(frames: Iterable[Bytes]) -> Iterator[Bytes]:
+    """Frames with a white pixel more where a side is odd: 4:2:0 has one colour for
+    each two by two pixels."""
+    for pixels in frames:
+        height, width = pixels.shape[:2]
+        margins = ((0, height % 2), (0, width % 2), (0, 0))
+        yield np.pad(pixels, margins, constant_values=255)

@@ -1,0 +1,246 @@
+"""Figures for papers: tiles in rows and columns, with names beside them.
+
+    title
+                    head     head
+    block   label +------+ +------+
+      |           | tile | | tile |    +-+- 3.2
+      |           +------+ +------+    | |
+      |           caption  caption     | |  colour bar, where all tiles
+      |     label +------+ +------+    | |  share one scale
+      |           | tile | | tile |    +-+- 0
+                  +------+ +------+
+
+All lengths are inches. One layout serves pixels, PDF and SVG, and all frames of an
+animation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+from typing import NamedTuple
+
+from featviz.drawing import colormap
+from featviz.drawing.page import draw_color_bar
+from featviz.drawing.picture import MAX_PIXELS
+from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, TileGrid
+from featviz.drawing.vector import VectorCanvas
+from featviz.errors import UsageError
+from featviz.records import Bytes
+
+_MARGIN = 0.08
+_GAP = 0.04
+"""Between tiles."""
+_TITLE = 0.26
+_HEAD = 0.2
+_CAPTION = 0.14
+_BLOCK = 0.22
+"""Of the column that names blocks."""
+_BAR = 0.1
+_BAR_ROOM = 0.75
+"""Of a colour bar with its numbers."""
+_SMALLEST_CELL = 64
+_LARGEST_CELL = 224
+"""Pixels at DPI that a tile is wide, where no width is asked for."""
+_NARROWEST_CELL = 0.1
+_LONGEST_SIDE = 2**16 - 1
+"""Pixels; matplotlib writes on no longer paper."""
+_CENTIMETRES = 2.54
+"""In an inch."""
+_TITLE_LETTERS = Letters(10, INK, bold=True)
+_LETTERS = Letters(8, INK)
+_SMALL = Letters(6.5, INK)
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of tiles."""
+
+    label: str
+    tiles: Sequence[Bytes | None]
+    """uint8 [h, w, 3] for each column; None leaves its place white."""
+    block: str = ""
+    """The name that stands beside this row and its neighbours of the same block."""
+    captions: Sequence[str] = ()
+    """Below each tile; empty where no tile has one."""
+
+
+class ColorScale(NamedTuple):
+    """The values that all tiles of a table share."""
+
+    cmap: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class TileTable:
+    """What a figure shows."""
+
+    heads: Sequence[str]
+    """Above each column."""
+    rows: Sequence[TableRow]
+    title: str = ""
+    scale: ColorScale | None = None
+
+
+class TableLayout(NamedTuple):
+    """Where the parts of a figure lie, in inches."""
+
+    width: float
+    height: float
+    grid: TileGrid
+    labels: float
+    """The right edge of the labels."""
+
+
+def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
+    """Choose the size of the tiles and of the figure.
+
+    Args:
+        width: of the figure in centimetres; None enlarges the tiles by a whole factor
+            until they can be seen.
+
+    Raises:
+        UsageError: the columns have no room in this width.
+    """
+    ruler = Canvas(1, 1)
+    labels = max(ruler.width(row.label, _LETTERS) for row in table.rows)
+    left = _MARGIN + (labels + _MARGIN if labels else 0)
+    if any(row.block for row in table.rows):
+        left += _BLOCK
+    left = ceil(left * DPI) / DPI  # a tile begins with a whole pixel
+    right = _MARGIN + (_BAR_ROOM if table.scale is not None else 0)
+    columns = len(table.heads)
+    shapes = [
+        tile.shape for row in table.rows for tile in row.tiles if tile is not None
+    ]
+    cell_width = _natural_width(table)
+    if width is not None:
+        room = width / _CENTIMETRES - left - right - (columns - 1) * _GAP
+        cell_width = room / columns
+        if cell_width < _NARROWEST_CELL:
+            raise UsageError(
+                f"--width {width:g} has no room for {columns} columns beside the labels",
+                "a greater --width, or fewer --images",
+            )
+    cell_height = cell_width * max(shape[0] / shape[1] for shape in shapes)
+    top = _MARGIN + (_TITLE if table.title else 0)
+    top += _HEAD if any(table.heads) else 0
+    has_captions = any(row.captions for row in table.rows)
+    down = cell_height + _GAP + (_CAPTION if has_captions else 0)
+    grid = TileGrid(
+        columns,
+        width=cell_width,
+        height=cell_height,
+        left=left,
+        top=ceil(top * DPI) / DPI,
+        across=cell_width + _GAP,
+        down=down,
+    )
+    return TableLayout(
+        width=left + columns * grid.across - _GAP + right,
+        height=grid.top + len(table.rows) * down - _GAP + _MARGIN,
+        grid=grid,
+        labels=left - _MARGIN,
+    )
+
+
+def _natural_width(table: TileTable) -> float:
+    """Inches of a cell by the pixels of the widest map. What the model saw, which stands
+    in the first row, may be many times as large, and is made smaller."""
+    tiles = [tile for row in table.rows[1:] for tile in row.tiles]
+    widths = [
+        tile.shape[1] for tile in tiles or table.rows[0].tiles[1:] if tile is not None
+    ]
+    pixels = max(widths, default=_LARGEST_CELL)
+    if pixels < _SMALLEST_CELL:
+        pixels *= ceil(_SMALLEST_CELL / pixels)
+    return min(pixels, _LARGEST_CELL) / DPI
+
+
+def draw_table(table: TileTable, layout: TableLayout, dpi: int = DPI) -> Canvas:
+    """Draw a figure in pixels.
+
+    Raises:
+        UsageError: it would be too large.
+    """
+    height = round(layout.height * dpi)
+    width = round(layout.width * dpi)
+    if max(height, width) > _LONGEST_SIDE or height * width > MAX_PIXELS:
+        raise UsageError(
+            f"the sheet would have {width}×{height} pixels, more than Pillow opens",
+            "fewer --channels, --images or --layers, or a smaller --dpi",
+        )
+    canvas = Canvas(height, width, dpi)
+    _draw(canvas, table, layout)
+    return canvas
+
+
+def draw_vectors(table: TileTable, layout: TableLayout) -> VectorCanvas:
+    """Draw a figure for PDF or SVG."""
+    canvas = VectorCanvas(layout.height, layout.width)
+    _draw(canvas, table, layout)
+    return canvas
+
+
+def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
+    grid = layout.grid
+    if table.title:
+        room = layout.width - 2 * _MARGIN
+        y = _MARGIN + _TITLE / 2
+        canvas.write(
+            table.title, layout.width / 2, y, _TITLE_LETTERS, "middle", max_width=room
+        )
+    for column, head in enumerate(table.heads):
+        cell = grid.cell(column)
+        x = cell.left + cell.width / 2
+        canvas.write(head, x, cell.top - _HEAD / 2, _LETTERS, "middle", cell.width)
+    for number, row in enumerate(table.rows):
+        _draw_row(canvas, row, grid, number, layout.labels)
+    _draw_blocks(canvas, table.rows, grid)
+    if table.scale is not None:
+        cmap, low, high = table.scale
+        left = layout.width - _BAR_ROOM
+        bottom = layout.height - _MARGIN
+        bar = Cell(left, grid.top, _BAR, bottom - grid.top)
+        draw_color_bar(canvas, bar, (low, high), colormap.ramp(cmap))
+
+
+def _draw_row(
+    canvas: Canvas, row: TableRow, grid: TileGrid, number: int, labels: float
+) -> None:
+    """Draw the tiles of a row, which fill their cells in one direction."""
+    for column, tile in enumerate(row.tiles):
+        cell = grid.cell(number * grid.columns + column)
+        if column == 0:
+            y = cell.top + cell.height / 2
+            canvas.write(row.label, labels, y, _LETTERS, "left")
+        if tile is None:
+            continue
+        height, width = tile.shape[:2]
+        share = min(cell.width / width, cell.height / height)
+        left = cell.left + (cell.width - width * share) / 2
+        top = cell.top + (cell.height - height * share) / 2
+        fitting = Cell(left, top, width * share, height * share)
+        canvas.paste(tile, fitting, smooth=share * canvas.dpi < 1)
+        if row.captions:
+            y = cell.top + cell.height + _CAPTION / 2
+            x = cell.left + cell.width / 2
+            canvas.write(row.captions[column], x, y, _SMALL, "middle", cell.width)
+
+
+def _draw_blocks(canvas: Canvas, rows: Sequence[TableRow], grid: TileGrid) -> None:
+    """Write the name of each block beside its rows."""
+    first = 0
+    for block, members in groupby(rows, key=lambda row: row.block):
+        count = len(list(members))
+        top = grid.top + first * grid.down
+        height = count * grid.down - _GAP
+        if block:
+            x = _MARGIN + _BLOCK / 2
+            canvas.write(
+                block, x, top + height / 2, _LETTERS, max_width=height, upright=True
+            )
+        first += count

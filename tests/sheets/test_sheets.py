@@ -1,0 +1,368 @@
+"""`featviz sheet`: figures and animations of runs, against their grids and numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Run
+from PIL import Image
+from rundirs import Drawn, summed_anew, write_run
+
+from featviz.drawing import figure
+from featviz.errors import StoreError, UsageError
+from featviz.options import read
+from featviz.options.commands import SheetOptions
+from featviz.sheets.sheets import Sheet, make_sheet
+
+LARGE: dict[str, Any] = {"tile": (64, 80), "scale": 8}
+"""Tiles that a figure shows in their own size."""
+
+
+def cut(drawn: Drawn, tile: int) -> np.ndarray:
+    """A tile of a grid, by make_grid's arithmetic (torchvision.utils.make_grid)."""
+    height = drawn.tile[0] + drawn.padding
+    width = drawn.tile[1] + drawn.padding
+    y, x = divmod(tile, drawn.nrow)
+    top = y * height + drawn.padding
+    left = x * width + drawn.padding
+    return drawn.pixels()[top : top + drawn.tile[0], left : left + drawn.tile[1]]
+
+
+def corner_of(sheet: Sheet, tile: np.ndarray) -> tuple[int, int]:
+    """Top and left of the one place of a tile in a figure, pixel for pixel."""
+    pixels = sheet.pixels[..., 0]
+    assert (sheet.pixels == pixels[..., None]).all(2).mean() > 0.5
+    height, width = tile.shape
+    corners = []
+    for top, left in np.argwhere(pixels == tile[0, 0]).tolist():
+        if np.array_equal(pixels[top : top + height, left : left + width], tile):
+            corners.append((top, left))
+    assert len(corners) == 1
+    return corners[0]
+
+
+def sheet_of(*roots: Path, **options: Any) -> Sheet:
+    """A sheet of runs that are there."""
+    return make_sheet(roots, read(SheetOptions, options))
+
+
+A = Drawn("relu", shade=20, **LARGE)
+B = Drawn("relu", shade=120, **LARGE)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two images, six channels."""
+    return write_run(tmp_path / "out", {"a.png": [A], "b.png": [B]})
+
+
+def test_columns_are_images_and_rows_are_channels(root: Path) -> None:
+    """Every tile is there once, pixel for pixel, in the column of its image and the row
+    of its channel."""
+    sheet = sheet_of(root)
+    corners = np.array(
+        [[corner_of(sheet, cut(d, c)) for d in (A, B)] for c in range(6)]
+    )
+    tops = corners[..., 0]
+    lefts = corners[..., 1]
+    assert (tops[:, 0] == tops[:, 1]).all()
+    assert (np.diff(tops[:, 0]) > 64).all()
+    assert len(set(lefts[:, 0])) == 1
+    assert (lefts[:, 1] == lefts[:, 0] + 84).all()
+    assert sheet.channels == {"relu": [0, 1, 2, 3, 4, 5]}
+
+
+def test_channels_of_one_image_stand_side_by_side(root: Path) -> None:
+    """In the order in which they were named."""
+    sheet = sheet_of(root, images="b.png", channels="4,0-1")
+    corners = [corner_of(sheet, cut(B, channel)) for channel in (4, 0, 1)]
+    assert len({top for top, _ in corners}) == 1
+    assert corners == sorted(corners)
+    assert sheet.images == ["b.png"]
+
+
+def test_layers_and_runs_are_rows(tmp_path: Path) -> None:
+    """Layers in the order of the model, runs one below the other."""
+    layers = [
+        Drawn("conv2", index=2, shade=60, **LARGE),
+        Drawn("conv1", index=1, shade=30, **LARGE),
+    ]
+    second = [Drawn("conv1", index=1, shade=130, **LARGE)]
+    first = write_run(tmp_path / "first", {"a.png": layers, "b.png": layers[:1]})
+    other = write_run(tmp_path / "other", {"a.png": second})
+    sheet = sheet_of(first, other, layers="conv*", images="a.png", channels=2)
+    tiles = [cut(layers[1], 2), cut(layers[0], 2), cut(second[0], 2)]
+    corners = [corner_of(sheet, tile) for tile in tiles]
+    assert corners == sorted(corners)
+    assert len({left for _, left in corners}) == 1
+    assert sheet.channels == {"conv1": [2], "conv2": [2]}
+
+
+def test_channels_are_chosen_over_all_images_by_their_numbers(tmp_path: Path) -> None:
+    """As numpy ranks stats.npz: means over the images, and variances without border;
+    NaN last."""
+    rng = np.random.default_rng(3)
+    tables = rng.random((3, 40, 6)).astype(np.float32)
+    tables[0, 7, :4] = np.nan
+    images = {
+        f"{n}.png": [Drawn("relu", maps=40, nrow=8, stats=table)]
+        for n, table in enumerate(tables)
+    }
+    run = write_run(tmp_path / "o", images)
+    stored = []
+    for name in images:
+        with np.load(run / name / "stats.npz") as arrays:
+            stored.append(arrays["relu|output|0|"].astype(np.float64))
+    means = np.nanmean([table[:, 2] for table in stored], axis=0)
+    variances = np.nanmean([table[:, 3] ** 2 for table in stored], axis=0)
+    by_mean = np.argsort(-means, kind="stable")
+    by_variance = np.argsort(-variances, kind="stable")
+    assert sheet_of(run, channels="top:5").channels["relu"] == by_mean[:5].tolist()
+    assert (
+        sheet_of(run, channels="varied:5").channels["relu"] == by_variance[:5].tolist()
+    )
+    assert sheet_of(run).channels["relu"] == by_mean[:24].tolist()
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        Drawn("relu", maps=3, slices=(4, 9), nrow=5, padding=0, tile=(32, 56), scale=4),
+        Drawn("relu", maps=4, nrow=4, padding=0, tile=(32, 64), scale=(32, 64)),
+    ],
+    ids=["slices across rows", "strip"],
+)
+def test_tiles_are_cut_by_the_manifests_geometry(tmp_path: Path, drawn: Drawn) -> None:
+    """Also where a channel has several tiles, and of a strip."""
+    sheet = sheet_of(write_run(tmp_path / "out", {"a.png": [drawn]}))
+    side = drawn.slices[0] if drawn.slices else 1
+    for n in range(drawn.plan.maps // side):
+        corner_of(sheet, np.hstack([cut(drawn, n * side + s) for s in range(side)]))
+
+
+def test_a_channel_that_one_image_lacks_leaves_its_place_white(tmp_path: Path) -> None:
+    """`run --channels top:2` draws other channels of each image; rows go by channel."""
+    a = Drawn("relu", maps=6, channels=[0, 3], nrow=2, shade=20, **LARGE)
+    b = Drawn("relu", maps=6, channels=[3, 5], nrow=2, shade=120, **LARGE)
+    sheet = sheet_of(write_run(tmp_path / "out", {"a.png": [a], "b.png": [b]}))
+    top_of_a, _ = corner_of(sheet, cut(a, 1))
+    top_of_b, left = corner_of(sheet, cut(b, 0))
+    assert top_of_a == top_of_b
+    top, _ = corner_of(sheet, cut(a, 0))
+    assert (sheet.pixels[top : top + 64, left : left + 80] == 255).all()
+
+
+def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
+    """--tensor takes the second call; a wrong one names those that there are."""
+    second = Drawn("relu", call=1, shade=90, **LARGE)
+    root = write_run(tmp_path / "out", {"a.png": [A, second]})
+    corner_of(sheet_of(root, tensor="output.call1"), cut(second, 2))
+    with pytest.raises(UsageError, match="the runs have no 'grad'") as caught:
+        sheet_of(root, tensor="grad")
+    assert "output, output.call1" in str(caught.value.hint)
+
+
+def test_a_scale_that_all_tiles_share_has_a_colour_bar(tmp_path: Path) -> None:
+    """On the right, from the brightest at the top to the darkest; scales of their own
+    have none."""
+    shared = Drawn("relu", more={"normalize": "range", "range": [-1.0, 3.0]}, **LARGE)
+    with_bar = sheet_of(write_run(tmp_path / "shared", {"a.png": [shared]}))
+    without = sheet_of(write_run(tmp_path / "own", {"a.png": [A]}))
+    assert with_bar.pixels.shape[1] - without.pixels.shape[1] == 75
+    bar = with_bar.pixels[:, -72, 0].astype(int)
+    bar = bar[np.flatnonzero(bar < 255)[0] :][1:60]
+    assert (np.diff(bar) <= 0).all()
+
+
+@pytest.mark.parametrize(("width", "dpi"), [(8.5, 300), (17.0, 100)])
+def test_a_figure_is_as_wide_as_it_is_told(root: Path, width: float, dpi: int) -> None:
+    """In centimetres, and the PNG says how many pixels an inch has."""
+    out = root.parent / "figure.png"
+    sheet = sheet_of(root, width=width, dpi=dpi, out=out)
+    assert abs(sheet.image.width - width / 2.54 * dpi) <= 1
+    with Image.open(out) as picture:
+        assert picture.info["dpi"] == pytest.approx((dpi, dpi), abs=0.1)
+        assert np.array_equal(np.asarray(picture), sheet.pixels)
+
+
+def test_a_pdf_has_text_and_its_fonts(root: Path) -> None:
+    """TrueType fonts are embedded, none of type 3; the same command gives the same
+    bytes."""
+    out = root.parent / "figure.pdf"
+    options = {"channels": "2,5", "title": "Layer relu", "width": 8.5}
+    sheet_of(root, out=out, **options)
+    data = out.read_bytes()
+    assert b"/FontFile2" in data
+    assert b"/Type3" not in data
+    assert data.count(b"/Subtype /Image") == 6
+    sheet_of(root, out=out, overwrite=True, **options)
+    assert out.read_bytes() == data
+    if shutil.which("pdftotext") is None:
+        pytest.skip("pdftotext (poppler-utils) reads the text")
+    read_back = subprocess.run(
+        ["pdftotext", "-layout", out, "-"], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.findall(r"[\w ]*\w", read_back) == [
+        "Layer relu",
+        "a",
+        "b",
+        "input",
+        "2",
+        "5",
+    ] or {"Layer", "relu", "a", "b", "input", "2", "5"} <= set(read_back.split())
+
+
+def test_text_of_an_svg_is_text(root: Path) -> None:
+    """And a name cannot become markup."""
+    out = root.parent / "figure.svg"
+    sheet_of(root, out=out, title="<relu> $x$")
+    text = out.read_text()
+    assert ">input</text>" in text
+    assert "&lt;relu&gt; $x$</text>" in text
+    assert text.count("<image ") == 14
+
+
+def moving(path: Path) -> list[np.ndarray]:
+    """The frames of an animation, as Pillow reads them."""
+    frames = []
+    with Image.open(path) as opened:
+        for number in range(getattr(opened, "n_frames", 1)):
+            opened.seek(number)
+            frames.append(np.asarray(opened.convert("RGB")).astype(int))
+    return frames
+
+
+@pytest.mark.parametrize("format", ["gif", "webp"])
+def test_images_follow_one_another(root: Path, format: str) -> None:
+    """A frame for each image, of one size, each with its own tile."""
+    out = root.parent / f"moving.{format}"
+    sheet = sheet_of(root, channels="3", out=out, fps=5)
+    frames = moving(out)
+    assert sheet.frames == len(frames) == 2
+    top, left = corner_of(sheet, cut(A, 3))
+    for frame, drawn in zip(frames, (A, B), strict=True):
+        tile = frame[top + 10 : top + 60, left + 10 : left + 70]
+        assert abs(tile - cut(drawn, 3)[10, 10]).max() <= 3
+    with Image.open(out) as opened:
+        opened.seek(1)
+        opened.load()
+        assert opened.info["duration"] == 200
+
+
+def test_slices_of_a_clip_follow_one_another(tmp_path: Path) -> None:
+    """A frame for each step of the layer that has most."""
+    clip = Drawn("relu", maps=2, slices=(3, 3), nrow=3, padding=0, **LARGE)
+    run = write_run(tmp_path / "out", {"clip": [clip]})
+    out = tmp_path / "clip.gif"
+    sheet = sheet_of(run, channels="1", out=out)
+    top, left = corner_of(sheet, cut(clip, 3))
+    shades = [int(frame[top + 20, left + 20, 0]) for frame in moving(out)]
+    assert shades == [int(cut(clip, tile)[20, 20]) for tile in (3, 4, 5)]
+
+
+def test_steps_of_a_training_follow_one_another(tmp_path: Path) -> None:
+    """A frame for each step, in their order; all images are in it."""
+    steps = {2: A, 10: B, 30: A}
+    for number, drawn in steps.items():
+        write_run(tmp_path / f"s/step-{number:06d}", {"a.png": [drawn], "b.png": [A]})
+    out = tmp_path / "training.gif"
+    sheet = sheet_of(tmp_path / "s", channels="3", out=out)
+    frames = moving(out)
+    assert sheet.frames == len(frames) == 3
+    assert sheet.images == ["a.png", "b.png"]
+    assert not np.array_equal(frames[0], frames[2]), "the step is written"
+    assert abs(frames[0] - frames[1]).max() > 90
+
+
+def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
+    """As PyAV decodes it, of even sides."""
+    av = pytest.importorskip("av", reason="featviz[video]")
+    out = root.parent / "moving.mp4"
+    sheet_of(root, channels="3", out=out, fps=2)
+    with av.open(str(out)) as container:
+        stream = container.streams.video[0]
+        frames = [frame.to_ndarray(format="gray") for frame in container.decode(stream)]
+        assert stream.average_rate == 2
+    assert len(frames) == 2
+    assert abs(frames[0].astype(int) - frames[1]).max() > 60
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"layers": "conv9"}, "the runs have no layer 'conv9'", "they have relu"),
+        ({"images": "c*"}, "the runs have no image 'c*'", "they have a.png, b.png"),
+        ({"channels": "6-9"}, "relu has 6 channels, none of 6-9", "it has 0 to 5"),
+        ({"width": 0.5}, "--width 0.5 has no room for 2 columns", "a greater --width"),
+        ({"out": Path("x.bmp")}, "--out x.bmp is none of png, pdf", "--out figure.pdf"),
+    ],
+)
+def test_refusals(root: Path, options: dict[str, Any], message: str, hint: str) -> None:
+    """Each in one line, with what there is instead."""
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        sheet_of(root, **options)
+    assert hint in str(caught.value.hint)
+
+
+def test_several_layers_must_be_named(tmp_path: Path) -> None:
+    """All of them in one figure are hardly meant."""
+    run = write_run(tmp_path / "out", {"a.png": [A, Drawn("conv", index=2)]})
+    with pytest.raises(UsageError, match="the runs have 2 layers") as caught:
+        sheet_of(run)
+    assert "relu, conv" in str(caught.value.hint)
+
+
+def test_a_figure_that_nothing_opens_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its pixels."""
+    monkeypatch.setattr(figure, "MAX_PIXELS", 100)
+    with pytest.raises(UsageError, match="more than Pillow opens"):
+        sheet_of(root)
+
+
+def test_images_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
+    """One is left out by name; of none there is no figure."""
+    with pytest.raises(StoreError, match="no complete image"):
+        sheet_of(write_run(tmp_path / "empty", {}, {"a.png": "truncated"}))
+    break_grids(root, ["a.png"])
+    sheet = sheet_of(root)
+    assert sheet.images == ["b.png"]
+    assert list(sheet.left_out) == ["a.png"]
+    break_grids(root, ["b.png"])
+    with pytest.raises(StoreError, match=r"a\.png/001_relu/output\.png cannot be read"):
+        sheet_of(root)
+
+
+def break_grids(root: Path, names: Sequence[str]) -> None:
+    """Cut the end off the pictures of images."""
+    for name in names:
+        path = root / name / "001_relu" / "output.png"
+        path.write_bytes(path.read_bytes()[:-30])
+        summed_anew(path.parent.parent)
+
+
+def test_command_line(
+    featviz: Run, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default name is sheet.png, which the next sheet replaces; --json says what is
+    on it."""
+    monkeypatch.chdir(root.parent)
+    for channels in ("0", "top:2"):
+        done = featviz("sheet", root, "--channels", channels, "--json")
+        assert done.code == 0
+    assert json.loads(done.out) == {
+        "file": "sheet.png",
+        "images": ["a.png", "b.png"],
+        "channels": {"relu": [5, 4]},
+        "frames": 1,
+    }
+    assert (root.parent / "sheet.png").is_file()
