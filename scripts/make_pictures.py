@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,9 +19,10 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageSequence
 
 import featviz
 from featviz import cli
@@ -31,6 +33,13 @@ COLOUR = "configs/colour_cnn.pth sample_images/scenes/spheres.jpg"
 DIGIT = "configs/digits_cnn.pth sample_images/digits/00-5.png"
 
 
+class Frames(NamedTuple):
+    """An animation."""
+
+    pictures: list[Image.Image]
+    fps: float
+
+
 @dataclass(frozen=True)
 class Picture:
     """What makes a picture, and what is shown of it."""
@@ -38,8 +47,10 @@ class Picture:
     commands: tuple[str, ...]
     """Command lines, as the document has them, run in a folder with configs/ and
     sample_images/."""
-    draw: Callable[[Path], Image.Image]
-    """From that folder to the picture, mode RGB."""
+    draw: Callable[[Path], Image.Image | Frames]
+    """From that folder to the picture, mode RGB, or to the frames of an animation."""
+    code: str = ""
+    """In the block of Python of docs/figures.md that is run before."""
 
 
 def part_of(
@@ -162,6 +173,53 @@ def screenshot(
     return draw
 
 
+def frames_of(file: str) -> Callable[[Path], Frames]:
+    """The frames of an animation that a command wrote."""
+
+    def draw(folder: Path) -> Frames:
+        if file.endswith(".mp4"):
+            import av
+
+            with av.open(str(folder / file)) as container:
+                fps = float(container.streams.video[0].average_rate)
+                pictures = [frame.to_image() for frame in container.decode(video=0)]
+            return Frames(pictures, fps)
+        with Image.open(folder / file) as opened:
+            pictures = [
+                frame.convert("RGB") for frame in ImageSequence.Iterator(opened)
+            ]
+            return Frames(pictures, 1000 / opened.info["duration"])
+
+    return draw
+
+
+def rasterised(file: str, width: int) -> Callable[[Path], Image.Image]:
+    """A page of PDF as pdftoppm (poppler-utils) shows it."""
+
+    def draw(folder: Path) -> Image.Image:
+        if shutil.which("pdftoppm") is None:
+            raise FileNotFoundError("no pdftoppm here")
+        options = [
+            "-png",
+            "-singlefile",
+            "-scale-to-x",
+            str(width),
+            "-scale-to-y",
+            "-1",
+        ]
+        subprocess.run(
+            ["pdftoppm", *options, folder / file, folder / "page"], check=True
+        )
+        return part_of("page.png", width)(folder)
+
+    return draw
+
+
+CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam")
+SCENES = (
+    "featviz run configs/colour_cnn.pth sample_images/scenes --layers"
+    " relu1,relu3,relu_up2 --cmap magma --out scenes"
+)
 MAPS = f"featviz run {COLOUR} --layers ReLU --cmap magma --labels --out maps"
 UP2 = "spheres.jpg/016_relu_up2"
 TABLE: dict[str, Picture] = {
@@ -239,22 +297,133 @@ TABLE: dict[str, Picture] = {
         ),
         part_of("difference/00_relu_up2.output.png", 560, (0, 0, 650, 326)),
     ),
-    "sheet": Picture(
+    "one-channel": Picture(
         (
-            "featviz run configs/digits_cnn.pth sample_images/digits --out digits",
-            "featviz sheet digits --layer 4 --pick 0-7 --transpose --out sheet.png",
+            (
+                "featviz run configs/digits_cnn.pth sample_images/digits --layers 4"
+                " --cmap magma --out digits"
+            ),
+            ("featviz sheet digits --channels 12 --images '0*' --out one-channel.png"),
         ),
-        part_of("sheet.png", 800),
+        part_of("one-channel.png", 800),
+    ),
+    "over": Picture(
+        (
+            (
+                f"featviz run {COLOUR} --layers relu_up2 --channels 12 --overlay 0.5"
+                " --out over"
+            ),
+        ),
+        part_of(f"over/{UP2}/output.png", 320),
+    ),
+    "layers": Picture(
+        (
+            SCENES,
+            (
+                "featviz sheet scenes --layers relu1,relu3,relu_up2 --channels varied:2"
+                " --out layers.png"
+            ),
+        ),
+        part_of("layers.png", 640),
+    ),
+    "models": Picture(
+        (
+            (
+                "featviz run configs/digits_cnn.pth sample_images/digits --layers 4"
+                " --reduce mean --overlay 0.6 --out trained"
+            ),
+            (
+                "featviz run configs/train_digits_cnn.py:build_model"
+                " sample_images/digits --model-arg width=32 --layers 4 --reduce mean"
+                " --overlay 0.6 --out untrained"
+            ),
+            ("featviz sheet trained untrained --images '0[0-5]*' --out models.png"),
+        ),
+        part_of("models.png", 640),
+    ),
+    "cams": Picture(
+        (
+            *(
+                "featviz run configs/digits_cnn.pth sample_images/digits --layers 7"
+                f" --reduce {method} --overlay 0.5 --out {method}"
+                for method in CAMS
+            ),
+            f"featviz sheet {' '.join(CAMS)} --images '0[0-5]*' --out cams.png",
+        ),
+        part_of("cams.png", 640),
+    ),
+    "components": Picture(
+        (
+            (
+                "featviz run configs/colour_cnn.pth sample_images/scenes --layers"
+                " relu1,relu3,relu_up2 --reduce pca --out components"
+            ),
+            (
+                "featviz sheet components --layers 'relu*' --images 's*,l*' --out"
+                " components.png"
+            ),
+        ),
+        part_of("components.png", 640),
+    ),
+    "before-after": Picture(
+        (
+            (
+                f"featviz run {COLOUR} --layers relu_up2 --normalize range:0,3 --cmap"
+                " viridis --out before"
+            ),
+            (
+                f"featviz run {COLOUR} --layers relu_up2 --normalize range:0,3 --cmap"
+                " viridis --ablate 'relu_up1:3,17' --out after"
+            ),
+            "featviz sheet before after --channels varied:6 --out before-after.png",
+        ),
+        part_of("before-after.png", 800),
+    ),
+    "training": Picture(
+        (
+            (
+                "featviz sheet training --images '00*' --title Training --out"
+                " training.gif --fps 3"
+            ),
+        ),
+        frames_of("training.gif"),
+        code="featviz.Watcher",
+    ),
+    "clip": Picture(
+        (
+            (
+                "featviz run configs/colour_cnn.pth clip --layers relu3 --channels"
+                " varied:3 --cmap magma --out clip-maps"
+            ),
+            ("featviz sheet clip-maps --channels varied:3 --out clip.mp4 --fps 8"),
+        ),
+        frames_of("clip.mp4"),
+        code="scene.crop",
+    ),
+    "paper": Picture(
+        (
+            SCENES,
+            (
+                "featviz sheet scenes --layers relu1,relu_up2 --channels varied:3"
+                " --images 's*,l*' --width 8.5 --title 'What two layers see' --out"
+                " figure.pdf"
+            ),
+        ),
+        rasterised("figure.pdf", 640),
     ),
 }
 
 
-def make(name: str, folder: Path) -> Image.Image:
+def make(name: str, folder: Path) -> Image.Image | Frames:
     """The picture of this name, made in a new folder inside `folder`."""
     work = folder / name
     for shared in ("configs", "sample_images"):
         shutil.copytree(ROOT / shared, work / shared)
     with contextlib.chdir(work):
+        if TABLE[name].code:
+            page = (ROOT / "docs" / "figures.md").read_text("utf-8")
+            blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+            exec(next(block for block in blocks if TABLE[name].code in block), {})
         for line in TABLE[name].commands:
             code = cli.guarded([*shlex.split(line)[1:], "--quiet"])
             if code not in (0, 4):
@@ -279,11 +448,14 @@ def main() -> None:
                 print(f"{name}: {error}")
                 continue
         file = given.out / f"{name}.webp"
-        picture.save(file, quality=82, method=6)
-        print(
-            f"{file}: {picture.width}×{picture.height},"
-            f" {file.stat().st_size / 1000:.0f} kB"
-        )
+        if isinstance(picture, Frames):
+            first, *others = picture.pictures
+            duration = round(1000 / picture.fps)
+            settings = {"save_all": True, "append_images": others, "loop": 0}
+            first.save(file, quality=60, method=6, duration=duration, **settings)
+        else:
+            picture.save(file, quality=82, method=6)
+        print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

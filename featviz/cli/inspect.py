@@ -93,7 +93,7 @@ def kernels(values: Values) -> int:
     Examples:
       featviz kernels resnet18
       featviz kernels model.pth --layers 'Conv2d#0' --out first
-      featviz kernels model.pth --layers 'layer4.*' --all-slices --channels first:32
+      featviz kernels model.pth --layers 'layer4.*' --all-slices --channels 0-31
     """
     from featviz.inspection.kernels import draw_kernels
 

@@ -32,8 +32,8 @@ def sheet(values: Values) -> int:
     \b
     Examples:
       featviz sheet featviz-out --layers layer4 --channels varied:8
-      featviz sheet resnet densenet --images cat.jpg,dog.jpg --out models.pdf --width 8.5
-      featviz sheet featviz-series --layers conv1 --channels 0-15 --out training.gif
+      featviz sheet resnet densenet --images 'c*' --width 8.5 --out models.pdf
+      featviz sheet featviz-series --layers conv1 --out training.gif
     """
     from featviz.rundir.read import warn_of
     from featviz.sheets.sheets import make_sheet

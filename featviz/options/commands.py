@@ -275,12 +275,12 @@ class SheetOptions(Struct, frozen=True):
     title: Annotated[str, option(DRAWING, "TEXT")] = ""
     width: Annotated[
         Annotated[float, Meta(gt=0, le=500)] | None,
-        option(DRAWING, "CM", first=True, default_text="that of the tiles"),
+        option(DRAWING, "N", first=True, default_text="that of the tiles"),
     ] = None
     dpi: Annotated[
         Annotated[int, Meta(ge=20, le=2400)], option(DRAWING, first=True)
     ] = 100
-    fps: Annotated[Annotated[float, Meta(ge=0.1, le=60)], option(DRAWING)] = 4.0
+    fps: Annotated[Annotated[float, Meta(ge=0.1, le=60)], option(DRAWING, "N")] = 4.0
     out: Annotated[
         File | None,
         option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="sheet.png"),

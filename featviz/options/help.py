@@ -20,9 +20,9 @@ _LAYERS = (
     " commas separate them."
 )
 _CHANNELS = (
-    "{verb} these channels: 12,40-43, or top:9, varied:16, first:16, spread:16.\f top"
-    " are those of the highest mean, varied those that vary most, without the border"
-    " that padding makes; a rule alone chooses 16."
+    "{verb} these channels: 12,40-43, or top:9, or varied:16.\f Those of top have the"
+    " highest mean, and those of varied vary most, without the border that padding"
+    " makes. There are first:9 and spread:9, too; a rule alone chooses 16."
 )
 _NUL_SEPARATED = (
     "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -."
@@ -292,8 +292,8 @@ HELP: dict[str, dict[str, str]] = {
         "layers": _LAYERS,
         "top": "Show N images of each channel.",
         "channels": (
-            "Show these channels: 12,40-43, or top:9, first:16, spread:16.\f top are"
-            " those of the largest values; a rule alone chooses 16."
+            "Show these channels: 12,40-43, or top:9.\f Those of top have the largest"
+            " values. There are first:9 and spread:9, too; a rule alone chooses 16."
         ),
         "rank_by": (
             "Rank images by the largest value of a map, or by its mean.\f The picture"
@@ -362,16 +362,18 @@ HELP: dict[str, dict[str, str]] = {
         "images": (
             "Show these images, by name or glob, such as cat.jpg,'dog*'; repeatable."
         ),
-        "channels": _CHANNELS.format(verb="Show")
-        + (" They are the same for all images, and chosen over all of them."),
+        "channels": (
+            "Show these channels of each layer: 12,40-43, or top:9 (the highest mean),"
+            " varied:9 (without the border that padding makes), first:9, spread:9."
+        ),
         "tensor": (
             "Take the tiles from this picture of each layer: its file name without the"
             " ending, such as grad, output.call1 or output.boxes."
         ),
         "title": "Write this above the figure.",
-        "width": "Make the figure so many centimetres wide.",
-        "dpi": "Draw so many pixels to the inch, in all formats but .pdf and .svg.",
-        "fps": "Show so many pictures in a second of an animation.",
+        "width": "Make the figure N centimetres wide.",
+        "dpi": "Draw N pixels to the inch, in all formats but .pdf and .svg.",
+        "fps": "Show N pictures in a second of an animation.",
         "out": (
             "Write the figure into this file: .png, .pdf, .svg, or an animation .gif,"
             " .webp, .mp4."

@@ -141,9 +141,7 @@ class DrawOptions(Struct, frozen=True):
     scale: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
     min_tile: int = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
-    channels: Annotated[
-        Channels | None, option(DRAWING, first=True, default_text="all")
-    ] = None
+    channels: Annotated[Channels | None, option(DRAWING, first=True)] = None
     max_slices: Annotated[PositiveInt, option(DRAWING)] = 16
     tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
     order: Annotated[Literal["index", "mean", "similarity"], option(DRAWING)] = "index"

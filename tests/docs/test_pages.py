@@ -20,6 +20,7 @@ import pytest
 import torch
 from conftest import ROOT, Outcome, Run
 from documents import PAGES, blocks, commands, furnish, read
+from PIL import Image
 
 from featviz.options import RunOptions, every_option
 from featviz.options.commands import AuditOptions, DiffThresholds
@@ -149,7 +150,32 @@ def check_exemplars(made: Path) -> None:
         assert all((out / row["sheet"]).is_file() for row in rows)
 
 
-MADE = {"README": check_readme, "audit": check_audit, "exemplars": check_exemplars}
+def check_figures(made: Path) -> None:
+    """The ten figures: six pictures of several tiles, an overlay of the image's own
+    size, a PDF with its fonts, thirteen steps and sixteen frames."""
+    for name in ("one-channel", "layers", "models", "cams", "components"):
+        with Image.open(made / f"{name}.png") as picture:
+            assert picture.width > 250
+    over = made / "over" / "spheres.jpg"
+    paths = (over / "input.png", over / "016_relu_up2" / "output.png")
+    sizes = []
+    for path in paths:
+        with Image.open(path) as picture:
+            sizes.append(picture.size)
+    assert sizes[0] == sizes[1]
+    assert (made / "before-after.png").is_file()
+    assert b"/FontFile2" in (made / "figure.pdf").read_bytes()
+    with Image.open(made / "training.gif") as training:
+        assert training.n_frames == 13  # type: ignore[attr-defined]
+    assert (made / "clip.mp4").stat().st_size > 1000
+
+
+MADE = {
+    "README": check_readme,
+    "audit": check_audit,
+    "exemplars": check_exemplars,
+    "figures": check_figures,
+}
 
 
 def run_code(block: str) -> None:
