@@ -321,7 +321,7 @@ TABLE: dict[str, Picture] = {
             SCENES,
             (
                 "featviz sheet scenes --layers relu1,relu3,relu_up2 --channels varied:2"
-                " --out layers.png"
+                " --images spheres.jpg,crater*,leaf* --width 17 --out layers.png"
             ),
         ),
         part_of("layers.png", 640),
@@ -337,7 +337,9 @@ TABLE: dict[str, Picture] = {
                 " sample_images/digits --model-arg width=32 --layers 4 --reduce mean"
                 " --overlay 0.6 --out untrained"
             ),
-            ("featviz sheet trained untrained --images '0[0-5]*' --out models.png"),
+            (
+                "featviz sheet trained untrained --images '0[0-5]*' --width 17 --out models.png"
+            ),
         ),
         part_of("models.png", 640),
     ),
@@ -348,7 +350,7 @@ TABLE: dict[str, Picture] = {
                 f" --reduce {method} --overlay 0.5 --out {method}"
                 for method in CAMS
             ),
-            f"featviz sheet {' '.join(CAMS)} --images '0[0-5]*' --out cams.png",
+            f"featviz sheet {' '.join(CAMS)} --images '0[0-5]*' --width 17 --out cams.png",
         ),
         part_of("cams.png", 640),
     ),
@@ -359,8 +361,8 @@ TABLE: dict[str, Picture] = {
                 " relu1,relu3,relu_up2 --reduce pca --out components"
             ),
             (
-                "featviz sheet components --layers 'relu*' --images 's*,l*' --out"
-                " components.png"
+                "featviz sheet components --layers 'relu*' --images spheres.jpg,crater*,leaf*"
+                " --width 17 --out components.png"
             ),
         ),
         part_of("components.png", 640),
@@ -405,7 +407,7 @@ TABLE: dict[str, Picture] = {
             SCENES,
             (
                 "featviz sheet scenes --layers relu1,relu_up2 --channels varied:3"
-                " --images 's*,l*' --width 8.5 --title 'What two layers see' --out"
+                " --images spheres.jpg,leaf* --width 8.5 --title 'What two layers see' --out"
                 " figure.pdf"
             ),
         ),
@@ -452,7 +454,7 @@ def main() -> None:
             first, *others = picture.pictures
             duration = round(1000 / picture.fps)
             settings = {"save_all": True, "append_images": others, "loop": 0}
-            first.save(file, quality=60, method=6, duration=duration, **settings)
+            first.save(file, quality=40, method=6, duration=duration, **settings)
         else:
             picture.save(file, quality=82, method=6)
         print(f"{file}: {file.stat().st_size / 1000:.0f} kB")

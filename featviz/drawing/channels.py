@@ -40,7 +40,7 @@ def choose_channels(
             channels = counted(len(candidates), "channel")
             raise LayoutError(f"has {channels}, none of {text}")
         return chosen
-    count = min(choice.count, len(candidates))
+    count = min(choice.most, len(candidates))
     if choice.rule == "first":
         return list(candidates[:count])
     if choice.rule == "spread":
@@ -61,5 +61,5 @@ def count_chosen(text: str | None, channels: int) -> int:
         return channels
     choice = channel_choice(text)
     if choice.rule:
-        return min(choice.count, channels)
+        return min(choice.most, channels)
     return sum(number < channels for number in choice.numbers)

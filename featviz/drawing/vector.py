@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from featviz.drawing.sheet import Anchor, Bytes, Canvas, Cell, Color, Letters
+from featviz.drawing.sheet import Anchor, Canvas, Cell, Color, Letters
 from featviz.models.requirements import require_matplotlib
+from featviz.records import Bytes
 
 FORMATS = ("pdf", "svg")
 """What a VectorCanvas is saved as."""
-_STYLE = {
+_STYLE: Any = {
     # TrueType: Type 3, which matplotlib writes otherwise, is refused by journals
     "pdf.fonttype": 42,
     "svg.fonttype": "none",

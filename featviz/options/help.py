@@ -20,9 +20,9 @@ _LAYERS = (
     " commas separate them."
 )
 _CHANNELS = (
-    "{verb} these channels: 12,40-43, or top:9, or varied:16.\f Those of top have the"
-    " highest mean, and those of varied vary most, without the border that padding"
-    " makes. There are first:9 and spread:9, too; a rule alone chooses 16."
+    "{verb} these channels: 12,40-43, or top:9.\f Choices are top:N (the highest mean),"
+    " varied:N (the largest deviation, without the border that padding makes), first:N"
+    " and spread:N; a rule without a number chooses 16."
 )
 _NUL_SEPARATED = (
     "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -."
@@ -292,8 +292,8 @@ HELP: dict[str, dict[str, str]] = {
         "layers": _LAYERS,
         "top": "Show N images of each channel.",
         "channels": (
-            "Show these channels: 12,40-43, or top:9.\f Those of top have the largest"
-            " values. There are first:9 and spread:9, too; a rule alone chooses 16."
+            "Show these channels: 12,40-43, or top:9.\f Choices are top:N (the"
+            " largest values), first:N and spread:N; a rule without a number chooses 16."
         ),
         "rank_by": (
             "Rank images by the largest value of a map, or by its mean.\f The picture"

@@ -123,8 +123,8 @@ class ChannelChoice(NamedTuple):
 
     rule: str
     """One of CHANNEL_RULES; empty where the channels are named."""
-    count: int
-    """How many channels the rule chooses."""
+    most: int
+    """Channels that the rule chooses at most."""
     numbers: tuple[int, ...] = ()
     """The channels that are named, in their order."""
 

@@ -174,13 +174,15 @@ def _chosen_channels(
         text = f"top:{MOST_ROWS}"
     count = max(row.maps for _, row in captures)
     means = np.full((len(captures), count), np.nan)
-    variances = np.full((len(captures), count), np.nan)
+    shares = np.full((len(captures), count), np.nan)
     for number, (image, row) in enumerate(captures):
         stats = image.stats()
         means[number, : row.maps] = stats[row.place.stats_key][:, MEAN]
-        variances[number, : row.maps] = stats[row.place.deviations_key] ** 2
+        deviations = np.nan_to_num(stats[row.place.deviations_key])
+        # one image of strong contrasts would else choose for all others
+        shares[number, : row.maps] = deviations / (deviations.max() or 1)
     try:
-        return choose_channels(text, drawn, _average(means), _average(variances))
+        return choose_channels(text, drawn, _average(means), _average(shares))
     except LayoutError as error:
         message = f"{quoted(label)} {error.message}"
         raise UsageError(message, f"it has {drawn[0]} to {drawn[-1]}") from None

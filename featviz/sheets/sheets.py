@@ -275,12 +275,19 @@ def _rows_of_images(
 def _label(content: SheetContent, layer: SheetLayer, channel: int) -> str:
     """What tells a row from others: its layer, its channel, or both."""
     if channel == ALL:
-        return printable(layer.label)
+        return _layer_label(content, layer)
     return (
         f"{printable(layer.label)}  {channel}"
         if len(content.layers) > 1
         else f"{channel}"
     )
+
+
+def _layer_label(content: SheetContent, layer: SheetLayer) -> str:
+    """The name of a layer; nothing where the names of runs alone tell rows apart."""
+    if len(content.layers) == 1 and len(content.runs) > 1:
+        return ""
+    return printable(layer.label)
 
 
 def _rows_of_image(
@@ -304,7 +311,8 @@ def _rows_of_image(
                 captions[column] = "" if channel == ALL else str(channel)
             if not any(captions):
                 captions = []
-            rows.append(TableRow(printable(layer.label), tiles, block, captions))
+            label = _layer_label(content, layer)
+            rows.append(TableRow(label, tiles, block, captions))
     return rows
 
 
