@@ -74,8 +74,6 @@ def report(values: Values) -> int:
     return 0
 
 
-
-
 @command(
     arguments=[run_arguments("parts", metavar="DIR...")],
     flags=[
