@@ -271,6 +271,19 @@ def test_all_tiles_have_one_size() -> None:
     assert np.diff([left for _, left, _, _ in boxes]).tolist() == [128, 128]
 
 
+def test_more_than_eight_maps_go_on_below() -> None:
+    """Sixty-four make the page higher, not wider."""
+    tiles = [solid(9, 9, (250, 10, 3 * number)) for number in range(64)]
+    drawn = look(*tiles)
+    assert drawn.shape[1] == look(*tiles[:8]).shape[1]
+    for number in (0, 7, 8, 63):
+        top, left, _, _ = box(drawn, (250, 10, 3 * number))
+        first_top, first_left, _, _ = box(drawn, (250, 10, 0))
+        row, column = divmod(number, 8)
+        assert top == first_top + 140 * row
+        assert left == first_left + 128 * column
+
+
 @pytest.mark.parametrize("shape", [(20, 60), (30, 20), (2, 200)])
 def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
     """Wide and tall ones, too, within a pixel, and no tile is larger than 155 pixels a
