@@ -128,7 +128,7 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     cell_height = cell_width * max(shape[0] / shape[1] for shape in shapes)
     top = _MARGIN + (_TITLE if table.title else 0)
     top += _HEAD if any(table.heads) else 0
-    has_captions = any(row.captions for row in table.rows)
+    has_captions = any(any(row.captions) for row in table.rows)
     down = cell_height + _GAP + (_CAPTION if has_captions else 0)
     grid = TileGrid(
         columns,

@@ -84,6 +84,7 @@ class TopImages(NamedTuple):
         positions = np.concatenate(
             [self.positions, strongest.positions[:, None]], axis=1
         )
+        # by value, of equal ones by number: the last, which is K + 1, falls out
         order = np.lexsort((images, -values))[:, :-1]
         return TopImages(
             np.take_along_axis(values, order, 1),
@@ -272,6 +273,7 @@ def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
             means = torch.where(count > 0, means, -torch.inf)
         return Strongest(means.cpu().numpy(), positions)
     values, at = flat.max(1)
+    # NaN is the maximum of what holds one
     if not values.isfinite().all():
         values, at = torch.where(flat.isfinite(), flat, -torch.inf).max(1)
     slices, height, width = maps.data.shape[1:]

@@ -192,10 +192,11 @@ def cut(
     if box is None:
         return tile
     crop = picture.crop(box)
+    # all crops of a layer have one scale: at the edge of an image a unit sees less
     crop = resized(crop, TILE / max(*largest, *crop.size))
-    left = (TILE - crop.width) // 2
-    top = (TILE - crop.height) // 2
-    inside = PixelBox(left, top, right=left + crop.width, bottom=top + crop.height)
+    x = (TILE - crop.width) // 2
+    y = (TILE - crop.height) // 2
+    inside = PixelBox(x, y, right=x + crop.width, bottom=y + crop.height)
     tile.paste(crop, inside)
     is_whole = box == (0, 0, picture.width, picture.height)
     if is_whole and position is not None and max(position.rows, position.columns) > 1:
@@ -205,16 +206,14 @@ def cut(
 
 def _draw_frame(tile: Image.Image, inside: PixelBox, position: MapPosition) -> None:
     """Frame the cell of a map that covers a rectangle of the tile."""
+    # a cell may be a pixel wide, of which no frame would be seen
     cell_width = (inside.right - inside.left) / position.columns
     cell_height = (inside.bottom - inside.top) / position.rows
     width = max(_MIN_FRAME, cell_width)
     height = max(_MIN_FRAME, cell_height)
-    left = inside.left + (position.column + 0.5) * cell_width - width / 2
-    top = inside.top + (position.row + 0.5) * cell_height - height / 2
+    x = inside.left + (position.column + 0.5) * cell_width - width / 2
+    y = inside.top + (position.row + 0.5) * cell_height - height / 2
     draw = ImageDraw.Draw(tile)
-    draw.rectangle(
-        [left - 1, top - 1, left + width, top + height], outline=_FRAME_OUTSIDE
-    )
-    draw.rectangle(
-        [left, top, left + width - 1, top + height - 1], outline=_FRAME_INSIDE
-    )
+    # two colours, of which one differs from any picture
+    draw.rectangle([x - 1, y - 1, x + width, y + height], outline=_FRAME_OUTSIDE)
+    draw.rectangle([x, y, x + width - 1, y + height - 1], outline=_FRAME_INSIDE)

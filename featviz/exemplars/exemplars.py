@@ -255,12 +255,13 @@ def _draw_layer(
 
 
 def _chosen(options: ExemplarOptions, top: TopImages) -> list[int]:
-    """The channels whose pictures are drawn; `top` ranks by their best image."""
+    """The channels whose pictures are drawn, ranked by the value of their best image:
+    how much they vary over all images is not kept."""
     candidates = range(len(top.values))
     if options.channels is None:
         return list(candidates)
     best = top.values[:, 0]
-    return choose_channels(options.channels, candidates, best, top.values.std(axis=1))
+    return choose_channels(options.channels, candidates, means=best, deviations=best)
 
 
 def _sheet_title(

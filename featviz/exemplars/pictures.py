@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, sqrt
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -68,37 +69,66 @@ def draw_channel(
     return canvas.image
 
 
+class _RowSize(NamedTuple):
+    """The row of a channel in the picture of a layer, in pixels."""
+
+    tile: int
+    """The edge of a tile."""
+    images: int
+    """How many tiles stand side by side."""
+
+    @property
+    def width(self) -> int:
+        """With the column that names the channel, and the gap behind the row."""
+        return _LABEL + self.images * (self.tile + _BETWEEN) + _COLUMN_GAP
+
+    @property
+    def height(self) -> int:
+        """With the line of values below the tiles."""
+        return self.tile + _LINE + _GAP
+
+
 class LayerPicture:
-    """The picture of a layer, about square: a row of small tiles for each channel, in
-    several columns of rows. Where it has no room tiles are made smaller, then left out,
-    then channels are."""
+    """The picture of a layer, about square: a row of small tiles for each channel.
+
+        channel 0  [] [] []      channel 2  [] [] []     channels run down, then across
+        channel 1  [] [] []      channel 3  [] [] []
+
+    Where it has no room tiles are made smaller, then images are left out, then
+    channels."""
 
     def __init__(self, title: Sequence[str], channels: int, count: int) -> None:
         """Begin the picture of a layer with so many channels, each of up to `count`
         images."""
-        self._side, self._shown = _fitting_row(channels, count)
-        row_width = _LABEL + self._shown * (self._side + _BETWEEN) + _COLUMN_GAP
-        row_height = self._side + _LINE + _GAP
+        self._row = _fitting_row(channels, count)
+        area = self._row.width * self._row.height
+        self._channels = min(channels, _MOST_PIXELS // area)
         self._drawn = 0
-        self._channels = min(channels, _MOST_PIXELS // (row_width * row_height))
-        left_out = []
-        if self._shown < count:
-            left_out.append(f"the first {self._shown} of up to {count} images")
-        if self._channels < channels:
-            left_out.append(f"the first {self._channels} of {channels} channels")
         lines = list(title)
-        if left_out:
-            lines.append(f"for want of room only {' of '.join(left_out)}")
-        columns = max(1, round(sqrt(self._channels * row_height / row_width)))
+        omissions = []
+        if self._row.images < count:
+            omissions.append(f"the first {self._row.images} of up to {count} images")
+        if self._channels < channels:
+            omissions.append(f"the first {self._channels} of {channels} channels")
+        if omissions:
+            lines.append(f"for want of room only {' of '.join(omissions)}")
+        square = self._channels * self._row.height / self._row.width
+        columns = max(1, round(sqrt(square)))
         self._rows = ceil(self._channels / columns)
         top = len(lines) * _LINE + 3 * _GAP
-        columns = ceil(self._channels / self._rows)
         self._grid = TileGrid(
-            columns, row_width, row_height, _GAP, top, across=row_width, down=row_height
+            columns=ceil(self._channels / self._rows),
+            width=self._row.width,
+            height=self._row.height,
+            left=_GAP,
+            top=top,
+            across=self._row.width,
+            down=self._row.height,
         )
         widest = max(int(sheet.text_width(line, _TEXT)) for line in lines) + 2 * _GAP
-        width = max(columns * row_width + _GAP, widest)
-        self._canvas = PixelCanvas(width, top + self._rows * row_height + _GAP, _TEXT)
+        width = max(self._grid.columns * self._row.width + _GAP, widest)
+        height = top + self._rows * self._row.height + _GAP
+        self._canvas = PixelCanvas(width, height, _TEXT)
         for number, line in enumerate(lines):
             color = _FAINT if number else sheet.INK
             self._canvas.write(line, _GAP, _GAP + number * _LINE, color)
@@ -114,32 +144,32 @@ class LayerPicture:
         """Draw the row of a channel, its tiles and their values, the best first."""
         if self._drawn == self._channels:
             return
-        column, row = divmod(self._drawn, self._rows)  # channels run down, then across
+        column, row = divmod(self._drawn, self._rows)
         self._drawn += 1
         cell = self._grid.cell(row * self._grid.columns + column)
-        side = self._side
-        label_top = cell.top + (side - _LINE) // 2
+        size = self._row.tile
+        label_top = cell.top + (size - _LINE) // 2
         self._canvas.write(f"channel {channel}", cell.left, label_top)
         note = "" if values else "no finite value"
-        if len(values) > 1 and values[0] == values[-1]:  # dead, or saturated
+        # a channel that is dead, or saturated, ranks its images by nothing
+        if len(values) > 1 and values[0] == values[-1]:
             note = "all equal"
-        self._canvas.write(note, cell.left, cell.top + (side + _LINE) // 2, _FAINT)
-        left = cell.left + _LABEL
-        for tile, value in zip(tiles, values[: self._shown], strict=False):
-            small = tile.resize((side, side), Image.Resampling.BOX)
-            self._canvas.paste(small, Cell(left, cell.top, side, side))
-            self._canvas.write(f"{value:.3g}", left, cell.top + side, _FAINT)
-            left += side + _BETWEEN
+        self._canvas.write(note, cell.left, cell.top + (size + _LINE) // 2, _FAINT)
+        x = cell.left + _LABEL
+        for tile, value in zip(tiles, values[: self._row.images], strict=False):
+            small = tile.resize((size, size), Image.Resampling.BOX)
+            self._canvas.paste(small, Cell(x, cell.top, size, size))
+            self._canvas.write(f"{value:.3g}", x, cell.top + size, _FAINT)
+            x += size + _BETWEEN
 
 
-def _fitting_row(channels: int, count: int) -> tuple[int, int]:
-    """Pixels a side of a tile, and tiles in a row, with which a layer's picture is not
-    too large; the smallest there are where it is anyway."""
-    most = min(count, _MOST_SHOWN)
-    choices = [(side, most) for side in _SMALL_TILES]
-    choices += [(_SMALL_TILES[-1], shown) for shown in range(most - 1, 0, -1)]
-    for side, shown in choices:
-        width = _LABEL + shown * (side + _BETWEEN) + _COLUMN_GAP
-        if channels * width * (side + _LINE + _GAP) <= _MOST_PIXELS:
-            return side, shown
-    return choices[-1]
+def _fitting_row(channels: int, count: int) -> _RowSize:
+    """The row with which a layer's picture is not too large; the smallest there is
+    where it is anyway."""
+    images = min(count, _MOST_SHOWN)
+    rows = [_RowSize(tile, images) for tile in _SMALL_TILES]
+    rows += [_RowSize(_SMALL_TILES[-1], fewer) for fewer in range(images - 1, 0, -1)]
+    for row in rows:
+        if channels * row.width * row.height <= _MOST_PIXELS:
+            return row
+    return rows[-1]

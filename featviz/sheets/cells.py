@@ -13,12 +13,12 @@ import numpy as np
 
 from featviz.drawing.channels import choose_channels
 from featviz.drawing.values import MEAN
-from featviz.errors import LayoutError, UsageError
+from featviz.errors import LayoutError, StoreError, UsageError
 from featviz.hooks import selectors
 from featviz.options.commands import SheetOptions
 from featviz.records import Bytes, Floats, Layer
 from featviz.rundir import INPUT_FILE
-from featviz.rundir.image import ReadImage
+from featviz.rundir.image import DamagedError, ReadImage
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 from featviz.text import listed, quoted
@@ -44,8 +44,6 @@ class SheetLayer(NamedTuple):
     label: str
     channels: Sequence[int]
     """The same for all images; ALL alone for the one tile of all channels."""
-    slices: int
-    """Tiles side by side for each channel: steps of a clip, regions of a batch."""
 
 
 class ImageCapture(NamedTuple):
@@ -55,51 +53,102 @@ class ImageCapture(NamedTuple):
     row: Capture
 
 
+class CellKey(NamedTuple):
+    """Whose tiles stand in some cells of a sheet."""
+
+    run: int
+    """Its number."""
+    layer: str
+    image: str
+
+
 @dataclass(frozen=True)
 class SheetContent:
     """What a sheet shows."""
 
     runs: Sequence[SheetRun]
     images: Sequence[str]
-    """Names in the runs."""
+    """Those that could be read, by name."""
     layers: Sequence[SheetLayer]
-    captures: Mapping[tuple[int, str, str], ImageCapture]
-    """By the number of the run, the label of the layer and the name of the image."""
+    rows: Mapping[CellKey, Capture]
+    tiles: Mapping[CellKey, Mapping[int, list[Bytes]]]
+    """By channel, one for each slice, as the run drew them, uint8 [h, w, 3]."""
+    inputs: Mapping[str, list[Bytes]]
+    """What the model saw of each image, frame by frame of a clip."""
+    damaged: Mapping[str, str]
+    """Images that cannot be read, and why."""
 
     @property
     def slices(self) -> int:
         """The most tiles that a channel has."""
-        return max(layer.slices for layer in self.layers)
+        return max(row.side for row in self.rows.values())
+
+    def shown(
+        self, pictures: Sequence[Bytes] | None, slice: int | None
+    ) -> Bytes | None:
+        """The picture of a cell: that which belongs to a slice of a clip, or all slices
+        side by side; None where there is none."""
+        if pictures is None:
+            return None
+        if slice is None:
+            return np.hstack(pictures)
+        # of fewer pictures than slices each stands for several, of more the middle one
+        return pictures[int((slice + 0.5) * len(pictures) / self.slices)]
 
 
 def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetContent:
-    """Find the images, layers and channels that the options name in the runs.
+    """Find the images, layers and channels that the options name in the runs, and cut
+    their tiles out of the runs' grids.
 
     Raises:
         UsageError: the runs have no such image, layer, tensor or channels.
+        StoreError: none of the images can be read.
     """
     names = dict.fromkeys(name for run in runs for name in run.run.images)
     images = _chosen_images(list(names), options.images)
-    captures: dict[tuple[int, str, str], ImageCapture] = {}
-    stems: dict[str, set[str]] = {}
+    captures = _captures(runs, images, options.tensor)
+    labels = _chosen_layers([row for _, row in captures.values()], options.layers)
+    layers = []
+    rows: dict[CellKey, Capture] = {}
+    tiles: dict[CellKey, dict[int, list[Bytes]]] = {}
+    inputs: dict[str, list[Bytes]] = {}
+    damaged: dict[str, str] = {}
+    for label in labels:
+        of_layer = {key: pair for key, pair in captures.items() if key.layer == label}
+        channels = _chosen_channels(label, list(of_layer.values()), options.channels)
+        layers.append(SheetLayer(label, channels))
+        for key, (image, row) in of_layer.items():
+            rows[key] = row
+            try:
+                tiles[key] = _cut_tiles(image, row, channels)
+                inputs[key.image] = inputs.get(key.image) or _input_frames(image)
+            except DamagedError as error:
+                damaged[key.image] = error.message
+    if not inputs:
+        raise StoreError(next(iter(damaged.values())))
+    images = [name for name in images if name in inputs]
+    return SheetContent(runs, images, layers, rows, tiles, inputs, damaged)
+
+
+def _captures(
+    runs: Sequence[SheetRun], images: Sequence[str], tensor: str
+) -> dict[CellKey, ImageCapture]:
+    """The tensors of this name of all layers and images."""
+    captures = {}
+    stems: set[str] = set()
     for number, run in enumerate(runs):
         for name in images:
-            if name not in run.run.images:
-                continue
-            image = run.run.images[name]
-            for row in image.captures.values():
-                stems.setdefault(row.label, set()).add(row.place.stem)
-                if row.place.stem == options.tensor:
-                    captures[number, row.label, name] = ImageCapture(image, row)
-    rows = [capture.row for capture in captures.values()]
-    labels = _chosen_layers(rows, options, stems)
-    layers = []
-    for label in labels:
-        of_layer = [capture for key, capture in captures.items() if key[1] == label]
-        channels = _chosen_channels(label, of_layer, options.channels)
-        slices = max(row.side for _, row in of_layer)
-        layers.append(SheetLayer(label, channels, slices))
-    return SheetContent(runs, images, layers, captures)
+            image = run.run.images.get(name)
+            for row in image.captures.values() if image else ():
+                stems.add(row.place.stem)
+                if image and row.place.stem == tensor:
+                    key = CellKey(number, row.label, name)
+                    captures[key] = ImageCapture(image, row)
+    if not captures:
+        message = f"the runs have no {quoted(tensor)!r}"
+        there = listed(sorted(stems), _NAMED)
+        raise UsageError(message, f"they have {there}; see --tensor")
+    return captures
 
 
 def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -123,35 +172,23 @@ def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return list(chosen)
 
 
-def _chosen_layers(
-    rows: Iterable[Capture], options: SheetOptions, stems: Mapping[str, set[str]]
-) -> list[str]:
+def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
     """The labels of the layers that `--layers` selects, in the order of the model."""
-    layers = {
+    by_label = {
         row.label: Layer(row.index, row.layer, row.type, classes=(row.type,))
         for row in rows
     }
-    if not layers:
-        there = sorted({stem for each in stems.values() for stem in each})
-        raise UsageError(
-            f"the runs have no {quoted(options.tensor)!r}",
-            f"they have {listed(there, _NAMED)}; see --tensor",
-        )
-    in_order = sorted(layers.values(), key=lambda layer: layer.index)
-    names = [quoted(layer.label) for layer in in_order]
-    if options.layers is None:
-        if len(names) > 1:
-            raise UsageError(
-                f"the runs have {len(names)} layers",
-                f"--layers takes some of {listed(names, _NAMED)}",
-            )
-        return list(layers)
-    selected = selectors.select(in_order, selectors.parse(options.layers, in_order))
+    layers = sorted(by_label.values(), key=lambda layer: layer.index)
+    names = listed([quoted(layer.label) for layer in layers], _NAMED)
+    if text is None:
+        if len(layers) > 1:
+            message = f"the runs have {len(layers)} layers"
+            raise UsageError(message, f"--layers takes some of {names}")
+        return list(by_label)
+    selected = selectors.select(layers, selectors.parse(text, layers))
     if not selected:
-        raise UsageError(
-            f"the runs have no layer {quoted(options.layers)!r}",
-            f"they have {listed(names, _NAMED)}",
-        )
+        message = f"the runs have no layer {quoted(text)!r}"
+        raise UsageError(message, f"they have {names}")
     return [layer.label for layer in selected]
 
 
@@ -197,12 +234,10 @@ def _average(numbers: Floats) -> Floats:
     return average
 
 
-def cut_tiles(capture: ImageCapture, channels: Sequence[int]) -> dict[int, list[Bytes]]:
-    """The tiles of channels as the run drew them, one for each slice, uint8 [h, w, 3].
-
-    A channel that was not drawn of this image is missing.
-    """
-    image, row = capture
+def _cut_tiles(
+    image: ReadImage, row: Capture, channels: Sequence[int]
+) -> dict[int, list[Bytes]]:
+    """The tiles of those channels that were drawn."""
     picture = np.asarray(image.picture(row.file).convert("RGB"))
     tiles: dict[int, list[Bytes]] = {}
     for position, channel in enumerate(row.drawn or [ALL]):
@@ -211,16 +246,14 @@ def cut_tiles(capture: ImageCapture, channels: Sequence[int]) -> dict[int, list[
         tiles[channel] = []
         for number in range(position * row.side, (position + 1) * row.side):
             left, top, width, height = row.plan.box(number)
-            tiles[channel].append(picture[top : top + height, left : left + width])
+            tile = picture[top : top + height, left : left + width]
+            tiles[channel].append(tile.copy())  # the grid itself may be large
     return tiles
 
 
-def input_frames(image: ReadImage) -> list[Bytes]:
-    """What the model saw, uint8 [h, w, 3] for each frame of a clip, which stand side by
-    side in its file."""
+def _input_frames(image: ReadImage) -> list[Bytes]:
+    """What the model saw; the frames of a clip stand side by side in its file."""
     picture = np.asarray(image.picture(INPUT_FILE).convert("RGB"))
     shapes = image.manifest.input.shapes
-    if len(shapes) > 1:
-        return [picture]
-    count = max(1, picture.shape[1] // shapes[0][-1])
-    return np.array_split(picture, count, axis=1)
+    width = shapes[0][-1] if len(shapes) == 1 else picture.shape[1]
+    return np.array_split(picture, max(1, picture.shape[1] // width), axis=1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -16,7 +15,6 @@ from featviz.drawing import animation, vector
 from featviz.drawing.colormap import check_cmap, resolved
 from featviz.drawing.figure import (
     ColorScale,
-    TableLayout,
     TableRow,
     TileTable,
     draw_table,
@@ -27,18 +25,16 @@ from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.options.commands import SheetOptions
 from featviz.records import Bytes
-from featviz.rundir.image import DamagedError
 from featviz.rundir.mirror import copied
 from featviz.rundir.place import check_file, picture_of, writing
 from featviz.rundir.read import read_run
 from featviz.rundir.studies import read_steps
 from featviz.sheets.cells import (
     ALL,
+    CellKey,
     SheetContent,
     SheetLayer,
     SheetRun,
-    cut_tiles,
-    input_frames,
     read_content,
 )
 from featviz.text import printable, quoted
@@ -91,54 +87,6 @@ class SheetFrame(NamedTuple):
     """Of a clip; None lays all side by side."""
 
 
-class _TileBook:
-    """The tiles of a sheet, which are read once."""
-
-    def __init__(self, content: SheetContent) -> None:
-        self.damaged: dict[str, str] = {}
-        """Images that cannot be read, and why."""
-        self.inputs: dict[str, list[Bytes]] = {}
-        """The frames of what the model saw, by the name of the image."""
-        self._tiles: dict[tuple[int, str, str], dict[int, list[Bytes]]] = {}
-        self._most_slices = content.slices
-        channels = {layer.label: layer.channels for layer in content.layers}
-        for key, capture in content.captures.items():
-            _, label, name = key
-            if label not in channels:
-                continue
-            try:
-                self._tiles[key] = cut_tiles(capture, channels[label])
-                if name not in self.inputs:
-                    self.inputs[name] = input_frames(capture.image)
-            except DamagedError as error:
-                self.damaged[name] = error.message
-
-    def seen(self, name: str, slice: int | None) -> Bytes | None:
-        """What the model saw of an image; of a clip at a slice the frame under it."""
-        if name not in self.inputs:
-            return None
-        frames = self.inputs[name]
-        if slice is None:
-            return np.hstack(frames)
-        return frames[int((slice + 0.5) * len(frames) / self._most_slices)]
-
-    def tile(
-        self, key: tuple[int, str, str], channel: int, slice: int | None
-    ) -> Bytes | None:
-        """The tile of a channel; None where it was not drawn.
-
-        Args:
-            key: the number of a run, the label of a layer and the name of an image.
-            slice: of the most that a layer has; None lays all side by side.
-        """
-        tiles = self._tiles.get(key, {}).get(channel)
-        if tiles is None:
-            return None
-        if slice is None:
-            return np.hstack(tiles)
-        return tiles[slice * len(tiles) // self._most_slices]
-
-
 def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     """Draw layers of runs into one figure, or an animation: a column for each image, a
     row for each channel, layer and run, with the tiles that are in the runs' grids.
@@ -164,16 +112,11 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     with ExitStack() as copies:
         runs, are_steps = _read_runs(sources, copies)
         content = read_content(runs, options)
-        book = _TileBook(content)
-    images = [name for name in content.images if name in book.inputs]
-    if not images:
-        raise StoreError(next(iter(book.damaged.values()), "no image has the layers"))
-    content = replace(content, images=images)
-    frames = [SheetFrame(options.title, range(len(runs)), images)]
+    frames = [SheetFrame(options.title, range(len(runs)), content.images)]
     if format in animation.FORMATS:
         frames = _moving(content, are_steps, options.title)
     scale = _shared_scale(content)
-    tables = [_table(content, book, frame, scale) for frame in frames]
+    tables = [_table(content, frame, scale) for frame in frames]
     layout = lay_out(tables[0], options.width)
     first = draw_table(tables[0], layout, options.dpi).pixels
     if options.out is not None:
@@ -181,19 +124,26 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
             if format in vector.FORMATS:
                 draw_vectors(tables[0], layout).save(file, format)
             elif format in animation.FORMATS:
-                pictures = _drawn(tables, layout, options.dpi)
+                pictures = (draw_table(t, layout, options.dpi).pixels for t in tables)
                 animation.write_animation(pictures, file, format, options.fps)
             else:
                 dpi = (options.dpi, options.dpi)
                 picture = Image.fromarray(first)
                 picture.save(file, "png", pnginfo=_TEXT_CHUNK, dpi=dpi)
-    left_out = dict(book.damaged)
+    left_out = dict(content.damaged)
     for run in runs:
         left_out |= run.run.left_out
     channels = {}
     for layer in content.layers:
         channels[layer.label] = [n for n in layer.channels if n != ALL]
-    return Sheet(options.out, images, channels, len(tables), left_out, first)
+    return Sheet(
+        path=options.out,
+        images=list(content.images),
+        channels=channels,
+        frames=len(tables),
+        left_out=left_out,
+        pixels=first,
+    )
 
 
 def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
@@ -234,120 +184,101 @@ def _moving(content: SheetContent, are_steps: bool, title: str) -> list[SheetFra
     return [SheetFrame(title, all_runs, [name]) for name in content.images]
 
 
-def _drawn(
-    tables: Sequence[TileTable], layout: TableLayout, dpi: int
-) -> Iterator[Bytes]:
-    for table in tables:
-        yield draw_table(table, layout, dpi).pixels
-
-
 def _table(
-    content: SheetContent, book: _TileBook, frame: SheetFrame, scale: ColorScale | None
+    content: SheetContent, frame: SheetFrame, scale: ColorScale | None
 ) -> TileTable:
-    """Images side by side; of one image the channels."""
-    if len(frame.images) == 1:
-        rows = _rows_of_image(content, book, frame)
-        heads = [PurePosixPath(frame.images[0]).stem, *[""] * (len(rows[0].tiles) - 1)]
+    """Images side by side; of one image its channels."""
+    heads = [printable(PurePosixPath(name).stem) for name in frame.images]
+    if len(heads) == 1:
+        rows = _rows_of_image(content, frame)
+        heads += [""] * (len(rows[0].tiles) - 1)
     else:
-        rows = _rows_of_images(content, book, frame)
-        heads = [PurePosixPath(name).stem for name in frame.images]
-    return TileTable([printable(head) for head in heads], rows, frame.title, scale)
+        rows = _rows_of_images(content, frame)
+    return TileTable(heads, rows, frame.title, scale)
 
 
-def _rows_of_images(
-    content: SheetContent, book: _TileBook, frame: SheetFrame
-) -> list[TableRow]:
-    """A row for each channel of each layer of each run, below what the model saw."""
-    seen = [book.seen(name, frame.slice) for name in frame.images]
-    rows = [TableRow("input", seen)]
-    for number in frame.runs:
-        block = content.runs[number].name if len(frame.runs) > 1 else ""
-        for layer in _present(content, number):
-            for channel in layer.channels:
-                tiles = [
-                    book.tile((number, layer.label, name), channel, frame.slice)
-                    for name in frame.images
-                ]
-                rows.append(TableRow(_label(content, layer, channel), tiles, block))
+def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
+    """What the model saw, and a row for each channel of each layer of each run."""
+    seen = [content.inputs[name] for name in frame.images]
+    rows = [TableRow("input", [content.shown(one, frame.slice) for one in seen])]
+    for run, layer in _blocks(content, frame):
+        for channel in layer.channels:
+            tiles = []
+            for name in frame.images:
+                found = content.tiles.get(CellKey(run, layer.label, name), {})
+                tiles.append(content.shown(found.get(channel), frame.slice))
+            label = _label(content, layer)
+            if channel != ALL:
+                label = (
+                    f"{label}  {channel}" if len(content.layers) > 1 else f"{channel}"
+                )
+            rows.append(TableRow(label, tiles, _block(content, frame, run)))
     return rows
 
 
-def _label(content: SheetContent, layer: SheetLayer, channel: int) -> str:
-    """What tells a row from others: its layer, its channel, or both."""
-    if channel == ALL:
-        return _layer_label(content, layer)
-    return (
-        f"{printable(layer.label)}  {channel}"
-        if len(content.layers) > 1
-        else f"{channel}"
-    )
+def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
+    """A row for each layer of each run: the channels side by side, each above its
+    number; in front of the first row what the model saw."""
+    (name,) = frame.images
+    columns = max(len(layer.channels) for layer in content.layers)
+    seen = content.shown(content.inputs[name], frame.slice)
+    rows: list[TableRow] = []
+    for run, layer in _blocks(content, frame):
+        tiles_by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
+        tiles = [None if rows else seen]
+        captions = [""]
+        for channel in layer.channels:
+            tiles.append(content.shown(tiles_by_channel.get(channel), frame.slice))
+            captions.append("" if channel == ALL else str(channel))
+        missing = columns + 1 - len(tiles)
+        tiles += [None] * missing
+        captions += [""] * missing
+        label = _label(content, layer)
+        rows.append(TableRow(label, tiles, _block(content, frame, run), captions))
+    return rows
 
 
-def _layer_label(content: SheetContent, layer: SheetLayer) -> str:
+class _Block(NamedTuple):
+    run: int
+    layer: SheetLayer
+
+
+def _blocks(content: SheetContent, frame: SheetFrame) -> list[_Block]:
+    """The layers of each run of a frame; models differ, and some have others."""
+    present = {(key.run, key.layer) for key in content.tiles}
+    blocks = [_Block(run, layer) for run in frame.runs for layer in content.layers]
+    return [block for block in blocks if (block.run, block.layer.label) in present]
+
+
+def _block(content: SheetContent, frame: SheetFrame, run: int) -> str:
+    """The name beside the rows of a run, where there are several."""
+    return content.runs[run].name if len(frame.runs) > 1 else ""
+
+
+def _label(content: SheetContent, layer: SheetLayer) -> str:
     """The name of a layer; nothing where the names of runs alone tell rows apart."""
     if len(content.layers) == 1 and len(content.runs) > 1:
         return ""
     return printable(layer.label)
 
 
-def _rows_of_image(
-    content: SheetContent, book: _TileBook, frame: SheetFrame
-) -> list[TableRow]:
-    """A row for each layer of each run: what the model saw, then the channels side by
-    side, each above its number."""
-    name = frame.images[0]
-    columns = max(len(layer.channels) for layer in content.layers)
-    rows: list[TableRow] = []
-    for number in frame.runs:
-        block = content.runs[number].name if len(frame.runs) > 1 else ""
-        for layer in _present(content, number):
-            tiles: list[Bytes | None] = [None] * (columns + 1)
-            captions = [""] * (columns + 1)
-            if not rows:
-                tiles[0] = book.seen(name, frame.slice)
-            for column, channel in enumerate(layer.channels, start=1):
-                key = (number, layer.label, name)
-                tiles[column] = book.tile(key, channel, frame.slice)
-                captions[column] = "" if channel == ALL else str(channel)
-            if not any(captions):
-                captions = []
-            label = _layer_label(content, layer)
-            rows.append(TableRow(label, tiles, block, captions))
-    return rows
-
-
-def _present(content: SheetContent, number: int) -> list[SheetLayer]:
-    """The layers that a run has for some image."""
-    present = []
-    for layer in content.layers:
-        if any(
-            (number, layer.label, name) in content.captures for name in content.images
-        ):
-            present.append(layer)
-    return present
-
-
 def _shared_scale(content: SheetContent) -> ColorScale | None:
     """The scale of a colour bar; None where tiles have scales of their own, or the
     colours stand for no value."""
-    labels = {layer.label for layer in content.layers}
     scales = set()
-    for (number, label, _), (_, row) in content.captures.items():
-        if label not in labels:
-            continue
-        if row.range is None or None in row.range or row.reduce == "pca":
+    for key, row in content.rows.items():
+        low, high = row.range or (None, None)
+        if low is None or high is None or row.reduce == "pca":
             return None
-        low, high = row.range
-        options = content.runs[number].run.record.get("options") or {}
-        name = row.cmap or str(options.get("cmap", "auto"))
+        options = content.runs[key.run].run.record.get("options") or {}
+        cmap = row.cmap or str(options.get("cmap", "auto"))
         over = row.overlay is not None
-        cmap = resolved(name, row.kind, over=over, reduce=row.reduce)
-        scales.add(ColorScale(cmap, float(low or 0), float(high or 0)))
-    if len(scales) != 1:
+        cmap = resolved(cmap, row.kind, over=over, reduce=row.reduce)
+        scales.add(ColorScale(cmap, low, high))
+    if len(scales) > 1:
         return None
     (scale,) = scales
-    try:
+    with suppress(UsageError):  # of an unknown colormap: the record may be anybody's
         check_cmap(scale.cmap)
-    except UsageError:  # the record may be anybody's
-        return None
-    return scale
+        return scale
+    return None
