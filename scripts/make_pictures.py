@@ -324,7 +324,7 @@ TABLE: dict[str, Picture] = {
                 " --images spheres.jpg,crater*,leaf* --width 17 --out layers.png"
             ),
         ),
-        part_of("layers.png", 640),
+        part_of("layers.png", 460),
     ),
     "models": Picture(
         (
@@ -365,7 +365,7 @@ TABLE: dict[str, Picture] = {
                 " --width 17 --out components.png"
             ),
         ),
-        part_of("components.png", 640),
+        part_of("components.png", 420),
     ),
     "before-after": Picture(
         (
@@ -411,7 +411,7 @@ TABLE: dict[str, Picture] = {
                 " figure.pdf"
             ),
         ),
-        rasterised("figure.pdf", 640),
+        rasterised("figure.pdf", 420),
     ),
 }
 
@@ -454,7 +454,7 @@ def main() -> None:
             first, *others = picture.pictures
             duration = round(1000 / picture.fps)
             settings = {"save_all": True, "append_images": others, "loop": 0}
-            first.save(file, quality=40, method=6, duration=duration, **settings)
+            first.save(file, quality=30, method=6, duration=duration, **settings)
         else:
             picture.save(file, quality=82, method=6)
         print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
