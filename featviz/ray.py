@@ -80,12 +80,14 @@ def run(
     check_options(request.options)
     with as_files(images) as files:
         check_destination(request.options, request.options.overwrite)
+        # a caller's own connection is used; workers' lines would mix with progress
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)
         # a shard that Ray begins again goes on with what is complete
         resuming = replace(
             request, options=structs.replace(request.options, resume=True)
         )
+        # put once: a module among the options may have gigabytes
         request_of_all = ray.put(resuming)
         shards = [Shard(index, workers) for index in range(workers)]
         tasks = [
@@ -115,7 +117,8 @@ def _wait(tasks: list[Any]) -> bool:
                     _result(task)
         finally:
             for task in running:
-                ray.cancel(task)  # as by Ctrl-C: it ends after its current image
+                # as by Ctrl-C: the worker ends after its current image
+                ray.cancel(task)
             ray.wait(tasks, num_returns=len(tasks))
         return stop.is_set()
 

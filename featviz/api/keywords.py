@@ -66,6 +66,8 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
     """
 
     def decorate(function: F) -> F:
+        # editors, notebooks and Sphinx read `__signature__`, so that each option can
+        # be completed and is documented, and no function repeats the list
         signature = inspect.signature(function)
         parameters = dict(signature.parameters)
         parameters.pop("options", None)
@@ -98,6 +100,8 @@ def names_of(*records: type[Struct], but: Sequence[str] = ()) -> set[str]:
     return {*every_option(*records), "forward_args"} - {*but, *NOT_IN_PYTHON}
 
 
+# Hooks of two threads on one module would take each other's tensors. The lock of a
+# module goes when the module goes.
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 _LOOKING_UP = Lock()
 
@@ -108,6 +112,7 @@ def alone_with(model: Any) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
+    # WeakKeyDictionary.setdefault alone is not safe between threads
     with _LOOKING_UP:
         lock = _LOCKS.setdefault(uncompiled(model), RLock())
     with lock:
@@ -130,6 +135,7 @@ def read_feeding(keywords: dict[str, Any]) -> Feeding:
         raise UsageError(
             f"forward_args is {type(forward_args).__name__!r}", "{'t': 10}"
         )
+    # text names a transform of torchvision, and is an option of a MODEL string
     transform = keywords.get("transform")
     if transform is None or callable(transform):
         keywords.pop("transform", None)
@@ -154,6 +160,8 @@ def borrowed(
         if transform is None and not feeding.forward_args:
             yield source
             return
+        # hooks on the module pass the caller's transform and arguments, and are
+        # removed at the end
         with fed(
             load_model(source, inputs), inputs, transform, feeding.forward_args
         ) as fed_model:
@@ -174,6 +182,7 @@ class Request(Generic[T]):
         """The result of a command for the model, the images and the options."""
         with as_files(images) as files:
             options: Any = self.options
+            # a mapping of tensors is `--input name=file` for each of them
             if isinstance(images, Mapping):
                 inputs = structs.replace(options.inputs, input=tuple(files))
                 options = structs.replace(options, inputs=inputs)
@@ -218,6 +227,7 @@ def read_request(
         temporary = TemporaryFolder()
         keywords["out"] = temporary.path / name
     feeding = read_feeding(keywords)
+    # two records share the keywords of a call: those of the model go first
     of_model = declared(ModelOptions)
     for_model = {name: keywords.pop(name) for name in of_model if name in keywords}
     asked_for = read_from(record, keywords, (*but, *NOT_IN_PYTHON))
@@ -236,6 +246,7 @@ def read_request(
             " module",
             "of an exported program, torch.export.unflatten makes a module",
         )
+    # options are read from text, as those of the command line
     if isinstance(for_model.get("device"), torch.device):
         for_model["device"] = str(for_model["device"])
     source = read(ModelOptions, {"spec": str(model), **for_model})
@@ -266,6 +277,8 @@ def as_files(images: Any) -> Iterator[list[str]]:
     pictures = [images] if is_one else images
     if not pictures:
         raise UsageError("there are no images", "give paths or images")
+    # Files, so that images in memory go the way of all others: one reader, one name in
+    # manifests, and workers in processes of their own read them, too.
     temporary = TemporaryFolder()
     folder = temporary.path / "in-memory"
     folder.mkdir()

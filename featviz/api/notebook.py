@@ -66,11 +66,13 @@ def html_of(result: Any) -> str:
     total = 0  # bytes
     for shot in view.shots:
         figure = _figure(shot, view.side)
+        # characters of base64, as the notebook's file keeps them
         total += len(figure.address)
         if total > MOST_BYTES or len(figures) == MOST_PICTURES:
             lines.append("there are more pictures")
             break
         figures.append(figure)
+    # a model may have thousands of layers, and a notebook shows each row for good
     table = view.table
     if table is not None and len(table.rows) > MOST_ROWS:
         footer = (f"{len(table.rows) - MOST_ROWS} more rows", *table.footer)
@@ -88,10 +90,12 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
         )
     if picture.mode not in ("L", "RGB"):
         picture = picture.convert("RGB")
+    # a box filter keeps the mean of what it joins; others ring at the tiles' borders
     picture.thumbnail((side, side), Image.Resampling.BOX)
     file = io.BytesIO()
     picture.save(file, "png")
     data = base64.b64encode(file.getvalue()).decode()
+    # the browser enlarges small maps, by a whole factor, so that pixels stay square
     factor = max(1, side // (2 * max(picture.size)))
     size = (picture.width * factor, picture.height * factor)
     return NotebookFigure(f"data:image/png;base64,{data}", quoted(shot.caption), size)

@@ -118,6 +118,7 @@ def read_run_request(
     """Read the keywords of `run`; `seed` is also that of noise, which a module may
     have, too."""
     keywords = dict(options)
+    # `seed` is an option of MODEL strings; noise of `--edit` takes the same one
     seed = declared(ModelOptions)["seed"].value(keywords.get("seed", 0))
     if isinstance(model, nn.Module) and "noise" in str(keywords.get("edit")):
         keywords.pop("seed", None)
@@ -164,6 +165,7 @@ def diff(
         >>> featviz.diff(model, other, torch.ones(3, 8, 8), size=8).first.label
         '0'
     """
+    # each record takes its own keywords out; what is left belongs to the models
     keywords = dict(options)
     thresholds = read_from(DiffThresholds, keywords)
     files = read_from(DiffFiles, keywords)
@@ -176,6 +178,7 @@ def diff(
         result = diff_runs(*runs, thresholds, files, render_comparison)
         return replace(result, out=maps_folder(files))
     titles = []
+    # tensors are kept beside the pictures: SQNR of 8-bit levels would be their own noise
     with model_runs(files) as folders:
         for model, folder in ((base, folders.base), (new, folders.new)):
             if isinstance(model, RunResult):
@@ -236,6 +239,7 @@ def report(
                 " would show none",
                 "give the run an out, or the report out='maps.html', single_file=True",
             )
+    # a report is made from the run directory alone, wherever the run came from
     keywords = {**options, "out": out, "compare": None if base is None else _root(base)}
     return build_report(_root(run), read(ReportOptions, keywords), compare_runs)
 

@@ -88,14 +88,17 @@ def capture(
         raise UsageError(
             f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed)
         )
+    # filled by hooks while the caller's block runs
     captured: dict[str, list[Tensor]] = {}
     # functions in the order of their first calls; if taken
     called: dict[Layer, bool] = {}
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:
+        # torch.utils.checkpoint runs layers once more inside the backward pass
         if torch._C._current_graph_task_id() != _NO_BACKWARD:
             return
         name = site.layer.name + (f":{site.key}" if site.key else "")
+        # a copy: the next layer may work in place
         captured.setdefault(name, []).append(tensor.clone())
 
     def is_taken(layer: Layer) -> bool:

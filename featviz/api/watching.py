@@ -130,12 +130,16 @@ class Watcher:
         self.steps: list[int] = []
         """Those that were drawn."""
         self._overwrite = overwrite
-        self._is_numbered = True  # whether it is certain which step the model is at
-        self._pending = False  # whether the last step was not drawn
-        self._open = ExitStack()  # what `close` has to close
+        # whether it is certain which step the model is at
+        self._is_numbered = True
+        # whether the last step was not drawn
+        self._pending = False
+        # what `close` has to close
+        self._open = ExitStack()
         self._prepared: Prepared | None = None
         """None in processes that write nothing, and after `close`."""
         self._health: HealthCheck | None = None
+        # the processes of a distributed training hold the same weights: one draws
         if not _is_first_process():
             return
         board = declared(RunOptions)["tensorboard"].value(tensorboard)
@@ -149,6 +153,7 @@ class Watcher:
         )
         self._model = adopt(model, self._inputs)
         earlier = check_series(self.out, overwrite, resume, board)
+        # a checkpoint of an earlier training does not say how many steps it has taken
         self._is_numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
@@ -158,6 +163,7 @@ class Watcher:
                 )
                 self._health = self._health_check(source, self._prepared)
             self._board = stack.enter_context(boards.opened(board))
+            # nothing failed: what was opened stays open until `close`
             self._open = stack.pop_all()
 
     def _health_check(
@@ -198,6 +204,8 @@ class Watcher:
         self._is_numbered = True
         if now > before:
             self._pending = True
+        # gradient accumulation and restarts skip numbers, so a multiple of `every` may
+        # never be seen itself
         is_due = now // self.every > before // self.every
         return self._write() if is_due else None
 
@@ -252,7 +260,8 @@ class Watcher:
         folder = step_folder(self.out, self.number)
         surplus = self._surplus_steps()
         try:
-            # what may be removed is known before anything is drawn
+            # what may be removed is known before anything is drawn: a folder with files
+            # of others is refused as a whole
             files = {
                 path: check_free(path, RUN, True)
                 for path in (step_folder(self.out, step) for step in surplus)
@@ -265,6 +274,8 @@ class Watcher:
             for path, files_of_run in files.items():
                 remove_result(Folder.open(self.out), path.name, files_of_run or ())
         except FeatvizError as error:
+            # a wrong option shows at the first step, and should end the training at
+            # once; later, a full disk is no reason to lose hours of it
             if not self.steps:
                 raise
             log.warning("step %d is not drawn: %s", self.number, error.message)

@@ -61,6 +61,7 @@ class LazyGroup(click.Group):
         """Import a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
+        # a matplotlibrc in the current folder could name a backend, which is code
         from featviz.models.requirements import MATPLOTLIBRC
 
         os.environ["MATPLOTLIBRC"] = str(MATPLOTLIBRC)
@@ -176,15 +177,18 @@ def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     _log_to_stderr()
     try:
+        # click would end the process itself, with messages and codes of its own
         result = group.main(
             arguments, prog_name="featviz", standalone_mode=False, obj=tuple(arguments)
         )
-        output.text()  # or what was printed would fail at the very end
+        # flush now: at Python's own end a closed pipe would be a traceback
+        output.text()
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
         hint = mistakes.hint_of(error, arguments)
         return _print_error(error.message, hint, error.exit_code, error)
-    except click.exceptions.NoArgsIsHelpError as error:  # the help is the answer
+    # `featviz` alone: the help is the answer
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:

@@ -17,7 +17,8 @@ import click
 from featviz.errors import FeatvizError, UsageError
 from featviz.text import quoted
 
-_LONGEST_COMMAND = 500  # characters that a hint shows: an expanded glob may have more
+# Characters that a hint shows: an expanded glob may have more.
+_LONGEST_COMMAND = 500
 _SYNONYMS = {
     "--gpu": "--device=cuda",
     "--cuda": "--device=cuda",
@@ -33,7 +34,8 @@ called here."""
 
 # tensors that are images may have .pt
 _WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
-_NEIGHBOURS = 5  # words before and behind a wrong one that may belong to the same path
+# Words before and behind a wrong one that may belong to the same path.
+_NEIGHBOURS = 5
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
 
 
@@ -52,7 +54,7 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
             return _joined_words(error.message, arguments) or error.hint
         return error.hint
     corrected = list(arguments)
-    # what is wrong is replaced where it stands, so that all else that was typed stays
+    # What is wrong is replaced where it stands, so that all else that was typed stays
     if error.replace is not None:
         old, new = error.replace
         if old in corrected:
@@ -165,6 +167,7 @@ def _option_hint(
 
 def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
     """The command that a wrong one stands for, or all commands."""
+    # people type `featviz version` and `featviz help` as with other tools
     name, *rest = arguments
     if name in ("version", "help"):
         return _with_command(f"did you mean --{name}?", [f"--{name}"])

@@ -40,8 +40,10 @@ from featviz.options import (
 )
 from featviz.text import quoted
 
-_LONG = 15  # a command of more options is long: --help does not show all of them
-_SHOW_ALL = "featviz.help_all"  # key of a context in which all options are shown
+# A command of more options than this is long: --help does not show all of them.
+_LONG = 15
+# Key of a context in which all options are shown.
+_SHOW_ALL = "featviz.help_all"
 
 
 class ClickOption(click.Option):
@@ -134,7 +136,8 @@ def show_all_help(ctx: click.Context, param: click.Parameter, is_given: bool) ->
     """--help-all: of a group, the help of every command follows its own."""
     if not is_given or ctx.resilient_parsing:
         return
-    ctx.meta[_SHOW_ALL] = True  # contexts of commands inherit it
+    # contexts of commands inherit `meta`
+    ctx.meta[_SHOW_ALL] = True
     texts = [ctx.get_help()]
     if isinstance(ctx.command, click.Group):
         for name in ctx.command.list_commands(ctx):
@@ -290,7 +293,8 @@ def _call(
     imported."""
     if "model" not in values:
         return function(values)
-    if result:  # before what knows images, which imports numpy
+    # before what knows images, which imports numpy
+    if result:
         _check_out(values, result)
     from featviz.images.find import check_arguments
     from featviz.models.requirements import check_current_folder, require_torch
@@ -367,6 +371,7 @@ def click_option(option: Option) -> ClickOption:
 def _default_text(option: Option) -> str:
     if option.default_text:
         return option.default_text
+    # tuples and None would be shown as Python writes them
     is_plain = isinstance(option.default, (str, int, float, Path))
     return (
         str(option.default) if is_plain and not isinstance(option.default, bool) else ""
@@ -382,6 +387,7 @@ def _read(
     if source is ParameterSource.DEFAULT or ctx.resilient_parsing:
         return option.default
     read = option.value(list(value) if isinstance(value, tuple) else value)
+    # None is "not given", and a repeatable option gives a tuple
     if option.name in _CHECKS and read is not None:
         module, _, function = _CHECKS[option.name].partition(":")
         check = getattr(import_module(module), function)
