@@ -20,8 +20,8 @@ from featviz.api.keywords import (
     read_request,
     selectors,
 )
-from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
+from featviz.diff import maps_folder
 from featviz.diff.comparison import Comparison
 from featviz.diff.runs import model_runs
 from featviz.errors import UsageError
@@ -241,7 +241,7 @@ def report(
             )
     # a report is made from the run directory alone, wherever the run came from
     keywords = {**options, "out": out, "compare": None if base is None else _root(base)}
-    return build_report(_root(run), read(ReportOptions, keywords), compare_runs)
+    return build_report(_root(run), read(ReportOptions, keywords))
 
 
 @keywords_of(SheetOptions)

@@ -58,13 +58,10 @@ def report(values: Values) -> int:
       featviz report featviz-out --kernels kernels --audit featviz-audit
       featviz report featviz-out --single-file --out maps.html
     """
-    from featviz.diff import compare_runs
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
-    result = build_report(
-        values["run"], read_from(ReportOptions, dict(values)), compare_runs
-    )
+    result = build_report(values["run"], read_from(ReportOptions, dict(values)))
     warn_of(result.incomplete, behind="; the report names it but does not show it")
     if values["json"]:
         files = [str(path) for path in result.files]

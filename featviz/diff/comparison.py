@@ -15,18 +15,46 @@ from msgspec import structs
 from featviz.errors import CHECK_FAILED
 from featviz.files.urls import Url
 from featviz.options.commands import DiffThresholds
-from featviz.records import CaptureKey, GridPlan, Verdict, finite
+from featviz.records import CaptureKey, ClassScore, GridPlan, Verdict, finite
 from featviz.text import counted
 
 SCHEMA_VERSION = 1
 """The version of the JSON document. 1: first release."""
 
 
+class ValueSpan(NamedTuple):
+    """The values drawn darkest and brightest."""
+
+    low: float
+    high: float
+
+
+class ChangedNumber(NamedTuple):
+    """The value of a channel that is one number."""
+
+    before: float
+    after: float
+
+
+class NumberedTile(NamedTuple):
+    """Where the number of a channel stands: below its tile, in pixels of the picture."""
+
+    channel: int
+    x: float
+    """The middle of the text."""
+    y: float
+    """The line on which it stands."""
+
+
 @dataclass(frozen=True)
 class DifferenceMap:
-    """A picture of signed differences."""
+    """Pictures of a layer's most changed channels: before, after, and the signed
+    difference, all with the same tiles."""
 
     file: str
+    """Of the difference."""
+    before_file: str
+    after_file: str
     image: str
     label: str
     stem: str
@@ -36,8 +64,49 @@ class DifferenceMap:
     """What shows the values: `kept tensors` or `pixels`."""
     limit: float
     """The relative difference at the ends of the colours."""
+    range: ValueSpan
+    """The scale of before and after."""
     plan: GridPlan
     slices: int
+    numbers: Sequence[ChangedNumber] = ()
+    """The values by themselves, where each channel is one number."""
+
+    @property
+    def letter_size(self) -> float:
+        """The height of the channels' numbers in pixels of the picture."""
+        return round(0.72 * self.plan.padding, 1)
+
+    @property
+    def numbered_tiles(self) -> list[NumberedTile]:
+        """The numbers of the channels below their tiles."""
+        tiles = []
+        padding = self.plan.padding
+        for slot, channel in enumerate(self.channels):
+            left, top, width, height = self.plan.box(slot * self.slices)
+            across = self.slices * (width + padding) - padding
+            baseline = top + height + 0.8 * padding
+            tiles.append(NumberedTile(channel, left + across / 2, round(baseline, 1)))
+        return tiles
+
+
+@dataclass(frozen=True)
+class PredictionChange:
+    """What a classifier says of an image before and after; the likeliest class first."""
+
+    image: str
+    before: Sequence[ClassScore]
+    after: Sequence[ClassScore]
+
+    @property
+    def changed(self) -> bool:
+        """Whether another class is the likeliest."""
+        tops = {score.index for score in (*self.before[:1], *self.after[:1])}
+        return len(tops) > 1
+
+    @property
+    def text(self) -> str:
+        """`cat.jpg: tabby 61.2 % → lynx 40.0 %`."""
+        return f"{self.image}: {self.before[0].text} → {self.after[0].text}"
 
 
 class ImageChange(NamedTuple):
@@ -188,6 +257,8 @@ class Comparison:
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
     """Names of images that are left out as incomplete, under `base` and `new`."""
+    predictions: tuple[PredictionChange, ...] = ()
+    """Of the images of which both runs have one."""
     gates: tuple[Verdict, ...] = ()
     """Whether each gate of the thresholds held."""
     out: Path | None = None
@@ -214,6 +285,10 @@ class Comparison:
             "equal": self.equal,
             "gates": [asdict(verdict) for verdict in self.gates],
             "images": list(self.images),
+            "predictions": [
+                {**asdict(change), "changed": change.changed}
+                for change in self.predictions
+            ],
             "channels": {"differing": differing, "total": total, "ratio": self.ratio},
             "first_divergence": first,
             "layers": layers,
@@ -236,6 +311,11 @@ class Comparison:
     def first(self) -> ComparedLayer | None:
         """The first layer that diverges."""
         return self.differing[0] if self.differing else None
+
+    @property
+    def changed_predictions(self) -> list[PredictionChange]:
+        """Those with another class on top."""
+        return [change for change in self.predictions if change.changed]
 
     @property
     def channels(self) -> ChannelCount:
@@ -354,6 +434,9 @@ def _only_in_json(only_in: OnlyIn) -> dict[str, Any]:
 def _map_json(difference: DifferenceMap) -> dict[str, Any]:
     return {
         "file": difference.file,
+        "before": difference.before_file,
+        "after": difference.after_file,
+        "range": list(difference.range),
         "image": difference.image,
         "label": difference.label,
         "stem": difference.stem,

@@ -85,14 +85,16 @@ def diff(
         }
         if folder is not None:
             with outputs.replacing(folder, outputs.DIFF) as hidden_folder:
-                drawn = maps.draw(result.layers, before, after, hidden_folder)
-                result = replace(result, layers=drawn)
+                layers, contents = maps.draw(result.layers, before, after)
+                result = replace(result, layers=layers)
                 if files.html is not None and render is not None:
                     page, assets = render(result, before, after, files.html, folder)
                     texts[outputs.PAGE] = page.encode("utf-8", "replace")
                     for name, text in assets.items():
-                        with hidden_folder.write(name) as file:
-                            file.write(text.encode("utf-8", "replace"))
+                        contents[name] = text.encode("utf-8", "replace")
+                for name, content in contents.items():
+                    with hidden_folder.write(name) as file:
+                        file.write(content)
                 write_record(hidden_folder, DIFF_FILE, result.document)
         for option, path, file_kind in output_files:
             with outputs.writing(path, file_kind, option, files.overwrite) as file:

@@ -1,84 +1,116 @@
-"""Pictures of signed differences: of the layers that differ most, all on one scale."""
+"""Pictures of what changed: of each layer that differs the most changed channels as
+they are in BASE, as they are in NEW, and the signed difference.
+
+    before          after           difference
+    [5] [12] [3]    [5] [12] [3]    [5] [12] [3]     the most changed channel first
+
+Before and after share a scale, so that a grey is one value in both; the differences of
+all layers share one, so that layers can be compared. The gaps are wide enough for the
+number of a channel below its tile.
+"""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from featviz.diff.compare import scale_of, signed
-from featviz.diff.comparison import ComparedLayer, DifferenceMap
+from featviz.diff.comparison import (
+    ChangedNumber,
+    ComparedLayer,
+    DifferenceMap,
+    ValueSpan,
+)
 from featviz.diff.tensors import TensorPair, ValuePair, map_shape
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
 from featviz.drawing.values import ValueLimits, to_levels
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import CaptureKey
-from featviz.rundir.folder import Folder
+from featviz.records import GridPlan
 from featviz.rundir.read import ReadRun
 from featviz.text import safe_name
 
 # layers that are drawn at most, each in the image in which it differs most
-_MAX_PICTURES = 8
+_MAX_LAYERS = 60
 _MAX_CHANNELS = 16
 _DRAW_OPTIONS = DrawOptions(min_tile=96)
+# A page scales a picture to its column, and the numbers with it: their size is a share
+# of the picture's width, and the gap holds one line of them.
+_GAP = 0.045
+# the grey between tiles, on which white numbers can be read
+_GAP_GREY = 51
 
 
-class _SignedMaps(NamedTuple):
-    """The maps of a layer, before the scale of all layers is known."""
+class DrawnMaps(NamedTuple):
+    """The layers of a comparison, and the pictures of those that were drawn."""
 
-    layer: ComparedLayer
-    difference: DifferenceMap
-    data: np.ndarray
-    """[C, S, H, W]: signed relative differences."""
+    layers: tuple[ComparedLayer, ...]
+    pictures: dict[str, bytes]
+    """PNG files by name."""
 
 
-def draw(
-    layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Folder
-) -> tuple[ComparedLayer, ...]:
-    """Draw maps of the differences of layers into a folder: of the layers that differ
-    most, and of the first one that differs in model order. All share one scale, as wide
-    as the largest difference; what has a number in one run only is magenta.
+class _ChangedValues(NamedTuple):
+    """The values of a layer's most changed channels, each [C, S, H, W]."""
+
+    channels: list[int]
+    base: np.ndarray
+    new: np.ndarray
+    signed: np.ndarray
+    """NEW - BASE, relative; NaN where only one is finite."""
+    source: str
+
+
+def draw(layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun) -> DrawnMaps:
+    """Draw the layers that differ most, and the first one that differs in model order.
 
     Returns:
-        All layers, in their order, those that were drawn with their map.
+        All layers, in their order, those that were drawn with their maps.
     """
-    maps = []
-    for layer in _drawn_layers(layers):
-        signed_maps = _signed_maps(layer, base, new)
-        if signed_maps is not None:
-            maps.append(signed_maps)
-    limit = max((scale_of(one.data.reshape(-1, 1)) for one in maps), default=0.0) or 1.0
-    drawn: dict[CaptureKey, DifferenceMap] = {}
-    for number, (layer, difference, data) in enumerate(maps):
-        name = safe_name(f"{number:02d}_{difference.label}.{difference.stem}.png")
-        drawn[layer.key] = replace(difference, file=name, limit=limit)
-        _write(folder, drawn[layer.key], layer.type, data)
-    return tuple(replace(layer, difference=drawn.get(layer.key)) for layer in layers)
+    changed: dict[int, _ChangedValues] = {}
+    for position in _drawn_positions(layers):
+        values = _changed_values(layers[position], base, new)
+        if values is not None:
+            changed[position] = values
+    limit = 0.0
+    for values in changed.values():
+        limit = max(limit, scale_of(values.signed.reshape(-1, 1)))
+    drawn = list(layers)
+    pictures: dict[str, bytes] = {}
+    for number, (position, values) in enumerate(changed.items()):
+        layer = layers[position]
+        stem = safe_name(f"{number:02d}_{layer.label}.{layer.key.stem}")
+        difference = _difference_map(layer, values, stem, limit or 1.0)
+        drawn[position] = replace(layer, difference=difference)
+        pictures |= _pictures(difference, layer, values)
+    return DrawnMaps(tuple(drawn), pictures)
 
 
-def _drawn_layers(layers: Sequence[ComparedLayer]) -> list[ComparedLayer]:
+def _drawn_positions(layers: Sequence[ComparedLayer]) -> list[int]:
     """The first layer that differs and the worst of the others, in the model's order."""
-    differing = [layer for layer in layers if layer.differs and layer.reason is None]
-    worst = sorted(
-        differing[1:],
-        key=lambda layer: (-layer.severity, -len(layer.changed) / len(layer.change)),
-    )
-    drawn = {layer.key for layer in [*differing[:1], *worst][:_MAX_PICTURES]}
-    return [layer for layer in differing if layer.key in drawn]
+    differing = []
+    for position, layer in enumerate(layers):
+        if layer.differs and layer.reason is None:
+            differing.append(position)
+
+    def rank(position: int) -> tuple[float, float]:
+        layer = layers[position]
+        return -layer.severity, -len(layer.changed) / len(layer.change)
+
+    worst = sorted(differing[1:], key=rank)
+    return sorted([*differing[:1], *worst][:_MAX_LAYERS])
 
 
-def _signed_maps(
+def _changed_values(
     layer: ComparedLayer, base: ReadRun, new: ReadRun
-) -> _SignedMaps | None:
-    """The differences of a layer's most changed channels; None where no file shows
-    them."""
-    pairs = TensorPair.read(base.images[layer.image], new.images[layer.image])
-    pair = next(pair for pair in pairs if pair.key == layer.key)
+) -> _ChangedValues | None:
+    """The values of a layer's most changed channels; None where no file shows them."""
+    pair = _pair(layer, base, new)
     row = pair.rows[0]
     layout = LAYOUTS.get(row.layout)
     slices, height, width = map_shape(row)
@@ -93,51 +125,114 @@ def _signed_maps(
     if values is None:
         return None
     index_of = {channel: index for index, channel in enumerate(values.channels)}
-    channels = [channel for channel in layer.changed if channel in index_of][
-        :_MAX_CHANNELS
-    ]
+    channels = [channel for channel in layer.changed if channel in index_of]
+    channels = channels[:_MAX_CHANNELS]
     if not channels:
         return None
     index = [index_of[channel] for channel in channels]
-    scale = scale_of(*pair.stats)
-    data = signed(values.base[index], values.new[index], scale, values.slack[index])
-    data = data.reshape(len(channels), slices, height, width)[
-        :, : _DRAW_OPTIONS.max_slices
-    ]
-    difference = DifferenceMap(
-        file="",
+    old = values.base[index]
+    now = values.new[index]
+    differences = signed(old, now, scale_of(*pair.stats), values.slack[index])
+    shape = (len(channels), slices, height, width)
+    shown = slice(_DRAW_OPTIONS.max_slices)
+    return _ChangedValues(
+        channels=channels,
+        base=old.reshape(shape)[:, shown],
+        new=now.reshape(shape)[:, shown],
+        signed=differences.reshape(shape)[:, shown],
+        source=source,
+    )
+
+
+def _pair(layer: ComparedLayer, base: ReadRun, new: ReadRun) -> TensorPair:
+    """The layer's tensor in the image in which it differs most."""
+    pairs = TensorPair.read(base.images[layer.image], new.images[layer.image])
+    return next(pair for pair in pairs if pair.key == layer.key)
+
+
+def _difference_map(
+    layer: ComparedLayer, values: _ChangedValues, stem: str, limit: float
+) -> DifferenceMap:
+    """What is known of the pictures of a layer, before they are drawn."""
+    numbers = []
+    # squares of one grey each would show less than the numbers
+    if math.prod(values.base.shape[1:]) == 1:
+        for old, now in zip(values.base.ravel(), values.new.ravel(), strict=True):
+            numbers.append(ChangedNumber(float(old), float(now)))
+    return DifferenceMap(
+        file=f"{stem}.png",
+        before_file=f"{stem}.before.png",
+        after_file=f"{stem}.after.png",
         image=layer.image,
         label=layer.label,
         stem=layer.key.stem,
-        channels=tuple(channels),
-        source=source,
-        limit=math.nan,
-        plan=grid.plan(
-            data.shape, _DRAW_OPTIONS, strip=layout is not None and layout.strip
-        ),
-        slices=data.shape[1],
+        channels=tuple(values.channels),
+        source=values.source,
+        limit=limit,
+        range=_extremes(values),
+        plan=_plan(values.base.shape),
+        slices=values.base.shape[1],
+        numbers=numbers,
     )
-    return _SignedMaps(layer, difference, data)
 
 
-def _write(
-    folder: Folder, difference: DifferenceMap, type: str, data: np.ndarray
-) -> None:
-    colors = colormap.colored("coolwarm", 0)
-    limits = ValueLimits.fixed(-difference.limit, difference.limit)
-    maps = data.reshape(-1, *data.shape[2:])
-    tiles = to_levels(maps, limits, colors.levels, colors.nonfinite)
+def _extremes(values: _ChangedValues) -> ValueSpan:
+    """The smallest and the largest finite value before and after; zeros where there is
+    none."""
+    shown = np.concatenate([values.base, values.new])
+    finite = shown[np.isfinite(shown)]
+    if not len(finite):
+        return ValueSpan(0.0, 0.0)
+    return ValueSpan(float(finite.min()), float(finite.max()))
+
+
+def _plan(shape: tuple[int, ...]) -> GridPlan:
+    """Tiles with room for a number below each."""
+    plan = grid.plan(shape, _DRAW_OPTIONS)
+    return replace(plan, padding=max(2, round(_GAP * plan.width)))
+
+
+def _pictures(
+    difference: DifferenceMap, layer: ComparedLayer, values: _ChangedValues
+) -> dict[str, bytes]:
+    """The three pictures of a layer as PNG files, by name."""
     text = {
         "Software": "featviz",
-        "Layer": f"{difference.label} ({type})",
+        "Layer": f"{difference.label} ({layer.type})",
         "Image": difference.image,
         "Channels": ",".join(map(str, difference.channels)),
-        "Range": f"NEW - BASE, relative: {-difference.limit:g} to {difference.limit:g}",
         "Source": difference.source,
     }
-    plan = difference.plan
-    with folder.write(difference.file) as file:
-        pieces = grid.strips(plan, tiles, colors)
-        write_png(
-            file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
-        )
+    low, high = difference.range
+    limit = difference.limit
+    scale = ValueLimits.fixed(low, high)
+    greys = colormap.colored("grey", _GAP_GREY)
+    pictures = {}
+    for file, data in (
+        (difference.before_file, values.base),
+        (difference.after_file, values.new),
+    ):
+        noted = {**text, "Range": f"{low:g} to {high:g}"}
+        pictures[file] = _png(difference.plan, data, scale, greys, noted)
+    signed_scale = ValueLimits.fixed(-limit, limit)
+    signed_colors = colormap.colored("coolwarm", _GAP_GREY)
+    noted = {**text, "Range": f"NEW - BASE, relative: {-limit:g} to {limit:g}"}
+    pictures[difference.file] = _png(
+        difference.plan, values.signed, signed_scale, signed_colors, noted
+    )
+    return pictures
+
+
+def _png(
+    plan: GridPlan,
+    data: np.ndarray,
+    limits: ValueLimits,
+    colors: colormap.Palette,
+    text: Mapping[str, str],
+) -> bytes:
+    maps = data.reshape(-1, *data.shape[2:])
+    tiles = to_levels(maps, limits, colors.levels, colors.nonfinite)
+    file = io.BytesIO()
+    pieces = grid.strips(plan, tiles, colors)
+    write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+    return file.getvalue()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from featviz.diff.comparison import (
     ImageChange,
     MissingCapture,
     OnlyIn,
+    PredictionChange,
 )
 from featviz.diff.gates import check_gate, parse_gate
 from featviz.diff.tensors import TensorChange, TensorPair, measure
@@ -72,6 +73,7 @@ def compare_runs(
         thresholds=thresholds,
         images=tuple(changes),
         layers=tuple(layers),
+        predictions=tuple(_predictions(base, new, changes)),
         gates=tuple(check_gate(gate, layers) for gate in gates),
         only_in_base=_only_in(base, new, changes),
         only_in_new=_only_in(new, base, changes),
@@ -106,6 +108,17 @@ def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedI
             damaged = compared.damaged_new if is_new else compared.damaged_base
             damaged[name] = error.message
     return compared
+
+
+def _predictions(
+    base: ReadRun, new: ReadRun, images: Iterable[str]
+) -> Iterator[PredictionChange]:
+    """What both runs say of images: the scores in their manifests."""
+    for name in images:
+        before = base.images[name].manifest.prediction
+        after = new.images[name].manifest.prediction
+        if before and after:
+            yield PredictionChange(name, before, after)
 
 
 def _capture_keys(run: ReadRun, images: Iterable[str]) -> dict[CaptureKey, None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from featviz.diff.comparison import ComparedLayer, Comparison
 from featviz.records import Verdict
-from featviz.text import TextTable, counted
+from featviz.text import TextTable, counted, listed
 
+# predictions that a line names
+_NAMED = 5
 _NUMBERS = ("images", "channels", "absolute", "relative", "cosine", "SQNR")
 
 
@@ -18,6 +20,11 @@ def diff_table(result: Comparison) -> TextTable:
         headings = [heading for heading in headings if heading != "SQNR"]
     footer = [f"only in BASE: {line}" for line in result.only_in_base.lines]
     footer += [f"only in NEW: {line}" for line in result.only_in_new.lines]
+    if result.predictions:
+        changed = [change.text for change in result.changed_predictions]
+        count = f"{len(changed)} of {counted(len(result.predictions), 'prediction')}"
+        names = f": {listed(changed, _NAMED, '; ')}" if changed else ""
+        footer.append(f"{count} changed{names}")
     footer.append(result.summary)
     for verdict in result.gates:
         state = "held" if verdict.held else "failed"

@@ -1,27 +1,39 @@
-"""The page of `diff`: the verdict, and of each layer the maps of both runs and the
-difference."""
+"""The page of a comparison, which `diff --html` writes alone, and `report --compare`
+among its pages.
+
+    verdict       gates, the first layer that diverges
+    predictions   image   before → after, changed ones first
+    depth         SQNR and cosine of all layers as lines
+    layers        input | before | after | difference of the most changed channels
+"""
 
 from __future__ import annotations
 
+import base64
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from featviz.diff.comparison import ComparedLayer, Comparison, DifferenceMap
+from featviz.diff.comparison import (
+    ComparedLayer,
+    Comparison,
+    DifferenceMap,
+    PredictionChange,
+)
 from featviz.report.color_keys import ColorKey, scale_colors
+from featviz.report.depth_chart import DepthChart, depth_chart
 from featviz.report.descriptions import number, run_facts, setting
 from featviz.report.engine import Document, Site, asset, render, render_document
-from featviz.report.figures import Figure
-from featviz.report.grids import difference_grid, figure_grid, script
+from featviz.report.grids import changed_grid, script
 from featviz.report.links import Links, PictureView
 from featviz.rundir import DIFF_GRIDS, INPUT_FILE, REPORT_ASSETS
 from featviz.rundir.read import ReadRun
 
-# layers with pictures: the first that differs, and the most changed
-_MAX_PICTURED = 60
+COMPARISON_PAGE = "comparison"
+"""The id of the page."""
 # options that the page shows elsewhere than among the settings
 _SHOWN_APART = ("out", "ablate", "edit")
 
@@ -35,11 +47,25 @@ class SettingChange(NamedTuple):
 
 
 class ComparedSide(NamedTuple):
-    """A run, or a figure of it, under its title."""
+    """A run under its title."""
 
     title: str
     """BASE or NEW."""
     run: ReadRun
+    origin: str
+    """Its folder, or what its model is called."""
+
+
+class MapColumn(NamedTuple):
+    """One of the three pictures of a layer."""
+
+    id: str
+    """Of its grid, for the scripts."""
+    title: str
+    """`before`, `after` or `difference`."""
+    address: str
+    alt: str
+    key: ColorKey
 
 
 @dataclass(frozen=True)
@@ -50,14 +76,13 @@ class ComparedLayerView:
     layer: ComparedLayer
     is_first: bool
     """Whether it is the first that diverges."""
-    figures: Sequence[Figure] = ()
-    """Of BASE and of NEW; none where it has no pictures."""
-    difference: DifferenceMap | None = None
+    columns: Sequence[MapColumn] = ()
+    """None where it has no pictures."""
 
     @property
     def id(self) -> str:
         """The id of its section."""
-        return f"layer-{self.number:03d}"
+        return f"compared-{self.number:03d}"
 
 
 @dataclass(frozen=True)
@@ -65,12 +90,17 @@ class ComparisonPage:
     """What the template of a comparison shows."""
 
     result: Comparison
+    title: str
     sides: Sequence[ComparedSide]
     layers: Sequence[ComparedLayerView]
     settings: Sequence[SettingChange]
-    difference_key: ColorKey
-    maps_address: str
-    """The folder of difference maps, with a slash at the end."""
+    predictions: Sequence[PredictionChange]
+    """Changed ones first."""
+    chart: DepthChart | None
+    inputs: Mapping[str, PictureView]
+    """What the models saw, by image; the same for both."""
+    grids: Mapping[str, str]
+    """JSON by id, for the scripts."""
 
     @property
     def first_id(self) -> str:
@@ -80,17 +110,51 @@ class ComparisonPage:
     @property
     def pictured(self) -> int:
         """How many layers have pictures."""
-        return sum(bool(view.figures) for view in self.layers)
+        return sum(view.layer.difference is not None for view in self.layers)
 
-    def difference_address(self, difference: DifferenceMap) -> str:
-        """The address of a picture of differences."""
-        return self.maps_address + quote(os.fsencode(difference.file))
+
+def comparison_page(
+    result: Comparison,
+    base: ReadRun,
+    new: ReadRun,
+    inputs: Mapping[str, PictureView],
+    address: Callable[[str], str],
+) -> ComparisonPage:
+    """Gather what the page shows.
+
+    Args:
+        inputs: what the models saw, by image.
+        address: the address of a picture of a `DifferenceMap`, by its file.
+    """
+    grids: dict[str, str] = {}
+    views = []
+    for position, layer in enumerate(result.layers):
+        columns: list[MapColumn] = []
+        if layer.difference is not None:
+            columns = _columns(position, layer.difference, address)
+            grids |= _grids(columns, layer, layer.difference, (base, new))
+        is_first = layer is result.first
+        views.append(ComparedLayerView(position, layer, is_first, columns))
+    return ComparisonPage(
+        result=result,
+        title=" → ".join(_names(result)),
+        sides=(
+            ComparedSide("BASE", base, str(result.base)),
+            ComparedSide("NEW", new, str(result.new)),
+        ),
+        layers=views,
+        settings=_changed_settings(base, new),
+        predictions=sorted(result.predictions, key=lambda change: not change.changed),
+        chart=depth_chart(result.layers),
+        inputs=inputs,
+        grids=grids,
+    )
 
 
 def render_comparison(
     result: Comparison, base: ReadRun, new: ReadRun, page: Path, maps: Path
 ) -> tuple[str, Mapping[str, str]]:
-    """Render the page of a comparison.
+    """Render the page of `diff --html`.
 
     Args:
         page: the file of the page.
@@ -100,30 +164,36 @@ def render_comparison(
         The text of the page, and the texts of the files that are to lie with the maps,
         by name.
     """
-    maps_address = quote(
-        os.fsencode(f"{Path(os.path.relpath(maps, page.parent)).as_posix()}/")
-    )
+    folder = Path(os.path.relpath(maps, page.parent)).as_posix()
+    maps_address = quote(os.fsencode(f"{folder}/"))
+
+    def address(file: str) -> str:
+        return maps_address + quote(os.fsencode(file))
+
+    inputs = {}
+    for position, name in enumerate(result.images):
+        image = new.images[name]
+        alt = f"What the models saw of {name}"
+        inputs[name] = PictureView(
+            f"i{position}", image, INPUT_FILE, image.input_size, alt
+        )
+    content = comparison_page(result, base, new, inputs, address)
     site = Site(
         links=Links(page.absolute().parent),
-        model=" → ".join(_run_names(base, new)),
+        model=content.title,
         home=quote(os.fsencode(page.name)),
         asset_folder=maps_address,
         options={False: _options(base), True: _options(new)},
     )
-    builder = _LayerBuilder(result, (base, new), site)
-    layers = [builder.view(number, layer) for number, layer in enumerate(result.layers)]
-    content = ComparisonPage(
-        result=result,
-        sides=(ComparedSide("BASE", base), ComparedSide("NEW", new)),
-        layers=layers,
-        settings=_changed_settings(base, new),
-        difference_key=_difference_key(result),
-        maps_address=maps_address,
-    )
     document = Document(render("compare", site, content), scripts=[DIFF_GRIDS])
     assets = {name: asset(name) for name in REPORT_ASSETS}
     text = "".join(render_document(site, document))
-    return text, {**assets, DIFF_GRIDS: script(builder.grids)}
+    return text, {**assets, DIFF_GRIDS: script(content.grids)}
+
+
+def data_address(content: bytes) -> str:
+    """The address of a PNG inside the page."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def _options(run: ReadRun) -> Mapping[str, Any]:
@@ -131,76 +201,79 @@ def _options(run: ReadRun) -> Mapping[str, Any]:
     return options
 
 
-def _run_names(base: ReadRun, new: ReadRun) -> list[str]:
-    """Names of the runs' folders; where these are the same, their paths."""
-    names = [run.root.absolute().name for run in (base, new)]
-    return names if names[0] != names[1] else [str(run.place) for run in (base, new)]
+def _names(result: Comparison) -> list[str]:
+    """Names of the runs' folders, or of what was run for this; where they are the same,
+    the whole paths."""
+    origins = (result.base, result.new)
+    names = [PurePath(str(origin)).name for origin in origins]
+    if names[0] == names[1] or "" in names:
+        return [str(origin) for origin in origins]
+    return names
 
 
-@dataclass
-class _LayerBuilder:
-    """Builds the views of layers, and collects the grids of their pictures."""
+def _columns(
+    position: int, maps: DifferenceMap, address: Callable[[str], str]
+) -> list[MapColumn]:
+    low = number(maps.range.low)
+    high = number(maps.range.high)
+    end = number(maps.limit)
+    value_key = ColorKey(
+        low=low,
+        high=high,
+        text="before and after alike",
+        colors=scale_colors("grey"),
+        is_grey=True,
+    )
+    change_key = ColorKey(
+        low=f"−{end}",
+        high=f"+{end}",
+        text="NEW − BASE, relative; one scale for all layers",
+        colors=scale_colors("coolwarm"),
+    )
+    channels = ", ".join(map(str, maps.channels))
+    columns = []
+    for title, file, key in (
+        ("before", maps.before_file, value_key),
+        ("after", maps.after_file, value_key),
+        ("difference", maps.file, change_key),
+    ):
+        alt = f"{maps.label} {title}, {maps.image}: channels {channels}"
+        columns.append(MapColumn(f"{title}-{position}", title, address(file), alt, key))
+    return columns
 
-    result: Comparison
-    runs: tuple[ReadRun, ReadRun]
-    site: Site
-    grids: dict[str, str] = field(default_factory=dict)
-    """JSON by id, for the scripts."""
 
-    def __post_init__(self) -> None:
-        """Choose the layers with pictures."""
-        ranked = sorted(self.result.differing, key=lambda layer: -layer.severity)
-        self._pictured = {layer.key for layer in ranked[: _MAX_PICTURED - 1]}
-        if self.result.first is not None:
-            self._pictured.add(self.result.first.key)
-
-    def view(self, number: int, layer: ComparedLayer) -> ComparedLayerView:
-        """A layer as the page shows it."""
-        is_first = layer is self.result.first
-        if layer.key not in self._pictured:
-            return ComparedLayerView(number, layer, is_first)
-        figures = [self._figure(number, layer, is_new) for is_new in (False, True)]
-        difference = layer.difference
-        if difference is not None:
-            self.grids[f"d-{number}"] = difference_grid(
-                difference.plan, difference.slices, difference.channels, layer.change
-            )
-        return ComparedLayerView(number, layer, is_first, figures, difference)
-
-    def _figure(self, number: int, layer: ComparedLayer, is_new: bool) -> Figure:
-        image = self.runs[is_new].images[layer.image]
-        row = image.captures[layer.key]
-        suffix = f"{int(is_new)}-{number}"
-        alt = f"What the model saw of {image.name}"
-        seen = PictureView(f"i{suffix}", image, INPUT_FILE, image.input_size, alt)
-        figure = Figure.of(f"g{suffix}", row, seen, DIFF_GRIDS, other=is_new)
-        stats = image.stats()[layer.key.stats_key]
-        is_grey = self.site.color_key(figure).is_grey
-        self.grids[figure.picture.id] = figure_grid(
-            figure, stats, is_grey, layer.change
+def _grids(
+    columns: Sequence[MapColumn],
+    layer: ComparedLayer,
+    maps: DifferenceMap,
+    runs: tuple[ReadRun, ReadRun],
+) -> dict[str, str]:
+    """What the scripts know of a layer's pictures, as JSON by id."""
+    stats = [run.images[maps.image].stats()[layer.key.stats_key] for run in runs]
+    grids = {}
+    # a difference has no statistics
+    for column, numbers in zip(columns, [*stats, None], strict=True):
+        grids[column.id] = changed_grid(
+            maps, layer.change, numbers, is_grey=column.key.is_grey
         )
-        return figure
+    return grids
 
 
 def _changed_settings(base: ReadRun, new: ReadRun) -> list[SettingChange]:
     """The facts and options that differ between the runs."""
-    settings = []
-    for run in (base, new):
-        values = dict(run_facts(run.record))
-        for name, value in _options(run).items():
-            if name not in _SHOWN_APART:
-                values[name] = setting(value)
-        settings.append(values)
-    old, now = settings
-    changes = [
-        SettingChange(name, old.get(name, "–"), now.get(name, "–"))
-        for name in {**old, **now}
-    ]
-    return [change for change in changes if change.base != change.new]
+    old = _settings(base)
+    now = _settings(new)
+    changes = []
+    for name in {**old, **now}:
+        change = SettingChange(name, old.get(name, "–"), now.get(name, "–"))
+        if change.base != change.new:
+            changes.append(change)
+    return changes
 
 
-def _difference_key(result: Comparison) -> ColorKey:
-    limits = [layer.difference.limit for layer in result.layers if layer.difference]
-    end = number(max(limits, default=1.0))
-    text = "NEW − BASE, relative; one scale for all layers"
-    return ColorKey(f"−{end}", f"+{end}", text, scale_colors("coolwarm"))
+def _settings(run: ReadRun) -> dict[str, str]:
+    settings = dict(run_facts(run.record))
+    for name, value in _options(run).items():
+        if name not in _SHOWN_APART:
+            settings[name] = setting(value)
+    return settings

@@ -25,8 +25,8 @@ from featviz.version import __version__
 
 RUN_PAGE = "index"
 
-ReportFiles = Iterator[tuple[str, Iterable[str]]]
-"""The name of each file of a report, and its text in pieces."""
+ReportFiles = Iterator[tuple[str, Iterable[str | bytes]]]
+"""The name of each file of a report, and its text or content in pieces."""
 
 
 @dataclass(frozen=True)

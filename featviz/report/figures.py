@@ -13,7 +13,7 @@ from typing import NamedTuple
 from featviz.report.descriptions import percent, tile_count
 from featviz.report.links import PictureView
 from featviz.rundir import INPUT_FILE
-from featviz.rundir.image import ReadImage
+from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
@@ -138,6 +138,16 @@ class ReportPage:
     def image(self) -> ReadImage:
         """The image in this run."""
         return self.inputs[False].image
+
+    @property
+    def seen(self) -> dict[bool, PictureView]:
+        """What the model saw: one picture where both runs saw the same."""
+        views = dict(self.inputs)
+        if len(views) > 1:
+            files = [(view.image, view.file) for view in views.values()]
+            if same_content(files[0], files[1]):
+                del views[True]
+        return views
 
     @property
     def numbers(self) -> LayerNumbers:

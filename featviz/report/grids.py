@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from featviz.diff.comparison import DifferenceMap
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import STAT_COLUMNS, Floats, GridPlan
 from featviz.report.figures import Figure
@@ -30,21 +31,18 @@ def script(grids: Mapping[str, str]) -> str:
     return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
 
 
-def figure_grid(
-    figure: Figure, stats: Floats, is_grey: bool, change: Floats | None = None
-) -> str:
+def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     """The grid of a figure as JSON.
 
     Args:
         stats: [channels, 6], in the order of `records.STAT_COLUMNS`.
         is_grey: whether it may be shown in other colours.
-        change: [channels], how far each changed, 0..1.
     """
     row = figure.row
     layout = LAYOUTS.get(row.layout)
     is_reduced = row.reduce is not None
     is_aligned = layout is not None and layout.aligned
-    grid = _grid(row.plan, row.side, stats, change)
+    grid = _grid(row.plan, row.side, stats)
     if is_reduced:
         grid["channels"] = []
     elif row.channels is not None:
@@ -60,23 +58,32 @@ def figure_grid(
     return _json(grid)
 
 
-def difference_grid(
-    plan: GridPlan, slices: int, channels: tuple[int, ...], change: np.ndarray
+def changed_grid(
+    maps: DifferenceMap, change: np.ndarray, stats: Floats | None, is_grey: bool
 ) -> str:
-    """The grid of a picture of differences as JSON."""
-    unknown = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
-    return _json({**_grid(plan, slices, unknown, change), "channels": channels})
+    """The grid of a picture of a comparison as JSON.
+
+    Args:
+        change: [channels], how far each changed, 0..1.
+        stats: [channels, 6]; None for a picture of differences.
+    """
+    if stats is None:
+        stats = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
+    grid = _grid(maps.plan, maps.slices, stats)
+    grid["channels"] = maps.channels
+    grid["change"] = _base64(change.astype("<f4"))
+    if is_grey:
+        grid["grey"] = True
+    return _json(grid)
 
 
-def _grid(
-    plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None
-) -> dict[str, Any]:
+def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
     columns = []
     for column in np.ascontiguousarray(stats.astype("<f4").T):
         # compared as bits, by which NaN equals itself
         bits = column.view("<u4")
         columns.append(_base64(column[:1] if (bits == bits[:1]).all() else column))
-    grid: dict[str, Any] = {
+    return {
         "nrow": plan.columns,
         "padding": plan.padding,
         "tile": plan.tile,
@@ -85,9 +92,6 @@ def _grid(
         "maps": len(stats),
         "stats": columns,
     }
-    if change is not None:
-        grid["change"] = _base64(change.astype("<f4"))
-    return grid
 
 
 def _base64(values: np.ndarray) -> str:

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featviz.diff.comparison import Comparison
+from featviz.diff import maps
+from featviz.diff.matching import compare_runs
 from featviz.errors import CompareError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
@@ -51,7 +52,6 @@ from featviz.rundir.write import write_record
 log = logging.getLogger(__name__)
 
 Render = Callable[[Links], ReportFiles]
-Compare = Callable[[ReadRun, ReadRun], Comparison]
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,9 @@ class _Report(NamedTuple):
     """What it cannot show, and why."""
 
 
-def build_report(
-    source: Path | Url, options: ReportOptions, compare: Compare | None = None
-) -> ReportResult:
+def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
     """Write the report of a run, here or in an object store, of an audit, of kernels,
     or of a series of runs.
-
-    Args:
-        compare: compares a run with that of `options.compare`.
 
     Raises:
         UsageError: options that do not go together, or not with what the folder holds.
@@ -112,7 +107,7 @@ def build_report(
         if options.compare is not None:
             url = options.compare if isinstance(options.compare, Url) else None
             other = replace(read_run(other_root), url=url)
-            comparison = _compared(run, other, compare)
+            comparison = _compared(run, other)
         max_maps = None
         if options.single_file:
             run, comparison, max_maps = _fitted(run, comparison)
@@ -154,13 +149,13 @@ def _check_output(source: Path | Url, options: ReportOptions) -> Path:
     return out
 
 
-def _compared(run: ReadRun, other: ReadRun, compare: Compare | None) -> RunComparison:
-    if compare is None:
-        return RunComparison(other, None)
+def _compared(run: ReadRun, other: ReadRun) -> RunComparison:
     try:
-        return RunComparison(other, compare(other, run))
+        result = compare_runs(other, run)
     except CompareError as error:
-        return RunComparison(other, None, error.message)
+        return RunComparison(other, reason=error.message)
+    layers, pictures = maps.draw(result.layers, other, run)
+    return RunComparison(other, replace(result, layers=layers), pictures)
 
 
 class _Fitted(NamedTuple):
@@ -283,9 +278,14 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
     return ReportResult(out / "index.html", files, report.left_out)
 
 
-def _encoded(parts: Iterable[str]) -> Iterator[bytes]:
-    """UTF-8; a byte of a name that is none stands as it does in the manifest."""
-    return (part.encode("utf-8", "backslashreplace") for part in parts)
+def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
+    """UTF-8; a byte of a name that is none stands as it does in the manifest. Pictures
+    are as they are."""
+    for part in parts:
+        if isinstance(part, str):
+            yield part.encode("utf-8", "backslashreplace")
+        else:
+            yield part
 
 
 def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
@@ -17,6 +19,12 @@ from featviz.records import Floats
 from featviz.report.audits import AuditView
 from featviz.report.color_keys import ColorKey, LegendEntry, legend, strip_key
 from featviz.report.companions import Companions
+from featviz.report.comparison_page import (
+    COMPARISON_PAGE,
+    ComparisonPage,
+    comparison_page,
+    data_address,
+)
 from featviz.report.descriptions import model_name
 from featviz.report.engine import (
     RUN_PAGE,
@@ -30,7 +38,6 @@ from featviz.report.engine import (
 from featviz.report.extras import Extra
 from featviz.report.figures import (
     IMAGES_PER_SCRIPT,
-    Figure,
     Group,
     MissingLayer,
     ReportPage,
@@ -48,6 +55,9 @@ from featviz.report.totals import (
     dead_summary,
 )
 from featviz.rundir.read import ReadRun
+
+# the script with the grids of the page of a comparison
+_COMPARISON_GRIDS = "grids-comparison.js"
 
 
 class LayerFinding(NamedTuple):
@@ -72,8 +82,10 @@ class RunComparison:
     """A run compared with another."""
 
     other: ReadRun
-    result: Comparison | None
+    result: Comparison | None = None
     """None where the runs cannot be compared."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """Those of its page, by file."""
     reason: str = ""
     """Why they cannot."""
 
@@ -94,9 +106,6 @@ class RunPage:
     missing_layers: Mapping[MissingLayer, int]
     """With the number of images that lack them."""
     comparison: RunComparison | None
-    divergent: Sequence[Figure]
-    """The first layer that diverges, in this run and in the other; empty where none is
-    drawn."""
     audit: AuditView | None
     max_maps: int | None
     """The most maps that a layer shows, where they are fewer so that one file stays
@@ -167,6 +176,8 @@ class LayerPage:
     tensors: Sequence[TensorView]
     audit: AuditView | None
     audited: ChannelFindings
+    shown_channels: int = 24
+    """Of a layer of more channels the page shows so many until it is unfolded."""
 
 
 class _RenderedImage(NamedTuple):
@@ -216,6 +227,8 @@ class RunReport:
                 gc.collect()
         for page in self.pages.layers:
             yield f"{page.id}.html", _document(site, page, self._layer(page, site))
+        if self.comparison is not None and self.comparison.result is not None:
+            yield from self._comparison_files(site, self.comparison)
         yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
 
     def _single_file(self, site: Site) -> Iterator[Markup]:
@@ -230,7 +243,15 @@ class RunReport:
         layers = [
             piece for page in self.pages.layers for piece in self._layer(page, site)
         ]
-        pieces = [*self._index(site), *articles, *layers]
+        compared: list[Markup] = []
+        if self.comparison is not None and self.comparison.result is not None:
+            pictures = self.comparison.pictures
+            content = self._comparison_page(
+                self.comparison, lambda file: data_address(pictures[file])
+            )
+            compared = list(render("compare", site, content))
+            grids |= content.grids
+        pieces = [*self._index(site), *articles, *layers, *compared]
         return render_document(site, Document(pieces, data=script(grids)))
 
     def _site(self, links: Links) -> Site:
@@ -286,7 +307,6 @@ class RunReport:
             layer_rows=[self._layer_row(layer) for layer in layers],
             missing_layers=_missing_layers(images),
             comparison=self.comparison,
-            divergent=self._divergent(),
             audit=audit,
             max_maps=self.max_maps,
         )
@@ -308,20 +328,33 @@ class RunReport:
             layer, sum(int(tensor.all_zero.sum()) for tensor in totals)
         )
 
-    def _divergent(self) -> Sequence[Figure]:
-        """The figures of the first layer that diverges, in the image in which it
-        differs most."""
-        result = None if self.comparison is None else self.comparison.result
-        first = None if result is None else result.first
-        if first is None:
-            return ()
-        for page in self.pages.images:
-            if page.name != first.image:
-                continue
-            for group in page.groups:
-                if group.figures[0].row.place == first.key and len(group.figures) > 1:
-                    return group.figures
-        return ()
+    # The page of the comparison with another run
+
+    def _comparison_page(
+        self, comparison: RunComparison, address: Callable[[str], str]
+    ) -> ComparisonPage:
+        """What the page shows, with pictures at the addresses of their files."""
+        assert comparison.result is not None
+        inputs = {page.name: page.inputs[False] for page in self.pages.images}
+        return comparison_page(
+            comparison.result, comparison.other, self.run, inputs, address
+        )
+
+    def _comparison_files(self, site: Site, comparison: RunComparison) -> ReportFiles:
+        """The page, its grids, and its pictures in a folder of their own."""
+
+        def path_of(file: str) -> str:
+            return f"{COMPARISON_PAGE}/{file}"
+
+        content = self._comparison_page(
+            comparison, lambda file: quote(os.fsencode(path_of(file)))
+        )
+        article = render("compare", site, content)
+        document = Document(article, "Comparison", [_COMPARISON_GRIDS])
+        yield f"{COMPARISON_PAGE}.html", render_document(site, document)
+        yield _COMPARISON_GRIDS, [script(content.grids)]
+        for file, picture in comparison.pictures.items():
+            yield path_of(file), [picture]
 
     # The pages of images and of layers
 

@@ -70,6 +70,8 @@ def drawn(folder: Path) -> dict[str, Image.Image]:
     """The difference maps of a folder, by layer."""
     found = {}
     for path in sorted(folder.glob("*.png")):
+        if path.name.endswith((".before.png", ".after.png")):
+            continue
         with Image.open(path) as image:
             image.load()
             found[image.text["Layer"]] = image  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from PIL import Image
 from report.markup import Markup
 from rundirs import Drawn, write_run
 
@@ -51,7 +52,8 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
     links = links_of(page)
     assert not any(" " in link for link in links)
     pictures = [link for link in links if link.endswith(".png")]
-    assert len(pictures) == 3 * 5  # base, new, the difference, and the input of both
+    # of the three layers that differ: the input, before, after, and the difference
+    assert len(pictures) == 3 * 4
     for link in (link for link in links if not link.startswith("#")):
         path = unquote(link.partition("#")[0])
         assert (html.parent / path).is_file(), link
@@ -110,15 +112,36 @@ def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     assert document["maps"][0]["channels"] == [CHANGED]
 
 
+def test_before_and_after_share_a_scale_and_an_order(
+    featviz: CLI, run: Run, tmp_path: Path
+) -> None:
+    """A level is the same value in both pictures: its share of the span of both."""
+    base = run("base", "--tensors", "npy")
+    new = run("new", "--tensors", "npy", change=one_weight)
+    _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
+    row = next(row for row in document["maps"] if row["label"] == "4")
+    low, high = row["range"]
+    for root, file in ((base, row["before"]), (new, row["after"])):
+        maps = np.load(root / row["image"] / "005_4" / "output.npy")[0]
+        with Image.open(tmp_path / "maps" / file) as picture:
+            assert picture.text["Channels"].split(",") == [*map(str, row["channels"])]  # type: ignore[attr-defined]
+            pixels = np.asarray(picture.convert("RGB"))[..., 0]
+        shown = maps[row["channels"][0]]
+        expected = np.floor((shown - low) / (high - low) * 253 + 0.5) * 255 / 253
+        tile = tile_of(pixels, row, shown.shape)
+        np.testing.assert_allclose(tile, expected, atol=1.01)
+
+
 def tile_of(
     pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]
 ) -> np.ndarray:
-    """The first map of a picture, at its own size: 96 pixels are enough, padding is 2."""
+    """The first map of a picture, at its own size: 96 pixels are enough, and all gaps
+    are alike."""
     factor = -(-96 // max(size))
-    at = 0 if len(one["channels"]) == 1 else 2
-    return pixels[
-        at : at + size[0] * factor : factor, at : at + size[1] * factor : factor
-    ]
+    tile = size[1] * factor
+    columns = pixels.shape[1] // tile
+    at = (pixels.shape[1] - columns * tile) // (columns + 1)
+    return pixels[at : at + size[0] * factor : factor, at : at + tile : factor]
 
 
 def test_what_is_not_finite_on_one_side_is_magenta(
@@ -130,7 +153,8 @@ def test_what_is_not_finite_on_one_side_is_magenta(
     )
     picture = drawn(tmp_path / "maps")["2 (Conv2d)"]
     assert picture.text["Channels"] == str(CHANGED)  # type: ignore[attr-defined]
-    assert (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all()
+    magenta = (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all(axis=2)
+    assert magenta.sum() == 96 * 96
 
 
 def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
@@ -140,7 +164,8 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     maps = tmp_path / "d-maps"
     html = tmp_path / "d.html"
     document = documented(featviz, base, new, "--html", html)[1]
-    assert len(list(maps.glob("*.png"))) == 3
+    assert len(drawn(maps)) == 3
+    assert len(list(maps.glob("*.png"))) == 3 * 3
     written = json.loads((maps / "diff.json").read_text("utf-8"))
     files = written.pop("files")
     version = written.pop("featviz")
@@ -170,18 +195,17 @@ def two_runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_of_many_layers_the_first_and_the_worst_are_drawn(
     featviz: CLI, tmp_path: Path
 ) -> None:
-    """Eight of ten, in the order of the model."""
+    """Sixty of 62, in the order of the model."""
     runs = [
-        [Drawn(f"l{n}", index=n, shade=20 + n * more) for n in range(1, 11)]
-        for more in (0, 5)
+        [Drawn(f"l{n}", index=n, shade=20 + n * more) for n in range(1, 63)]
+        for more in (0, 3)
     ]
     sides = (
         write_run(tmp_path / f"{n}", {"a.png": rows}) for n, rows in enumerate(runs)
     )
     featviz("diff", *sides, "--out", tmp_path / "maps")
-    assert list(drawn(tmp_path / "maps")) == [
-        f"l{n} (ReLU)" for n in (1, *range(4, 11))
-    ]
+    expected = [f"l{n} (ReLU)" for n in (1, *range(4, 63))]
+    assert list(drawn(tmp_path / "maps")) == expected
 
 
 def test_channels_are_counted_once_whatever_the_images(

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rundirs import Drawn, summed_anew, write_run
 
-from featviz.diff import compare_runs, diff
+from featviz.diff import diff
 from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.report import build_report
 from featviz.report.comparison_page import render_comparison
 
-from .browsing import STATS, Page
+from .browsing import STATS, Page, missing_pictures
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +54,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         outputs,
         render_comparison,
     )
-    build_report(
-        folder / "before", ReportOptions(compare=folder / "after"), compare_runs
-    )
+    build_report(folder / "before", ReportOptions(compare=folder / "after"))
     return folder
 
 
@@ -78,7 +76,7 @@ def layers(page: Page) -> list[str]:
 def test_layers_by_position_by_change_and_the_changed_ones_only(page: Page) -> None:
     """What is set stands in the address, and holds when it is loaded again."""
     assert layers(page) == ["conv1", "conv2", "conv3"]
-    assert page.one("#layer-001 .badge").text == "first to diverge"
+    assert page.one("#compared-001 .badge").text == "first to diverge"
     page.choose("[data-state=rank]", "change")
     assert layers(page) == ["conv3", "conv2", "conv1"]
     page.one("[data-state=changed]").click()
@@ -101,8 +99,9 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
         if name:
             page.open(name)
         tops = page.js(
-            "return [...document.querySelectorAll('.both, .pair')].map(row => "
-            "[...row.children].slice(0, 2).map(f => f.getBoundingClientRect().top))"
+            "return [...document.querySelectorAll('.both, .pair')].map(row =>"
+            " [...row.querySelectorAll('.maps')].slice(0, 2).map(f =>"
+            " f.getBoundingClientRect().top))"
         )
         assert tops
         assert all(len(set(pair)) == 1 and len(pair) == 2 for pair in tops)
@@ -110,22 +109,30 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) -> None:
-    """Before, after and the difference on the first screen, then all layers by change."""
+def test_a_compared_run_leads_to_the_page_of_the_comparison(page: Page) -> None:
+    """Before, after and the difference stand in three columns, with the same numbers;
+    their pictures are there."""
     page.browser.set_window_size(1400, 900)
     page.open("index.html")
-    images = page.shown(".both img")
-    runs = [image.get_attribute("src").rsplit("/", 4)[-4] for image in images]
-    assert runs == ["after", "before", "after", "before"]
-    assert all("002_conv2" in image.get_attribute("src") for image in images)
-    boxes = [image.rect for image in images]
+    page.one(".verdict a[href='comparison.html']").click()
+    page.until("return location.pathname.endsWith('comparison.html')")
+    assert layers(page) == ["conv1", "conv2", "conv3"]
+    columns = page.shown("#compared-002 .maps")
+    assert [column.find_element("class name", "name").text for column in columns] == [
+        "before",
+        "after",
+        "difference",
+    ]
+    boxes = [column.rect for column in columns]
     assert len({box["y"] for box in boxes}) == 1
-    assert boxes[2] == boxes[3]
     assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
-    assert boxes[0]["y"] + boxes[0]["height"] < 900
-    rows = page.shown("[aria-labelledby=changes] tbody tr")
-    assert [row.text.split()[0] for row in rows] == ["conv3", "conv2"]
-    assert rows[0].rect["y"] < 900
+    numbers = [
+        [text.text for text in column.find_elements("css selector", ".numbers text")]
+        for column in columns
+    ]
+    assert numbers[0][:2] == ["4", "2"]
+    assert numbers[0] == numbers[1] == numbers[2]
+    assert missing_pictures(page) == []
 
 
 EVIL = (
@@ -221,7 +228,7 @@ def test_a_run_whose_every_string_is_markup_runs_no_script(
         evil / "report.html",
         evil / "diff.html",
     ]
-    assert len(pages) == 1 + 2 + 2 + 2
+    assert len(pages) == 1 + 2 + 2 + 3
     browser.get_log("browser")
     for path in pages:
         browser.get(path.as_uri())

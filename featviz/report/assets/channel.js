@@ -29,6 +29,11 @@ function crop({ grid, image }, channel, height, alt) {
   return cut(image, grid.place(grid.slots.get(channel) * grid.slices), height, alt, grid.grey);
 }
 
+/** What the run of a frame is called, where there are two. */
+function run(frame) {
+  return frame.element.parentElement.querySelector(".name small").textContent;
+}
+
 class ChannelView {
   constructor(group) {
     this.group = group;
@@ -39,6 +44,12 @@ class ChannelView {
   frames(channel) {
     return this.group.frames.filter(({ grid, element }) =>
       !("other" in element.parentElement.dataset) && grid.slots.has(channel));
+  }
+
+  /** The same tensor of the same image in the run that this one is compared with. */
+  before({ element }, channel) {
+    return this.group.frames.find((other) => "other" in other.element.parentElement.dataset
+      && other.element.dataset.name === element.dataset.name && other.grid.slots.has(channel));
   }
 
   close() {
@@ -83,10 +94,12 @@ class ChannelView {
   picture(frame, channel) {
     const { input, grid } = frame;
     const name = frame.element.dataset.name;
+    const before = this.before(frame, channel);
     const seen = () => make("img", { src: input.src, alt: `What the model saw of ${name}`, loading: "lazy",
       width: input.getAttribute("width"), height: input.getAttribute("height") });
     const map = crop(frame, channel, 96, `Channel ${channel} of ${name}`);
     const sides = make("div", { className: "trio" }, seen(), map);
+    if (before) map.before(crop(before, channel, 96, `Channel ${channel} of ${name}, ${run(before)}`));
     if (frame.fits) {
       const under = seen();
       under.alt = "";
@@ -96,8 +109,9 @@ class ChannelView {
     }
     const home = frame.element.parentElement.querySelector(".name a");
     const link = make("a", { href: home ? home.getAttribute("href") : "", textContent: name });
-    const run = frame.element.parentElement.querySelector(".name small")?.textContent; // of two
-    return make("figure", {}, sides, make("figcaption", {}, link, run ? ` ${run}` : "", ` max ${digits(grid.stat(channel, "max"))}`));
+    const most = ({ grid: of }) => `max ${digits(of.stat(channel, "max"))}`;
+    const text = before ? ` ${run(before)} ${most(before)} → ${run(frame)} ${most(frame)}` : ` ${most(frame)}`;
+    return make("figure", {}, sides, make("figcaption", {}, link, text));
   }
 
   /** The numbers over all images, as they stand in the row of the table. */

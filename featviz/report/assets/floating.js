@@ -102,7 +102,7 @@ const viewer = {
     }
     const place = grid.placeOf(channel);
     this.previous.disabled = place === 0;
-    this.next.disabled = place === grid.channels.length - 1;
+    this.next.disabled = place === grid.count - 1;
   },
 };
 

@@ -23,7 +23,7 @@ const sight = new IntersectionObserver((entries) => {
     frame.paint();
   }
 }, { rootMargin: "200px" });
-const size = new ResizeObserver((entries) => entries.forEach(({ target }) => frames.get(target).paint()));
+const size = new ResizeObserver((entries) => entries.forEach(({ target }) => frames.get(target).fit()));
 
 // ---------------------------------------------------------------------------------------------
 // What is set stands in the address: going back, loading again or sending a link shows the same.
@@ -46,7 +46,7 @@ const state = {
 const APPLIED = { // by the names of the controls
   sort: (group, value) => group.sort(value || "drawn"),
   size: (group, value) => group.resize(Number(value) || 0),
-  over: (group, value) => group.lay(Boolean(value)),
+  over: (group, value) => group.lay(Number(value) || 0),
   zeros: (group, value) => group.outlineZeros(Boolean(value)),
   cmap: () => {},
 };
@@ -71,15 +71,16 @@ function mirror(page) {
     const value = state.get(control.dataset.state);
     if (control.type === "checkbox") control.checked = Boolean(value);
     else control.value = control.type === "range" ? Number(value) || 0 : value;
-    if (control.type === "range") control.nextElementSibling.value = Number(value) ? `${value} px` : "as drawn";
+    const [unit, none] = control.dataset.state === "over" ? ["%", "off"] : ["px", "as drawn"];
+    if (control.type === "range") control.nextElementSibling.value = Number(value) ? `${value} ${unit}` : none;
     if (control.selectedIndex === -1) control.selectedIndex = 0;
   }
 }
 
 function apply(page, name) {
-  for (const element of page.querySelectorAll("[data-group]")) {
-    APPLIED[name]?.(groups.get(element), state.get(name));
-  }
+  // what another page has set is of no concern where there is no control for it
+  const concerned = page.querySelector(`[data-state="${name}"]`) ? page.querySelectorAll("[data-group]") : [];
+  for (const element of concerned) APPLIED[name]?.(groups.get(element), state.get(name));
   for (const list of page.querySelectorAll("[data-ranked]")) ARRANGED[name]?.(list, state.get(name));
   color();
   mirror(page);
@@ -132,6 +133,14 @@ function filter(page) {
   list.hidden = !layers.length;
 }
 
+/** Open what the search has found, if it is one thing: a channel, or a layer or image. */
+function openOnlyHit() {
+  const channels = document.querySelectorAll(".results a");
+  const items = shownPage().querySelectorAll("[data-item]:not([hidden])");
+  if (channels.length === 1) channels[0].click();
+  else if (!channels.length && search.value.trim() && items.length === 1) items[0].querySelector("a[href]")?.click();
+}
+
 /** The number in a cell, to sort by; what is no number sorts as text. */
 function worth(cell) {
   const number = Number(cell.textContent.replace(/[<>%,\s]/g, "").replace("−", "-"));
@@ -180,6 +189,13 @@ function begin(page) {
     groups.set(element, new Group(element));
   }
   page.querySelectorAll("[data-sortable]").forEach(sortable);
+  for (const button of page.querySelectorAll("[data-unfold]")) {
+    button.addEventListener("click", () => {
+      groups.get(button.closest("[data-group]")).most = Infinity;
+      button.remove();
+      ["sort", "size"].forEach((name) => apply(page, name));
+    });
+  }
   for (const control of page.querySelectorAll("[data-state]")) {
     control.addEventListener(control.type === "range" ? "input" : "change", () => set(control, page));
   }
@@ -282,6 +298,7 @@ search.addEventListener("input", () => {
   state.set("q", search.value.trim());
   filter(shownPage());
 });
+search.addEventListener("keydown", (event) => event.key === "Enter" && openOnlyHit());
 document.addEventListener("keydown", keys);
 document.addEventListener("click", carry, true);
 for (const row of document.querySelectorAll(".channels tr[id]")) {
@@ -295,6 +312,6 @@ addEventListener("pageshow", () => mirror(shownPage()));
 let waiting = 0;
 addEventListener("resize", () => {
   cancelAnimationFrame(waiting);
-  waiting = requestAnimationFrame(() => state.get("size") && apply(shownPage(), "size"));
+  waiting = requestAnimationFrame(() => frames.forEach((frame) => frame.fit()));
 });
 route();

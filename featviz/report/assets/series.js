@@ -46,7 +46,21 @@ function mark(chart, step) {
   }
 }
 
-slider.addEventListener("input", () => show(Number(slider.value)));
+/** Show one step after the other, until the button is pressed again or the user moves the slider. */
+const player = document.querySelector("[data-play]");
+let playing = null;
+
+function play(on) {
+  clearInterval(playing);
+  playing = on ? setInterval(() => show((Number(slider.value) + 1) % steps.length), 700) : null;
+  player.textContent = on ? "Pause" : "Play";
+}
+
+player.addEventListener("click", () => play(playing === null));
+slider.addEventListener("input", () => {
+  play(false);
+  show(Number(slider.value));
+});
 for (const frames of strips) for (const frame of frames.values()) frame.hidden = true;
 document.querySelector("[data-series]").classList.add("sliding");
 document.querySelector(".step-slider").hidden = false;

@@ -10,6 +10,9 @@
 "use strict";
 
 const MOST_PIXELS = 16e6; // of a canvas
+const CAPTION = 15; // pixels of the line below a tile that has the number of its channel
+const READABLE = 20; // pixels of a tile's width from which on there is room for it
+const FOLDED_TILE = 96; // pixels of a tile where a layer shows its first channels
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
 
 /** Make an element: make("p", {className: "x"}, "text", child). Text is never parsed as HTML. */
@@ -45,7 +48,12 @@ class Grid {
     this.channels = entry.channels || Array.from({ length: entry.maps }, (_, i) => i);
     this.slots = new Map(this.channels.map((channel, slot) => [channel, slot]));
     this.columns = {}; // numbers by their name, decoded when they are first asked for
-    this.order = null; // slots by their place; null while nothing is sorted
+    this.order = null; // slots by their place, all or the first ones; null while nothing is sorted
+  }
+
+  /** How many channels have a place. */
+  get count() {
+    return this.order ? this.order.length : this.channels.length;
   }
 
   /** A number of a channel, NaN if there is no such channel. A column of one number holds for all. */
@@ -62,14 +70,14 @@ class Grid {
     const [height, width] = view.tile;
     const [row, column] = [Math.floor(n / view.nrow), n % view.nrow];
     const pad = view.padding;
-    return [pad + column * (width + pad), pad + row * (height + pad), width, height];
+    return [pad + column * (width + pad), pad + row * (height + pad + (view.caption ?? 0)), width, height];
   }
 
   /** Which channel is shown at x, y; null on the padding and behind the last tile. */
   channelAt(x, y, view = this) {
     const [height, width] = view.tile;
-    const [column, row] = [x, y].map((v, i) =>
-      Math.floor((v - view.padding) / ([width, height][i] + view.padding)));
+    const column = Math.floor((x - view.padding) / (width + view.padding));
+    const row = Math.floor((y - view.padding) / (height + view.padding + (view.caption ?? 0)));
     const n = row * view.nrow + column;
     const [left, top] = this.place(n, view);
     const inside = column >= 0 && row >= 0 && column < view.nrow && x < left + width && y < top + height;
@@ -84,9 +92,10 @@ class Grid {
     const tile = this.tile.map((side) => Math.max(2, Math.round(side * zoom)));
     const fit = Math.floor((room - padding) / (tile[1] + padding) / this.slices) * this.slices;
     const nrow = Math.max(this.slices, Math.min(this.nrow, fit));
-    const rows = Math.ceil(Math.max(1, this.channels.length * this.slices) / nrow);
-    const size = [nrow * (tile[1] + padding) + padding, rows * (tile[0] + padding) + padding];
-    return { nrow, padding, tile, size };
+    const rows = Math.ceil(Math.max(1, this.count * this.slices) / nrow);
+    const caption = tile[1] * this.slices >= READABLE ? CAPTION : 0; // the number of the channel
+    const size = [nrow * (tile[1] + padding) + padding, rows * (tile[0] + padding + caption) + padding];
+    return { nrow, padding, tile, caption, size };
   }
 
   /** The channel at the n-th place for channels. */
@@ -135,6 +144,8 @@ class Frame {
     this.last = null; // the channel at which the keyboard's cursor was last
     this.layers = {}; // canvases by what is on them
     this.visible = false;
+    this.pixels = 0; // of a tile's longer side, as the user has set it
+    this.room = 0; // the width for which its tiles are laid out
     element.tabIndex = 0;
     element.classList.toggle("grey", Boolean(this.grid.grey));
     element.setAttribute("role", "application");
@@ -149,7 +160,7 @@ class Frame {
     const seen = this.element.closest(".page").querySelectorAll(".seen img");
     const figure = this.element.parentElement;
     const own = figure.querySelector("figcaption img") || figure.parentElement.querySelector("figcaption img");
-    return own || seen["other" in figure.dataset ? 1 : 0];
+    return own || (seen["other" in figure.dataset ? 1 : 0] ?? seen[0]); // both runs may have seen the same
   }
 
   /** What tells it from the others of its group: the run, or the image. */
@@ -197,9 +208,9 @@ class Frame {
     const now = this.group.active ?? this.last;
     if (event.key in steps) {
       const from = now === null ? 0 : this.grid.placeOf(now) + steps[event.key];
-      this.cursor(Math.min(channels.length - 1, Math.max(0, from)));
+      this.cursor(Math.min(this.grid.count - 1, Math.max(0, from)));
     } else if (event.key === "Enter" || event.key === " ") {
-      if (channels.length) viewer.open(this, now ?? this.grid.channelOf(0));
+      if (channels.length) viewer.open(this, this.grid.placeOf(now) < 0 ? this.grid.channelOf(0) : now);
     } else return;
     event.preventDefault();
   }
@@ -215,17 +226,52 @@ class Frame {
     announce(`${this.grid.title(channel)}: ${this.grid.sentence(channel)}`);
   }
 
-  /** Show tiles whose longer side has so many pixels; 0 shows the picture as it was drawn. */
+  /** Show tiles whose longer side has so many pixels; with 0 they are as large as they were drawn,
+      or fill the width, with the numbers of their channels below them. */
   resize(pixels) {
-    const { grid, image, element } = this;
-    const place = element.closest(".pair > .maps, .both > .maps, .one, .beside");
-    const beside = place.matches(".one") && innerWidth > 720 ? 280 : 0;
-    this.view = pixels && grid.channels.length ? grid.resized(pixels, place.clientWidth - beside) : grid;
+    const { grid, image, element, group } = this;
+    const wide = pixels > 0 || group.folded;
+    element.parentElement.classList.toggle("sized", wide && grid.channels.length > 0);
+    const { place } = this;
+    const room = this.room = this.width;
+    this.pixels = pixels;
+    this.view = grid;
+    if (room > 0 && grid.channels.length && !place.matches(".both > .maps")) {
+      const view = grid.resized(pixels || this.usual(room), room);
+      if (wide || (view.caption && !element.closest(".labelled"))) this.view = view;
+    }
     const own = this.view === grid;
-    element.parentElement.classList.toggle("sized", !own);
     image.style.width = own ? "" : `${this.view.size[0]}px`;
     image.style.height = own ? "" : `${this.view.size[1]}px`;
     this.paint();
+  }
+
+  /** The element whose width it may take. */
+  get place() {
+    return this.element.closest(".pair > .maps, .both > .maps, .one, .beside");
+  }
+
+  /** How many pixels wide it may be; 0 while it is hidden. */
+  get width() {
+    const { place } = this;
+    if (place.matches(".beside")) return this.element.parentElement.clientWidth;
+    return place.clientWidth - (place.matches(".one") && innerWidth > 720 ? 280 : 0);
+  }
+
+  /** Lay the tiles out anew where there is another width for them, as when it came out of hiding. */
+  fit() {
+    if (this.width === this.room) this.paint();
+    else this.resize(this.pixels);
+  }
+
+  /** Pixels of a tile's longer side while nobody has set them. */
+  usual(room) {
+    const { tile, nrow, count, slices } = this.grid;
+    if (this.group.folded) return FOLDED_TILE;
+    const longer = Math.max(...tile);
+    if (!this.place.matches(".beside")) return longer;
+    const filling = Math.floor((room - 3) / Math.min(nrow, count * slices)) - 3;
+    return Math.max(longer, Math.min(filling * longer / tile[1], 2 * FOLDED_TILE));
   }
 
   /** Draw what is to be drawn, at the size at which it is seen; nothing while out of sight. */
@@ -238,6 +284,8 @@ class Frame {
     this.element.classList.toggle("laid", Boolean(over));
     this.layer("under", ready && over, (pen) => this.tiles(pen, this.input, null));
     this.layer("tiles", ready && moved, (pen) => this.tiles(pen, this.image, grid));
+    if (this.layers.tiles) this.layers.tiles.style.opacity = over ? group.over / 100 : "";
+    this.layer("names", ready && view.caption, (pen) => this.names(pen));
     this.element.classList.toggle("redrawn", Boolean(ready && moved));
     this.layer("marks", ready && (marks.length || group.active !== null), (pen, zoom) => {
       for (const channel of marks) this.outline(pen, channel, "#ffb000", 2 / zoom);
@@ -264,15 +312,27 @@ class Frame {
 
   /** All tiles in their order, cut out of a grid; without one, the whole picture in each place. */
   tiles(pen, picture, grid) {
-    const { order, slices, channels } = this.grid;
+    const { order, slices } = this.grid;
     if (this.view === this.grid && grid) pen.drawImage(picture, 0, 0, ...grid.size); // the padding
-    const count = Math.max(1, channels.length);
-    for (let place = 0; place < count * slices; place++) {
+    for (let place = 0; place < Math.max(1, this.grid.count) * slices; place++) {
       const slot = Math.floor(place / slices);
       const from = grid && grid.place((order ? order[slot] : slot) * slices + (place % slices));
       const to = this.grid.place(place, this.view);
       if (from) pen.drawImage(picture, ...from, ...to);
       else pen.drawImage(picture, ...to);
+    }
+  }
+
+  /** The numbers of the channels, below their tiles. */
+  names(pen) {
+    const { view, grid } = this;
+    pen.font = "12px system-ui, sans-serif";
+    pen.textAlign = "center";
+    pen.fillStyle = getComputedStyle(this.element).color;
+    for (let n = 0; n < grid.count; n++) {
+      const [left, top, width, height] = grid.place(n * grid.slices, view);
+      const across = grid.slices * (width + view.padding) - view.padding;
+      pen.fillText(grid.channelOf(n), left + across / 2, top + height + CAPTION - 4);
     }
   }
 
@@ -298,10 +358,15 @@ class Group {
   constructor(element) {
     this.active = null; // the channel under the pointer or the keyboard's cursor
     this.marks = [];
-    this.over = false; // whether the maps lie over the input
+    this.over = 0; // per cent of the maps over the input; 0 shows them by themselves
     this.element = element;
+    this.most = Number(element.dataset.fold) || Infinity; // channels that are shown while it is folded
     this.frames = [...element.querySelectorAll("[data-grid]")].map((e) => new Frame(e, this));
     this.frames.forEach((frame) => frames.set(frame.element, frame));
+  }
+
+  get folded() {
+    return Number.isFinite(this.most);
   }
 
   get channels() {
@@ -334,13 +399,15 @@ class Group {
     this.paint();
   }
 
+  /** Sort tiles; a folded group shows the first ones, of maps as they were drawn the most varied. */
   sort(by) {
-    const score = by === "drawn" ? null : this.means(by);
+    const criterion = by === "drawn" && this.folded ? "variance" : by;
+    const score = criterion === "drawn" ? null : this.means(criterion);
     for (const { grid } of this.frames) {
       const value = (slot) => score.get(grid.channels[slot]);
       const slots = grid.channels.map((_, slot) => slot);
       const whole = !score || !slots.length; // nothing to sort in one tile of all channels
-      grid.order = whole ? null : slots.sort((a, b) => value(a) - value(b) || a - b);
+      grid.order = whole ? null : slots.sort((a, b) => value(a) - value(b) || a - b).slice(0, this.most);
     }
     this.paint();
   }

@@ -1,0 +1,140 @@
+"""How far two runs are apart over the depth of the model: SQNR and cosine as lines.
+
+dB 40 |--.                       | 1.00 cosine
+      |   `--.__   ,--.          |
+   10 |         `-'    `--       | 0.90
+      +--------------------------+
+      conv1                     fc
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from featviz.diff.comparison import ComparedLayer
+
+
+class PlotBox(NamedTuple):
+    """Where the lines of a chart lie, in pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+PLOT_BOX = PlotBox(left=56.0, top=12.0, width=760.0, height=150.0)
+
+
+class DepthPoint(NamedTuple):
+    """A layer on a line of the chart."""
+
+    x: float
+    y: float
+    text: str
+    """`layer1.relu: 31.2 dB`."""
+
+
+class DepthCurve(NamedTuple):
+    """A measure of all layers in which it is known and finite."""
+
+    name: str
+    style: str
+    """The CSS class."""
+    low: str
+    """The lower end of its axis."""
+    high: str
+    points: Sequence[DepthPoint]
+    summary: str
+    """`SQNR from 40.1 dB at conv1 to 21.3 dB at fc, lowest 12.0 dB at layer4`."""
+
+
+@dataclass(frozen=True)
+class DepthChart:
+    """What the template draws."""
+
+    curves: Sequence[DepthCurve]
+    first: str
+    """The first layer, at the left end."""
+    last: str
+    box: PlotBox = PLOT_BOX
+
+    @property
+    def description(self) -> str:
+        """The chart in words, for who cannot see it."""
+        return "; ".join(curve.summary for curve in self.curves)
+
+
+class _Measure(NamedTuple):
+    """A number of a layer, and how an axis shows it."""
+
+    name: str
+    style: str
+    of_layer: Callable[[ComparedLayer], float]
+    format: str
+    axis_step: float
+    """Both ends of the axis are multiples of it."""
+    top: float
+    """The axis reaches at most so far up."""
+
+
+_MEASURES = (
+    _Measure("SQNR", "sqnr", lambda layer: layer.sqnr, "{:.1f} dB", 10.0, math.inf),
+    _Measure("cosine", "cosine", lambda layer: layer.cosine, "{:.4f}", 0.05, 1.0),
+)
+
+
+def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
+    """The chart of some layers in the model's order; None where no line has two points."""
+    curves = []
+    for measure in _MEASURES:
+        curve = _curve(measure, layers)
+        if curve is not None:
+            curves.append(curve)
+    if not curves:
+        return None
+    return DepthChart(curves, layers[0].label, layers[-1].label)
+
+
+def _curve(measure: _Measure, layers: Sequence[ComparedLayer]) -> DepthCurve | None:
+    values = []
+    positions = []
+    for position, layer in enumerate(layers):
+        value = measure.of_layer(layer)
+        # an equal layer has an infinite SQNR, and no place on an axis
+        if math.isfinite(value):
+            positions.append(position)
+            values.append(value)
+    if len(values) < 2:
+        return None
+    low = math.floor(min(values) / measure.axis_step) * measure.axis_step
+    high = math.ceil(max(values) / measure.axis_step) * measure.axis_step
+    high = min(max(high, low + measure.axis_step), measure.top)
+    points = []
+    for position, value in zip(positions, values, strict=True):
+        share = (value - low) / (high - low)
+        points.append(
+            DepthPoint(
+                x=round(
+                    PLOT_BOX.left + PLOT_BOX.width * position / (len(layers) - 1), 1
+                ),
+                y=round(PLOT_BOX.top + PLOT_BOX.height * (1 - share), 1),
+                text=f"{layers[position].label}: {measure.format.format(value)}",
+            )
+        )
+    lowest = values.index(min(values))
+    ends = [
+        f"{measure.format.format(values[n])} at {layers[positions[n]].label}"
+        for n in (0, -1, lowest)
+    ]
+    return DepthCurve(
+        name=measure.name,
+        style=measure.style,
+        low=f"{low:g}",
+        high=f"{high:g}",
+        points=points,
+        summary=f"{measure.name} from {ends[0]} to {ends[1]}, lowest {ends[2]}",
+    )
