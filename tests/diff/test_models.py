@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import featviz
 from featviz.errors import UsageError
@@ -116,3 +119,51 @@ def test_modules_in_python(photos: Path, tmp_path: Path) -> None:
     assert record["layers"][1]["sqnr"] == pytest.approx(result.layers[1].sqnr)
     with pytest.raises(UsageError, match="models need images"):
         featviz.diff(tmp_path / "out/base", tmp_path / "out/new", size=32)
+
+
+def classifier(path: Path, seed: int) -> Path:
+    """A classifier of three classes, saved."""
+    torch.manual_seed(seed)
+    layers = (nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    torch.save(nn.Sequential(*layers, nn.Linear(4, 3)), path)
+    return path
+
+
+def prediction_rows(html: str) -> list[list[str]]:
+    """The texts of the cells of the table of predictions."""
+    rows = []
+    for row in re.findall(r"<tr data-item=.*?</tr>", html, re.DOTALL):
+        cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)
+        rows.append([re.sub(r"<[^>]*>", "", cell) for cell in cells])
+    return rows
+
+
+def test_the_page_has_the_predictions_of_the_manifests(
+    featviz: CLI, photos: Path, tmp_path: Path
+) -> None:
+    """Class and probability of each image before and after, changed ones first; a layer
+    of single numbers has a table of them."""
+    models = [classifier(tmp_path / f"{seed}.pth", seed) for seed in (0, 1)]
+    page = tmp_path / "d.html"
+    out = tmp_path / "out"
+    command = ("diff", *models, photos, "--size", "32", "--layers", "Conv2d,Linear")
+    done = featviz(*command, "--html", page, "--out", out)
+    assert done.code == 4
+    rows = prediction_rows(page.read_text("utf-8"))
+    changed = []
+    for name in ("a.png", "b.png"):
+        scores = []
+        for side in ("base", "new"):
+            manifest = json.loads((out / side / name / "manifest.json").read_text())
+            top = manifest["prediction"][0]
+            scores += [f"class {top['index']}", f"{top['probability']:.1%}"]
+        row = next(row for row in rows if row[1] == name)
+        shown = [cell.replace("\N{NO-BREAK SPACE}", "") for cell in row[2:6]]
+        assert shown == scores
+        changed.append((scores[0] != scores[2], row[6]))
+    assert {mark == "changed" for _, mark in changed} == {
+        is_new for is_new, _ in changed
+    }
+    assert [row[6] for row in rows] == sorted((row[6] for row in rows), reverse=True)
+    document = json.loads((out / "diff-maps" / "diff.json").read_text("utf-8"))
+    assert len(document["predictions"]) == 2

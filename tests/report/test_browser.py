@@ -25,7 +25,7 @@ def test_from_a_file_nothing_is_missing_and_the_console_is_silent(
 ) -> None:
     """Every kind of page, every picture, at 400 pixels, where nothing sticks out; the
     fixture looks at the console."""
-    assert len(list((run / "report").glob("*.html"))) == 1 + 4 + 3
+    assert len(list((run / "report").glob("*.html"))) == 1 + 4 + 3 + 1
     size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
@@ -269,7 +269,7 @@ def test_colours_are_those_of_matplotlib(page: Page) -> None:
 def test_maps_lie_over_the_input(page: Page) -> None:
     """Six tenths of the map's colour, four of the input's, where the map has the
     input's shape."""
-    page.open("image-001.html?over=1&cmap=inverted")
+    page.open("image-001.html?over=60&cmap=inverted")
     frame = page.all(".frame")[0]
     seen = Image.open(page.run / "deep" / "b#1 %.png" / "input.png").convert("RGB")
     red, green, blue = pixel(page, frame, 4)

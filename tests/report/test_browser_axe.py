@@ -31,6 +31,7 @@ PAGES = (
     "run/report/layer-000.html#c1",
     "run/report/layer-002.html",
     "compared/index.html",
+    "compared/comparison.html",
     "compared/layer-000.html",
     "audit/report/index.html",
     "kernels/report/index.html",
