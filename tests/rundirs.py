@@ -81,7 +81,7 @@ class Drawn:
             top = plan.padding + row * (plan.tile[0] + plan.padding)
             left = plan.padding + column * (plan.tile[1] + plan.padding)
             tile = np.full(plan.tile, (t + self.shade) % 256, np.uint8)
-            tile[0, 0] = 255 - t  # tells a tile that is turned round
+            tile[0, 0] = (255 - t) % 256  # tells a tile that is turned round
             picture[top : top + plan.tile[0], left : left + plan.tile[1]] = tile
         return picture
 

@@ -29,7 +29,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     names = [f"{n:02d}.png" for n in range(29)]
     root = tmp_path_factory.mktemp("many") / "out"
-    return built(root, dict.fromkeys(names, [drawn]))
+    return built(root, dict.fromkeys(names, (drawn,)))
 
 
 @pytest.fixture
