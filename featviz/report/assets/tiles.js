@@ -12,7 +12,7 @@
 const MOST_PIXELS = 16e6; // of a canvas
 const CAPTION = 15; // pixels of the line below a tile that has the number of its channel
 const READABLE = 20; // pixels of a tile's width from which on there is room for it
-const FOLDED_TILE = 96; // pixels of a tile where a layer shows its first channels
+const FOLDED_TILE = 80; // pixels of a tile where a layer shows its first channels
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
 
 /** Make an element: make("p", {className: "x"}, "text", child). Text is never parsed as HTML. */
