@@ -68,7 +68,7 @@ class DepthChart:
         return "; ".join(curve.summary for curve in self.curves)
 
 
-class _Measure(NamedTuple):
+class _DepthMeasure(NamedTuple):
     """A number of a layer, and how an axis shows it."""
 
     name: str
@@ -82,8 +82,10 @@ class _Measure(NamedTuple):
 
 
 _MEASURES = (
-    _Measure("SQNR", "sqnr", lambda layer: layer.sqnr, "{:.1f} dB", 10.0, math.inf),
-    _Measure("cosine", "cosine", lambda layer: layer.cosine, "{:.4f}", 0.05, 1.0),
+    _DepthMeasure(
+        "SQNR", "sqnr", lambda layer: layer.sqnr, "{:.1f} dB", 10.0, math.inf
+    ),
+    _DepthMeasure("cosine", "cosine", lambda layer: layer.cosine, "{:.4f}", 0.05, 1.0),
 )
 
 
@@ -99,7 +101,9 @@ def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
     return DepthChart(curves, layers[0].label, layers[-1].label)
 
 
-def _curve(measure: _Measure, layers: Sequence[ComparedLayer]) -> DepthCurve | None:
+def _curve(
+    measure: _DepthMeasure, layers: Sequence[ComparedLayer]
+) -> DepthCurve | None:
     values = []
     positions = []
     for position, layer in enumerate(layers):
