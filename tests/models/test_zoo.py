@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -143,41 +143,79 @@ def check_nothing_is_lost(
     module: nn.Module, image: dict[str, Any], count: Count
 ) -> None:
     """Each call of each leaf is there once, and what did not run is named."""
-    found, rows = named_leaves(module), [*image["captures"], *image["skipped"]]
-    beside = ("class_token", "distillation_token", "register_tokens", "extra_token")
-    names = {id(part): name for name, part in found.items()}
-    places = dict(module.named_modules(remove_duplicate=False))
-    calls = sorted(
-        (names[id(places[row["layer"]])], row["layer"], row["call"])
-        for row in rows
-        if id(places.get(row["layer"])) in names
-        and row["key"].rpartition(".")[2] not in beside
-    )
-    given = Counter(name for name, _, _ in calls)
-    assert given == Counter(name for name, _ in count.given.elements())
-    in_places = Counter(name for name, _ in {(name, place) for name, place, _ in calls})
-    by_call = Counter((name, call) for name, _, call in calls if in_places[name] == 1)
-    assert by_call == Counter(
-        {k: n for k, n in count.given.items() if in_places[k[0]] == 1}
-    )
-    called = {
-        n for n, part in found.items() if type(part).forward is not nn.Module.forward
+    rows = [*image["captures"], *image["skipped"]]
+    calls = calls_in(rows, module)
+    drawn = Counter(call.leaf for call in calls)
+    assert drawn == Counter(leaf for leaf, _ in count.given.elements())
+    check_calls(calls, count)
+    leaves = named_leaves(module)
+    never_ran = {leaf_of(module).get(name) for name in image["never_ran"]} - {None}
+    runnable = {
+        name
+        for name, leaf in leaves.items()
+        if type(leaf).forward is not nn.Module.forward
     }
-    never_ran = {
-        names[id(places[n])] for n in image["never_ran"] if id(places.get(n)) in names
-    }
-    assert never_ran - set(given) == called - set(count.calls)
+    assert never_ran - set(drawn) == runnable - set(count.calls)
     assert not set(image["never_ran"]) & {row["layer"] for row in rows}
     assert all(row["reason"] for row in image["skipped"])
     for row in image["captures"]:
-        # rows of boxes are no map
-        if row["type"].endswith("Head") and len(row["shape"]) == 3:
-            assert row["layout"] == "sequence", row
-        if (
-            isinstance(found.get(row["layer"]), nn.Conv2d)
-            and row["layout"] != "windows"
-        ):
-            assert row["layout"] == ("nchw" if row["shape"][0] == 1 else "batch"), row
+        check_layout(row, leaves.get(row["layer"]))
+
+
+class LeafCall(NamedTuple):
+    """A row of a manifest whose layer is a leaf."""
+
+    leaf: str
+    """The leaf's first name."""
+    layer: str
+    """The name under which it ran."""
+    call: int
+
+
+def leaf_of(module: nn.Module) -> dict[str, str]:
+    """The first name of each leaf, by all of its names."""
+    first_names = {id(leaf): name for name, leaf in named_leaves(module).items()}
+    return {
+        name: first_names[id(part)]
+        for name, part in module.named_modules(remove_duplicate=False)
+        if id(part) in first_names
+    }
+
+
+def calls_in(rows: list[dict[str, Any]], module: nn.Module) -> list[LeafCall]:
+    """The calls of leaves among the rows of a manifest; a grid and the tokens beside it
+    are one output."""
+    leaves = leaf_of(module)
+    calls = []
+    for row in rows:
+        is_token = row["key"].rpartition(".")[2] in TOKENS
+        if row["layer"] in leaves and not is_token:
+            calls.append(LeafCall(leaves[row["layer"]], row["layer"], row["call"]))
+    return calls
+
+
+TOKENS = ("class_token", "distillation_token", "register_tokens", "extra_token")
+
+
+def check_calls(calls: list[LeafCall], count: Count) -> None:
+    """A leaf that has one name in the manifest has its calls numbered as hooks count
+    them."""
+    names = Counter(leaf for leaf, _ in {(call.leaf, call.layer) for call in calls})
+    numbered = Counter(
+        (call.leaf, call.call) for call in calls if names[call.leaf] == 1
+    )
+    assert numbered == Counter(
+        {key: outputs for key, outputs in count.given.items() if names[key[0]] == 1}
+    )
+
+
+def check_layout(row: dict[str, Any], leaf: nn.Module | None) -> None:
+    """Rows of boxes are no map, and convolutions give maps."""
+    if row["type"].endswith("Head") and len(row["shape"]) == 3:
+        assert row["layout"] == "sequence", row
+    if isinstance(leaf, nn.Conv2d) and row["layout"] != "windows":
+        expected = "nchw" if row["shape"][0] == 1 else "batch"
+        assert row["layout"] == expected, row
 
 
 RUN = (

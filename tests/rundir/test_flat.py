@@ -40,39 +40,44 @@ def test_a_flat_run(
     assert featviz(*base, deep).code == featviz(*base, flat, "--flat").code == 0
     folders = sorted(path for path in flat.iterdir() if path.is_dir())
     assert len(folders) == 2
-    endings = (
-        ".png",
-        ".npy",
-        ".output.figure.png",
-        ".grad.png",
-        ".grad.npy",
-        ".grad.figure.png",
-    )
     for folder in folders:
-        stem = folder.name.partition(".")[0]
-        own = {
-            f"{stem}__{place}{end}" for place in ("001_0", "002_1") for end in endings
-        }
-        found = {path.name for path in folder.iterdir()}
-        assert found == {"input.png", "stats.npz", "manifest.json"} | own
-        rows, others = (
-            read_json(root / folder.name / "manifest.json")["captures"]
-            for root in (flat, deep)
-        )
-        for row, other in zip(rows, others, strict=True):
-            assert (row["layer"], row["kind"]) == (other["layer"], other["kind"])
-            pictures = folder / row["file"], deep / folder.name / other["file"]
-            assert np.array_equal(
-                *(np.asarray(Image.open(picture)) for picture in pictures)
-            )
+        check_flat_folder(folder, deep / folder.name)
 
     assert featviz("diff", deep, flat).code == 0
     before = tree(flat)
     (folders[0] / "manifest.json").unlink()
     refused(featviz(*base, flat, "--resume"), 1, "there --flat, here none")
-    assert featviz(*base, flat, "--flat", "--resume").code == 0 and tree(flat) == before
+    assert featviz(*base, flat, "--flat", "--resume").code == 0
+    assert tree(flat) == before
     assert featviz(*base, flat, "--overwrite").code == 0
     assert not list(flat.rglob("*__*"))
+
+
+def check_flat_folder(folder: Path, deep: Path) -> None:
+    """An image folder holds the files of the same image in a run without the option,
+    under names that begin with the image's."""
+    stem = folder.name.partition(".")[0]
+    prefixes = (f"{stem}__001_0", f"{stem}__002_1")
+    layers = {prefix + ending for prefix in prefixes for ending in ENDINGS}
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"input.png", "stats.npz", "manifest.json"} | layers
+    rows = read_json(folder / "manifest.json")["captures"]
+    deep_rows = read_json(deep / "manifest.json")["captures"]
+    for row, deep_row in zip(rows, deep_rows, strict=True):
+        assert row["layer"] == deep_row["layer"]
+        assert row["kind"] == deep_row["kind"]
+        picture = np.asarray(Image.open(folder / row["file"]))
+        assert np.array_equal(picture, np.asarray(Image.open(deep / deep_row["file"])))
+
+
+ENDINGS = (
+    ".png",
+    ".npy",
+    ".output.figure.png",
+    ".grad.png",
+    ".grad.npy",
+    ".grad.figure.png",
+)
 
 
 def test_names_stay_short_and_our_own(tmp_path: Path) -> None:
