@@ -3,7 +3,7 @@ picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -75,7 +75,7 @@ def capture(
     check_module(model)
     model = uncompiled(model)
     every_layer = list_layers(model)
-    parsed = _read_selectors(layers, every_layer)
+    parsed = _read_selectors(layers)
     by_functions = bool(of_functions(parsed))
     if layers is None:
         modules = modules_by_name(model)
@@ -118,14 +118,12 @@ def capture(
         raise UsageError(f"no layer matches {selectors(layers)!r}", hint)
 
 
-def _read_selectors(
-    layers: Layers | None, every_layer: Sequence[Layer]
-) -> list[Selector]:
+def _read_selectors(layers: Layers | None) -> list[Selector]:
     """Selectors for layers that are met as the model runs; none for None."""
     text = selectors(layers)
     if text is None:
         return []
-    parsed = parse(text, every_layer)
+    parsed = parse(text)
     for selector in of_functions(parsed):
         if selector.from_the_end:
             raise UsageError(

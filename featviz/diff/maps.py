@@ -121,7 +121,7 @@ def _changed_values(
     if values is None:
         source = "pixels"
         values = pair.pixels()
-        slices = row.side
+        slices = row.slice_count
     if values is None:
         return None
     index_of = {channel: index for index, channel in enumerate(values.channels)}

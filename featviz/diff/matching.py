@@ -68,8 +68,8 @@ def compare_runs(
             by_key[change.key].append(change)
     layers = [compared_layer(group) for group in by_key.values() if group]
     return Comparison(
-        base=base.place,
-        new=new.place,
+        base=base.location,
+        new=new.location,
         thresholds=thresholds,
         images=tuple(changes),
         layers=tuple(layers),

@@ -55,7 +55,7 @@ def why_no_places(row: Capture, labelled: bool = False) -> str:
         return "its maps lie over the input (--overlay)"
     if len(row.drawn) < row.maps:
         return f"its grid has {len(row.drawn)} of {row.maps} channels"
-    if row.side > 1:
+    if row.slice_count > 1:
         return "its channels have several slices each"
     if row.nonfinite:
         return "it holds NaN or infinite values"

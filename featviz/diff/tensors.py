@@ -189,7 +189,7 @@ def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
     plan = row.plan
     if levels.shape != (plan.height, plan.width):
         return False
-    if plan.maps != len(drawn_channels(row)) * row.side:
+    if plan.maps != len(drawn_channels(row)) * row.slice_count:
         return False
     if palette is not None and len(palette) != 256:
         return False
@@ -270,7 +270,10 @@ class TensorPair:
         """The values behind both pictures, of the channels that both show; None where a
         picture does not show values, or the two show other ones."""
         base_row, new_row = self.rows
-        if base_row.beside != new_row.beside or base_row.normalize != new_row.normalize:
+        if (
+            base_row.drawn_slices != new_row.drawn_slices
+            or base_row.normalize != new_row.normalize
+        ):
             return None
         values = []
         for image, row, stats in zip(self.images, self.rows, self.stats, strict=True):

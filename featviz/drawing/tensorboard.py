@@ -195,11 +195,14 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
         return
     require()
     name = f"{EVENTS[:-1]}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-    if below is not None and os.path.relpath(folder, below).startswith(os.pardir):
-        below = None
+    base = folder
+    if below is not None and not os.path.relpath(folder, below).startswith(os.pardir):
+        base = below
+    relative = os.path.relpath(folder, base).replace(os.sep, "/")
     with (
         reported(folder, "name another folder"),
-        Folder.open(folder, below) as opened_folder,
+        Folder.open(base) as above,
+        above.folder(relative, make=True) as opened_folder,
         opened_folder.create(name) as file,
     ):
         board = Board(file)

@@ -30,7 +30,7 @@ class Intervention:
 
     option: str
     """For messages: `ablate='conv1:5'`."""
-    kind: str
+    operation: str
     """A key of `INTERVENTIONS`."""
     selectors: str
     """The layers, as in `--layers`."""
@@ -45,6 +45,8 @@ def _zero(change: Intervention, output: Tensor, axis: int, noise: Generator) -> 
 
 
 def _scale(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+    """Multiplies the channels by the factor."""
+    # a factor for each channel, 1 for those that are not named
     factors = output.new_ones(output.shape[axis])
     factors = factors.index_fill(0, _indices(change, output), change.numbers[0])
     shape = [1] * output.ndim
@@ -53,6 +55,7 @@ def _scale(change: Intervention, output: Tensor, axis: int, noise: Generator) ->
 
 
 def _indices(change: Intervention, output: Tensor) -> Tensor:
+    """The channels as index_fill takes them, on the output's device."""
     import torch
 
     return torch.tensor(change.channels, device=output.device)
@@ -65,6 +68,7 @@ def _clamp(change: Intervention, output: Tensor, axis: int, noise: Generator) ->
 def _add_noise(
     change: Intervention, output: Tensor, axis: int, noise: Generator
 ) -> Tensor:
+    """Adds normal noise of this standard deviation."""
     import torch
 
     # drawn on the CPU in float32, so that each device and precision has the same
@@ -76,6 +80,8 @@ def _add_noise(
 def _scale_gradient(
     change: Intervention, output: Tensor, axis: int, noise: Generator
 ) -> Tensor:
+    """Multiplies the gradient on its way back by the factor; values stay."""
+    # a hook on the tensor itself would act on all that uses it under another name
     if output.requires_grad:
         output = output.clone()
         output.register_hook(partial(operator.mul, change.numbers[0]))  # type: ignore[no-untyped-call]
@@ -134,34 +140,47 @@ INTERVENTIONS = {
 
 
 def parse(option: str, text: str) -> Intervention:
-    """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:CHANGE` of `edit`. UsageError
-    for anything else."""
+    """Read a change.
+
+    Args:
+        option: `ablate` or `edit`.
+        text: `SELECTORS:5,17` for the one, `SELECTORS:CHANGE` for the other.
+
+    Raises:
+        UsageError: the text is none of these.
+    """
+    # selectors may hold a colon (`re:`, `fn:`), changes hold none
     selectors, _, change = text.rpartition(":")
     change = re.sub(r"\s", "", change)
     title = f"{option}={quoted(text)!r}"
-    kinds = {
-        name: kind for name, kind in INTERVENTIONS.items() if kind.option == option
-    }
-    for name, kind in kinds.items():
-        match = re.fullmatch(kind.pattern, change, re.ASCII | re.IGNORECASE)
+    examples: list[str] = []
+    for operation, row in INTERVENTIONS.items():
+        if row.option != option:
+            continue
+        examples.append(row.example)
+        match = re.fullmatch(row.pattern, change, re.ASCII | re.IGNORECASE)
         if match is None or not selectors.strip():
             continue
         groups = match.groupdict(default="")
-        try:
-            channels = (
-                tuple(read_ranges(groups["channels"])) if "channels" in groups else ()
-            )
-        except ValueError:  # 3-1, or too many
-            break
-        numbers = tuple(
-            float(number) for number in groups.get("numbers", "").split(",") if number
-        )
-        if name == "clamp" and numbers[0] > numbers[1]:
+        texts = groups.get("numbers", "").split(",")
+        numbers = tuple(float(number) for number in texts if number)
+        if operation == "clamp" and numbers[0] > numbers[1]:
             message = f"{title}: {numbers[0]:g} is above {numbers[1]:g}"
             raise UsageError(message, "clamp=LOW,HIGH")
-        return Intervention(title, name, selectors, channels, numbers)
-    examples = ", ".join(kind.example for kind in kinds.values())
-    raise UsageError(f"{title} cannot be read", f"for example {examples}")
+        channels: Sequence[int] = ()
+        if "channels" in groups:
+            try:
+                channels = read_ranges(groups["channels"])
+            except ValueError:  # 3-1, or too many
+                continue
+        return Intervention(
+            option=title,
+            operation=operation,
+            selectors=selectors,
+            channels=tuple(channels),
+            numbers=numbers,
+        )
+    raise UsageError(f"{title} cannot be read", f"for example {', '.join(examples)}")
 
 
 parse_ablate = partial(parse, "ablate")
@@ -197,10 +216,19 @@ def intervene(
         axis = -1
         if change.channels:
             axis = axis_of(output, change.option)
-            last = output.shape[axis] - 1
-            beyond = [str(channel) for channel in change.channels if channel > last]
-            if beyond:
-                names = ", ".join([*beyond[:3], *(["..."] if beyond[3:] else [])])
-                raise UsageError(f"{subject} has channels 0 to {last}, not {names}")
-        output = INTERVENTIONS[change.kind].apply(change, output, axis, noise)
+            _check_channels(change.channels, output.shape[axis], subject)
+        output = INTERVENTIONS[change.operation].apply(change, output, axis, noise)
     return output
+
+
+def _check_channels(channels: Sequence[int], count: int, subject: str) -> None:
+    """Refuse channels that an output does not have.
+
+    Args:
+        count: of channels.
+        subject: of the message: the change, and the layer.
+    """
+    beyond = [str(channel) for channel in channels if channel >= count]
+    if beyond:
+        numbers = ", ".join([*beyond[:3], "..."] if len(beyond) > 3 else beyond)
+        raise UsageError(f"{subject} has channels 0 to {count - 1}, not {numbers}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +33,8 @@ from featviz.records import KINDS, CaptureSite, ClassScore, Layer, Outcome
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
+
+_MOST_CLASSES = 5  # of a prediction
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ def plan(
     """
     layers = list_layers(model.module)
     changes = defaultdict[Layer, list[Intervention]](list)
-    kinds = set()
+    changes_values = False
     for option, text in options.interventions:
         change = interventions.parse(option, text)
-        kinds.add(change.kind)
+        changes_values = changes_values or change.operation != "grad"
         for layer in _changed_layers(change, layers):
             changes[layer].append(change)
     target = targets.parse(options.target)
@@ -79,7 +81,7 @@ def plan(
         target_layer=_target_layer(target, layers),
         changes=dict(changes),
         backward=options.gradients,
-        changes_values=bool(kinds - {"grad"}),
+        changes_values=changes_values,
     )
     if plan.backward or changes:
         outcome = Outcome()
@@ -95,7 +97,8 @@ def plan(
 
 
 def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[Layer]:
-    parsed = selectors.parse(change.selectors, layers)
+    """The layers that an intervention speaks of; UsageError where there is none."""
+    parsed = selectors.parse(change.selectors)
     if selectors.of_functions(parsed):
         raise UsageError(f"{change.option}: functions cannot be changed, only modules")
     chosen = selectors.select(layers, parsed)
@@ -106,6 +109,8 @@ def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[L
 
 
 def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
+    """The layer of `layer:NAME`, by any of its names; None for a target of the output.
+    UsageError where there is no such layer."""
     if target.layer is None:
         return None
     for layer in layers:
@@ -125,10 +130,11 @@ def watched(
     """Place the hooks that capture layers, and those of interventions and of the
     target, for any number of inputs; all are removed afterwards."""
     hooks = Watched(model, plan, layers)
+    # the layer of the target changes nothing, but what it returns is wanted
     changed = set(plan.changes)
     if plan.backward and plan.target_layer is not None:
         changed.add(plan.target_layer)
-    changes = [(layer, partial(hooks.change, layer)) for layer in changed]
+    changes = {layer: partial(hooks.change, layer) for layer in changed}
     # weak boxes are of use where the target may be one
     of_output = plan.target.layer is None and not plan.target.keys
     candidates = (
@@ -175,7 +181,7 @@ class Watched:
     def change(self, layer: Layer, output: Any) -> Any:
         """Change a layer's output, or keep it for the target; None where it stays as it
         is."""
-        if self._book is None:
+        if self._book is None:  # the undisturbed pass
             return None
         changes = self.plan.changes.get(layer, ())
         if changes:
@@ -185,9 +191,11 @@ class Watched:
             )
             self._ran.add(layer)
         if layer == self.plan.target_layer:
-            # a copy, since a later in-place operation would change what the target is
-            is_tensor = isinstance(output, Tensor)
-            self._target_outputs.append(output.clone() if is_tensor else output)
+            target_output = output
+            if isinstance(output, Tensor):
+                # a later in-place operation would change what the target is
+                target_output = output.clone()
+            self._target_outputs.append(target_output)
         return output if changes else None
 
     def show(
@@ -207,63 +215,80 @@ class Watched:
         plan = self.plan
         inputs = [arg.to(model.device) for arg in args]
         undisturbed = self._undisturbed(inputs, book) if plan.changes else None
+        target_value = None
+        with self._under_way(book, sink) as relu_calls:
+            if plan.backward:
+                # going back may run parts of the model again, where they are
+                # checkpointed: they read the attributes that forward has left
+                with kept_attributes(model.module):
+                    output, target_value = self._forward_and_back(inputs, book)
+            else:
+                output = forward(model.module, inputs, self.recorder)
+        if target_value is None:  # else `_forward_and_back` has read it
+            self.reading = families.read(model, output, inputs[0], self.threshold)
+        outcome = self._outcome(output, undisturbed)
+        if target_value is not None:
+            outcome = replace(
+                outcome,
+                target=float(target_value.number.detach()),
+                target_title=target_value.title,
+                focus=target_value.focus,
+            )
+        if plan.changes or relu_calls is not None:
+            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relu_calls)))
+        return outcome, self.recorder
+
+    @contextmanager
+    def _under_way(self, book: HintBook, sink: Sink) -> Iterator[Counter[str] | None]:
+        """One pass, in which hooks capture and change.
+
+        Yields:
+            How often a ReLU was called, where a rule of gradients is in force.
+        """
         self._book = book
         self._ran = set()
         self._target_outputs = []
-        self._noise.manual_seed(plan.options.seed)
-        rule = plan.options.grad_rule
-        back = None
+        # each image gets the same noise: what is seen of it does not depend on others
+        self._noise.manual_seed(self.plan.options.seed)
+        following: AbstractContextManager[Any] = nullcontext()
+        if not book.is_traced:
+            following = book.traced(self.model.module, self.layers)
+        rule: AbstractContextManager[Counter[str] | None] = nullcontext()
+        if self.plan.options.grad_rule != "plain":
+            rule = relu_rule(self.plan.options.grad_rule)
         try:
-            with (
-                (
-                    nullcontext()
-                    if book.is_traced
-                    else book.traced(model.module, self.layers)
-                ),
-                nullcontext() if rule == "plain" else relu_rule(rule) as relu_calls,
-                self.recorder.functions,
-            ):
+            with following, rule as relu_calls, self.recorder.functions:
                 self.recorder.begin(sink)
-                if plan.backward:
-                    # which may run parts of the model again, where they are
-                    # checkpointed
-                    with kept_attributes(model.module):
-                        back = self._forward_and_back(inputs, book)
-                    output = back.output
-                else:
-                    output = forward(model.module, inputs, self.recorder)
+                yield relu_calls
         finally:
             self._book = None
             self._target_outputs = []
             self.recorder.begin(None)
+
+    def _outcome(self, output: Any, undisturbed: Any) -> Outcome:
+        """What an output says, and how far interventions have changed it.
+
+        Args:
+            undisturbed: the output without them; None where they change no values.
+        """
+        model = self.model
         outcome = Outcome(top_classes(output, model.categories, model.scores))
-        if back is None:
-            self.reading = families.read(model, output, inputs[0])
         if self.reading is not None:
             outcome = replace(
                 outcome,
                 detections=self.reading.detections,
                 regions=self.reading.regions,
             )
-        if back is not None:
-            outcome = replace(
-                outcome,
-                target=float(back.target.number.detach()),
-                target_title=back.target.title,
-                focus=back.target.focus,
-            )
-        if plan.changes or relu_calls is not None:
-            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relu_calls)))
-        if plan.changes_values:
-            largest, nonfinite = largest_change(tensors(undisturbed), tensors(output))
+        if self.plan.changes_values:
+            change = largest_change(tensors(undisturbed), tensors(output))
             outcome = replace(
                 outcome,
                 intervened=True,
-                largest_change=largest,
-                nonfinite=nonfinite,
+                largest_change=change.largest,
+                nonfinite=change.nonfinite,
                 before=top_classes(undisturbed, model.categories, model.scores),
             )
-        return outcome, self.recorder
+        return outcome
 
     def _undisturbed(self, inputs: Sequence[Tensor], book: HintBook) -> Any:
         """The output without interventions, from the same random numbers; None where
@@ -289,10 +314,14 @@ class Watched:
             arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
         output = forward(model.module, [arg.clone() for arg in inputs], self.recorder)
         self.reading = families.read(model, output, args[0], self.threshold)
-        value = None if self.reading is None else self.reading.value(target)
+        value = None
+        if self.reading is not None:
+            value = self.reading.value(target)
         if value is None:
-            of_target = output if target.layer is None else self._target_output(book)
-            value = target.value(of_target, model.categories, model.scores)
+            target_output = output
+            if target.layer is not None:
+                target_output = self._target_output(book)
+            value = target.value(target_output, model.categories, model.scores)
         if not value.number.requires_grad:
             hint = (
                 "the model is quantized, or detaches it, or computes it under"
@@ -360,6 +389,7 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
     site, on with its gradient; `take` may raise LayoutError. The output is copied when
     the layer returns it, since a later in-place operation may change it, until its
     gradient has come."""
+    # the one place where a float tensor outlives its hook
     outputs: dict[CaptureSite, Tensor] = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
@@ -407,12 +437,15 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         calls["relu"] += 1
+        # relu(input, inplace), relu_(input), Tensor.relu(self)
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         flag = args[1] if len(args) > 1 else kwargs.get("inplace", False)
         result = torch.relu(x)
         if result.grad_fn is not None:
             result.grad_fn.register_hook(rectify)
-        return x.copy_(result) if is_in_place(func) or flag else result
+        if is_in_place(func) or flag:
+            return x.copy_(result)
+        return result
 
     with FunctionMode(replacements={"relu": relu}):
         yield calls
@@ -425,7 +458,6 @@ def top_classes(
     output: Any,
     categories: Sequence[str] | None = None,
     scores: str | None = "",
-    count: int = 5,
 ) -> tuple[ClassScore, ...]:
     """The likeliest classes of an output, the likeliest first.
 
@@ -433,7 +465,6 @@ def top_classes(
         output: of a model.
         categories: names of its classes; used where there are as many.
         scores: where the scores [1, K] stand, as in `Target.value`.
-        count: how many classes at most.
 
     Returns:
         Nothing for an output without scores of more than one class, all of them finite.
@@ -452,16 +483,17 @@ def top_classes(
         return ()
     logits = rows[0]
     names: Sequence[str | None] = [None] * len(logits)
-    if categories and len(categories) == len(logits):
+    # else they are those of another head
+    if categories is not None and len(categories) == len(logits):
         names = categories
+    # also of scores that are probabilities already, which nothing tells
     probabilities = logits.softmax(0)
-    order = logits.topk(min(count, len(logits))).indices.tolist()
-    return tuple(
-        ClassScore(
-            index, names[index], float(logits[index]), float(probabilities[index])
-        )
-        for index in order
-    )
+    classes: list[ClassScore] = []
+    for index in logits.topk(min(_MOST_CLASSES, len(logits))).indices.tolist():
+        score = float(logits[index])
+        probability = float(probabilities[index])
+        classes.append(ClassScore(index, names[index], score, probability))
+    return tuple(classes)
 
 
 class OutputChange(NamedTuple):
@@ -488,6 +520,7 @@ def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputC
     largest = 0.0
     nonfinite = 0
     for old, new in zip(old_values, new_values, strict=True):
+        # inf in both is no change, and inf - inf is NaN
         finite = old.isfinite() & new.isfinite()
         same = (old == new) | (old.isnan() & new.isnan())
         if finite.any():
@@ -498,5 +531,8 @@ def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputC
 
 def _exact(tensor: Tensor) -> Tensor:
     """The values in float64, on the CPU; LayoutError where they are not real and dense."""
-    floats = to_floats(tensor.detach())
-    return (floats if tensor.is_quantized else tensor.detach()).cpu().double()
+    values = tensor.detach()
+    floats = to_floats(values)
+    if tensor.is_quantized:
+        values = floats
+    return values.cpu().double()

@@ -91,13 +91,14 @@ class Target:
         Raises:
             UsageError: the output has no such number.
         """
-        kind = TARGETS[self.kind]
-        if kind.of_classes and not self.keys:
+        # with keys the user has said where: `output[aux]:top1`
+        target_kind = TARGETS[self.kind]
+        if target_kind.of_classes and not self.keys:
             if scores is None:
                 message = f": the model is no classifier; it gives {outline(output)}"
                 raise self.error(message, _examples(output))
             output = output_at(output, scores)
-        return kind.value(self, self._tensor(output), categories)
+        return target_kind.value(self, self._tensor(output), categories)
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
         """What is wrong with the target; the message goes on behind its name."""
@@ -119,13 +120,15 @@ class Target:
             raise self.error(message, _examples(output))
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
-        is_sparse = str(tensor.layout).startswith("torch.sparse")
-        dense = tensor.to_dense() if is_sparse else tensor
+        if str(tensor.layout).startswith("torch.sparse"):
+            tensor = tensor.to_dense()
         try:
-            floats = to_floats(dense)
+            floats = to_floats(tensor)
         except LayoutError as error:
             raise self.error(f": it {error.message}") from None
-        return floats if tensor.element_size() == 1 else dense  # torch sums no float8
+        if tensor.element_size() == 1:  # torch sums no float8
+            return floats
+        return tensor
 
 
 # The kinds of targets
@@ -134,6 +137,7 @@ class Target:
 def _reduction(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
+    """`mean`, `sum` or `norm`, by torch's method of this name."""
     return TargetValue(getattr(tensor, target.kind)(), target.text)
 
 
@@ -149,18 +153,29 @@ def _of_family(
 def _class_score(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
+    """The score of the likeliest class, or of the one that the target names.
+
+    Args:
+        tensor: scores [1, K].
+        categories: names of classes, as far as they are known.
+    """
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
         message = f" needs scores of classes [1, K], not {list(tensor.shape)}"
         raise target.error(message, f"targets here: {_prefix(target)}norm")
     scores = tensor[0]
-    # names of another head are not used
-    names = categories if len(categories) == len(scores) else ()
+    names: Sequence[str] = ()
+    if len(categories) == len(scores):  # else they are those of another head
+        names = categories
     if target.kind == "top1":
         index = int(scores.argmax())
     else:
         index = class_index(target, len(scores), names, ["top1", "class:0"])
-    title = names[index] if names else f"class {index}"
-    return TargetValue(scores[index], target.text if target.keys else title)
+    title = f"class {index}"
+    if target.keys:
+        title = target.text
+    elif names:
+        title = names[index]
+    return TargetValue(scores[index], title)
 
 
 def class_index(
@@ -173,6 +188,7 @@ def class_index(
         names: of the classes, as far as they are known.
         examples: targets that there are, for the hint.
     """
+    # a class may be called `3`; its number comes first
     name = target.argument.lower()
     targets_here = f"targets here: {', '.join(examples)}"
     if name.isdecimal():
@@ -220,35 +236,48 @@ TARGETS = {
 
 
 def parse(text: str | None) -> Target:
-    """Read a target; None is the default of the model's family, the likeliest class of
-    a classifier. UsageError for anything else."""
+    """Read a target.
+
+    Args:
+        text: None is the default of the model's family, the likeliest class of a
+            classifier.
+
+    Raises:
+        UsageError: the text is no target.
+    """
     if text is None:
         return Target("top1", kind="top1", is_default=True)
+    # names of layers may hold anything but a colon
     layer = _LAYER.fullmatch(text)
     if layer is not None:
-        channel = int(layer["channel"]) if layer["channel"] else None
+        channel = None
+        if layer["channel"]:
+            channel = int(layer["channel"])
         return Target(text, kind="mean", layer=layer["name"], channel=channel)
+    keys: list[str] = []
+    kind_and_argument = text
     output = _OUTPUT.fullmatch(text)
-    keys = () if output is None else tuple(re.findall(r"\[([^\]]+)\]", output["keys"]))
-    kind_text = text if output is None else output["kind"] or "mean"
-    name, _, argument = kind_text.partition(":")
-    kind = TARGETS.get(name)
-    if kind is None or not re.fullmatch(
-        kind.argument, kind_text.removeprefix(name), re.ASCII
-    ):
-        hint = _EXAMPLES
-        if text.startswith("layer:"):
-            hint = "layer:NAME or layer:NAME:CHANNEL"
-        raise UsageError(f"target {quoted(repr(text))} cannot be read", hint)
-    return Target(text, name, argument, keys)
+    if output is not None:
+        keys = re.findall(r"\[([^\]]+)\]", output["keys"])
+        kind_and_argument = output["kind"] or "mean"
+    name, _, argument = kind_and_argument.partition(":")
+    row = TARGETS.get(name)
+    if row is not None:
+        behind_name = kind_and_argument.removeprefix(name)
+        if re.fullmatch(row.argument, behind_name, re.ASCII):
+            return Target(text, name, argument, tuple(keys))
+    hint = _EXAMPLES
+    if text.startswith("layer:"):
+        hint = "layer:NAME or layer:NAME:CHANNEL"
+    raise UsageError(f"target {quoted(repr(text))} cannot be read", hint)
 
 
 # What models return
 
 
 def output_at(output: Any, key: str) -> Any:
-    """What stands at a key of an output, None where nothing does; all of it for an
-    empty key."""
+    """What stands at a key of an output: of a mapping, at an index of a sequence, or as
+    an attribute of a dataclass. None where nothing does; all of it for an empty key."""
     from torch import Tensor
 
     if not key:
@@ -257,27 +286,29 @@ def output_at(output: Any, key: str) -> Any:
         return {str(name): item for name, item in output.items()}.get(key)
     if isinstance(output, (tuple, list)) and is_number(key.removeprefix("-")):
         index = int(key)
-        return output[index] if -len(output) <= index < len(output) else None
-    return None if isinstance(output, Tensor) else getattr(output, key, None)
+        if -len(output) <= index < len(output):
+            return output[index]
+        return None
+    if isinstance(output, Tensor):  # `T` or `shape` are no keys
+        return None
+    return getattr(output, key, None)
 
 
 def _prefix(target: Target) -> str:
     """What stands before the kind of a target inside the output."""
-    return (
-        "output" + "".join(f"[{key}]" for key in target.keys) + ":"
-        if target.keys
-        else ""
-    )
+    if not target.keys:
+        return ""
+    return f"output[{']['.join(target.keys)}]:"
 
 
 def _examples(output: Any) -> str:
     """Targets that an output of no family has."""
     first = outline(output).partition(" ")[0]
-    if not first.startswith("output"):
-        return _EXAMPLES
-    return (
-        "targets here: norm" if first == "output" else f"targets here: '{first}:norm'"
-    )
+    if first == "output":
+        return "targets here: norm"
+    if first.startswith("output"):
+        return f"targets here: '{first}:norm'"
+    return _EXAMPLES
 
 
 def outline(output: Any) -> str:
@@ -287,13 +318,12 @@ def outline(output: Any) -> str:
 
     from featviz.hooks.capture import leaves
 
-    tensors = []
+    tensors: list[str] = []
     for key, item in leaves(output):
         if isinstance(item, Tensor):
             path = f"[{key.replace('.', '][')}]" if key else ""
-            tensors.append(
-                f"output{path} {'nested' if item.is_nested else list(item.shape)}"
-            )
+            shape = "nested" if item.is_nested else str(list(item.shape))
+            tensors.append(f"output{path} {shape}")
     return listed(tensors, _LISTED) or f"a {type(output).__name__} without tensors"
 
 
@@ -332,7 +362,7 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
     of_gradients = {
         "target": options.target is not None,
         "grad_rule": options.grad_rule != "plain",
-        "edit=grad": any(change.kind == "grad" for change in changes),
+        "edit=grad": any(change.operation == "grad" for change in changes),
     }
     for name, is_set in of_gradients.items():
         if is_set and not options.gradients:

@@ -65,7 +65,7 @@ def recording(
     layers: Sequence[Layer],
     capture_kinds: Sequence[str] = ("output",),
     takes_function: TakesFunction | None = None,
-    changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
+    changes: Mapping[Layer, Callable[[Any], Any]] | None = None,
 ) -> Iterator[Recorder]:
     """Hook the layers of a model for any number of passes; every hook is removed,
     whatever happens.
@@ -79,6 +79,7 @@ def recording(
             `layers` are taken.
         changes: see `placed`.
     """
+    # a function mode costs each call of a function; without functions there is none
     function_names = {layer.name for layer in layers if layer.is_function}
     if takes_function is None and function_names:
 
@@ -104,6 +105,7 @@ def recording(
         )
         for layer in hooked_modules:
             module = modules[layer.name]
+            # its callers ask for no weights, and torch then does not compute them
             if isinstance(module, nn.MultiheadAttention):
                 hook = module.register_forward_pre_hook(
                     _ask_for_weights, with_kwargs=True
@@ -201,16 +203,17 @@ class Recorder:
         """Take the arguments of a layer's call."""
         if not self._goes_forward:
             return
+        # counted apart from `calls`: a recursive layer is entered again before it leaves
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
         arguments = given_tensors(args, kwargs)
-        for kind in self.kinds_of("input"):
+        for capture_kind in self.kinds_of("input"):
             for key, value in arguments:
-                self._take(
-                    CaptureSite(layer, kind.name, call, key), value, kind.backward
-                )
+                site = CaptureSite(layer, capture_kind.name, call, key)
+                self._take(site, value, capture_kind.backward)
             if not arguments:
-                self._skip(CaptureSite(layer, kind.name, call, ""), "takes no tensor")
+                site = CaptureSite(layer, capture_kind.name, call, "")
+                self._skip(site, "takes no tensor")
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
@@ -218,17 +221,16 @@ class Recorder:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
-        results = (
-            [Leaf("", output)] if isinstance(output, Tensor) else list(leaves(output))
-        )
-        if any(isinstance(result.value, Tensor) for result in results):
-            results = [result for result in results if result.value is not None]
+        results = [Leaf("", output)]
+        if not isinstance(output, Tensor):  # which most are, and `leaves` takes time
+            results = list(leaves(output))
+            if any(isinstance(result.value, Tensor) for result in results):
+                results = [result for result in results if result.value is not None]
         for key, value in results:
-            for kind in self.capture_kinds:
-                if kind.of == "output":
-                    self._take(
-                        CaptureSite(layer, kind.name, call, key), value, kind.backward
-                    )
+            for capture_kind in self.capture_kinds:
+                if capture_kind.of == "output":
+                    site = CaptureSite(layer, capture_kind.name, call, key)
+                    self._take(site, value, capture_kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
         """Go back from a target to the inputs; hooks on tensors take the gradients.
@@ -238,6 +240,7 @@ class Recorder:
         been seen."""
         self._goes_forward = False
         try:
+            # retain_graph: what is still awaited is asked for in a second pass
             torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
             # what hangs on parameters only (a table of positions) is not on the way to
             # an input
@@ -282,6 +285,7 @@ class Recorder:
                 return
             assert self.sink is not None, "begin comes first"
             try:
+                # detached, so that what the sink computes makes no graph
                 self.sink(site, value.detach())
             except LayoutError as error:
                 self._skip(site, error.message)
@@ -296,18 +300,18 @@ class Recorder:
             self._take(site, gradient)
 
     def _skip(self, site: CaptureSite, reason: str) -> None:
+        """Note what is not captured. The reason goes on from its name: `is None`."""
         layer = site.layer
-        self.skipped.append(
-            Skip(
-                layer.name,
-                layer.type,
-                layer.index,
-                site.kind,
-                site.call,
-                site.key,
-                reason,
-            )
+        skip = Skip(
+            layer=layer.name,
+            type=layer.type,
+            index=layer.index,
+            kind=site.kind,
+            call=site.call,
+            key=site.key,
+            reason=reason,
         )
+        self.skipped.append(skip)
 
 
 def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
@@ -315,10 +319,13 @@ def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
     holds tensors, else by position or name; what is no tensor is left out."""
     arguments: dict[int | str, Any] = dict(enumerate(args))
     arguments.update(kwargs)
-    given = [leaf for leaf in leaves(arguments) if isinstance(leaf.value, Tensor)]
-    if len({leaf.key.partition(".")[0] for leaf in given}) == 1:
-        return [Leaf(leaf.key.partition(".")[2], leaf.value) for leaf in given]
-    return given
+    tensor_leaves = [
+        leaf for leaf in leaves(arguments) if isinstance(leaf.value, Tensor)
+    ]
+    if len({leaf.key.partition(".")[0] for leaf in tensor_leaves}) != 1:
+        return tensor_leaves
+    # keys inside of the only argument: `0`, not `boxes.0`
+    return [Leaf(leaf.key.partition(".")[2], leaf.value) for leaf in tensor_leaves]
 
 
 def leaves(value: Any, key: str = "") -> Iterator[Leaf]:
@@ -330,7 +337,7 @@ def leaves(value: Any, key: str = "") -> Iterator[Leaf]:
         items = list(enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
         items = [(item.name, getattr(value, item.name)) for item in fields(value)]
-    if not items:
+    if not items:  # a tensor, any other value, or an empty container
         yield Leaf(key, value)
     for name, item in items:
         yield from leaves(item, f"{key}.{name}" if key else str(name))
@@ -404,6 +411,7 @@ def _at_fault(model: nn.Module, error: Exception) -> str:
 
     Of the names of a shared module the one counts that lies in the module that called
     it."""
+    # by id: the `self` of a frame may be anything, also what has no hash
     names: dict[int, list[str]] = {}
     for name, module in modules_by_name(model).items():
         names.setdefault(id(module), []).append(name)

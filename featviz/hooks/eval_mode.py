@@ -4,9 +4,11 @@ was."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,53 +26,81 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     Modules that were compiled in place, and nn.MultiheadAttention's fast path, would
     run past hooks that come later; they are set aside. Afterwards, also when the block
     raised, these two, training modes, parameters that `eval` has changed, buffers,
-    attributes (see `kept_attributes`) and RNG state are as before: modules go back to
-    training by their own `train` where they have one, which may have merged weights for
-    eval, and weights are put back bit by bit. It leaves the caller's inference mode,
-    since what a lazy module makes of its first input may be trained with."""
+    attributes (see `kept_attributes`) and RNG state are as before. It leaves the
+    caller's inference mode, since what a lazy module makes of its first input may be
+    trained with."""
+    # in this order: `train` and `eval` may set attributes, which go back last
+    with kept_attributes(model), _kept_values(model):
+        for module in model.modules():
+            if vars(module).get(_COMPILED) is not None:
+                vars(module)[_COMPILED] = None
+        with (
+            kept_rng(),
+            as_written(),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(gradients),
+        ):
+            model.eval()
+            yield
+
+
+@contextmanager
+def _kept_values(model: nn.Module) -> Iterator[None]:
+    """Put buffers and weights back bit by bit, and modules that have a `train` of their
+    own back to training by it: their `eval` may have merged weights, as that of a LoRA
+    layer does."""
     modes = {module: module.training for module in model.modules()}
     with_own_train = [
         module for module in modes if type(module).train is not nn.Module.train
     ]
-    weights = [
-        (weight, weight.detach().clone())
-        for module in with_own_train
-        for weight in module.parameters(recurse=False)
-        if _has_values(weight)
-    ]
-    buffers = [
-        (buffer, buffer.clone())
-        for module in modes
-        for buffer in module.buffers(recurse=False)
-        if _has_values(buffer)
-    ]
-    with kept_attributes(model):
+    buffers: list[Tensor] = []
+    for module in modes:
+        buffers += module.buffers(recurse=False)
+    weights: list[Tensor] = []
+    for module in with_own_train:
+        weights += module.parameters(recurse=False)
+    buffer_values = _copies(buffers)
+    weight_values = _copies(weights)
+    try:
+        yield
+    finally:
         try:
-            for module in modes:
-                if vars(module).get(_COMPILED) is not None:
-                    vars(module)[_COMPILED] = None
-            grad = torch.set_grad_enabled
-            with kept_rng(), as_written(), torch.inference_mode(False), grad(gradients):
-                model.eval()
-                yield
-        finally:
-            try:
-                with torch.no_grad():
-                    for buffer, value in buffers:
-                        if not torch.equal(buffer, value):
-                            buffer.copy_(value)
-            finally:  # of a buffer that was resized, copy_ raises
-                for module in with_own_train:
-                    if modes[module] and not module.training:
-                        module.train()
-                for weight, value in weights:
-                    if not torch.equal(weight, value):
-                        weight.data.copy_(value)
+            _put_back(buffer_values)
+        finally:  # of a buffer that was resized, copy_ raises
+            for module in [m for m in with_own_train if modes[m] and not m.training]:
+                module.train()
+            # those of lazy modules, too, whose other attributes stay as they have become
+            for module, is_training in modes.items():
+                module.training = is_training
+            _put_back(weight_values)
 
 
-def _has_values(tensor: Tensor) -> bool:
-    """A lazy module's tensor has no shape yet, and one on the meta device no values."""
-    return not is_lazy(tensor) and not tensor.is_meta
+def _copies(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Tensors with copies of them. Left out are those of a lazy module, which have no
+    shape yet, and those on the meta device, which have no values."""
+    return [
+        (tensor, tensor.detach().clone())
+        for tensor in tensors
+        if not is_lazy(tensor) and not tensor.is_meta
+    ]
+
+
+def _put_back(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Give tensors the values of their copies. By `data`, since the user's own backward
+    pass may still come, and refuses tensors that were changed in between."""
+    for tensor, values in copies:
+        if not torch.equal(tensor, values):
+            tensor.data.copy_(values)
+
+
+class _KeptAttributes(NamedTuple):
+    """What a module had before a block."""
+
+    module: nn.Module
+    attributes: dict[str, Any]
+    buffers: dict[str, Tensor | None]
+    hooks: set[int]
+    """Keys of its forward hooks."""
 
 
 @contextmanager
@@ -84,7 +114,12 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     places on itself go, too: transformers keeps in an attribute that it has placed
     them, and would place them again."""
     before = [
-        (module, dict(vars(module)), dict(module._buffers), set(module._forward_hooks))
+        _KeptAttributes(
+            module,
+            attributes=dict(vars(module)),
+            buffers=dict(module._buffers),
+            hooks=set(module._forward_hooks),
+        )
         for module in model.modules()
         if not isinstance(module, LazyModuleMixin)
     ]
@@ -108,9 +143,17 @@ def kept_rng() -> Iterator[None]:
         yield
 
 
-_blocks = [0]
-"""How many blocks, in any thread, run models as they are written."""
-_lock, _undo = Lock(), ExitStack()
+@dataclass
+class _Blocks:
+    """The blocks, in any thread, that run models as they are written."""
+
+    count: int = 0
+    lock: Any = field(default_factory=Lock)
+    undo: ExitStack = field(default_factory=ExitStack)
+    """What the last of them does when it ends."""
+
+
+_blocks = _Blocks()
 
 
 @contextmanager
@@ -118,26 +161,24 @@ def as_written() -> Iterator[None]:
     """The whole process runs models as they are written while any block, in any thread,
     needs that: without nn.MultiheadAttention's fast path, and uncompiled, since both
     run past hooks."""
-    with _lock:
-        _blocks[0] += 1
-        if _blocks[0] == 1:
+    with _blocks.lock:
+        _blocks.count += 1
+        if _blocks.count == 1:
             mha = torch.backends.mha
-            _undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            _blocks.undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
             mha.set_fastpath_enabled(False)
-            # the compiler takes a second to import, and allows nothing of the kind
-            # inside
-            if (
-                "torch._dynamo" in sys.modules
-                and not torch.compiler.is_dynamo_compiling()
-            ):
-                _undo.enter_context(torch.compiler.set_stance("force_eager"))
+            # the compiler takes a second to import; while it compiles a caller's
+            # function it allows no change of its stance
+            is_loaded = "torch._dynamo" in sys.modules
+            if is_loaded and not torch.compiler.is_dynamo_compiling():
+                _blocks.undo.enter_context(torch.compiler.set_stance("force_eager"))
     try:
         yield
     finally:
-        with _lock:
-            _blocks[0] -= 1
-            if not _blocks[0]:
-                _undo.close()
+        with _blocks.lock:
+            _blocks.count -= 1
+            if _blocks.count == 0:
+                _blocks.undo.close()
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

@@ -129,6 +129,7 @@ class Running:
 
     def _called_by(self, caller: Layer, layers: Sequence[Layer]) -> Sequence[Layer]:
         """Those layers of one module that a caller may mean, at least one."""
+        # the ordinary case: the module is an attribute of its caller
         direct = [
             layer for layer in layers if self._callers[layer.index] == caller.index
         ]
@@ -169,6 +170,9 @@ class FunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """Called by torch for each function that is called while the mode is on; see
+        https://pytorch.org/docs/stable/torch.overrides.html. What it returns is the
+        result of the call."""
         kwargs = kwargs or {}
         layer = self._layer_of(func)
         if layer is not None and self.enter is not None and self.is_reported(layer):
@@ -181,6 +185,7 @@ class FunctionMode(TorchFunctionMode):
         )
         if layer is None:
             return result
+        # torch.split and the like return several
         results = result if isinstance(result, (tuple, list)) else (result,)
         # not that of `x.shape`
         gives_tensors = any(isinstance(item, Tensor) for item in results)
@@ -192,12 +197,14 @@ class FunctionMode(TorchFunctionMode):
         """The layer that a function is in the module that calls it; None where its
         calls are not reported."""
         frames = self.running.frames if self.running is not None else ()
+        # outside of any module, such as in a hook, a call is nobody's
         if not frames or not frames[-1].reports_functions:
             return None
         module = frames[-1].layer
         name = function_name(function)
         if not name:
             return None
+        # a layer for each would take longer than many functions do
         key = module.name, name
         if key not in self._layers:
             self._layers[key] = function_layer(module, name)
@@ -212,7 +219,7 @@ def placed(
     layers: Sequence[Layer] = (),
     functions: Callable[[Layer], bool] | None = None,
     opaque: Collection[str] | None = None,
-    changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
+    changes: Mapping[Layer, Callable[[Any], Any]] | None = None,
     first: bool = False,
 ) -> Iterator[AbstractContextManager[Any]]:
     """Place hooks that report the calls of modules, for any number of passes, and
@@ -225,14 +232,14 @@ def placed(
         opaque: names of modules whose calls of functions are not reported. None means
             those whose forward torch wrote, inherited or not: a ReLU module is reported
             as a module.
-        changes: functions whose results take the place of layers' outputs; None leaves
-            them.
+        changes: functions whose results take the place of these layers' outputs; where
+            one returns None, the output stays.
         first: report before all hooks that are there already.
     """
     running = Running(model)
     reported = {layer.name for layer in layers}
-    change = dict(changes)
-    names = reported | {layer.name for layer in change}
+    change_of = dict(changes or {})
+    names = reported | {layer.name for layer in change_of}
 
     def before(
         of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any
@@ -250,14 +257,15 @@ def placed(
     ) -> Any:
         layer = running.now(of_module)
         changed = None
-        if layer in change:
+        if layer in change_of:
             with unwatched():
-                changed = change[layer](output)
+                changed = change_of[layer](output)
         if layer.name in reported:
             leave(layer, args, kwargs, output if changed is None else changed)
         return changed
 
     with ExitStack() as stack:
+        # a hook costs each call of its module: only those of which something is asked
         for module in model.modules():
             of_module = running.of_module[id(module)]
             if not any(layer.name in names for layer in of_module):

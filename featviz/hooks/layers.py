@@ -59,20 +59,7 @@ def read_table(model: nn.Module) -> ModelLayers:
     cached = _cache.get(model)
     if cached is not None and cached[0] == identity:
         return cached[1]
-    entries: list[_Entry] = []
-    index_of_key: dict[tuple[int, int, str], int] = {}
-    index_of_name: dict[str, int] = {}
-    for name, module in named.items():
-        caller = _caller_of(name, index_of_name, entries)
-        # in a Sequential each position is a caller of its own; elsewhere names of one
-        # module that one caller has are aliases
-        runs_in_order = name and _runs_in_order(entries[caller].module)
-        position = name.rpartition(".")[2] if runs_in_order else ""
-        index = index_of_key.setdefault((id(module), caller, position), len(entries))
-        if index == len(entries):
-            entries.append(_Entry(module, caller))
-        index_of_name[name] = index
-        entries[index].names.update(dict.fromkeys((name, _CALL.sub("", name))))
+    entries = _entries(named)
     layers: list[Layer] = []
     of_module: dict[int, list[Layer]] = {}
     for index, entry in enumerate(entries):
@@ -84,6 +71,30 @@ def read_table(model: nn.Module) -> ModelLayers:
     table = ModelLayers(layers, [entry.caller for entry in entries], of_module)
     _cache[model] = identity, table
     return table
+
+
+def _entries(modules: Mapping[str, nn.Module]) -> list[_Entry]:
+    """The layers of a model by where they are called.
+
+    Args:
+        modules: by all their names, each behind the module that it is in.
+    """
+    entries: list[_Entry] = []
+    index_of_key: dict[tuple[int, int, str], int] = {}
+    index_of_name: dict[str, int] = {}
+    for name, module in modules.items():
+        caller = _caller_of(name, index_of_name, entries)
+        # in a Sequential each position is a caller of its own; elsewhere names of one
+        # module that one caller has are aliases
+        position = ""
+        if name and _runs_in_order(entries[caller].module):
+            position = name.rpartition(".")[2]
+        index = index_of_key.setdefault((id(module), caller, position), len(entries))
+        if index == len(entries):
+            entries.append(_Entry(module, caller))
+        index_of_name[name] = index
+        entries[index].names.update(dict.fromkeys((name, _CALL.sub("", name))))
+    return entries
 
 
 def _caller_of(
@@ -121,6 +132,7 @@ def function_layer(module: Layer, function: str) -> Layer:
 
 def function_in(name: str) -> str | None:
     """`relu` of the layer name `layer1.0/fn:relu`; None for the name of a module."""
+    # a module may be called `fn:x`, but not behind a slash
     head, mark, function = name.rpartition(_FUNCTION)
     if not mark or (head and not head.endswith("/")):
         return None
@@ -186,6 +198,7 @@ def home_of(module: nn.Module) -> str:
 
 def _class_of(module: nn.Module) -> type | str:
     """What a module is, or stands for; the full name of a class that is not imported."""
+    # no other module is said to be of another class than it is
     if type(module).__module__ != EXPORTED:
         return type(module)
     # the root of an unflattened program has no type_name before torch 2.10
@@ -194,6 +207,7 @@ def _class_of(module: nn.Module) -> type | str:
     if not original:
         return type(module)
     home, _, name = str(original).rpartition(".")
+    # a file says the name: nothing is imported for it
     imported = vars(sys.modules.get(home, object)).get(name)
     return imported if isinstance(imported, type) else str(original)
 

@@ -59,25 +59,23 @@ class Selector:
             return matching
         if isinstance(self.index, slice):
             return matching[self.index]
+        # as in a list, but an index beyond its end takes nothing
         if -len(matching) <= self.index < len(matching):
             return [matching[self.index]]
         return []
 
 
-def parse(text: str, layers: Iterable[Layer] = ()) -> list[Selector]:
+def parse(text: str) -> list[Selector]:
     """Read selectors separated by commas.
 
     Args:
-        text: commas inside brackets belong to a regular expression.
-        layers: of the model. A name of one of them is taken as it is, where it would be
-            read as something else: `x,y`, `[0]`.
+        text: commas inside brackets belong to a regular expression. A name with a mark
+            of selectors in it (`,`, `#`, `[`) is written with `?` in its place.
 
     Raises:
         UsageError: one of them cannot be read, or there is none.
     """
-    names = {name for layer in layers for name in (layer.name, *layer.aliases) if name}
-    texts = _with_commas(_split(text), names)
-    selectors = [_parse_one(text, names) for text in texts if text]
+    selectors = [_parse_one(item) for item in _split(text) if item]
     if not selectors:
         hint = "for example Conv2d,ReLU or layer1.*"
         raise UsageError(f"the list {text!r} holds no selector", hint)
@@ -92,6 +90,7 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
     for selector in selectors:
         names = excluded if selector.negative else included
         names.update(layer.name for layer in selector.pick(layers))
+    # functions are listed only where a selector speaks of them
     if all(selector.negative for selector in selectors):
         included = {layer.name for layer in layers if not layer.is_function}
     return [layer for layer in layers if layer.name in included - excluded]
@@ -109,6 +108,7 @@ def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
 def types_present(layers: Iterable[Layer]) -> str:
     """Class names with their counts, commonest first: `Conv2d 20, BatchNorm2d 20, ReLU
     9`."""
+    # without the model itself, which has no name
     counts = Counter(layer.type for layer in layers if layer.name)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
@@ -173,6 +173,7 @@ def remedy(
 
 def _split(text: str) -> list[str]:
     """Cut a text at its commas, but for those inside brackets; `\\(` opens none."""
+    # `re:(a,b)` and `[a,b]*` hold commas of their own
     texts = [""]
     depth = 0
     escaped = False
@@ -186,40 +187,16 @@ def _split(text: str) -> list[str]:
             texts.append("")
         else:
             texts[-1] += char
-    return texts
+    return [item.strip() for item in texts]
 
 
-def _with_commas(texts: Sequence[str], names: set[str]) -> list[str]:
-    """Join neighbours that are the name of a layer together, the longest such name
-    first."""
-    # names have no commas, as a rule: then nothing is joined, and nothing compared
-    most_commas = max((name.count(",") for name in names), default=0)
-    joined: list[str] = []
-    start = 0
-    while start < len(texts):
-        end = start + 1
-        for longer in range(start + 1 + most_commas, start + 1, -1):
-            candidate = ",".join(texts[start:longer]).strip()
-            if candidate.removeprefix("!").strip() in names:
-                end = longer
-                break
-        joined.append(",".join(texts[start:end]).strip())
-        start = end
-    return joined
-
-
-def _parse_one(text: str, names: set[str]) -> Selector:
-    negative = text.startswith("!") and text not in names
-    body = text.removeprefix("!").strip() if negative else text
-    if body in names:
-
-        def is_called_so(layer: Layer) -> bool:
-            is_named = body in (layer.name, *layer.aliases) and not layer.is_function
-            return is_named or body in layer.classes
-
-        return Selector(text, is_called_so, negative=negative)
+def _parse_one(text: str) -> Selector:
+    """Read a selector, from the outside in: its mark, its index, its body."""
+    negative = text.startswith("!")
+    body = text.removeprefix("!").strip()
     index: int | slice | None = None
-    if indexed := _INDEX.fullmatch(body):
+    indexed = _INDEX.fullmatch(body)
+    if indexed is not None:
         body = indexed["body"]
         index = _parse_index(indexed["index"])
     if not body:
@@ -241,6 +218,7 @@ def _parse_index(text: str) -> int | slice:
 def _matcher(text: str, body: str) -> Callable[[Layer], bool]:
     """What tells the layers of a selector without its mark and index; `text` is for
     messages."""
+    # a regular expression may hold an @ of its own
     class_name, at, pattern = body.partition("@")
     by_class_and_name = bool(at) and not body.startswith(_REGULAR_EXPRESSION)
     if not by_class_and_name:

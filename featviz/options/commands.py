@@ -48,6 +48,10 @@ OUT_FLAGS = ("-o", "--out")
 OVERWRITE = option(OUTPUT, first=True)
 
 
+# Where several commands have an option of one name, it means the same in each; the text
+# and the default may differ.
+
+
 class LookOptions(Struct, frozen=True):
     """All options of `look` beside the model and the image."""
 
@@ -138,12 +142,14 @@ class KernelOptions(Struct, frozen=True):
     overwrite: Annotated[bool, OVERWRITE] = False
     all_slices: Annotated[bool, option(DRAWING, first=True)] = False
     tensorboard: Annotated[Folder | None, TENSORBOARD] = None
+    # weights have a sign, and zero is the middle of the colours
     draw: DrawOptions = DrawOptions(normalize="symmetric")
 
 
 class Thresholds(Struct, frozen=True):
     """Limits beyond which a channel has a finding."""
 
+    # zeros are exact behind a ReLU; other activations need a limit
     eps: Annotated[Annotated[float, Meta(ge=0)], option(FINDINGS, "E")] = 0.0
     saturated_at: Annotated[Fraction, option(FINDINGS, "SHARE")] = 0.99
     redundant_at: Annotated[Fraction | None, option(FINDINGS, "R")] = None

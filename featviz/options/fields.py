@@ -27,7 +27,8 @@ from featviz.text import quoted
 
 RecordT = TypeVar("RecordT", bound=Struct)
 
-OPTIONS = "Options"  # for the few that a short command alone has
+# Headings of options in help. The first is for the few options of a short command.
+OPTIONS = "Options"
 LAYERS = "Which layers"
 INPUT = "What is read"
 MODEL = "The model"
@@ -63,6 +64,7 @@ class FieldNotes:
     default_text: str
     choices: tuple[str, ...]
     is_path: bool
+    # what each of them means is said by `option`, which makes them
 
 
 def option(
@@ -106,16 +108,27 @@ class Option:
     expects: str
     """Its values, for messages."""
     read: Callable[[Any], Any]
+    """Makes the field's value of a user's or a program's; see `ValueReader.read`."""
     group: str
+    """One of GROUPS."""
     first: bool
+    """Whether the short help of a long command shows it."""
     flags: tuple[str, ...]
+    """On the command line: `-o`, `--out`."""
     metavar: str
+    """What help calls its value; empty for a flag, and where there are choices."""
     default_text: str
+    """What happens without it, where `default` does not say so."""
     choices: tuple[str, ...]
+    """The values that there are; none where it takes others."""
     takes_none: bool
+    """Whether None stands for what happens without it."""
     repeatable: bool
+    """Whether it is a list, and may be given once for each item."""
     is_flag: bool
+    """Whether it is true or false, and has a `--no-` as well."""
     is_path: bool
+    """Whether a shell completes names of files."""
 
     def value(self, value: Any) -> Any:
         """The value of the field: from text as a user types it, or as a program passes
@@ -137,11 +150,12 @@ class Option:
             raise UsageError(f"{self.name}: {error.message}", error.hint) from None
 
     def _refused(self, value: Any) -> UsageError:
+        """The error for a value that this option does not take: with the choice that is
+        nearest to it, or what the option is for, which may show why it is wrong."""
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         shown = quoted(str(value))
         close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
-        # what it is for may show why the value is wrong
         first_sentence = re.split(r"\.[ \f]|: {", self.help)[0].rstrip(".")
         hint = f"did you mean {close[0]}?" if close else first_sentence
         return UsageError(f"{self.name}={shown}: expected {self.expects}", hint)
@@ -151,10 +165,12 @@ class Option:
 def declared(record_type: type[Struct]) -> dict[str, Option]:
     """The options of a record by name, in the order of help; not those of records in
     it."""
+    # a field without a text is no option: it is for programs alone
     help_texts: dict[str, str] = {}
     # a record inherits fields with their texts, and may say something else of one
     for ancestor in reversed(record_type.__mro__):
         help_texts |= HELP.get(ancestor.__name__, {})
+    # msgspec knows types and bounds; the order of a Literal only the annotation has
     hints = get_type_hints(record_type, include_extras=True)
     options = {}
     for field in types.type_info(record_type).fields:  # type: ignore[attr-defined]
@@ -166,12 +182,20 @@ def declared(record_type: type[Struct]) -> dict[str, Option]:
 
 
 def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
+    """A field as an option.
+
+    Args:
+        field: as msgspec knows it.
+        hint: its annotation.
+        help_text: see `Option.help`.
+    """
     leaves, extras = _taken_apart(field.type)
     notes: FieldNotes = extras["notes"]
     choices = notes.choices
     if get_origin(hint.__origin__) is Literal:
         choices = get_args(hint.__origin__)  # msgspec sorts them, help does not
     reader: ValueReader = extras.get("reader") or _reader_of(leaves, hint, choices)
+    # a mutable default is made anew for each record
     default = field.default
     if field.default_factory is not msgspec.NODEFAULT:
         default = field.default_factory()
@@ -233,33 +257,34 @@ def _reader_of(
 
 
 def _read_choice(value: Any, choices: Sequence[str]) -> str:
-    # in any case; True stands for the first choice, as in `tensors=True`
-    word = choices[0] if value is True else value.strip().lower()
-    word = {"jpeg": "jpg"}.get(word, word)
+    """One of the choices, in any case.
+
+    Args:
+        value: a text; True stands for the first choice, as in `tensors=True`.
+    """
+    name = choices[0] if value is True else value.strip().lower()
+    if name == "jpeg":
+        name = "jpg"
     for choice in choices:
-        if choice.lower() == word:
+        if choice.lower() == name:
             return choice
     raise ValueError(value)
 
 
 def _bounds_text(number: types.IntType | types.FloatType) -> str:
+    """The bounds of a number, behind `a number` or `an integer`."""
+    if number.gt is not None and number.lt is not None:
+        return f" above {number.gt} and below {number.lt}"
     if number.gt is not None:
-        end = (
-            f" and below {number.lt}"
-            if number.lt is not None
-            else f", at most {number.le}"
-        )
-        return f" above {number.gt}{end}"
-    if number.ge is None:
-        return ""
-    return (
-        f" ≥ {number.ge}" if number.le is None else f" from {number.ge} to {number.le}"
-    )
+        return f" above {number.gt}, at most {number.le}"
+    if number.ge is not None and number.le is not None:
+        return f" from {number.ge} to {number.le}"
+    return "" if number.ge is None else f" ≥ {number.ge}"
 
 
 def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
     """The records in a record, by field."""
-    records = {}
+    records: dict[str, type[Struct]] = {}
     for field in structs.fields(record_type):
         if isinstance(field.type, type) and issubclass(field.type, Struct):
             records[field.name] = field.type
@@ -276,6 +301,8 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
         for field_name, inner_type in nested(record_type).items():
             for name, inner in every_option(inner_type).items():
                 default = getattr(defaults[field_name], name)
+                # `setdefault`: a command may say something else of an option that it
+                # shares
                 options.setdefault(name, replace(inner, default=default))
     return options
 
@@ -287,6 +314,7 @@ def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
     Raises:
         UsageError: a value is wrong, or there is no such option.
     """
+    # what is no option (`min_tile`) may be passed by a program, as it is
     options = every_option(record_type)
     remaining = dict(values)
     plain = {}
@@ -323,18 +351,25 @@ def read_from(
 def _taken_from(
     values: dict[str, Any], record_type: type[Struct], but: Collection[str]
 ) -> dict[str, Any]:
-    taken = {}
+    """The fields of a record by those values that are its options; they are removed
+    from `values`, so that what is left in the end is no option of any record."""
+    fields: dict[str, Any] = {}
     for name, field_option in declared(record_type).items():
         if name in values and name not in but:
-            taken[name] = field_option.value(values.pop(name))
-    return taken
+            fields[name] = field_option.value(values.pop(name))
+    return fields
 
 
-def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
-    """The error for keywords that do not exist."""
+def no_option(wrong: Iterable[str], options: Iterable[str]) -> UsageError:
+    """The error for keywords that do not exist.
+
+    Args:
+        wrong: at least one.
+        options: the names that there are.
+    """
     names = list(wrong)
-    close = difflib.get_close_matches(names[0], sorted(known), 1)
-    hint = (
-        f"did you mean {close[0]}?" if close else f"there is {', '.join(sorted(known))}"
-    )
+    close = difflib.get_close_matches(names[0], sorted(options), 1)
+    hint = f"there is {', '.join(sorted(options))}"
+    if close:
+        hint = f"did you mean {close[0]}?"
     return UsageError(f"no option {', '.join(names)}", hint)

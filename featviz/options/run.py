@@ -132,7 +132,9 @@ class DrawOptions(Struct, frozen=True):
 
     normalize: Annotated[str, option(DRAWING, "MODE", first=True)] = "auto"
     cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "auto"
+    # torchvision's default of 8 makes a strip of 74 x 2306 pixels of 2048 maps of 7 x 7
     nrow: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
+    # None and 2 differ in the grey of the gaps, see `gap_grey`
     padding: Annotated[NonNegativeInt | None, option(DRAWING, default_text="2")] = None
     pad_value: Annotated[
         Share | None,
@@ -155,6 +157,7 @@ class DrawOptions(Struct, frozen=True):
         None
     )
     figure: Annotated[bool, option(DRAWING)] = False
+    # the one format from which levels are read back, for tooltips and comparisons
     format: Annotated[str, option(OUTPUT, choices=FORMATS)] = "png"
     flat: Annotated[bool, option(OUTPUT)] = False
     tensors: Annotated[str | None, option(OUTPUT, choices=("npy",))] = None
@@ -187,7 +190,7 @@ class DrawOptions(Struct, frozen=True):
         """Refuse options that would do nothing beside `reduce`."""
         if self.reduce is None:
             return
-        # what has its default may have been left out
+        # what has its default may have been left out, which nobody can tell apart
         useless = ["order", "collapse", "labels", "channels"]
         if self.reduce == "pca":
             useless += ["normalize", "cmap"]
@@ -221,9 +224,8 @@ class PassOptions(Struct, frozen=True):
     def interventions(self) -> list[tuple[str, str]]:
         """All changes to the outputs of layers, in order: `ablate` or `edit`, and the
         text."""
-        return [("ablate", text) for text in self.ablate] + [
-            ("edit", text) for text in self.edit
-        ]
+        ablations = [("ablate", text) for text in self.ablate]
+        return ablations + [("edit", text) for text in self.edit]
 
 
 class RunOptions(Struct, frozen=True):

@@ -25,10 +25,10 @@ from featviz.records.tables import KINDS
 from featviz.records.types import Shard
 from featviz.text import quoted, ranges, read_ranges
 
-# pixels; no image is larger, and its tensor would not fit into memory
 LONGEST_SIDE = 2**16
-# an argument of a model: all those that a Lightning checkpoint holds
+"""Pixels; no image is larger, and its tensor would not fit into memory."""
 HPARAMS = "@hparams"
+"""Among the arguments of a model: all those that a Lightning checkpoint holds."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class ValueReader:
     expects: str
     """For messages: `a file, not a folder`."""
     read: Callable[[Any], Any]
+    """Takes what a user typed (a text, or a list of texts where it is repeatable), what
+    a TOML file holds, or what a program passes. Raises ValueError or TypeError."""
     metavar: str = ""
     """For help: `FILE`."""
     repeatable: bool = False
@@ -54,11 +56,13 @@ def convert(value: Any, value_type: Any) -> Any:
         ValueError: a float that is not finite.
         msgspec.ValidationError: another type, or out of its bounds.
     """
+    # a number of numpy or torch is an array without axes, and msgspec knows neither
     plain = value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         plain = value.item()
     if isinstance(plain, str):
         plain = _number_or_text(plain)
+    # texts of a shell are read leniently (`true`), values of a program strictly
     converted = msgspec.convert(plain, value_type, strict=not isinstance(plain, str))
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ValueError(value)
@@ -66,7 +70,7 @@ def convert(value: Any, value_type: Any) -> Any:
 
 
 def _number_or_text(text: str) -> int | float | str:
-    # msgspec takes `.5` for no number, Python does
+    """A number where Python takes the text for one: msgspec does not take `.5`."""
     for number_type in (int, float):
         try:
             return number_type(text)
@@ -76,13 +80,19 @@ def _number_or_text(text: str) -> int | float | str:
 
 
 def split_list(value: Any) -> list[Any]:
-    """The items of a list, each of which may be a list in a text: `224x224`, `.5,.5`,
-    `1 2`."""
+    """The items of a list.
+
+    Args:
+        value: a text (`224x224`, `.5,.5`, `1 2`), a number, or a sequence of these: an
+            option may be given once for each item, or once for some of them.
+    """
     # x is between sides as people type them, × as messages show them
     if isinstance(value, str):
         return re.split(r"[\s,x×]+", value.strip().lower())
-    items = []
-    for item in value if hasattr(value, "__len__") else [value]:
+    if not hasattr(value, "__len__"):  # a number
+        return [value]
+    items: list[Any] = []
+    for item in value:
         if isinstance(item, str):
             items += split_list(item)
         else:
@@ -91,19 +101,22 @@ def split_list(value: Any) -> list[Any]:
 
 
 def _read_size(value: Any) -> int | tuple[int, int]:
-    side = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
-    sides = [convert(item, side) for item in split_list(value)]
+    """One number of pixels, the shorter side; or two, height and width."""
+    pixels = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
+    sides = [convert(item, pixels) for item in split_list(value)]
     if len(sides) == 1:
         return int(sides[0])
-    height, width = sides
+    height, width = sides  # ValueError for more
     return height, width
 
 
 def _read_numbers(value: Any) -> tuple[float, ...]:
+    """Any number of finite numbers."""
     return tuple(convert(item, float) for item in split_list(value))
 
 
 def _read_captures(value: Any) -> tuple[str, ...]:
+    """Names of `KINDS`, each once, in the user's order."""
     names = [name for name in split_list(value) if name]  # a comma may end the list
     if not names or not set(names) <= set(KINDS):
         raise ValueError(value)
@@ -157,12 +170,14 @@ def _read_names(value: Any) -> tuple[str, ...]:
 
 
 def _read_auto(value: Any) -> int | None:
+    """A number from 1 on; None for `auto`."""
     if str(value).lower() == "auto":
         return None
     return int(convert(value, PositiveInt))
 
 
 def _read_path(value: Any) -> Path:
+    """A path of this machine, whether or not something is there."""
     if not isinstance(value, (str, PathLike)) or "\0" in str(value):
         raise ValueError(value)
     refuse_url(fspath(value))  # Path would make a folder `s3:` of it
@@ -170,6 +185,7 @@ def _read_path(value: Any) -> Path:
 
 
 def _read_file(value: Any) -> Path:
+    """A path at which no folder is."""
     path = _read_path(value)
     if _is_there(path) and path.is_dir():
         raise ValueError(value)
@@ -177,6 +193,7 @@ def _read_file(value: Any) -> Path:
 
 
 def _read_folder(value: Any) -> Path:
+    """A path at which a folder is, or nothing."""
     path = _read_path(value)
     if _is_there(path) and not path.is_dir():
         raise ValueError(value)
@@ -184,9 +201,10 @@ def _read_folder(value: Any) -> Path:
 
 
 def _is_there(path: Path) -> bool:
+    """Whether something is at a path; UsageError where the system does not say it, since
+    a name is too long, or a folder may not be searched."""
     try:
         return path.exists()
-    # a name that is too long, or a folder that may not be searched
     except OSError as error:
         raise UsageError(
             f"{quoted(str(path))}: {error.strerror}", "name another path"
@@ -194,6 +212,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _read_run_location(value: Any) -> Path | Url:
+    """Where a run directory is: a path, or the URL of a folder in an object store."""
     if isinstance(value, Url):
         return value
     if isinstance(value, str) and is_url(value):
@@ -202,6 +221,7 @@ def _read_run_location(value: Any) -> Path | Url:
 
 
 def _read_shard(value: Any) -> Shard:
+    """`2/8`, the second of eight; digits of other scripts are none."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(value)
@@ -216,30 +236,39 @@ _INDEXED = re.compile(
 
 
 def _read_selectors(value: Any) -> str:
+    """Selectors in one text, whose grammar `hooks.selectors.parse` reads when the layers
+    are known."""
     text = value if isinstance(value, str) else ",".join(value)
     return _INDEXED.sub(r"\1#\2", text)
 
 
 def _read_target(value: Any) -> str:
-    # a number alone is a class, as in other tools
-    text = (
-        value.strip() if isinstance(value, str) else str(convert(value, NonNegativeInt))
-    )
+    """A target, whose grammar `gradients.targets.parse` reads. A number alone is a
+    class, as in other tools."""
+    if not isinstance(value, str):
+        value = convert(value, NonNegativeInt)
+    text = str(value).strip()
     return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 def _read_weights(value: Any) -> str:
+    """`none` or `default` in any case; a file or the name of an entry, as it is."""
     text: str = fspath(value)
-    # names of entries are upper case, files may be anything
     return text.lower() if text.lower() in ("none", "default") else text
 
 
 def _read_arguments(value: Any) -> Mapping[str, Any]:
-    # the values of KEY=VALUE are Python literals, and else text
+    """Keyword arguments.
+
+    Args:
+        value: a mapping; or `KEY=VALUE`, once or several times, whose value is a Python
+            literal or else text. `@hparams` stands for those of a checkpoint.
+    """
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return value
+    pairs = [value] if isinstance(value, str) else value
     arguments: dict[str, Any] = {}
-    for pair in [value] if isinstance(value, str) else value:
+    for pair in pairs:
         if pair == HPARAMS:
             arguments[HPARAMS] = True
             continue
@@ -248,6 +277,7 @@ def _read_arguments(value: Any) -> Mapping[str, Any]:
             raise ValueError(value)
         try:
             arguments[key] = ast.literal_eval(text)
+        # a text that nests too deep, or is no literal, is a text
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             arguments[key] = text
     return arguments
@@ -267,7 +297,12 @@ def read_text(value: Any) -> str:
     return msgspec.convert(fspath(value), str)
 
 
+# The types of options. What msgspec knows of a type (its bounds) `options.fields` reads;
+# what needs a reader of its own has it in its annotation.
+
+
 def _typed(reader: ValueReader) -> Meta:
+    """What the annotation of a type carries for `options.fields`."""
     return Meta(extra={"reader": reader})
 
 

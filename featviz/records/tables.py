@@ -13,9 +13,12 @@ class PictureFormat:
     """A format in which pictures of feature maps are written and read back."""
 
     name: str
+    """On the command line, and the ending of files."""
     pillow: str
+    """What Pillow calls it."""
     mime: str
     largest: int
+    """Pixels of a side that it can hold."""
     save: Mapping[str, object] | None
     """Options with which Pillow writes it; None for PNG, which our own encoder writes.
     """
@@ -29,15 +32,29 @@ class PictureFormat:
 
 
 FORMATS = {
-    "png": PictureFormat("png", "PNG", "image/png", 2**31 - 1, None, levels=True),
-    "webp": PictureFormat(
-        "webp", "WEBP", "image/webp", 16_383, {"lossless": True}, grey=False
+    "png": PictureFormat(
+        name="png",
+        pillow="PNG",
+        mime="image/png",
+        largest=2**31 - 1,  # https://www.w3.org/TR/png-3/#11IHDR
+        save=None,
+        levels=True,
     ),
+    # lossless WebP has red, green and blue, and no format of greys
+    "webp": PictureFormat(
+        name="webp",
+        pillow="WEBP",
+        mime="image/webp",
+        largest=16_383,  # 14 bits
+        save={"lossless": True},
+        grey=False,
+    ),
+    # 4:4:4: colours of a colormap change from one pixel to the next
     "jpg": PictureFormat(
         name="jpg",
         pillow="JPEG",
         mime="image/jpeg",
-        largest=65_500,
+        largest=65_500,  # libjpeg's JPEG_MAX_DIMENSION
         save={"quality": 95, "subsampling": 0},
         description="with losses",
         comment="comment",
@@ -51,11 +68,13 @@ class CaptureKind(NamedTuple):
     """One kind of tensor that can be captured of a layer."""
 
     name: str
+    """On the command line, and the begin of file names."""
     of: str
     """What of the layer it is, or is the gradient of: `output` or `input`."""
     backward: bool
     """Whether it takes a backward pass."""
     help: str
+    """What the help of `--capture` says of it."""
     normalize: str = "auto"
     """The normalisation that `auto` stands for; `auto` where the picture decides."""
     cmap: str = "auto"
@@ -94,6 +113,7 @@ KINDS = {
 """By name, in the order of help texts."""
 
 
+# What several folders ask of the table, worked out once.
 BACKWARD = {name for name, kind in KINDS.items() if kind.backward}
 
 
@@ -102,9 +122,11 @@ class Reduction:
     """One way to make one tile of all channels."""
 
     name: str
+    """On the command line."""
     title: str
     """The picture for people: in captions, figures and reports."""
     help: str
+    """What the help of `--reduce` says of it."""
     unit: str = ""
     """What its values are counted in, where that is not the unit of the tensor."""
     colors: tuple[tuple[str, str], ...] = ()
@@ -229,6 +251,7 @@ PRESETS = {
         std=(0.26862954, 0.26130258, 0.27577711),
         interpolation="bicubic",
     ),
+    # timm's for the Inception family: 299 of 341 pixels is its crop_pct of 0.875
     "inception": InputPreset(
         "341, crop 299, values -1..1",
         resize=341,

@@ -65,11 +65,10 @@ class Layer:
     @property
     def owner(self) -> str:
         """Qualified name of the module, or of the module that calls the function."""
-        return (
-            self.name.rpartition("fn:")[0].rstrip("/")
-            if self.is_function
-            else self.name
-        )
+        if not self.is_function:
+            return self.name
+        # `layer1.0/fn:add`, and `fn:add` of the model itself
+        return self.name.rpartition("fn:")[0].rstrip("/")
 
     @property
     def label(self) -> str:
@@ -93,6 +92,7 @@ class CaptureAddress(NamedTuple, Generic[_L]):
     @property
     def stats_key(self) -> str:
         """Its key in stats.npz."""
+        # a site has the layer, a key its name: both lead to the same array
         name = self.layer.name if isinstance(self.layer, Layer) else self.layer
         return f"{name}|{self.kind}|{self.call}|{self.key}"
 
@@ -104,8 +104,12 @@ class CaptureAddress(NamedTuple, Generic[_L]):
     @property
     def stem(self) -> str:
         """`output`, `output.call1`, `output.call1.boxes`."""
-        call = f".call{self.call}" if self.call else ""
-        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
+        stem = self.kind
+        if self.call:
+            stem += f".call{self.call}"
+        if self.key:
+            stem += f".{self.key}"
+        return stem
 
     def inside(self, key: str) -> Self:
         """A part of this tensor, by name; the tensor itself for an empty one."""
@@ -187,10 +191,9 @@ class Raster:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels."""
-        return self.values.shape[-1], self.values.shape[
-            -2
-        ] if self.values.ndim > 1 else 1
+        """Width and height in pixels; a vector has the height 1."""
+        height = self.values.shape[-2] if self.values.ndim > 1 else 1
+        return self.values.shape[-1], height
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,11 @@ class Sample:
         """The file, or the first of several."""
         return self.paths[0]
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a file of it is in an object store."""
+        return any(isinstance(path, Url) for path in self.paths)
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -228,18 +236,18 @@ class Shard:
         return [samples[number] for number in self.numbers(samples)]
 
     def numbers(self, samples: Sequence[Sample]) -> Sequence[int]:
-        """The places of those samples in the whole, in their order."""
+        """The indices of those samples that are in this part, in their order.
+
+        Args:
+            samples: of the whole run, in the same order for all shards.
+        """
         archives = list(dict.fromkeys(sample.archive for sample in samples))
         if None in archives or len(archives) < self.count:
             return range(self.index, len(samples), self.count)
         # An archive is read from its begin to its end, and often from afar: one shard
         # reads it
         of_shard = set(archives[self.index :: self.count])
-        return [
-            number
-            for number, sample in enumerate(samples)
-            if sample.archive in of_shard
-        ]
+        return [n for n, sample in enumerate(samples) if sample.archive in of_shard]
 
 
 @dataclass(frozen=True)
@@ -247,13 +255,17 @@ class GridPlan:
     """The geometry of a picture, in pixels; tiles run row by row."""
 
     maps: int
+    """Tiles that it shows; the last row may have cells without one."""
     columns: int
     rows: int
     map_size: tuple[int, int]
+    """Height and width of a map, before it is enlarged."""
     scale: tuple[int, int]
     """Whole factors, down and across."""
     padding: int
+    """Between tiles, and around all of them."""
 
+    # cached: a report asks for each of many thousand tiles
     @cached_property
     def tile(self) -> tuple[int, int]:
         """Height and width of one drawn tile without its padding."""
@@ -337,6 +349,7 @@ class RegionMap:
     @property
     def largest(self) -> list[int]:
         """The classes that win pixels, the largest region first."""
+        # -1 stands for pixels that no class wins
         counts = Counter(self.winners[self.winners >= 0].tolist())
         return [index for index, _ in counts.most_common()]
 
@@ -350,8 +363,10 @@ class RegionMap:
 
 
 def finite(value: float | None) -> float | None:
-    """The value for JSON, which has neither NaN nor infinity."""
-    return value if value is not None and math.isfinite(value) else None
+    """The value for JSON, which has neither NaN nor infinity: None for these."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 @dataclass(frozen=True)

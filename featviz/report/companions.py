@@ -181,7 +181,7 @@ def kernel_extras(
         alt = f"{counted(row.maps, 'kernel')} of {row.label}"
         size = (row.plan.width, row.plan.height)
         boxes = {
-            channel: TileBox(*row.plan.box(slot * row.side))
+            channel: TileBox(*row.plan.box(slot * row.slice_count))
             for slot, channel in enumerate(row.drawn)
         }
         yield (

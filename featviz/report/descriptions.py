@@ -108,7 +108,7 @@ def slice_list(row: Capture) -> str:
     return (
         str(total)
         if drawn == total
-        else f"{drawn} of {total}: {channel_list(row.beside)}"
+        else f"{drawn} of {total}: {channel_list(row.drawn_slices)}"
     )
 
 

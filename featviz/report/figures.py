@@ -48,7 +48,9 @@ class Figure:
     ) -> Figure:
         """The grid of a tensor, from the same image as an input."""
         image = input.image
-        alt = f"{tile_count(row)} of {row.label}, {row.place.stem}, of {image.name}"
+        alt = (
+            f"{tile_count(row)} of {row.label}, {row.capture_key.stem}, of {image.name}"
+        )
         size = (row.plan.width, row.plan.height)
         picture = PictureView(id, image, row.file, size, alt, input.home)
         return cls(picture, input, row, script, other)
@@ -198,13 +200,13 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportPages:
             inputs[True] = _input_view(f"o{n}-i", other_image, page_id)
             other_captures = list(other_image.captures.values())
         other_index = {
-            (row.layer, row.place.stem): m for m, row in enumerate(other_captures)
+            (row.layer, row.capture_key.stem): m for m, row in enumerate(other_captures)
         }
         groups = []
         for m, row in enumerate(image.captures.values()):
             number = numbers[_LayerKey(row.index, row.layer)]
             layer_page = f"layer-{number:03d}"
-            stem = row.place.stem
+            stem = row.capture_key.stem
             script = f"grids-{n // images_per_script:03d}-{number // layers_per_script:03d}.js"
             figures = [Figure.of(f"p{n}-{m}", row, inputs[False], script)]
             if (row.layer, stem) in other_index:

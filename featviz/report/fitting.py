@@ -50,7 +50,7 @@ def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Ima
         picture.putpalette(grid.getpalette() or [])
     if row.plan.padding:
         picture.paste(grid.getpixel((0, 0)), (0, 0, *size))  # type: ignore[arg-type]
-    slices = file_row.side
+    slices = file_row.slice_count
     for position, channel in enumerate(row.drawn):
         file_position = file_row.drawn.index(channel)
         for slice in range(slices):
@@ -123,7 +123,8 @@ def _with_fewer(
 ) -> ReadImage:
     """An image whose grids show some channels."""
     rows = [
-        _fewer(row, channels.get(row.place, set())) for row in image.manifest.captures
+        _fewer(row, channels.get(row.capture_key, set()))
+        for row in image.manifest.captures
     ]
     return FewerMaps(
         root=image.root,
@@ -144,7 +145,9 @@ def _fewer(row: Capture, channels: set[int | None]) -> Capture:
     remaining = remaining or row.drawn[: len(channels)]
     if not remaining or len(remaining) == len(row.drawn) or is_numbers(row):
         return row
-    columns = min(row.plan.columns, math.ceil(math.sqrt(len(remaining))) * row.side)
+    columns = min(
+        row.plan.columns, math.ceil(math.sqrt(len(remaining))) * row.slice_count
+    )
     collapsed = {
         leader: group
         for leader, group in (row.collapsed or {}).items()

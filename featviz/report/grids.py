@@ -42,7 +42,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     layout = LAYOUTS.get(row.layout)
     is_reduced = row.reduce is not None
     is_aligned = layout is not None and layout.aligned
-    grid = _grid(row.plan, row.side, stats)
+    grid = _grid(row.plan, row.slice_count, stats)
     if is_reduced:
         grid["channels"] = []
     elif row.channels is not None:

@@ -366,7 +366,7 @@ class RunReport:
         for group in page.groups:
             for figure in group.figures:
                 id = figure.picture.id
-                stats[id] = image_stats[figure.other][figure.row.place.stats_key]
+                stats[id] = image_stats[figure.other][figure.row.capture_key.stats_key]
                 is_grey = site.color_key(figure).is_grey
                 grid = figure_grid(figure, stats[id], is_grey)
                 grids.setdefault(figure.script, {})[id] = grid

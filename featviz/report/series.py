@@ -136,7 +136,7 @@ def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
     for number, run, _ in steps:
         for name, image in run.images.items():
             for row in image.captures.values():
-                key = _TensorKey(row.index, row.label, row.place.stem)
+                key = _TensorKey(row.index, row.label, row.capture_key.stem)
                 tensor = tensors.setdefault(key, WatchedTensor(row))
                 alt = f"{tile_count(row)} of {row.label} at step {number}, of {name}"
                 size = (row.plan.width, row.plan.height)

@@ -153,7 +153,7 @@ def _step(
         shape = f"{row.maps} values"
     else:
         tiles = [_map_tile(row, channel, stats) for channel in most_varied(row, stats)]
-        slices = [str(row.side)] if row.side > 1 else []
+        slices = [str(row.slice_count)] if row.slice_count > 1 else []
         shape = " × ".join([str(row.maps), *slices, size])
     if row.constant is not None:
         size = by(row.constant[1:])
@@ -228,7 +228,7 @@ def _resolutions(steps: Sequence[NetworkStep]) -> list[str]:
 def is_numbers(row: Capture) -> bool:
     """Whether each channel is one number, which bars show better than grey squares."""
     is_single = row.layout == "vector" or row.plan.map_size == (1, 1)
-    return is_single and row.reduce is None and row.side == 1
+    return is_single and row.reduce is None and row.slice_count == 1
 
 
 def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
@@ -280,7 +280,7 @@ def _farthest_first(points: np.ndarray, count: int) -> list[int]:
 
 def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
     """The first tile of a drawn channel, or its middle where it is very wide or narrow."""
-    slot = 0 if channel is None else row.drawn.index(channel) * row.side
+    slot = 0 if channel is None else row.drawn.index(channel) * row.slice_count
     left, top, width, height = row.plan.box(slot)
     shown_width = min(width, round(height * _WIDEST))
     shown_height = min(height, round(width / _NARROWEST))

@@ -54,7 +54,8 @@ def choose_layers(
 
         return first_look(model, blank, tensor_layout)
     layers = list_layers(model.module)
-    parsed = selectors.parse(text, layers)
+    parsed = selectors.parse(text)
+    # which functions a model calls only a forward pass tells
     takes_functions = bool(selectors.of_functions(parsed))
     if takes_functions:
         layers += functions(model, blank)
@@ -66,6 +67,7 @@ def choose_layers(
             notes.append(f"functions here: {selectors.types_present(called)}")
         hint = selectors.remedy(layers, parsed, *notes)
         raise UsageError(f"no layer matches --layers {text!r}", hint)
+    # one of several that is misspelt is a warning: the others are what was asked for
     for selector in parsed:
         if not selector.pick(layers):
             meant = selectors.meant(layers, [selector])
@@ -79,6 +81,7 @@ def _like_named(
 ) -> list[str]:
     """Notes on functions of the model that do what modules of a selected class would
     do."""
+    # the error is about selectors: that zeros do not go through is another
     calls: Counter[str] = Counter()
     with suppress(ForwardError):
         for layer, count in functions(model, blank).items():

@@ -1,11 +1,18 @@
 """Drawing the images of a run: hooks draw what the model makes of one, while encoders
-write the files of the one before."""
+write the files of the one before.
+
+    draw_images             in this process (draw_all), or in worker processes
+      visit                 reads each image ahead
+        Drawing.show        runs the model, whose hooks call ...
+          ImageWriter.take  ... which draws a tensor, and leaves its file to an encoder
+      Drawing.result_of     waits for the files; the manifest is the last
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
@@ -29,14 +36,14 @@ from featviz.drawing.picture import (
 )
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
-from featviz.errors import FeatvizError, LayoutError
-from featviz.files.urls import Url
+from featviz.errors import FeatvizError, ImageError, LayoutError, StoreError
+from featviz.gradients.passes import PassPlan
+from featviz.images import decode
 from featviz.records import CaptureSite, Floats, Hints, Outcome, Sample, finite
 from featviz.run import workers
-from featviz.run.encoders import AtOnce, Background, shared_cores, usable_cores
+from featviz.run.encoders import AtOnce, Encoders, shared_cores, usable_cores
 from featviz.run.prepare import LOOPS, ModelInput, Prepared, Show, read_input
 from featviz.run.results import ImageResult
-from featviz.run.resume import kept_manifest
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
@@ -52,52 +59,64 @@ def draw_images(
 
     The command and the machine alone decide which: so the same command gives the same
     bytes."""
-    jobs = _process_count(run, samples)
-    if jobs == 1:
-        yield from draw_all(run, samples, stop)
-        return
+    count = _process_count(run, samples)
+    if count == 1:
+        return draw_all(run, samples, stop)
+    return _draw_side_by_side(run, samples, stop, count)
+
+
+def _draw_side_by_side(
+    run: Drawing, samples: Sequence[Sample], stop: Event, count: int
+) -> Generator[ImageResult, None, None]:
+    """Draw the first image here, and the others in worker processes.
+
+    Args:
+        count: of workers, as far as there is memory for them.
+    """
+
+    # runs in a forked child: what it changes of `run` the parent does not see
+    def work(numbers: Iterator[int]) -> Iterator[ImageResult]:
+        kept = run.kept if run.prepared.options.resume else None
+        run.encoders = AtOnce()
+        with run.prepared.watched() as run.show_model:
+            for number in numbers:
+                for job in visit([samples[number]], run.read, run.show, kept=kept):
+                    yield run.result_of(job)
+
+    def lost(number: int, error: workers.WorkerDiedError) -> ImageResult:
+        return run.failed(samples[number], error)
+
     with workers.one_torch_thread():
         # A worker that is forked while the thread of `prepare` imports would wait for
         # it for ever.
         import_module(LOOPS)
         # The first image shows how much memory one takes, and leaves workers what it
         # found out.
-        with workers.measured_memory() as memory:
-            yield from draw_all(run, samples[:1], stop)
-
-        def work(numbers: Iterator[int]) -> Iterator[ImageResult]:
-            kept = run.kept if run.prepared.options.resume else None
-            run.encoders = AtOnce()
-            with run.prepared.watched() as run.show_model:
-                for number in numbers:
-                    for job in visit([samples[number]], run.read, run.show, kept=kept):
-                        yield run.result_of(job)
-
-        def lost(number: int, error: workers.WorkerDiedError) -> ImageResult:
-            return run.failed(samples[number], error)
-
-        count = workers.fitting(min(jobs, len(samples) - 1), memory.bytes_taken)
+        memory_before = workers.reset_peak_memory()
+        yield from draw_all(run, samples[:1], stop)
+        bytes_each = workers.peak_memory() - memory_before
+        count = workers.fitting(min(count, len(samples) - 1), bytes_each)
         rest = range(1, len(samples))
         with closing(workers.in_processes(rest, work, count, stop, lost)) as results:
             yield from results
 
 
 def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
-    """How many processes draw the images.
-
-    One where there is little to gain (a few images), or something that cannot be
-    divided: a GPU, TensorBoard's events, connections to a store, whose reader waits for
-    the network in threads."""
+    """How many processes draw the images: one where there is little to gain, or
+    something that cannot be divided."""
     options = run.prepared.options
-    is_remote = options.mirror is not None or any(
-        isinstance(path, Url) for sample in samples[:1] for path in sample.paths
-    )
-    is_divisible = run.board is None and not is_remote and workers.can_fork()
-    is_on_cpu = run.prepared.model.device.type == "cpu"
-    # of the whole run: what --resume draws later must not depend on how much is left
-    is_long = len(run.prepared.samples) >= workers.FEWEST_IMAGES and len(samples) > 1
-    if not (is_divisible and is_on_cpu and is_long):
+    if options.jobs == 1:
         return 1
+    # of the whole run: what --resume draws later must not depend on how much is left
+    if len(run.prepared.samples) < workers.FEWEST_IMAGES or len(samples) < 2:
+        return 1
+    if run.prepared.model.device.type != "cpu" or not workers.can_fork():
+        return 1
+    # TensorBoard's events have one writer; the connections of a store have threads,
+    # which do not survive a fork
+    if run.board is not None or options.mirror is not None or samples[0].is_remote:
+        return 1
+    # the bytes are the same with any number: each worker has one torch thread
     if options.jobs is not None:
         return options.jobs
     # each shard is one of several processes, which are to use the cores together
@@ -117,20 +136,13 @@ def draw_all(
     drawn: DrawnJob | None = None
     with (
         run.prepared.watched() as run.show_model,
-        shared_cores() as encoders,
+        shared_cores() as run.encoders,
         closing(visit(samples, run.read, run.show, kept=kept, stop=stop)) as jobs,
     ):
-        run.encoders = encoders
+        # None: the last image has no other behind it, and is yielded all the same
         for following in chain(jobs, [None]):
             if drawn is not None:
-                try:
-                    result = run.result_of(drawn)
-                except Exception:
-                    # the image behind it would meet the same full disk, or the same bug
-                    if following is not None and following.result is not None:
-                        following.result.abandon()
-                    raise
-                yield result
+                yield run.result_of(drawn, following)
             drawn = following
 
 
@@ -138,56 +150,59 @@ class Drawing:
     """What the images of a run share."""
 
     show_model: Show
-    encoders: Background | AtOnce
+    encoders: Encoders
 
     def __init__(
         self,
         prepared: Prepared,
-        store: RunDirectory,
+        run_directory: RunDirectory,
         fingerprint: str,
         board: Board | None = None,
     ) -> None:
         """Begin with no image.
 
         Args:
+            run_directory: where images are written; a hidden one where it is to
+                replace an earlier run.
             fingerprint: of the model and the options, for the manifests.
             board: TensorBoard's events, each image a step of its own; None writes none.
         """
         self.prepared = prepared
         self.root = prepared.options.folder
-        """The run directory as the user named it; `store` may be a hidden one beside
-        it."""
-        self.store = store
+        """The run directory as the user named it."""
+        self.run_directory = run_directory
         self.fingerprint = fingerprint
         self.board = board
+        # TensorBoard sorts by step, not by name
         self.steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
-        inputs = prepared.options.inputs
         self.read = partial(
-            read_input, preprocess=prepared.model.preprocess, inputs=inputs
+            read_input,
+            preprocess=prepared.model.preprocess,
+            inputs=prepared.options.inputs,
         )
 
     def kept(self, sample: Sample) -> ImageResult | None:
-        """What an earlier run made of an image; None where that is not whole, and then
-        it goes."""
-        folder = self.store.image(sample.name)
-        manifest = kept_manifest(folder, sample, self.fingerprint)
-        if manifest is None:
-            folder.discard()
-            return None
-        return ImageResult(
-            name=sample.name,
-            folder=folder.name,
-            root=self.root,
-            rows=tuple(manifest.captures),
-            pictures=len(manifest.captures),
-            skipped=tuple(manifest.skipped),
-            never_ran=tuple(manifest.never_ran),
-            outcome=Outcome(
-                prediction=tuple(manifest.prediction),
-                detections=tuple(manifest.detections),
-            ),
-            kept=True,
-        )
+        """What an earlier run made of an image; None where that is not whole, or was
+        made of another file or with other settings, and then it goes."""
+        folder = self.run_directory.image(sample.name)
+        with suppress(StoreError, ImageError):
+            manifest = folder.manifest()
+            has_same_settings = manifest.fingerprint == self.fingerprint
+            # a checksum reads the whole file
+            if has_same_settings and manifest.image.sha256 == decode.digest(sample):
+                return ImageResult(
+                    name=sample.name,
+                    folder=folder.name,
+                    root=self.root,
+                    rows=tuple(manifest.captures),
+                    pictures=len(manifest.captures),
+                    skipped=tuple(manifest.skipped),
+                    never_ran=tuple(manifest.never_ran),
+                    outcome=Outcome(tuple(manifest.prediction)),
+                    kept=True,
+                )
+        folder.discard()
+        return None
 
     def show(self, jobs: Sequence[DrawnJob]) -> ImageWriter:
         """Show an image to the model, and leave its files to the encoders."""
@@ -214,34 +229,47 @@ class Drawing:
                 outcome=outcome,
             )
             writer.closing = self.encoders.submit(0, partial(writer.close, result))
+        # also of Ctrl-C: a hidden folder would stay behind
         except BaseException:
             writer.abandon()
             raise
         return writer
 
-    def result_of(self, job: DrawnJob) -> ImageResult:
+    def result_of(
+        self, job: DrawnJob, following: DrawnJob | None = None
+    ) -> ImageResult:
         """What became of an image, once encoders have written its files.
+
+        Args:
+            following: the image that has been through the model meanwhile. It is given
+                up where this one could not be written: it would meet the same full
+                disk, or the same bug.
 
         Raises:
             Exception: of its encoders.
         """
         if job.kept is not None:
             return job.kept
+        if job.error is not None:
+            return self.failed(job.sample, job.error)
         writer = job.result
-        if writer is not None and writer.closing is not None:
-            result = self.encoders.result(writer.closing)
-            if self.board is not None:
-                self.board.post(chain(*writer.posts), self.steps[result.name])
-            return result
-        error = job.error
-        assert error is not None, "an image has a result or an error"
-        return self.failed(job.sample, error)
+        assert writer is not None, "an image has a result or an error"
+        assert writer.closing is not None, "show submits it"
+        try:
+            result = writer.closing.result()
+        except Exception:
+            if following is not None and following.result is not None:
+                following.result.abandon()
+            raise
+        if self.board is not None:
+            self.board.post(chain(*writer.posts), self.steps[result.name])
+        return result
 
     def failed(self, sample: Sample, error: FeatvizError) -> ImageResult:
         """The result of an image that has no pictures."""
         return ImageResult(
             name=sample.name,
-            folder=self.store.image(sample.name).name,
+            folder=self.run_directory.image(sample.name).name,
             root=self.root,
             error=error.message,
             hint=error.hint,
@@ -262,24 +290,22 @@ class ImageWriter:
         self.image = image
         self.options = run.prepared.options.draw
         self.hints = run.prepared.hints(image.args)
-        self.tasks: list[Future[Any]] = []
-        """What encoders do for this image before they write its manifest."""
         self.posts: list[Iterator[dict[str, Any]]] = []
         """For TensorBoard, when the image is complete."""
-        # the same for the pictures, which are rows of it
-        self._rows: list[Future[Capture]] = []
+        # What encoders do for this image before they write its manifest. A picture's
+        # task gives its row.
+        self._pictures: list[Future[Capture]] = []
+        self._other_tasks: list[Future[Any]] = []
         self._stats: dict[str, Floats] = {}
         self._sites: set[CaptureSite] = set()
-        # before the model may change it in place: frames and several images side by
-        # side
+        # Before the model may change it in place; frames and several images side by
+        # side.
         self._shown = to_pixels(image.preprocess.shown(image.args)[0])
-        background = [] if self.options.overlay is None else image.background()
-        self._drawn_over = background, image.window, [arg.shape for arg in image.args]
-        self.folder = run.store.new_image(sample.name)
-        self._file = partial(
-            self.folder.file, image=sample.name if self.options.flat else None
-        )
-        """The path of a layer's file in the image's folder."""
+        self._background = [] if self.options.overlay is None else image.background()
+        self.folder = run.run_directory.new_image(sample.name)
+        name_in_files = sample.name if self.options.flat else None
+        self._file = partial(self.folder.file, image=name_in_files)
+        """The path of a layer's file, relative to the image's folder."""
 
     def take(
         self,
@@ -304,25 +330,35 @@ class ImageWriter:
             ):
                 self.take(half, numbers, hints=facts)
             return
-        pictures = draw(self.options, site, tensor, hints, *self._drawn_over, gradient)
-        sites = {site, *map(site.inside, pictures)}
-        taken = sites & self._sites
-        if taken:  # {"a": {"b": x}, "a.b": y} has two of one name
-            raise LayoutError(
-                f"another part of this {taken.pop().kind} has the same name"
-            )
-        self._sites |= sites
-        tensor_file = (
-            self._keep(site, tensor) if self.options.tensors == "npy" else None
+        # what is drawn is bytes by now: the tensor may change when this returns
+        pictures = draw(
+            self.options,
+            site,
+            tensor,
+            hints,
+            background=self._background,
+            window=self.image.window,
+            inputs=[arg.shape for arg in self.image.args],
+            gradient=gradient,
         )
+        sites = {site, *map(site.inside, pictures)}
+        if not sites.isdisjoint(self._sites):  # of {"a": {"b": x}, "a.b": y}
+            raise LayoutError(f"another part of this {site.kind} has the same name")
+        self._sites |= sites
+        write = partial(self._write_picture, shape=tensor.shape, tensor_file=None)
+        if self.options.tensors:
+            write = partial(write, tensor_file=self._keep(site, tensor))
         for key, picture in pictures.items():
-            at = site.inside(key)
-            work = partial(self._write_picture, picture, at, tensor.shape, tensor_file)
-            self._rows.append(self.run.encoders.submit(picture.tiles.nbytes, work))
-            self._stats[at.stats_key] = picture.stats
-            self._stats[at.deviations_key] = picture.deviations
+            picture_site = site.inside(key)
+            work = partial(write, picture, picture_site)
+            row = self.run.encoders.submit(picture.tiles.nbytes, work)
+            self._pictures.append(row)
+            self._stats[picture_site.stats_key] = picture.stats
+            self._stats[picture_site.deviations_key] = picture.deviations
             if self.run.board is not None:
-                self._post(self.run.board, at, picture, None if key else tensor)
+                # a histogram is of the tensor that a picture shows as a whole
+                whole_tensor = None if key else tensor
+                self._post(self.run.board, picture_site, picture, whole_tensor)
 
     def _keep(self, site: CaptureSite, tensor: Tensor) -> str:
         """Have a copy of a tensor written, which no later operation can change; its
@@ -332,10 +368,14 @@ class ImageWriter:
         # numpy lacks bfloat16, float8 and quantised values
         except (TypeError, RuntimeError):
             array = np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
-        file = self._file(site.layer, f"{site.stem}.npy")
-        work = partial(self._write_tensor, file, array)
-        self.tasks.append(self.run.encoders.submit(tensor.nbytes, work))
-        return file
+        name = self._file(site.layer, f"{site.stem}.npy")
+
+        def write() -> None:
+            with self.folder.writing(name) as file:
+                np.save(file, array)
+
+        self._other_tasks.append(self.run.encoders.submit(tensor.nbytes, write))
+        return name
 
     def _post(
         self,
@@ -345,16 +385,20 @@ class ImageWriter:
         tensor: Tensor | None,
     ) -> None:
         """Have a picture drawn as `make_grid` would, and its values ready for
-        TensorBoard, with a histogram of the tensor that it shows as a whole."""
+        TensorBoard.
+
+        Args:
+            tensor: of which there is to be a histogram.
+        """
         plain = as_make_grid(picture, self.options)
         counts = None if tensor is None else histogram(layout.to_floats(tensor))
-        drawn = self.run.encoders.submit(plain.tiles.nbytes, partial(to_png, plain))
-        self.tasks.append(drawn)
+        png = self.run.encoders.submit(plain.tiles.nbytes, partial(to_png, plain))
+        self._other_tasks.append(png)
         maps = len(plain.drawn)
-        name = self.sample.name
-        self.posts.append(
-            board.values(site, drawn.result, picture.stats, maps, counts, name)
+        values = board.values(
+            site, png.result, picture.stats, maps, counts, self.sample.name
         )
+        self.posts.append(values)
 
     def abandon(self) -> None:
         """Remove the folder once encoders have let go of it."""
@@ -363,27 +407,31 @@ class ImageWriter:
         self._discard()
 
     def _discard(self) -> None:
-        for task in (*self.tasks, *self._rows):
+        """Remove the folder when no encoder writes into it any more."""
+        # a task that has begun would write into a folder that is gone
+        for task in (*self._other_tasks, *self._pictures):
             if not task.cancel():
-                task.exception()
+                task.exception()  # waits
         self.folder.discard()
 
     # What follows is run by encoders
 
     def close(self, result: ImageResult) -> ImageResult:
-        """Write the input, and the manifest once all files are there, which were begun
-        before."""
+        """Write the input, and the manifest once all files are there. Their tasks were
+        submitted before this one, so that no thread waits for a task that has none.
+
+        Args:
+            result: of the pass; it is returned with the rows of the pictures.
+        """
         try:
+            # write_png takes rows of bytes: the samples of a pixel side by side
             height, width, channels = self._shown.shape
+            rows_of_pixels = self._shown.reshape(height, width * channels)
             with self.folder.writing(INPUT_FILE) as file:
-                write_png(
-                    file,
-                    (height, width),
-                    [self._shown.reshape(height, width * channels)],
-                )
-            for task in self.tasks:
+                write_png(file, (height, width), [rows_of_pixels])
+            for task in self._other_tasks:
                 task.result()
-            rows = tuple(row.result() for row in self._rows)
+            rows = tuple(picture.result() for picture in self._pictures)
             result = replace(result, rows=rows, pictures=len(rows))
             self.folder.finish(self._manifest(result), self._stats)
         except BaseException:
@@ -394,49 +442,30 @@ class ImageWriter:
     def _manifest(self, result: ImageResult) -> dict[str, Any]:
         """The content of manifest.json, but for what the folder knows itself: its
         files."""
-        plan = self.run.prepared.plan
         outcome = result.outcome
+        # of the file as it was decoded, before any resizing
         width, height = self.image.images[0].size
-        size = {"width": width, "height": height}
-        image = {"path": self.sample.name, "sha256": self.image.sha256, "size": size}
+        image: dict[str, Any] = {
+            "path": self.sample.name,
+            "sha256": self.image.sha256,
+            "size": {"width": width, "height": height},
+        }
         if len(self.sample.paths) > 1:
             image["files"] = [path.name for path in self.sample.paths]
         shapes = [list(arg.shape) for arg in self.image.args]
+        shape = shapes[0] if len(shapes) == 1 else shapes
         manifest: dict[str, Any] = {
             "image": image,
-            "input": {
-                "shape": shapes[0] if len(shapes) == 1 else shapes,
-                "preprocessing": self.image.words,
-            },
+            "input": {"shape": shape, "preprocessing": self.image.words},
             "fingerprint": self.run.fingerprint,
         }
         if self.image.preprocess.frames_first:
             manifest["input"]["frames"] = self.image.preprocess.frames
-        if outcome.prediction:
-            manifest["prediction"] = [asdict(guess) for guess in outcome.prediction]
         if outcome.detections:
-            manifest["detections"] = [asdict(box) for box in outcome.detections]
             manifest["input"]["window"] = list(self.image.placement)
-        if plan.backward:
-            manifest["target"] = {
-                "of": plan.target.text,
-                "value": finite(outcome.target),
-                "grad_rule": plan.options.grad_rule,
-            }
-        if plan.changes:
-            changes = plan.options.interventions
-            manifest["interventions"] = [
-                {"kind": kind, "what": what} for kind, what in changes
-            ]
-        if outcome.intervened:
-            manifest["effect"] = outcome.effect
-        manifest |= manifest_rows(result.rows, result.skipped)
-        manifest["never_ran"] = list(result.never_ran)
-        return manifest
-
-    def _write_tensor(self, name: str, array: np.ndarray) -> None:
-        with self.folder.writing(name) as file:
-            np.save(file, array)
+        manifest |= _pass_fields(self.run.prepared.plan, outcome)
+        rows = manifest_rows(result.rows, result.skipped)
+        return {**manifest, **rows, "never_ran": list(result.never_ran)}
 
     def _write_picture(
         self,
@@ -445,8 +474,15 @@ class ImageWriter:
         shape: Sequence[int],
         tensor_file: str | None,
     ) -> Capture:
-        """Write a picture, and its figure if there is to be one; gives the manifest's
-        row."""
+        """Write a picture, and its figure if there is to be one.
+
+        Args:
+            shape: of the tensor that was drawn.
+            tensor_file: where its values are kept; None where they are not.
+
+        Returns:
+            The picture's row in the manifest.
+        """
         file = self._file(site.layer, f"{site.stem}.{self.options.format}")
         row = describe(picture, site, shape, file)
         if tensor_file is not None:
@@ -461,19 +497,42 @@ class ImageWriter:
         self, picture: GridPicture, site: CaptureSite, row: Capture
     ) -> str:
         """Write the first maps with axes and a colour bar, beside the input; the file."""
+        # matplotlib is slow to import, and few runs draw figures
         from featviz.drawing import page
 
-        title = (
-            f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
-        )
+        layer = site.layer
+        title = f"{self.sample.name}   {layer.label} ({layer.type})   {site.stem}"
         cmap = picture.cmap or colormap.resolved(
             self.options.cmap, site.kind, True, self.options.reduce
         )
         tiles = page.figure_tiles(picture, cmap)
-        file = self._file(site.layer, f"{site.stem}.figure.png")
+        file = self._file(layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
             page.write_figure(opened, title, self._shown, tiles, cmap, caption(row))
         return file
+
+
+def _pass_fields(plan: PassPlan, outcome: Outcome) -> dict[str, Any]:
+    """What the manifest says of an image's pass; each key only where the pass has it."""
+    content: dict[str, Any] = {}
+    if outcome.prediction:
+        content["prediction"] = [asdict(score) for score in outcome.prediction]
+    if outcome.detections:
+        content["detections"] = [asdict(box) for box in outcome.detections]
+    if plan.backward:
+        content["target"] = {
+            "of": plan.target.text,
+            "value": finite(outcome.target),
+            "grad_rule": plan.options.grad_rule,
+        }
+    if plan.changes:
+        content["interventions"] = [
+            {"kind": option, "what": text}
+            for option, text in plan.options.interventions
+        ]
+    if outcome.intervened:
+        content["effect"] = outcome.effect
+    return content
 
 
 DrawnJob: TypeAlias = ImageJob[ModelInput, ImageWriter]

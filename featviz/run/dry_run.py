@@ -14,7 +14,14 @@ from featviz.drawing.drawer import check_places, is_saliency, magnitude_and_phas
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions
-from featviz.records import SALIENCY, STAT_COLUMNS, CaptureSite, Hints, Shard
+from featviz.records import (
+    SALIENCY,
+    STAT_COLUMNS,
+    CaptureSite,
+    GridPlan,
+    Hints,
+    Shard,
+)
 from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.text import by, counted, printable
 
@@ -72,12 +79,9 @@ def dry_run(
     planner = _Planner(prepared)
     with prepared.watched() as show:
         _, recorder = show(prepared.blank, planner.hints, planner.take)
-    skipped = [
-        {"layer": skip.layer, "reason": skip.reason} for skip in recorder.skipped
-    ]
-    skipped += [
-        {"layer": layer.name, "reason": "did not run"} for layer in recorder.never_ran
-    ]
+    skipped = [{"layer": row.layer, "reason": row.reason} for row in recorder.skipped]
+    for layer in recorder.never_ran:
+        skipped.append({"layer": layer.name, "reason": "did not run"})
     files = planner.files
     pixels = sum(file.width * file.height for file in files)
     size = sum(file.bytes for file in files) + planner.other_bytes
@@ -98,6 +102,7 @@ class _Planner:
     """Takes the tensors of a forward pass, as drawing would, and plans their files."""
 
     def __init__(self, prepared: Prepared) -> None:
+        """Begin with the files that every image has."""
         self.prepared = prepared
         self.draw = prepared.options.draw
         self.hints = prepared.hints(prepared.blank)
@@ -126,27 +131,26 @@ class _Planner:
             ):
                 self.take(half, numbers, hints=facts)
             return
-        parts = to_maps(tensor, hints)
+        maps_by_key = to_maps(tensor, hints)
         if gradient is not None:
-            check_places(parts[""])
-            parts = {"": parts[""]}
+            check_places(maps_by_key[""])
+            maps_by_key = {"": maps_by_key[""]}
         if self.draw.tensors:
             self.other_files += 1
             self.other_bytes += tensor.numel() * 4
-        # a phase lies over nothing
-        draw = structs.replace(self.draw, overlay=None) if hints.phase else self.draw
-        for key, maps in parts.items():
+        draw = self.draw
+        if hints.phase:  # angles lie over nothing
+            draw = structs.replace(draw, overlay=None)
+        for key, maps in maps_by_key.items():
             self._plan(site.inside(key), maps, draw)
-            if not key and is_saliency(
-                site, tensor.shape, self.input_shapes, self.draw
-            ):
-                strongest = structs.replace(self.draw, reduce="max-abs")
-                self._plan(site.inside(SALIENCY), maps, strongest)
             self.other_bytes += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
+        if is_saliency(site, tensor.shape, self.input_shapes, self.draw):
+            strongest = structs.replace(self.draw, reduce="max-abs")
+            self._plan(site.inside(SALIENCY), maps_by_key[""], strongest)
 
     def _plan(self, site: CaptureSite, maps: Maps, draw: DrawOptions) -> None:
-        """The picture of some maps, and its figure; near-equal maps are not known yet,
-        and counted."""
+        """Plan the picture of some maps, and its figure. Which maps are near-equal is
+        not known yet: they are counted."""
         channels, slices, *size = maps.data.shape
         layout = LAYOUTS[maps.layout]
         is_reduced = draw.reduce is not None and not layout.strip
@@ -155,14 +159,7 @@ class _Planner:
         tile_size = self.prepared.shown if is_overlay else size
         shape = (tiles, min(slices, draw.max_slices), *tile_size)
         plan = grid.plan(shape, draw, strip=layout.strip, alone=is_reduced)
-        bytes_per_value = BYTES_PER_VALUE
-        if is_overlay:
-            bytes_per_value *= 3 * BLENDED
-        elif is_reduced and draw.reduce == "pca":
-            bytes_per_value *= 3
-        if plan.scale > (1, 1):
-            bytes_per_value *= ENLARGED
-        values = plan.maps * plan.map_size[0] * plan.map_size[1]
+        is_pca = is_reduced and draw.reduce == "pca"
         picture = PlannedFile(
             layer=site.layer.name,
             type=site.layer.type,
@@ -170,19 +167,47 @@ class _Planner:
             maps=plan.maps,
             width=plan.width,
             height=plan.height,
-            bytes=int(values * bytes_per_value),
+            bytes=_estimated_bytes(plan, is_overlay, is_pca),
         )
         self.files.append(picture)
         if draw.figure:
-            from featviz.drawing import page
+            panels = 1 if layout.strip else tiles
+            self.files.append(_figure(picture, f"{site.stem}.figure.png", panels))
 
-            panels = 1 if layout.strip else min(page.FIRST, tiles)
-            size_of_figure = page.figure_size(panels)
-            figure = picture._replace(
-                file=f"{site.stem}.figure.png",
-                maps=panels,
-                width=size_of_figure.width,
-                height=size_of_figure.height,
-                bytes=int(size_of_figure.width * size_of_figure.height * FIGURE),
-            )
-            self.files.append(figure)
+
+def _estimated_bytes(plan: GridPlan, is_overlay: bool, is_pca: bool) -> int:
+    """How large the PNG of a grid may become.
+
+    Args:
+        is_overlay: whether maps lie over the input.
+        is_pca: whether it is a picture of three components.
+    """
+    bytes_per_value = BYTES_PER_VALUE
+    if is_overlay:
+        bytes_per_value *= 3 * BLENDED  # red, green and blue
+    elif is_pca:
+        bytes_per_value *= 3
+    if plan.scale > (1, 1):
+        bytes_per_value *= ENLARGED
+    height, width = plan.map_size
+    return int(plan.maps * height * width * bytes_per_value)
+
+
+def _figure(picture: PlannedFile, file: str, panels: int) -> PlannedFile:
+    """The figure beside a picture.
+
+    Args:
+        file: its name.
+        panels: how many there could be; a figure shows the first ones.
+    """
+    from featviz.drawing import page
+
+    shown = min(page.FIRST, panels)
+    size = page.figure_size(shown)
+    return picture._replace(
+        file=file,
+        maps=shown,
+        width=size.width,
+        height=size.height,
+        bytes=int(size.width * size.height * FIGURE),
+    )

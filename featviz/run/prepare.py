@@ -96,17 +96,26 @@ class ModelInput:
         return self.preprocess.chain.placed(self.images[0].size, (height, width))
 
     def in_file(self, detections: Sequence[Detection]) -> tuple[Detection, ...]:
-        """Boxes in pixels of the file's image, and not beyond its edges."""
+        """Boxes in pixels of the file's image, and not beyond its edges.
+
+        Args:
+            detections: boxes in pixels of the model's input.
+        """
         size = self.images[0].size
         window = self.placement
-        placed = []
+        across = size[0] / window.width
+        down = size[1] / window.height
+        in_file: list[Detection] = []
         for detection in detections:
-            x0, y0, x1, y1 = detection.box
-            left, right = ((x - window.left) / window.width * size[0] for x in (x0, x1))
-            top, bottom = ((y - window.top) / window.height * size[1] for y in (y0, y1))
-            box = (max(left, 0), max(top, 0), min(right, size[0]), min(bottom, size[1]))
-            placed.append(replace(detection, box=box))
-        return tuple(placed)
+            left, top, right, bottom = detection.box
+            box = (
+                max((left - window.left) * across, 0),
+                max((top - window.top) * down, 0),
+                min((right - window.left) * across, size[0]),
+                min((bottom - window.top) * down, size[1]),
+            )
+            in_file.append(replace(detection, box=box))
+        return tuple(in_file)
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,8 @@ class Prepared:
         shape = tuple(args[0].shape)
         if shape not in self.books:
             book = HintBook(self.model.module, shape, self.options.draw.tensor_layout)
+            # a layout that was settled by one input holds for all: pictures of a run are
+            # compared with each other
             if self.books:
                 book.settle_as(next(iter(self.books.values())))
             self.books[shape] = book
@@ -212,16 +223,17 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     """
     refuse_meta(loaded.module)
     preprocess = loaded.preprocess
+    # an MLP of flattened digits takes images as well, which its own code flattens
     features = first_features(loaded.module) if preprocess.transform is None else None
     if features is not None and _holds_vector(samples[0], features):
         vector = UserTransform.vector(features).preprocess(3)
         preprocess = replace(vector, dtype=preprocess.dtype)
     if preprocess.guessed:
-        others = ", ".join(name for name in PRESETS if name != "imagenet")
+        presets = ", ".join(name for name in PRESETS if name != "imagenet")
         log.warning(
             "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop,"
             " --mean and --std change it)",
-            others,
+            presets,
         )
     return replace(loaded, preprocess=preprocess)
 
@@ -265,6 +277,7 @@ def grouped(
 ) -> list[Sample]:
     """Samples as the model takes them: images (of a video so many `frames`), clips, or
     several images at once."""
+    # an image model takes frames of a video one by one
     if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
         samples = find.stills(samples, frames)
     if preprocess.frames is not None:
@@ -309,6 +322,7 @@ def blank_input(
     preprocess = loaded.preprocess
     blank = preprocess.blank()
     window = None
+    # else all inputs have the same size, and no file need be read
     if preprocess.chain.own_size or preprocess.frames is not None:
         for sample in samples:
             with suppress(ImageError):

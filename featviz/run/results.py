@@ -32,6 +32,7 @@ class TemporaryFolder:
     """A folder that is removed when the last object that refers to this one is gone."""
 
     def __init__(self) -> None:
+        # not tempfile.TemporaryDirectory, which warns where nobody has closed it
         self.path = Path(tempfile.mkdtemp(prefix="featviz-"))
         self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
@@ -149,8 +150,9 @@ class FeatureMaps:
         array = self.of.read.tensor(self.row)
         if array is None:
             return None
-        import torch
+        import torch  # who reads results need not have it
 
+        # a copy: what is read from a file may not be written to, which torch warns of
         return torch.from_numpy(np.array(array))
 
     @property
@@ -159,7 +161,7 @@ class FeatureMaps:
         min, max, mean, std, zero_fraction (0..1) and nonfinite (a count), all
         float32."""
         values: Floats = np.ascontiguousarray(
-            self.of.read.stats()[self.row.place.stats_key]
+            self.of.read.stats()[self.row.capture_key.stats_key]
         )
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
@@ -171,7 +173,7 @@ class FeatureMaps:
 
     @property
     def _name(self) -> str:
-        return f"{self.row.label} ({self.type}) {self.row.place.stem}"
+        return f"{self.row.label} ({self.type}) {self.row.capture_key.stem}"
 
     def __repr__(self) -> str:
         return (
@@ -187,6 +189,7 @@ class Captures(tuple[FeatureMaps, ...]):
     error: StoreError | None = None
 
     def __getitem__(self, index: Any) -> Any:
+        # `captures[0]` of a failed image would say "index out of range"
         if self.error is not None and not self:
             raise self.error
         return super().__getitem__(index)
@@ -241,6 +244,7 @@ class ImageResult:
         broken."""
         if self.failure is not None:
             raise self.failure
+        # statistics are small, and asked for map by map
         return read_image(self.root, self.folder, keep_stats=True)
 
     @property
@@ -307,6 +311,7 @@ class RunResult:
     def exit_code(self) -> int:
         """0 all complete, 3 some failed, 1 all failed, stopped at one or drew nothing,
         130 interrupted."""
+        # 128 + SIGINT, as a shell says it
         if self.interrupted:
             return 130
         if self.drew_nothing:

@@ -8,25 +8,23 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from msgspec import structs
 
-from featviz.errors import ImageError, StoreError
+from featviz.errors import StoreError
 from featviz.files import real
-from featviz.images import decode
 from featviz.models.requirements import versions
 from featviz.options import RunOptions
 from featviz.records import Sample
 from featviz.run.prepare import Prepared
 from featviz.rundir import locks
 from featviz.rundir.folder import Folder, reported
-from featviz.rundir.image import Manifest
 from featviz.rundir.ownership import holds_run
 from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.schema import differences, fingerprint, settings_of
-from featviz.rundir.write import ImageFolder, RunDirectory
+from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 
 log = logging.getLogger(__name__)
@@ -38,6 +36,8 @@ def held(options: RunOptions) -> Iterator[Folder]:
     run: `out`; or a hidden one, which takes its place at the end, where `out` holds a
     run that is to be replaced."""
     out = options.folder
+    # a mount point, or a folder in one that may not be written, cannot be renamed: its
+    # earlier run is removed before the new one is written
     can_rename = not real(out).is_mount() and os.access(real(out).parent, os.W_OK)
     if options.overwrite and can_rename and holds_run(out):
         with replacing(out, RUN) as new:
@@ -49,7 +49,8 @@ def held(options: RunOptions) -> Iterator[Folder]:
         check_destination(options, overwrite=True)
         with reported(out):
             folder = Folder.open(out)
-        yield folder
+        with folder:
+            yield folder
 
 
 def check_destination(options: RunOptions, overwrite: bool) -> None:
@@ -82,46 +83,41 @@ class RunDocument:
         way."""
         self.errors: dict[str, str | None] = {}
         """The error of each finished image, by its name; None for one without."""
-        # how many images have failed by now, those of other shards included
         self.failed = 0
+        """Images that have failed by now, those of other shards included."""
 
-    def write(self, run: RunDirectory, options: RunOptions | None = None) -> list[str]:
-        """Write run.json, the images in their order.
-
-        An earlier run or another shard may have left manifests of other images, or
-        failures in run.json.
-
-        Args:
-            options: at the end of the run, when a shard has to be the only one that
-                writes.
+    def write(self, run: RunDirectory) -> list[str]:
+        """Write run.json, the images in their order. A shard does so within `together`,
+        since run.json is that of all shards.
 
         Returns:
             The names of the images that are missing.
         """
-        with nullcontext() if options is None else together(options):
-            _, earlier_errors = run.before()
-            # of the images that are there, in their order
-            errors: dict[str, str | None] = {}
-            for name in self.names:
-                if name in self.errors:
-                    errors[name] = self.errors[name]
-                elif run.image(name).is_complete:
-                    errors[name] = None
-                elif name in earlier_errors:
-                    errors[name] = earlier_errors[name]
-            missing = [name for name in self.names if name not in errors]
-            complete = [name for name, error in errors.items() if error is None]
-            failures = [
-                {"image": n, "error": e} for n, e in errors.items() if e is not None
-            ]
-            images = {
-                "total": len(self.names),
-                "complete": complete,
-                "missing": missing,
-            }
-            self.failed = len(failures)
-            run.write_run({**self.record, "images": images, "failures": failures})
-            return missing
+        # another shard or an earlier run may have left manifests of images that are not
+        # of this process, or failures in run.json
+        earlier_errors = run.before().errors
+        errors: dict[str, str | None] = {}  # of the images that are there
+        missing: list[str] = []
+        for name in self.names:
+            if name in self.errors:
+                errors[name] = self.errors[name]
+            elif run.is_complete(name):
+                errors[name] = None
+            elif name in earlier_errors:
+                errors[name] = earlier_errors[name]
+            else:
+                missing.append(name)
+        complete: list[str] = []
+        failures: list[dict[str, str]] = []
+        for name, error in errors.items():
+            if error is None:
+                complete.append(name)
+            else:
+                failures.append({"image": name, "error": error})
+        images = {"total": len(self.names), "complete": complete, "missing": missing}
+        self.failed = len(failures)
+        run.write_run({**self.record, "images": images, "failures": failures})
+        return missing
 
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
@@ -129,6 +125,8 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
     threads."""
     model = prepared.model
     options = prepared.options
+    # A fingerprint is made of this: what does not change pictures may not be in it,
+    # and what does may not be missing.
     inputs = structs.asdict(options.inputs)
     for name in ("transform", "forward_args", "input"):  # which the preprocessing names
         del inputs[name]
@@ -157,43 +155,52 @@ def open_run(
 
     Args:
         samples: the images of this shard.
+
+    Raises:
+        StoreError: the folder holds something that this run may not go on with, or
+            replace.
     """
     options = prepared.options
     with together(options):
         run = RunDirectory(folder, options.mirror)
         record = run.record()
-        joins = options.resume or options.shard is not None
-        if record is not None and joins:
+        may_join = options.resume or options.shard is not None
+        if record is not None and may_join:
             _check_same(options, document, record)
             if not options.resume:
                 _check_shard_is_empty(run, options, samples)
+        # a shard that finds no run.json may be the first of several: what it may write
+        # beside, `held` has checked
         elif options.resume or options.shard is None:
             earlier = check_free(folder.path, RUN, options.overwrite)
             if earlier is not None:
                 run.clear(earlier)
         if options.resume:
-            names = {safe_way(name) for name in document.names}
-            surplus = [quoted(path) for path in run.complete if path not in names]
-            if surplus:
-                verb = "is" if len(surplus) == 1 else "are"
-                log.warning(
-                    "%s %s kept, though no longer among the inputs",
-                    listed(surplus, 3),
-                    verb,
-                )
-        # hidden folders that no process is writing into, also of images that are no
-        # inputs any more
-        earlier_names, _ = run.before()
-        removed = {*earlier_names}.difference(document.names)
+            _warn_of_surplus(run, document)
+        # hidden folders that no process is writing into: of this shard's images, and of
+        # those that are no inputs any more; other shards may be writing theirs
+        removed = set(run.before().names).difference(document.names)
         run.clear_images([*(sample.name for sample in samples), *removed])
         document.write(run)
     return run
+
+
+def _warn_of_surplus(run: RunDirectory, document: RunDocument) -> None:
+    """Warn of images that an earlier run drew, and this one does not have."""
+    names = {safe_way(name) for name in document.names}
+    surplus = [quoted(path) for path in run.complete if path not in names]
+    if surplus:
+        verb = "is" if len(surplus) == 1 else "are"
+        log.warning(
+            "%s %s kept, though no longer among the inputs", listed(surplus, 3), verb
+        )
 
 
 def _check_same(
     options: RunOptions, document: RunDocument, record: Mapping[str, Any]
 ) -> None:
     """Refuse to go on with another run, whose run.json is `record`."""
+    # a checksum of the weights tells models apart; some tensors have no bytes to add
     if document.record["model"].get("parameters", "") is None:
         raise StoreError(
             f"{options.folder} holds a run, and this model's tensors do not tell their"
@@ -216,27 +223,10 @@ def _check_shard_is_empty(
     run: RunDirectory, options: RunOptions, samples: Sequence[Sample]
 ) -> None:
     """Refuse to draw the images of a shard twice."""
-    done = sum(run.image(sample.name).is_complete for sample in samples)
+    done = sum(run.is_complete(sample.name) for sample in samples)
     if done:
         raise StoreError(
             f"--out {options.folder} holds {counted(done, 'image')} of shard"
             f" {options.shard}",
             "--resume goes on with it, --out names another place",
         )
-
-
-def kept_manifest(
-    folder: ImageFolder, sample: Sample, fingerprint: str
-) -> Manifest | None:
-    """The manifest of an image that is complete, and fits the run and the file; else
-    None."""
-    if not folder.is_complete:
-        return None
-    with suppress(StoreError, ImageError):
-        manifest = folder.manifest()
-        if (
-            manifest.fingerprint == fingerprint
-            and manifest.image.sha256 == decode.digest(sample)
-        ):
-            return manifest
-    return None

@@ -6,7 +6,7 @@ import logging
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from threading import Event, current_thread, main_thread
 from time import monotonic
@@ -19,11 +19,11 @@ from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
-from featviz.records import Outcome, Shard
+from featviz.records import Outcome, Sample, Shard
 from featviz.run.draw import Drawing, draw_all, draw_images
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
 from featviz.run.results import ImageResult, RunResult
-from featviz.run.resume import RunDocument, held, open_run, run_record
+from featviz.run.resume import RunDocument, held, open_run, run_record, together
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _NAMED = 5  # layers that gave NaN or infinite values which a warning names
 SAVED_EVERY = 5.0  # seconds between two writings of run.json while a run goes on
+_SHARE_OF_SAVING = 0.02  # of the time that may go into it, however long run.json grows
 SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
@@ -53,6 +54,7 @@ def run(
     """Draw the feature maps of images into a run directory.
 
     Args:
+        arguments: files, folders, archives, URLs or globs, as on the command line.
         progress: called with all there is to know of each image. The result has only
             names and errors, so that it does not grow with every picture.
 
@@ -61,64 +63,28 @@ def run(
     """
     samples = find_images(arguments, options)
     check_apart(options.folder, "--out", files_read(model, samples))
-    images: list[ImageResult] = []
-    nonfinite: Counter[str] = Counter()  # images with NaN or infinite values, by layer
     with held(options) as root:
         prepared = prepare(model, samples, options)
-        shard = options.shard or Shard()
-        samples_of_shard = shard.of(prepared.samples)
+        samples_of_shard = (options.shard or Shard()).of(prepared.samples)
         document = RunDocument(run_record(prepared), prepared.samples)
         run_directory = open_run(root, prepared, document, samples_of_shard)
         try:
-            with _board(options) as board, stop_requests() as stop:
-                if board is not None and not options.resume and not shard.index:
-                    with in_eval_mode(prepared.model.module):
-                        post_kernels(prepared.model.module, prepared.layers, board)
+            with _board(prepared) as board, stop_requests() as stop:
                 drawing = Drawing(prepared, run_directory, document.fingerprint, board)
-                save_at = monotonic() + SAVED_EVERY
-                with closing(draw_images(drawing, samples_of_shard, stop)) as results:
-                    for result in results:
-                        document.errors[result.name] = result.error
-                        if not result.kept:
-                            nonfinite.update(
-                                {row.label for row in result.rows if row.nonfinite}
-                            )
-                        images.append(
-                            replace(
-                                result,
-                                rows=(),
-                                skipped=(),
-                                never_ran=(),
-                                outcome=Outcome(),
-                            )
-                        )
-                        if options.shard is None and monotonic() >= save_at:
-                            began = monotonic()
-                            document.write(run_directory)
-                            # a fiftieth of the time at most, however long run.json
-                            # grows
-                            save_at = monotonic() + max(
-                                SAVED_EVERY, 50 * (monotonic() - began)
-                            )
-                        progress(result, len(samples_of_shard))
+                images = _draw(drawing, samples_of_shard, document, progress, stop)
         except BaseException:
-            with suppress(FeatvizError, BrokenPipeError):
-                document.write(run_directory, options)
+            # run.json names what is complete; what is raised matters more than a fault
+            # of this
+            with suppress(FeatvizError, BrokenPipeError), together(options):
+                document.write(run_directory)
             raise
-        missing = set(document.write(run_directory, options))
-    if nonfinite:
-        layers = [
-            f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()
-        ]
-        log.warning(
-            "NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED)
-        )
+        with together(options):
+            missing = set(document.write(run_directory))
+    missing_of_shard = [s.name for s in samples_of_shard if s.name in missing]
     return RunResult(
         options.folder,
         images=tuple(images),
-        missing=tuple(
-            sample.name for sample in samples_of_shard if sample.name in missing
-        ),
+        missing=tuple(missing_of_shard),
         interrupted=stop.is_set(),
         pictures=sum(image.pictures for image in images),
         whole=not missing,
@@ -126,12 +92,65 @@ def run(
     )
 
 
-def _board(options: RunOptions) -> AbstractContextManager[Board | None]:
-    """TensorBoard's events of this run, in a folder of its own."""
-    folder = options.tensorboard
-    if folder is not None:
-        folder = tensorboard.run_folder(folder, options.folder)
-    return tensorboard.opened(folder, options.folder)
+def _draw(
+    drawing: Drawing,
+    samples: Sequence[Sample],
+    document: RunDocument,
+    progress: Progress,
+    stop: Event,
+) -> list[ImageResult]:
+    """Draw images and save run.json now and then; what became of each, without rows.
+
+    Args:
+        document: learns of each image.
+        stop: ends it after the image under way.
+    """
+    images: list[ImageResult] = []
+    images_by_layer: Counter[str] = Counter()  # with NaN or infinite values
+    save_at = monotonic() + SAVED_EVERY
+    with closing(draw_images(drawing, samples, stop)) as results:
+        for result in results:
+            document.errors[result.name] = result.error
+            if not result.kept:
+                images_by_layer.update({r.label for r in result.rows if r.nonfinite})
+            images.append(
+                replace(result, rows=(), skipped=(), never_ran=(), outcome=Outcome())
+            )
+            # the last of several shards to end writes run.json for all of them
+            is_shard = drawing.prepared.options.shard is not None
+            began = monotonic()
+            if began >= save_at and not is_shard:
+                document.write(drawing.run_directory)
+                seconds = monotonic() - began
+                save_at = monotonic() + max(SAVED_EVERY, seconds / _SHARE_OF_SAVING)
+            progress(result, len(samples))
+    if images_by_layer:
+        layers = [
+            f"{quoted(name)} ({counted(count, 'image')})"
+            for name, count in images_by_layer.items()
+        ]
+        log.warning(
+            "NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED)
+        )
+    return images
+
+
+@contextmanager
+def _board(prepared: Prepared) -> Iterator[Board | None]:
+    """TensorBoard's events of this run, in a folder of its own, with the kernels of its
+    layers; None where the user wants none."""
+    options = prepared.options
+    if options.tensorboard is None:
+        yield None
+        return
+    folder = tensorboard.run_folder(options.tensorboard, options.folder)
+    with tensorboard.opened(folder, options.folder) as board:
+        # kernels are the same for all images: once a run, by its first shard
+        is_first = options.shard is None or options.shard.index == 0
+        if board is not None and is_first and not options.resume:
+            with in_eval_mode(prepared.model.module):
+                post_kernels(prepared.model.module, prepared.layers, board)
+        yield board
 
 
 def draw_into(
@@ -163,6 +182,7 @@ def stop_requests() -> Iterator[Event]:
         event.set()
         log.warning("stopping after this image; once more to stop at once")
 
+    # Python sets handlers in its main thread alone
     if current_thread() is not main_thread():
         yield event
         return

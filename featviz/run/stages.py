@@ -93,18 +93,19 @@ def probe(
     model: LoadedModel,
     blank: Sequence[Tensor],
     layers: Sequence[Layer],
-    kinds: Sequence[str] = ("output",),
+    capture_kinds: Sequence[str] = ("output",),
 ) -> dict[CallSide, list[list[int]]]:
     """Run the model once.
 
     Args:
         blank: zeros, as the model takes them.
-        kinds: `output`, and `input` for the floats that layers take.
+        capture_kinds: `output`, and `input` for the floats that layers take.
 
     Returns:
         The shapes of the tensors at each call of these layers, in the order of the
         pass.
     """
+    # shapes alone: the tensors of all layers would fill the memory
     shapes: dict[CallSide, list[list[int]]] = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
@@ -115,7 +116,7 @@ def probe(
 
     with (
         in_eval_mode(model.module),
-        hooked(model.module, layers, sink, kinds) as recorder,
+        hooked(model.module, layers, sink, capture_kinds) as recorder,
     ):
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
     return shapes
@@ -129,6 +130,7 @@ def first_look(
     model without maps shows its vectors."""
     layers = list_layers(model.module)
     book = HintBook(model.module, blank[0].shape, tensor_layout)
+    # zeros are followed as an image is: the layout of some tensors only that tells
     with book.traced(model.module, layers):
         shapes = probe(model, blank, layers, ("output", "input"))
     height, width = book.of_layer(layers[0]).input_size or blank[0].shape[-2:]
@@ -136,6 +138,7 @@ def first_look(
     chosen = _ends_of_stages(CallTree(calls, (height, width)))
     if not chosen:
         chosen = _layers_of_vectors(shapes)
+    # a model that is one module, which may give anything
     if not chosen and len(layers) == 1:
         chosen = {*layers}
     return sorted(chosen, key=lambda layer: layer.index)
@@ -151,6 +154,7 @@ def _calls(
         """The sizes of those tensors that are maps of more than one place."""
         sizes: list[Size] = []
         for shape in shapes:
+            # [steps, height, width]
             maps = map_size(shape, book.of_shape(side.layer, shape, side.kind))
             if maps is not None and maps[1] * maps[2] > 1:
                 sizes.append(maps[1:])
@@ -166,8 +170,8 @@ def _calls(
         features = [
             shape for shape in shapes.get(input, ()) if tuple(shape[-2:]) != image
         ]
-        taken = sizes_of(input, features)
-        takes_several = len(taken) > 2 or len(set(taken)) > 1
+        input_sizes = sizes_of(input, features)
+        takes_several = len(input_sizes) > 2 or len(set(input_sizes)) > 1
         # the head of a detector gives its boxes first, and what it took behind them
         sizes = sizes_of(output, given_shapes[:1] if takes_several else given_shapes)
         size = sizes[0] if sizes else None
@@ -197,6 +201,8 @@ class CallTree:
         """Cut it into units; the calls come in the order in which they finished."""
         self.calls = calls
         self.image = image
+        # names tell what is in what; a module that is not called (a ModuleList) is no
+        # one's parent
         self.parents = _parents({call.layer.name for call in calls})
         self.children: dict[str | None, list[Ran]] = defaultdict(list)
         # of the maps that first reach each module
@@ -205,6 +211,7 @@ class CallTree:
         for call in calls:
             self.children[self.parents[call.layer.name]].append(call)
             ancestor: str | None = call.layer.name
+            # an inner module finishes before those around it
             while ancestor is not None and ancestor not in self.size_before:
                 self.size_before[ancestor] = size
                 ancestor = self.parents[ancestor]
@@ -212,6 +219,7 @@ class CallTree:
         self.trunks: set[str] = set()
         # modules whose children stand in their place, the model's own first
         self.opened = {""}
+        # depth first, in the order of the pass: `has_maps` is of all units before
         waiting = [*self.children[""]]
         has_maps = False
         while waiting:

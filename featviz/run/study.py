@@ -27,7 +27,7 @@ from featviz.run.prepare import (
     grouped,
     read_input,
 )
-from featviz.run.visit import ImageJob, read_batches, visit
+from featviz.run.visit import ImageJob, in_batches, read_jobs, visit
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import FileKind, check_apart, check_file, replacing
 from featviz.rundir.read import Failure
@@ -91,6 +91,7 @@ def begun(
         record_name: the file that is the result's record.
         files: what is written beside the folder.
     """
+    # what can be refused without the model comes first: loading takes seconds
     samples = find_images(arguments, options)
     inputs = files_read(model, samples)
     check_apart(options.out, "--out", inputs)
@@ -138,6 +139,7 @@ class Study:
                     [arg.to(self.model.device) for arg in batch.inputs],
                 )
             except ForwardError:
+                # what the collector's hooks raise looks like a failure of the model
                 if collector.fault is not None:
                     raise collector.fault from None
                 raise
@@ -152,6 +154,7 @@ class Study:
                 continue
             self.seen.append(job.number)
             self.progress(job.sample.name, None, len(self.samples))
+        # a result of no image would be one about nothing
         if not self.seen and self.errors:
             first = min(self.errors)
             message = (
@@ -210,7 +213,7 @@ def batches(
     def read(sample: Sample) -> ModelInput:
         return read_input(sample, model.preprocess, inputs)
 
-    for jobs in read_batches(samples, read, size, numbers):
+    for jobs in in_batches(read_jobs(samples, read, numbers, ahead=size), size):
         for job in jobs:
             if job.error is not None:
                 failed(job.number, job.error)

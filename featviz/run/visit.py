@@ -20,7 +20,6 @@ from featviz.errors import (
     StoreError,
     UsageError,
 )
-from featviz.files.urls import Url
 from featviz.records import Sample
 from featviz.run.encoders import read_ahead
 from featviz.run.results import ImageResult
@@ -68,50 +67,63 @@ def visit(
             is shown again alone.
         kept: what an earlier run made of a sample, if that is still good; by the
             reading thread.
+        batch_size: how many neighbours are shown together at most.
         stop: ends the loop before the next image.
     """
-    for batch in read_batches(samples, read, batch_size, kept=kept, stop=stop):
-        waiting = [batch]
-        while waiting:
-            jobs = waiting.pop(0)
-            readable = [job for job in jobs if job.input is not None]
+    jobs = read_jobs(samples, read, ahead=batch_size, kept=kept, stop=stop)
+    batches: Iterator[list[ImageJob[Input, T]]] = ([job] for job in jobs)
+    if batch_size > 1:
+        batches = in_batches(jobs, batch_size)
+    with closing(jobs):
+        for batch in batches:
+            readable = [job for job in batch if job.input is not None]
             if readable:
-                try:
-                    result = show(readable)
-                except (ForwardError, UsageError) as error:
-                    if len(readable) > 1:
-                        waiting = [[job] for job in jobs]
-                        continue
-                    log.debug("%s failed", readable[0].sample.name, exc_info=error)
-                    readable[0].error = error
-                else:
-                    for job in readable:
-                        job.result = result
-            yield from jobs
+                _settle(readable, show)
+            yield from batch
 
 
-def read_batches(
+def _settle(
+    jobs: Sequence[ImageJob[Input, T]],
+    show: Callable[[Sequence[ImageJob[Input, T]]], T],
+) -> None:
+    """Show images to the model together, and give them their result. Where several fail,
+    only each alone tells which of them is at fault."""
+    try:
+        result = show(jobs)
+    except (ForwardError, UsageError) as error:
+        if len(jobs) > 1:
+            for job in jobs:
+                _settle([job], show)
+            return
+        log.debug("%s failed", jobs[0].sample.name, exc_info=error)
+        jobs[0].error = error
+        return
+    for job in jobs:
+        job.result = result
+
+
+def read_jobs(
     samples: Sequence[Sample],
     read: Callable[[Sample], Input],
-    batch_size: int,
     numbers: Iterable[int] | None = None,
     *,
+    ahead: int = 1,
     kept: Callable[[Sample], ImageResult | None] | None = None,
     stop: Event | None = None,
-) -> Iterator[list[ImageJob[Input, Any]]]:
-    """Read images ahead of the caller, and put neighbours with inputs of the same
-    shapes together.
+) -> Generator[ImageJob[Input, Any], None, None]:
+    """Read images ahead of the caller, and yield them in order.
 
     Args:
-        batch_size: inputs in a batch at most; unreadable images between them do not
-            count.
         numbers: indices of the samples that are read, in this order; None reads all of
             them.
+        ahead: how many images are read while the caller has one.
+        kept, stop: as in `visit`.
     """
 
     def read_job(number: int) -> ImageJob[Input, Any]:
         job = ImageJob[Input, Any](number, samples[number])
         try:
+            # here, beside the model: the checksum of the file takes as long as reading it
             if kept is not None:
                 job.kept = kept(job.sample)
             if job.kept is None:
@@ -121,33 +133,43 @@ def read_batches(
             job.error = error
         return job
 
-    is_remote = any(
-        isinstance(path, Url) for sample in samples[:1] for path in sample.paths
-    )
+    # a store answers after a tenth of a second, and many requests at once
+    is_remote = bool(samples) and samples[0].is_remote
     readers = READERS_OF_STORES if is_remote else 1
     numbers = range(len(samples)) if numbers is None else numbers
-    batch: list[ImageJob[Input, Any]] = []
-    shapes: list[Any] = []  # of the inputs in the batch, all equal
-    with closing(
-        read_ahead(numbers, read_job, readers, max(batch_size, readers))
-    ) as ahead:
-        for _, load in ahead:
+    reading = read_ahead(numbers, read_job, readers, ahead=max(ahead, readers))
+    with closing(reading) as futures:
+        for future in futures:
             if stop is not None and stop.is_set():
                 return
-            job = load()
-            if job.input is not None:
-                shape = [arg.shape for arg in getattr(job.input, "args", ())]
-                if shapes and shape != shapes[0]:
-                    yield batch
-                    batch = []
-                    shapes = []
-                shapes.append(shape)
-            batch.append(job)
-            # a batch of one is not held back for the image after it, which may be
-            # unreadable
-            if batch_size == 1 or len(shapes) == batch_size:
+            yield future.result()
+
+
+def in_batches(
+    jobs: Iterable[ImageJob[Any, Any]], batch_size: int
+) -> Iterator[list[ImageJob[Any, Any]]]:
+    """Put neighbours whose inputs have the same shapes together.
+
+    Args:
+        jobs: the `args` of their inputs are tensors; inputs without any fit together.
+        batch_size: inputs in a batch at most; unreadable images between them do not
+            count.
+    """
+    batch: list[ImageJob[Any, Any]] = []
+    shapes: list[Any] = []  # of the inputs in the batch, all equal
+    for job in jobs:
+        # an image that cannot be read goes along, so that all come in their order
+        if job.input is not None:
+            shape = [arg.shape for arg in getattr(job.input, "args", ())]
+            if shapes and shape != shapes[0]:
                 yield batch
                 batch = []
                 shapes = []
+            shapes.append(shape)
+        batch.append(job)
+        if len(shapes) == batch_size:
+            yield batch
+            batch = []
+            shapes = []
     if batch:
         yield batch

@@ -94,6 +94,8 @@ def fitting(count: int, bytes_each: int) -> int:
     Args:
         bytes_each: how much memory this process took for its first image.
     """
+    # The weights are shared, as long as nobody writes to their pages: what a worker
+    # takes of its own is about what one image takes.
     free = _available_bytes() - SPARE_BYTES
     fits = max(1, free // max(1, bytes_each))
     if fits < count:
@@ -112,35 +114,29 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@dataclass
-class MemoryTaken:
-    """How much more memory a block took at its peak than there was before it."""
-
-    bytes_taken: int = 0
-
-
-@contextmanager
-def measured_memory() -> Iterator[MemoryTaken]:
-    """Measure the memory that a block takes, which is known when it ends."""
-    memory = MemoryTaken()
-    before = _resident_kilobytes("VmRSS")
-    with suppress(OSError):  # resets the peak, which loading the model may have raised
+def reset_peak_memory() -> int:
+    """Begin to measure the memory that this process takes; the bytes that it has now."""
+    with suppress(OSError):  # the peak that loading the model may have raised
         Path("/proc/self/clear_refs").write_text("5", "ascii")
-    yield memory
-    memory.bytes_taken = 1024 * max(0, _resident_kilobytes("VmHWM") - before)
+    return _status_bytes("VmRSS")
 
 
-def _resident_kilobytes(name: str) -> int:
-    """A line of this process's status: `VmRSS` is its memory, `VmHWM` the most that it
-    had."""
+def peak_memory() -> int:
+    """The most bytes that this process has had since `reset_peak_memory`."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    """A size in this process's status (`man 5 proc`): `VmRSS`, or its peak `VmHWM`."""
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith(f"{name}:"):
-            return int(line.split()[1])
+            return 1024 * int(line.split()[1])
     return 0
 
 
 def _available_bytes() -> int:
     """Memory that can be had without swapping, within the limit of the control group."""
+    # where there is no /proc/meminfo: less, since it does not count the file cache
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
@@ -176,22 +172,13 @@ def in_processes(
     Raises:
         BaseException: what `work` raised in a worker. All others have been killed then.
     """
-    crew = _Crew(work, numbers, count)
+    crew = _Crew(work, numbers, count, lost)
     order = deque(crew.waiting)
     done: dict[int, R] = {}
     try:
         while crew.is_at_work(stop):
-            for worker in crew.ready():
-                answer = crew.answer_of(worker)
-                if isinstance(answer, WorkerDiedError):
-                    if crew.has_failed_twice(worker.number):
-                        done[worker.number] = lost(worker.number, answer)
-                    continue
-                for record in answer.records:
-                    logging.getLogger(record.name).handle(record)
-                if answer.error is not None:
-                    raise answer.error
-                done[answer.number] = cast(R, answer.result)
+            for answer in crew.answers():
+                done[answer.number] = _result_of(answer)
             while order and order[0] in done:
                 yield done.pop(order.popleft())
     except (KeyboardInterrupt, SystemExit):
@@ -203,6 +190,15 @@ def in_processes(
     yield from (done[number] for number in order if number in done)
 
 
+def _result_of(answer: Answer[R]) -> R:
+    """Print what a worker has logged, and return its result or raise its error."""
+    for record in answer.records:
+        logging.getLogger(record.name).handle(record)
+    if answer.error is not None:
+        raise answer.error
+    return cast(R, answer.result)
+
+
 class _Crew(Generic[R]):
     """The workers of a run, and the numbers that they have and are to have."""
 
@@ -211,10 +207,12 @@ class _Crew(Generic[R]):
         work: Callable[[Iterator[int]], Iterable[R]],
         numbers: Iterable[int],
         count: int,
+        lost: Callable[[int, WorkerDiedError], R],
     ) -> None:
-        """Begin without any process."""
+        """Begin without any process; see `in_processes`."""
         self.work = work
         self.count = count
+        self.lost = lost
         self.waiting = deque(numbers)
         self.workers: list[_Worker] = []
         self.suspects = deque[int]()
@@ -223,7 +221,7 @@ class _Crew(Generic[R]):
 
     def is_at_work(self, stop: Event) -> bool:
         """Start the workers that there is work for; whether there is any worker."""
-        if stop.is_set():
+        if stop.is_set():  # the workers end what they have
             self.waiting.clear()
             self.suspects.clear()
         is_alone = any(worker.number in self.tried_again for worker in self.workers)
@@ -239,31 +237,33 @@ class _Crew(Generic[R]):
                 self._start(self.waiting.popleft())
         return bool(self.workers)
 
-    def ready(self) -> list[_Worker]:
-        """Wait for workers that have answered, or died."""
+    def answers(self) -> Iterator[Answer[R]]:
+        """Wait for workers that have answered, or died, and yield their answers."""
         connections = wait([worker.connection for worker in self.workers])
-        return [worker for worker in self.workers if worker.connection in connections]
+        for worker in [*self.workers]:  # a copy, of which some are removed meanwhile
+            if worker.connection in connections:
+                answer = self._answer_of(worker)
+                if answer is not None:
+                    yield answer
 
-    def answer_of(self, worker: _Worker) -> Answer[R] | WorkerDiedError:
+    def _answer_of(self, worker: _Worker) -> Answer[R] | None:
         """What a worker says. It gets the next number, or ends where there is none for
-        it."""
+        it. None where it died, and its number is tried once more."""
+        is_second_try = worker.number in self.tried_again
         try:
             answer: Answer[R] = worker.connection.recv()
         except (EOFError, ConnectionResetError):
             self._end(worker)
-            if worker.number not in self.tried_again:
-                self.suspects.append(worker.number)
-            return _death(worker)
-        if self.waiting and not self.suspects and worker.number not in self.tried_again:
+            if is_second_try:
+                return Answer(worker.number, self.lost(worker.number, _death(worker)))
+            self.suspects.append(worker.number)
+            return None
+        if self.waiting and not self.suspects and not is_second_try:
             worker.number = self.waiting.popleft()
             worker.connection.send(worker.number)
         else:
             self._end(worker)
         return answer
-
-    def has_failed_twice(self, number: int) -> bool:
-        """Whether a number whose worker died is not to be tried again."""
-        return number in self.tried_again
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -276,13 +276,14 @@ class _Crew(Generic[R]):
             self._end(worker)
 
     def _start(self, number: int) -> None:
-        ours, theirs = _FORK.Pipe()
+        """Fork a worker, and give it its first number."""
+        ours, of_worker = _FORK.Pipe()
         # A worker sees that its parent has died by the end of its pipe; so it may not
         # hold the parent's ends of the pipes that it inherits.
         inherited = [ours, *(worker.connection for worker in self.workers)]
         process = _FORK.Process(
             target=_run_worker,
-            args=(self.work, theirs, inherited),
+            args=(self.work, of_worker, inherited),
             name="featviz-worker",
         )
         with warnings.catch_warnings():
@@ -290,11 +291,12 @@ class _Crew(Generic[R]):
             # which the worker does not use
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        theirs.close()
+        of_worker.close()
         ours.send(number)
         self.workers.append(_Worker(process, ours, number))
 
     def _end(self, worker: _Worker) -> None:
+        """Let a worker end what it does, and wait for it: no number comes any more."""
         self.workers.remove(worker)
         worker.connection.close()
         worker.process.join()
@@ -317,13 +319,15 @@ def _run_worker(
     inherited: Iterable[Connection],
 ) -> None:
     """What a worker process does until there are no more numbers, or no more parent."""
-    for other in inherited:
-        other.close()
+    for parent_end in inherited:
+        parent_end.close()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         # The parent decides what a signal means; a terminal sends it to all processes
         # alike.
         signal.signal(getattr(signal, name), signal.SIG_IGN)
+    # a second thread of OpenMP would hang in a forked child
     torch.set_num_threads(1)
+    # a log line of several processes would be torn
     records: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logger = logging.getLogger("featviz")
     logger.handlers = [QueueHandler(records)]
@@ -331,13 +335,14 @@ def _run_worker(
     number = -1
 
     def received() -> Iterator[int]:
+        """Numbers, until the parent closes its end, or dies."""
         nonlocal number
         with suppress(EOFError, ConnectionResetError):
             while True:
                 number = connection.recv()
                 yield number
 
-    with suppress(BrokenPipeError, ConnectionResetError):
+    with suppress(BrokenPipeError, ConnectionResetError):  # the parent has died
         try:
             for result in work(received()):
                 connection.send(Answer(number, result, records=_drained(records)))

@@ -11,7 +11,7 @@ LOCK_FILE = ".featviz.lock"
 """Is in a folder for as long as a process writes it."""
 SHARDS_LOCK = ".featviz.shards.lock"
 """Is there for the moment in which one of several shards begins or ends."""
-SHARD_LOCKS = re.compile(r"\.featviz\.(\d+-of-\d+|shards)\.lock")
+SHARD_LOCKS = re.compile(r"\.featviz\.(?:\d+-of-(?P<count>\d+)|shards)\.lock")
 """Locks of shards: `.featviz.1-of-4.lock` is there as long as the first of four writes.
 """
 AUDIT_FILE, DIFF_FILE = "audit.json", "diff.json"

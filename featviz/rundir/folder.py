@@ -33,6 +33,7 @@ from featviz.text import quoted
 PART = ".part"
 OLD = ".old"
 _HIDDEN = re.compile(r"\..+\.([0-9a-f]{16})\.[0-9a-f]{16}\.(?:part|old)", re.DOTALL)
+# 200 + 16 + 16 digits, dots and the ending are less than the 255 bytes of a file system
 _LONGEST = 200
 """Bytes of a file's name that its hidden name shows: systems take 255 in all."""
 _BUFFER = 2**16
@@ -54,36 +55,44 @@ class Folder(OpenFolder):
     and StoreError where a link is in the way."""
 
     @classmethod
-    def open(cls, path: Path, below: Path | None = None) -> Self:
-        """Open a folder of the user's own, and make it where it is missing.
+    def open(cls, path: Path) -> Self:
+        """Open a folder of the user's own, whose links are followed, and make it where
+        it is missing."""
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    @contextmanager
+    def folder(self, relative: str, make: bool = False) -> Iterator[Self]:
+        """Hold a folder below this one open for a block.
 
         Args:
-            below: a folder that the path lies in. Then no folder on the way from it may
-                be a link.
+            relative: its path; empty for this folder itself.
+            make: whether folders that are missing are made.
         """
-        base = path if below is None else below
-        base.mkdir(parents=True, exist_ok=True)
-        relative = os.path.relpath(path, base).replace(os.sep, "/")
-        return cls(base).folder(relative, make=True)
-
-    def folder(self, relative: str, make: bool = False) -> Self:
-        """Open a folder below this one; with `make`, those that are missing are made."""
         names = PurePosixPath(relative).parts
         if not {"..", "/"}.isdisjoint(names):
             raise OSError(errno.EINVAL, f"it lies outside {self.path}")
         folder = self
-        for name in names:
-            if make:
-                with suppress(FileExistsError):
-                    os.mkdir(folder.at(name), dir_fd=folder.descriptor)
-            try:
-                folder = folder.child(name)
-            except OSError:
-                folder._refuse_link(name)
-                raise
-        return folder
+        try:
+            for name in names:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(folder.at(name), dir_fd=folder.descriptor)
+                try:
+                    inner = folder.child(name)
+                except OSError:
+                    folder._refuse_link(name)
+                    raise
+                if folder is not self:
+                    folder.close()
+                folder = inner
+            yield folder
+        finally:
+            if folder is not self:
+                folder.close()
 
     def _refuse_link(self, name: str) -> None:
+        """Say that a folder in this one could not be opened since it is a link."""
         with suppress(FileNotFoundError):
             if stat.S_ISLNK(self.stat(name).st_mode):
                 raise StoreError(
@@ -93,8 +102,8 @@ class Folder(OpenFolder):
                 )
 
     def new(self, name: str) -> Self:
-        """Make a folder in this one and open it; FileExistsError where something is
-        there."""
+        """Make a folder in this one and open it, for the caller to close;
+        FileExistsError where something is there."""
         os.mkdir(self.at(name), dir_fd=self.descriptor)
         return self.child(name)
 
@@ -102,8 +111,8 @@ class Folder(OpenFolder):
         """Open a new file for writing; for a folder that is itself hidden until it is
         whole."""
         above, _, name = relative.rpartition("/")
-        folder = self.folder(above, make=True)
-        descriptor = os.open(folder.at(name), _NEW, 0o666, dir_fd=folder.descriptor)
+        with self.folder(above, make=True) as folder:
+            descriptor = os.open(folder.at(name), _NEW, 0o666, dir_fd=folder.descriptor)
         return os.fdopen(descriptor, "w+b", _BUFFER)
 
     def rewrite(self, name: str) -> BinaryIO:
@@ -117,8 +126,10 @@ class Folder(OpenFolder):
         has this name is replaced; a link, too, which is not followed. What goes wrong
         is a StoreError that names the file."""
         above, _, name = relative.rpartition("/")
-        with reported(self.path / relative):
-            folder = self.folder(above, make=True)
+        with (
+            reported(self.path / relative),
+            self.folder(above, make=True) as folder,
+        ):
             hidden = hidden_name(name)
             file = folder.create(hidden)
             try:
@@ -141,22 +152,26 @@ class Folder(OpenFolder):
             dst_dir_fd=self.descriptor,
         )
 
-    def take(self, other: Folder, relative: str) -> None:
+    def take(self, source_folder: Folder, relative: str) -> None:
         """Move a file of another folder to the same path in this one."""
         above, _, name = relative.rpartition("/")
-        source = other.folder(above)
-        target = self.folder(above, make=True)
-        os.replace(
-            source.at(name),
-            target.at(name),
-            src_dir_fd=source.descriptor,
-            dst_dir_fd=target.descriptor,
-        )
+        with (
+            source_folder.folder(above) as source,
+            self.folder(above, make=True) as target,
+        ):
+            os.replace(
+                source.at(name),
+                target.at(name),
+                src_dir_fd=source.descriptor,
+                dst_dir_fd=target.descriptor,
+            )
 
     def publish(self, new: Folder, name: str) -> None:
         """Give a hidden folder in this one its final name. Where something else has
         come to stand under its hidden name, nothing comes to stand under the final
         one."""
+        # A name may be given to something else between two system calls; so it is
+        # compared before the rename and after it.
         hidden = new.path.name
         if new.is_as(self, hidden):
             self.replace(hidden, name)
@@ -180,12 +195,13 @@ class Folder(OpenFolder):
         is followed."""
         first, _, rest = relative.partition("/")
         if rest:
-            with suppress(OSError):
-                self.child(first).remove(rest)
+            with suppress(OSError), self.child(first) as folder:
+                folder.remove(rest)
             self.remove_empty(first)
             return
         with suppress(OSError):
             if stat.S_ISDIR(self.stat(first).st_mode):
+                # by descriptors where the system has them, so that no link is followed
                 shutil.rmtree(
                     self.at(first), ignore_errors=True, dir_fd=self.descriptor
                 )
@@ -201,16 +217,17 @@ class Folder(OpenFolder):
             with (
                 reported(self.path / name),
                 suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
+                self.folder(above) as folder,
             ):
-                folder = self.folder(above)
                 os.unlink(folder.at(last), dir_fd=folder.descriptor)
         self._remove_empty_folders()
 
     def _remove_empty_folders(self) -> None:
+        """Remove the folders in this one that hold nothing but such folders."""
         for entry in self.entries():
             if entry.is_dir(follow_symlinks=False):
-                with suppress(OSError):
-                    self.child(entry.name)._remove_empty_folders()
+                with suppress(OSError), self.child(entry.name) as folder:
+                    folder._remove_empty_folders()
                 self.remove_empty(entry.name)
 
     def remove_empty(self, name: str) -> None:
@@ -222,6 +239,7 @@ class Folder(OpenFolder):
 def hidden_name(name: str, ending: str = PART) -> str:
     """An unguessable name for what is being written and will have this one, or has had
     it."""
+    # cut in bytes, which may split a character: a name need not be text
     cut = os.fsdecode(os.fsencode(name)[:_LONGEST])
     return f".{cut}.{_digest(name)}.{secrets.token_hex(8)}{ending}"
 

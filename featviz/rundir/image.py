@@ -11,11 +11,11 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,9 +43,12 @@ from featviz.text import by, quoted
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
-MOST_STATS, MOST_TENSOR = 256 * 2**20, 4 * 2**30
-"""Bytes of the statistics of an image (ten million channels), and of a kept tensor."""
+MOST_STATS = 256 * 2**20
+"""Bytes of the statistics of an image: ten million channels."""
+MOST_TENSOR = 4 * 2**30
+"""Bytes of a kept tensor."""
 _ROW_BYTES = 4 * (len(STAT_COLUMNS) + 1)
+"""Of a channel: its statistics, and its deviation."""
 _MEMBER_BYTES = 4096
 """What an array of a few rows may take in an npz, with its name twice, headers and
 padding."""
@@ -109,6 +112,7 @@ class Input:
             len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes
         ):
             return None
+        # [1, C, H, W] has one frame, [1, C, T, H, W] has T
         frames = [self.frames or math.prod(shape[2:-2]) for shape in self.shapes]
         width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))
         return width, max(shape[-2] for shape in self.shapes)
@@ -196,6 +200,7 @@ _MANIFESTS = msgspec.json.Decoder(Manifest)
 def read_manifest(data: bytes) -> Manifest:
     """A manifest that can be trusted to be one; else a ValueError that names the first
     misfit."""
+    # The fast way first; what it does not take is read again by the one that says why.
     manifest: Manifest | None = None
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
@@ -207,7 +212,9 @@ def read_manifest(data: bytes) -> Manifest:
             raise ValueError(f"cannot be read: {quoted(str(error))}") from None
         schema.check_version(content)
         manifest = schema.convert(content, Manifest)
+    # msgspec knows each field by itself; how they agree is checked here
     schema.check_rows(manifest.captures)
+    # a file that is not listed has no checksum, and --overwrite would not remove it
     listed = [row.file for row in manifest.files]
     for name in sorted(set(manifest.named) ^ set(listed)):
         verb = "lists" if name in listed else "lacks"
@@ -238,7 +245,7 @@ class ReadImage:
     """Bytes of its pictures and tensors, by their names in the folder."""
     kept_stats: Mapping[str, Floats] | None = None
     pixels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Width and height of pictures that are no grids."""
+    """Width and height of the pictures of an audit or of exemplars."""
 
     @property
     def name(self) -> str:
@@ -253,7 +260,7 @@ class ReadImage:
     @cached_property
     def captures(self) -> Mapping[CaptureKey, Capture]:
         """In the order of the model."""
-        return {row.place: row for row in self.manifest.captures}
+        return {row.capture_key: row for row in self.manifest.captures}
 
     def stats(self) -> Mapping[str, Floats]:
         """All statistics, float32 [maps, 6] under `CaptureKey.stats_key`, and
@@ -275,20 +282,21 @@ class ReadImage:
         """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours,
         3], or None where it is grey; None for what has colours, or is too large for
         Pillow."""
-        most = Image.MAX_IMAGE_PIXELS
-        if not format_of(row.file).levels or (
-            most is not None and row.plan.pixels > most
-        ):
+        limit = Image.MAX_IMAGE_PIXELS
+        is_too_large = limit is not None and row.plan.pixels > limit
+        if is_too_large or not format_of(row.file).levels:
             return None
         picture = self.picture(row.file)
-        if picture.mode not in ("L", "P"):
+        if picture.mode not in ("L", "P"):  # maps over the input, or components
             return None
         colors = picture.getpalette()
+        # Pillow has a flat list: red, green and blue of each level
         palette = None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
         return np.asarray(picture), palette
 
     def picture(self, relative: str) -> Image.Image:
         """A picture of this image, decoded."""
+        # Pillow would start Ghostscript for EPS that is called .png
         formats = [format_of(relative).pillow]
         with (
             self._reading(relative) as file,
@@ -328,6 +336,7 @@ class ReadImage:
 
     @contextmanager
     def _opened(self) -> Iterator[ReadFolder]:
+        """Its folder, open; DamagedError where it, or a file of it, is gone."""
         try:
             with (
                 _blamed(self.folder),
@@ -357,29 +366,39 @@ def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
         except ValueError as error:
             raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {error}") from error
         stats = stats_of(opened, manifest.captures)
-        sizes = {}
-        pixels = {}
+        headers = _headers(opened, manifest)
+        sizes = {name: header.bytes for name, header in headers.items()}
         for row in manifest.captures:
-            _, sizes[row.file] = picture_header(opened, row.file, row.size)
             if row.tensor is not None:
                 sizes[row.tensor] = opened.size(row.tensor)
-            if row.figure is not None:
-                pixels[row.figure], sizes[row.figure] = picture_header(
-                    opened, row.figure
-                )
-        input_size, sizes[INPUT_FILE] = picture_header(
-            opened, INPUT_FILE, manifest.input.shown
-        )
         sizes_on_disk = {**sizes, STATS_FILE: opened.size(STATS_FILE)}
     for entry in manifest.files:
-        size = sizes_on_disk[entry.file]
+        size = sizes_on_disk[entry.file]  # read_manifest has compared the names
         if size != entry.bytes:
             where = quoted(f"{folder}/{entry.file}")
             raise StoreError(
                 f"{where} has {size:,} bytes, by its {MANIFEST_FILE} {entry.bytes:,}"
             )
-    kept_stats = stats if keep_stats else None
-    return ReadImage(root, folder, manifest, input_size, sizes, kept_stats, pixels)
+    return ReadImage(
+        root=root,
+        folder=folder,
+        manifest=manifest,
+        input_size=headers[INPUT_FILE].pixels,
+        sizes=sizes,
+        kept_stats=stats if keep_stats else None,
+    )
+
+
+def _headers(folder: ReadFolder, manifest: Manifest) -> dict[str, PictureHeader]:
+    """The headers of all pictures that a manifest names; StoreError where one does not
+    fit."""
+    headers: dict[str, PictureHeader] = {}
+    for row in manifest.captures:
+        headers[row.file] = picture_header(folder, row.file, row.size)
+        if row.figure is not None:
+            headers[row.figure] = picture_header(folder, row.figure)
+    headers[INPUT_FILE] = picture_header(folder, INPUT_FILE, manifest.input.shown)
+    return headers
 
 
 def pictures_beside(
@@ -399,65 +418,116 @@ def pictures_beside(
         rows: of those that are grids, which must have the size of their plan.
         may_be_missing: leave out files that are not there; else FileNotFoundError.
     """
-    sizes = {}
-    pixels = {}
+    sizes: dict[str, int] = {}
+    pixels: dict[str, tuple[int, int]] = {}
     expected = {row.file: row.size for row in rows}
+    # an audit may be copied without its pictures
+    passed_over: AbstractContextManager[Any] = nullcontext()
+    if may_be_missing:
+        passed_over = suppress(FileNotFoundError)
     with ReadFolder(root) as folder:
         for file in files:
-            try:
-                pixels[file], sizes[file] = picture_header(
-                    folder, file, expected.get(file)
-                )
-            except FileNotFoundError:
-                if not may_be_missing:
-                    raise
-    manifest = Manifest(1, ImageFields(name, ""), Input([], ""), [*rows], [], [], [])
-    return ReadImage(root, "", manifest, (0, 0), sizes, pixels=pixels)
+            with passed_over:
+                header = picture_header(folder, file, expected.get(file))
+                sizes[file] = header.bytes
+                pixels[file] = header.pixels
+    manifest = Manifest(
+        schema_version=1,
+        image=ImageFields(name, sha256=""),
+        input=Input(shape=[], preprocessing=""),
+        captures=[*rows],
+        skipped=[],
+        never_ran=[],
+        files=[],
+    )
+    return ReadImage(
+        root=root,
+        folder="",
+        manifest=manifest,
+        input_size=(0, 0),
+        sizes=sizes,
+        pixels=pixels,
+    )
 
 
 def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) -> bool:
     """Whether two files, each an image's, hold the same bytes."""
     first_image, first_name = first
     second_image, second_name = second
-    with first_image.open(first_name) as file, second_image.open(second_name) as other:
-        if os.fstat(file.fileno()).st_size != os.fstat(other.fileno()).st_size:
+    with first_image.open(first_name) as old, second_image.open(second_name) as new:
+        if os.fstat(old.fileno()).st_size != os.fstat(new.fileno()).st_size:
             return False
-        while piece := file.read(2**20):
-            if piece != other.read(2**20):
+        while True:
+            piece = old.read(2**20)
+            if piece != new.read(2**20):
                 return False
-    return True
+            if not piece:
+                return True
+
+
+class PictureHeader(NamedTuple):
+    """What is known of a picture before its pixels are decoded."""
+
+    pixels: tuple[int, int]
+    """Width and height."""
+    bytes: int
+    """Of the file."""
 
 
 def picture_header(
     folder: ReadFolder, name: str, expected: tuple[int, int] | None = None
-) -> tuple[tuple[int, int], int]:
-    """Width and height of a picture, from its header, and its bytes."""
+) -> PictureHeader:
+    """Read the header of a picture.
+
+    Args:
+        folder: of the image.
+        name: of the file in it.
+        expected: width and height by the manifest; None takes any.
+
+    Raises:
+        StoreError: it is not of the format of its name, or of another size.
+        FileNotFoundError: there is no such file.
+    """
     where = quoted(f"{folder.name}/{name}")
     format = FORMATS.get(PurePosixPath(name).suffix[1:])
-    pillow_format = "PNG" if format is None else format.pillow
-    if pillow_format == "PNG":
-        # its size stands in the first bytes, and a run holds thousands of pictures
-        head, size = folder.head(name, _PNG_HEAD)
-        if format is None or len(head) < _PNG_HEAD or not head.startswith(_PNG):
-            raise StoreError(f"{where} cannot be read: it is no PNG")
-        pixels = (int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big"))
+    if format is None:
+        raise StoreError(f"{where} cannot be read: it is no PNG")
+    if format.pillow == "PNG":
+        header = _png_header(folder, name)
     else:
-        with folder.open(name) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            size = os.fstat(file.fileno()).st_size
-            try:
-                with Image.open(file, formats=[pillow_format]) as picture:
-                    pixels = picture.size
-            except BROKEN as error:
-                raise StoreError(
-                    f"{where} cannot be read: it is no {pillow_format}"
-                ) from error
-    if expected is not None and pixels != expected:
-        stated = by(expected)
+        header = _pillow_header(folder, name, format.pillow)
+    if header is None:
+        raise StoreError(f"{where} cannot be read: it is no {format.pillow}")
+    if expected is not None and header.pixels != expected:
         raise StoreError(
-            f"{where} has {by(pixels)} pixels, by its {MANIFEST_FILE} {stated}"
+            f"{where} has {by(header.pixels)} pixels, by its {MANIFEST_FILE}"
+            f" {by(expected)}"
         )
-    return pixels, size
+    return header
+
+
+def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
+    """That of a PNG; None where it is none. Its size stands in the first bytes, and a
+    run holds thousands of them: Pillow would read more."""
+    head, size = folder.head(name, _PNG_HEAD)
+    if len(head) < _PNG_HEAD or not head.startswith(_PNG):
+        return None
+    width = int.from_bytes(head[-8:-4], "big")
+    height = int.from_bytes(head[-4:], "big")
+    return PictureHeader((width, height), size)
+
+
+def _pillow_header(folder: ReadFolder, name: str, format: str) -> PictureHeader | None:
+    """That of a picture of one of Pillow's formats; None where it is none."""
+    with folder.open(name) as file, warnings.catch_warnings():
+        # no pixel is decoded here
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        size = os.fstat(file.fileno()).st_size
+        try:
+            with Image.open(file, formats=[format]) as picture:
+                return PictureHeader(picture.size, size)
+        except BROKEN:
+            return None
 
 
 def format_of(name: str) -> PictureFormat:
@@ -481,17 +551,20 @@ def _blamed(folder: str) -> Iterator[None]:
 
 
 def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
-    """The statistics of all rows of an image's manifest, as `ReadImage.stats` has
-    them."""
-    # twice what they need: names, headers and padding take some, and no row may claim
-    # gigabytes
-    limit = _MEMBER_BYTES
-    for row in rows:
-        limit += 2 * (row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer))
+    """The statistics of all rows of an image's manifest, as `ReadImage.stats` has them.
+
+    Raises:
+        StoreError: the file does not hold what the rows say, or is larger than they
+            explain.
+    """
+    maps = sum(row.maps for row in rows)
+    # names, headers and padding take some, and no row may claim gigabytes
+    bytes_of_names = 32 * sum(len(row.layer) for row in rows)
+    limit = 2 * maps * _ROW_BYTES + _MEMBER_BYTES * (2 * len(rows) + 1) + bytes_of_names
     data = folder.read(STATS_FILE, min(limit, MOST_STATS))
     where = quoted(f"{folder.name}/{STATS_FILE}")
-    # arrays may overlap in a zip file
-    if len(data) < sum(row.maps for row in rows) * 4 * len(STAT_COLUMNS):
+    # arrays may overlap in a zip file, which then is small and what it holds is not
+    if len(data) < maps * 4 * len(STAT_COLUMNS):
         raise StoreError(
             f"{where} has {len(data):,} bytes, too few for the maps of its manifest"
         )
@@ -499,29 +572,35 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
     try:
         arrays = read_arrays(data, max_bytes=limit)
         for row in rows:
-            key = row.place.stats_key
-            array = arrays.get(key)
-            if array is None:
-                raise ValueError(f"it has no {key}")
-            shape = [row.maps, len(STAT_COLUMNS)]
-            if array.dtype != np.float32 or list(array.shape) != shape:
-                has = f"{array.dtype} {list(array.shape)}"
-                raise ValueError(f"{key} is {has}, expected float32 {shape}")
-            stats[key] = array
-            deviations = arrays.get(row.place.deviations_key)
-            if deviations is None:  # kernels have no border
-                deviations = array[:, STAT_COLUMNS.index("std")]
-            if deviations.dtype != np.float32 or len(deviations) != row.maps:
-                raise ValueError(f"{key} has {len(deviations)} deviations")
-            stats[row.place.deviations_key] = deviations
+            stats |= _stats_of_row(arrays, row)
     except BROKEN as error:
         raise StoreError(f"{where} cannot be read: {quoted(str(error))}") from error
     return stats
 
 
+def _stats_of_row(arrays: Mapping[str, np.ndarray], row: Capture) -> dict[str, Floats]:
+    """The two arrays of a row; ValueError where one is not there, or of another shape."""
+    key = row.capture_key.stats_key
+    array = arrays.get(key)
+    if array is None:
+        raise ValueError(f"it has no {key}")
+    shape = [row.maps, len(STAT_COLUMNS)]
+    if array.dtype != np.float32 or list(array.shape) != shape:
+        present = f"{array.dtype} {list(array.shape)}"
+        raise ValueError(f"{key} is {present}, expected float32 {shape}")
+    deviations_key = row.capture_key.deviations_key
+    deviations = arrays.get(deviations_key)
+    if deviations is None:  # kernels have no border
+        deviations = array[:, STAT_COLUMNS.index("std")]
+    if deviations.dtype != np.float32 or len(deviations) != row.maps:
+        raise ValueError(f"{key} has {len(deviations)} deviations")
+    return {key: array, deviations_key: deviations}
+
+
 def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
     """The array in an open npy file; a ValueError where it is not of the expected
     shape."""
+    # the header of an npy file may claim any shape
     size = os.fstat(file.fileno()).st_size
     if size > MOST_TENSOR:
         raise ValueError(

@@ -39,8 +39,12 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
     """Hold a folder that this command writes, or one shard of it, into which others of
     the same division write theirs. The folder is made if it is missing; at the end it
     goes again if it is empty. The locks of processes that were killed are removed, and
-    an earlier result that one of them had moved away comes back."""
-    if out.exists() and not out.is_dir():
+    an earlier result that one of them had moved away comes back.
+
+    Raises:
+        StoreError: another process writes it.
+    """
+    if out.exists() and not out.is_dir():  # which `check_free` refuses
         yield
         return
     holder = f"--out {quoted(str(out))}"
@@ -51,15 +55,16 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
         else:
             of_shard = out / f".featviz.{shard.index + 1}-of-{shard.count}.lock"
             until_end.enter_context(locked(of_shard, f"shard {shard} of {holder}"))
+            # a run that is not divided must not begin at the same moment
             beginning.enter_context(among_shards(out))
             beginning.enter_context(locked(out / LOCK_FILE, holder))
         for path in sorted(out.glob(".featviz.*.lock")):
-            division = SHARD_LOCKS.fullmatch(path.name)
-            if division is None or division[1] == "shards":
+            lock = SHARD_LOCKS.fullmatch(path.name)
+            if lock is None or lock["count"] is None:
                 continue
-            if shard is None or not division[1].endswith(f"-of-{shard.count}"):
-                with locked(path, holder):
-                    pass
+            # shards of the same division may go on, and take their own locks
+            if shard is None or int(lock["count"]) != shard.count:
+                end_lock(path, holder)
         beginning.close()
         yield
 
@@ -70,16 +75,13 @@ def _bring_back(out: Path, holder: str) -> None:
     final = real(out)
     if os.path.lexists(final) or not final.parent.is_dir():
         return
-    above = Folder(final.parent)
-    for entry in above.entries():
-        if not (entry.name.endswith(OLD) and hides(entry.name, final.name)):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            with locked(final.parent / entry.name / LOCK_FILE, holder):
-                pass
-            with reported(final):
+    with reported(final), Folder(final.parent) as above:
+        for entry in above.entries():
+            is_earlier = entry.name.endswith(OLD) and hides(entry.name, final.name)
+            if is_earlier and entry.is_dir(follow_symlinks=False):
+                end_lock(final.parent / entry.name / LOCK_FILE, holder)
                 above.replace(entry.name, final.name)
-            return
+                return
 
 
 @contextmanager
@@ -92,6 +94,7 @@ def locked_new(folder: Folder, holder: str) -> Iterator[None]:
             yield
         return
     with folder.create(LOCK_FILE) as file:
+        # nobody can have it yet; so it is not waited for
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(_signature())
@@ -122,18 +125,16 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
         holder: what is locked, for the message of a process that is refused.
         patience: seconds to wait for another process.
     """
+    # thread_local: a generator may be closed by another thread than began it
     lock = FileLock(path, thread_local=False)
-    made: list[Path] = []
+    made: list[Path] = []  # the innermost first
     try:
         with reported(path.parent, "name another place"):
             while not lock.is_locked:
-                made[:0] = [
-                    f for f in (path.parent, *path.parent.parents) if not f.exists()
-                ]
+                above = (path.parent, *path.parent.parents)
+                made[:0] = [folder for folder in above if not folder.exists()]
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # not found: who made the folder has just removed it
-                with suppress(FileNotFoundError):
-                    _acquire(lock, path, holder, patience)
+                _acquire(lock, path, holder, patience)
         identity = None
         try:
             if not isinstance(lock, SoftFileLock):  # which writes its own text
@@ -143,11 +144,9 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
             yield
         finally:
             # while it is held: who waits for it sees that it has gone, and makes a new
-            # one; a lock that another process has made since the folder was replaced
-            # stays
-            with suppress(OSError):
-                if identity is not None and os.path.samestat(path.lstat(), identity):
-                    Folder(path.parent).remove(path.name)
+            # one
+            if identity is not None:
+                _remove(path, identity)
             lock.release()
     finally:
         for folder in made:
@@ -155,18 +154,38 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
                 folder.rmdir()
 
 
+def _remove(path: Path, identity: os.stat_result) -> None:
+    """Remove a lock file, unless the folder was replaced since, and another process has
+    made a lock there."""
+    with suppress(OSError), Folder(path.parent) as folder:
+        if os.path.samestat(folder.stat(path.name), identity):
+            folder.remove(path.name)
+
+
+def end_lock(path: Path, holder: str) -> None:
+    """Remove a lock that a killed process has left; StoreError where it still runs."""
+    with locked(path, holder):
+        pass
+
+
 def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> None:
-    if os.path.lexists(path):
-        _check(path, path.lstat())
+    """Acquire a lock; not where the process that made its folder has just removed that.
+
+    Raises:
+        StoreError: another process has it for longer than the caller is patient.
+    """
     try:
+        if os.path.lexists(path):
+            _check(path, path.lstat())
         lock.acquire(timeout=patience, poll_interval=0.1)
+    except FileNotFoundError:
+        return
     except Timeout:
         signature = ""
         with suppress(OSError, FileError):
-            content = read_bytes(path, _LONGEST_SIGNATURE).decode(
-                errors="backslashreplace"
-            )
-            signature = quoted(" ".join(content.split()))
+            content = read_bytes(path, _LONGEST_SIGNATURE)
+            text = content.decode(errors="backslashreplace")
+            signature = quoted(" ".join(text.split()))
         raise StoreError(
             f"{holder} is being written by {signature or 'another process'}",
             "wait until it is done, or name another place",
@@ -175,19 +194,26 @@ def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> No
 
 def _sign(path: Path) -> None:
     """Write into a lock who holds it; on a full disk there is room for the lock alone."""
-    with suppress(OSError), Folder(path.parent).rewrite(path.name) as file:
+    with (
+        suppress(OSError),
+        Folder(path.parent) as folder,
+        folder.rewrite(path.name) as file,
+    ):
         _check(path, os.fstat(file.fileno()))  # a link may have come since
         file.truncate()
         file.write(_signature())
 
 
 def _signature() -> bytes:
+    """Who holds a lock: process, machine and since when."""
+    # for people who find a lock: what ends it is the system
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return f"process {os.getpid()} on {socket.gethostname()} since {began}\n".encode()
 
 
 def _check(path: Path, status: os.stat_result) -> None:
     """Refuse a lock that is somebody's file under another name."""
+    # a hard link to somebody's notes would be truncated and signed
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise StoreError(
             f"{quoted(str(path))} is no lock of featviz: it is a link, or no regular"

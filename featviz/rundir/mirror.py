@@ -51,15 +51,20 @@ class Mirror:
         self._put([RUN_FILE])
 
     def _put_image(self, folder: str) -> None:
+        """Put all files of an image, unless this very image is there."""
         name = f"{folder}/{MANIFEST_FILE}"
+        # --resume meets images that are there already: the same manifest, the same files
         content = (self._root / name).read_bytes()
         with suppress(FileError):  # there is none, or the store says why when it is put
             if urls.read(_object(self._url, name), MOST_RECORD) == content:
                 return
+        # the manifest last, as on a disk: who reads meanwhile sees whole images
         self._put([f"{folder}/{name}" for name in read_manifest(content).named])
         self._put([name])
 
     def _put(self, names: list[str]) -> None:
+        """Put files, relative to the run directory; StoreError where one cannot be
+        written."""
         sources = [str(self._root / name) for name in names]
         targets = [_object(self._url, name).key for name in names]
         try:
@@ -75,6 +80,7 @@ class Mirror:
                     "give credentials that may read and write there (for s3:"
                     " AWS_PROFILE)"
                 )
+            # libraries put the whole URL into their messages, with keys in its query
             reason = self._url.without_secrets(
                 f"{self._url} cannot be written: {error}"
             )
@@ -82,33 +88,40 @@ class Mirror:
 
 
 @contextmanager
-def copied(place: Path | Url) -> Iterator[Path]:
+def copied(location: Path | Url) -> Iterator[Path]:
     """A run directory to read: the folder itself, or a copy of the one below a URL for
     as long as the block lasts. Errors of the block speak of the URL."""
-    if isinstance(place, Path):
-        yield place
+    if isinstance(location, Path):
+        yield location
         return
     with tempfile.TemporaryDirectory(
         prefix="featviz-", ignore_cleanup_errors=True
     ) as above:
-        folder = Path(above, safe_name(place.name))
+        folder = Path(above, safe_name(location.name))
         try:
             with reported(folder, "TMPDIR names another folder for temporary files"):
-                _copy(place, RUN_FILE, folder, MOST_RECORD)
-                images = filter(
-                    is_inside, map(safe_way, read_record(folder).images.complete)
-                )
-                with ThreadPoolExecutor(_AT_ONCE, "featviz-copy") as pool:
-                    list(pool.map(partial(_copy_image, place, root=folder), images))
+                _copy_run(location, folder)
             yield folder
         except FeatvizError as error:
-            error.message = error.message.replace(str(folder), str(place))
+            error.message = error.message.replace(str(folder), str(location))
             raise
 
 
+def _copy_run(url: Url, root: Path) -> None:
+    """Copy run.json, and the images that it calls complete."""
+    _copy(url, RUN_FILE, root, MOST_RECORD)
+    complete = read_record(root).images.complete
+    folders = [folder for folder in map(safe_way, complete) if is_inside(folder)]
+    with ThreadPoolExecutor(_AT_ONCE, "featviz-copy") as pool:
+        # a list, so that what a thread raised is raised here
+        list(pool.map(partial(_copy_image, url, root=root), folders))
+
+
 def _copy_image(url: Url, folder: str, root: Path) -> None:
+    """Copy the files that the manifest of an image lists, each up to the size that it
+    says; what is missing or does not fit, the reader of runs names."""
     _copy(url, f"{folder}/{MANIFEST_FILE}", root, MOST_RECORD)
-    with suppress(FileNotFoundError, ValueError):  # of which the reader of runs speaks
+    with suppress(FileNotFoundError, ValueError):
         manifest = read_manifest((root / folder / MANIFEST_FILE).read_bytes())
         for row in manifest.files:
             _copy(url, f"{folder}/{row.file}", root, row.bytes)

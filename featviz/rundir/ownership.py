@@ -44,6 +44,7 @@ _HEAD = 1000
 """Bytes within which a file says who wrote it."""
 _LARGEST_RECORD = 2**28
 _Version = Annotated[int, Meta(ge=1)]
+_LISTINGS = (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD)
 _EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin, which stay where they are."""
 _LAYER_FILE = re.compile(
@@ -53,7 +54,7 @@ _LAYER_FILE = re.compile(
 """A file of a layer in an image's folder."""
 
 
-class _Listing(msgspec.Struct):
+class WrittenListing(msgspec.Struct):
     """What the record of an audit, a comparison, exemplars or a report's folder always
     says."""
 
@@ -62,16 +63,17 @@ class _Listing(msgspec.Struct):
     files: list[Any]
 
 
-class _ImageRecord(msgspec.Struct):
+class WrittenManifest(msgspec.Struct):
     """What a manifest always says."""
 
     schema_version: _Version
     files: list[Any]
     image: dict[str, Any] = {}
+    """Empty in that of kernels."""
 
 
-class _RunRecord(msgspec.Struct):
-    """What run.json always says; `kind` is only in that of kernels."""
+class WrittenSettings(msgspec.Struct):
+    """What run.json always says, whatever was drawn."""
 
     schema_version: _Version
     featviz: str
@@ -79,32 +81,61 @@ class _RunRecord(msgspec.Struct):
     model: dict[str, Any]
     options: dict[str, Any]
     layers: list[Any]
-    kind: Literal["kernels"] | msgspec.UnsetType = msgspec.UNSET
-    images: dict[str, Any] = {}
-    failures: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-_RECORDS: dict[str, Any] = {
-    **dict.fromkeys((AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD), _Listing),
-    MANIFEST_FILE: _ImageRecord,
-    RUN_FILE: _RunRecord,
+class WrittenKernels(WrittenSettings):
+    """What the run.json of `featviz kernels` always says."""
+
+    kind: Literal["kernels"]
+
+
+class CompleteImages(msgspec.Struct):
+    """`images` of run.json, as far as it is always there."""
+
+    complete: list[Any]
+
+
+class WrittenRun(WrittenSettings):
+    """What the run.json of a run always says."""
+
+    images: CompleteImages
+    failures: list[Any]
+    kind: Literal["run"] = "run"
+    """Other results have another one; run.json of a run has none."""
+
+
+_RECORDS: dict[str, list[type[msgspec.Struct]]] = {
+    AUDIT_FILE: [WrittenListing],
+    DIFF_FILE: [WrittenListing],
+    EXEMPLARS_FILE: [WrittenListing],
+    REPORT_RECORD: [WrittenListing],
+    MANIFEST_FILE: [WrittenManifest],
+    RUN_FILE: [WrittenRun, WrittenKernels],
 }
+"""What a record of a name says: one of these."""
 
 
-def record_of(root: Path, name: str) -> Any:
-    """The record of this name in a folder, if it says what our records always say; None
-    where it is another program's, or cannot be read."""
-    folder, _, file = name.rpartition("/")
+def record_of(root: Path, path: str) -> msgspec.Struct | None:
+    """The record of a result, if it says what our records always say.
+
+    Args:
+        root: the folder of the result.
+        path: of the record in it, with forward slashes. Its name is a key of `_RECORDS`.
+
+    Returns:
+        None where there is no such file, where it cannot be read (it is damaged, a
+        link, too large), and where it is another program's.
+    """
+    folder, _, name = path.rpartition("/")
     try:
         with ReadFolder.below(root, folder) as opened:
-            content = opened.read_json(file, _LARGEST_RECORD)
-        record = msgspec.convert(content, _RECORDS[file])
-    except (OSError, FileError, msgspec.ValidationError):
+            content = opened.read_json(name, _LARGEST_RECORD)
+    except (OSError, FileError):
         return None
-    if isinstance(record, _RunRecord) and record.kind is msgspec.UNSET:
-        is_run = isinstance(record.images.get("complete"), list)
-        return record if is_run and record.failures is not msgspec.UNSET else None
-    return record
+    for record_type in _RECORDS[name]:
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(content, record_type)
+    return None
 
 
 def holds_run(root: Path) -> bool:
@@ -125,54 +156,59 @@ class Contents(NamedTuple):
 
 def look(root: Path) -> Contents:
     """Tell what is ours in a folder from what is not."""
-    files = {path: regular for path, regular in walk(root) if not is_lock(path)}
+    is_regular = {path: regular for path, regular in walk(root) if not is_lock(path)}
     listed = set[str]()
-    for name in (
-        AUDIT_FILE,
-        DIFF_FILE,
-        EXEMPLARS_FILE,
-        REPORT_RECORD,
-        f"{REPORT}/{REPORT_RECORD}",
-    ):
-        record = record_of(root, name)
-        if record is not None:
-            listed |= {name, *_files(record, name)}
+    for path in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
+        record = record_of(root, path)
+        if isinstance(record, WrittenListing):
+            listed |= {path, *_files(record, path)}
     complete_images = 0
+    # a manifest alone proves nothing: other programs have files of this name
     if holds_run(root):
         listed.add(RUN_FILE)
-        for name in files:
-            if PurePosixPath(name).name != MANIFEST_FILE:
-                continue
-            manifest = record_of(root, name)
-            if manifest is not None and _folder_of(manifest) == name.rpartition("/")[0]:
-                complete_images += 1
-                listed |= {name, *_files(manifest, name)}
+        for path in is_regular:
+            files = _files_of_image(root, path)
+            complete_images += bool(files)
+            listed |= files
     ours: list[str] = []
-    others: list[str] = []
-    for name, is_regular in files.items():
-        if is_regular and (
-            name in listed or _is_left_over(name) or _is_our_page(root / name)
-        ):
-            ours.append(name)
-        elif not is_events(name):
-            others.append(name)
-    ours.sort(key=lambda name: (name in _RECORDS, name.endswith(f"/{MANIFEST_FILE}")))
-    return Contents(ours, others, complete_images)
+    foreign: list[str] = []
+    for path, regular in is_regular.items():
+        # featviz writes regular files alone: a link with a listed name is somebody's
+        if regular and (path in listed or _says_so_itself(root, path)):
+            ours.append(path)
+        elif not is_events(path):
+            foreign.append(path)
+    # killed on the way, --overwrite must still know what is ours
+    ours.sort(key=lambda path: (path in _RECORDS, path.endswith(f"/{MANIFEST_FILE}")))
+    return Contents(ours, foreign, complete_images)
 
 
-def _files(record: Any, name: str) -> Iterator[str]:
-    """The files that a record lists, by names or, in a manifest, by rows."""
-    folder = name.rpartition("/")[0]
+def _files_of_image(root: Path, path: str) -> set[str]:
+    """The files of an image, by its manifest; none where the path is not that of a
+    manifest, or it names an image of another folder."""
+    folder, _, name = path.rpartition("/")
+    if name != MANIFEST_FILE:
+        return set()
+    manifest = record_of(root, path)
+    if not isinstance(manifest, WrittenManifest):
+        return set()
+    image = manifest.image.get("path", "")  # none in the manifest of kernels
+    if not isinstance(image, str) or safe_way(image) != folder:
+        return set()
+    return {path, *_files(manifest, path)}
+
+
+def _files(record: WrittenListing | WrittenManifest, path: str) -> Iterator[str]:
+    """The paths of the files that a record lists, by names or, in a manifest, by rows.
+
+    Args:
+        path: of the record.
+    """
+    folder = path.rpartition("/")[0]
     for row in record.files:
         file = row.get("file") if isinstance(row, dict) else row
         if isinstance(file, str):
             yield f"{folder}/{file}".lstrip("/")
-
-
-def _folder_of(manifest: _ImageRecord) -> str:
-    """The folder of the image that a manifest names; none for that of kernels."""
-    path = manifest.image.get("path")
-    return safe_way(path) if isinstance(path, str) else ""
 
 
 def is_events(name: str) -> bool:
@@ -187,27 +223,26 @@ def is_own_name(inside: str) -> bool:
     return _LAYER_FILE.fullmatch(inside) is not None
 
 
-def _is_left_over(name: str) -> bool:
-    return any(map(is_hidden, name.split("/")))
-
-
 def walk(root: Path) -> Iterator[tuple[str, bool]]:
     """All files below a folder, links and the like among them, and whether they are
-    regular: the folder's own by name, then those of the folders in it."""
+    regular: the folder's own by name, then those of the folders in it. What cannot be
+    read is left out."""
     waiting = [""]
     while waiting:
-        here = waiting.pop()
+        folder = waiting.pop()
         try:
-            with os.scandir(root / here) as scanned:
+            with os.scandir(root / folder) as scanned:
                 entries = sorted(scanned, key=lambda entry: entry.name)
         # it is gone, or closed to this user: nothing in it can be removed
         except OSError:
             continue
-        inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        waiting += [f"{here}{name}/" for name in reversed(inner)]
+        inner: list[str] = []
         for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                yield f"{here}{entry.name}", entry.is_file(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(f"{folder}{entry.name}/")
+            else:
+                yield f"{folder}{entry.name}", entry.is_file(follow_symlinks=False)
+        waiting += reversed(inner)
 
 
 # Single files
@@ -238,26 +273,43 @@ def picture_of(command: str) -> FileKind:
     )
 
 
-def is_of_kind(path: Path, kind: FileKind) -> bool:
-    """Whether a file is one that featviz wrote, by its head."""
-    broken = (
-        FileError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        EOFError,
-        OSError,
-        struct.error,
-    )
-    with suppress(*broken, zipfile.BadZipFile, zlib.error), open_regular(path) as file:
+_UNREADABLE = (
+    FileError,
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    EOFError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What zipfile raises on files that are broken, encrypted, or no archives."""
+
+
+def is_of_kind(path: Path, file_kind: FileKind) -> bool:
+    """Whether a file is one that featviz wrote, by its head; not where it cannot be
+    read."""
+    try:
+        return file_kind.head is not None and file_kind.head in _head(path)
+    except _UNREADABLE:
+        return False
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, or of the first page of a report that is a zip file."""
+    with open_regular(path) as file:
         head = file.read(_HEAD)
-        if head.startswith(b"PK"):
-            with zipfile.ZipFile(file) as packed, packed.open(INDEX_FILE) as page:
-                head = page.read(_HEAD)
-        return kind.head is not None and kind.head in head
-    return False
+        if not head.startswith(b"PK"):
+            return head
+        with zipfile.ZipFile(file) as archive, archive.open(INDEX_FILE) as page:
+            return page.read(_HEAD)
 
 
-def _is_our_page(path: Path) -> bool:
-    kind = _PAGES.get(path.suffix)
-    return kind is not None and is_of_kind(path, kind)
+def _says_so_itself(root: Path, path: str) -> bool:
+    """Whether a file is ours by its name, where its command was killed, or by its
+    head."""
+    if any(map(is_hidden, path.split("/"))):
+        return True
+    file_kind = _PAGES.get(PurePosixPath(path).suffix)
+    return file_kind is not None and is_of_kind(root / path, file_kind)

@@ -29,13 +29,14 @@ from featviz.rundir.folder import (
     is_hidden,
     reported,
 )
-from featviz.rundir.locks import held, is_lock, locked, locked_new
+from featviz.rundir.locks import end_lock, held, is_lock, locked_new
 from featviz.rundir.ownership import (
     JUNIT,
     PAGE,
     PRUNING,
     REPORT_ALONE,
     FileKind,
+    WrittenRun,
     is_events,
     is_of_kind,
     look,
@@ -96,7 +97,7 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
     if not overwrite and (contents.complete_images or record_name != RUN):
         hint = "--out names another folder, --overwrite replaces it"
         add = ("--overwrite",)
-        if record_name == RUN and not record.kind:
+        if isinstance(record, WrittenRun):
             images = counted(contents.complete_images, "image")
             raise StoreError(
                 f"--out {root} holds a run, {images} complete",
@@ -107,6 +108,7 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
             f"--out {root} holds an earlier result ({record_name})", hint, add=add
         )
     if contents.others:
+        # those at the top tell most of what the folder is
         nearest = sorted(contents.others, key=lambda path: (path.count("/"), path))
         names = listed([quoted(path, 80) for path in nearest], 3)
         raise StoreError(
@@ -143,8 +145,10 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
     with ExitStack() as locks:
         locks.enter_context(held(root))
         check_free(root, record_name, overwrite)
-        with reported(root, "choose another place with --out, or make room"):
-            above = Folder.open(final.parent)
+        with (
+            reported(root, "choose another place with --out, or make room"),
+            Folder.open(final.parent) as above,
+        ):
             _clear_left_over(above, final, record_name)
             new = above.new(hidden_name(final.name))
             try:
@@ -153,13 +157,14 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
                 # the earlier result is looked for anew: the work before may have taken
                 # hours
                 earlier = check_free(final, record_name, True)
+                if earlier is None:  # what killed commands left, or nothing
+                    earlier = look(final).ours
                 # Windows renames no folder in which a file is open
                 if not BY_DESCRIPTOR:
                     locks.close()
-                _exchange(
-                    above, new, final, look(final).ours if earlier is None else earlier
-                )
+                _exchange(above, new, final, earlier)
             finally:
+                new.close()
                 above.remove(new.path.name)
 
 
@@ -168,6 +173,7 @@ def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> No
     removed."""
     old_name = hidden_name(final.name, OLD)
     is_replaced = final.exists()
+    # two renames: killed between them, `locks.held` brings the earlier result back
     if is_replaced:
         above.replace(final.name, old_name)
     try:
@@ -176,22 +182,21 @@ def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> No
         if is_replaced:
             above.replace(old_name, final.name)
         raise
-    published = above.child(final.name)
-    published.remove(LOCK_FILE)
-    if is_replaced:
-        _bring_events(above.child(old_name), published)
-        remove_result(above, old_name, earlier)
-
-
-def _bring_events(old: Folder, new: Folder) -> None:
-    """TensorBoard goes on with its files: they stay where they are."""
-    for path, _ in walk(old.path):
-        if is_events(path):
-            new.take(old, path)
+    # opened anew: elsewhere than on Linux and macOS a folder is its path
+    with above.child(final.name) as published:
+        published.remove(LOCK_FILE)
+        if not is_replaced:
+            return
+        with above.child(old_name) as old:
+            # TensorBoard goes on with its files: they stay where they are
+            for path in filter(is_events, [path for path, _ in walk(old.path)]):
+                published.take(old, path)
+    remove_result(above, old_name, earlier)
 
 
 def remove_result(above: Folder, name: str, files: Iterable[str]) -> None:
     """Remove these files of a folder, and the folder if nothing else is in it."""
+    # the lock is in no list, and who waits for it finds that the folder has gone
     with above.folder(name) as folder:
         folder.remove_files([LOCK_FILE, *files])
     above.remove_empty(name)
@@ -205,28 +210,28 @@ def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
         if not hides(entry.name, final.name) or not entry.is_dir(follow_symlinks=False):
             continue
         try:
-            with locked(above.path / entry.name / LOCK_FILE, quoted(entry.name)):
-                pass
+            end_lock(above.path / entry.name / LOCK_FILE, quoted(entry.name))
         except StoreError:
             continue
         if entry.name.endswith(PART):
             above.remove(entry.name)
+        # else it may be the only copy of an earlier result
         elif record_of(final, record_name) is not None:
             with suppress(StoreError):
                 remove_result(above, entry.name, look(above.path / entry.name).ours)
 
 
 def check_file(
-    out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False
+    out: Path, file_kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> None:
     """Refuse a place that holds something else than an earlier file of the same kind."""
     if out.is_dir():
         raise StoreError(
             f"{option} {out} is a folder, not a file", f"name a file with {option}"
         )
-    if not overwrite and out.exists() and not is_of_kind(out, kind):
+    if not overwrite and out.exists() and not is_of_kind(out, file_kind):
         raise StoreError(
-            f"{option} {out} is there and is no {kind.description}",
+            f"{option} {out} is there and is no {file_kind.description}",
             f"name another file with {option}, or replace it with --overwrite",
             add=("--overwrite",),
         )
@@ -256,7 +261,7 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     """Refuse to write where an input is: over it, or into a folder that holds it."""
     destination = os.path.realpath(out)
     within = destination.rstrip(os.sep) + os.sep
-    real_folder = cache(os.path.realpath)  # of 10,000 images there are few
+    real_folder = cache(os.path.realpath)  # 10,000 images are in few folders
     for path in inputs:
         absolute = path.absolute()
         stands = Path(real_folder(absolute.parent), absolute.name)
@@ -276,9 +281,10 @@ def model_files(*models: str | None) -> list[Path]:
     `hf:DIR`."""
     paths: list[Path] = []
     for text in filter(None, models):
+        # net.pth, net.py:make and hf:DIR: which part is a path, the file system tells
         before, _, _ = text.rpartition(":")
         _, _, behind = text.partition(":")
-        paths += [Path(part) for part in (text, behind, before) if part]
+        paths += [Path(name) for name in (text, behind, before) if name]
     return [
         path for path in paths if path.is_file() or (path / "config.json").is_file()
     ]

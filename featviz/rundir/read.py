@@ -22,9 +22,10 @@ from featviz.text import counted, quoted, safe_way
 
 log = logging.getLogger(__name__)
 
-DEEPEST, _MOST_NAMED = 100, 20
-"""Folders inside one another in which images are looked for; images that warnings name.
-"""
+DEEPEST = 100
+"""Folders inside one another in which images are looked for."""
+_MOST_NAMED = 20
+"""Images that are not whole, by name in warnings."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class ReadRun:
     """Where the user finds it, if `root` is a copy."""
 
     @property
-    def place(self) -> Path | Url:
+    def location(self) -> Path | Url:
         """Where the user finds it."""
         return self.url or self.root
 
@@ -106,85 +107,118 @@ def read_record(root: Path) -> RunRecord:
     return _checked(root, schema.read_json(root / RUN_FILE))
 
 
-def _checked(root: Path, record: Mapping[str, Any]) -> RunRecord:
-    if (kind := record.get("kind", "run")) != "run":
+def _checked(root: Path, content: Mapping[str, Any]) -> RunRecord:
+    """The content of a run.json as a record.
+
+    Raises:
+        StoreError: it is that of kernels, or does not fit.
+    """
+    result = content.get("kind", "run")
+    if result != "run":
         raise StoreError(
-            f"{quoted(str(root))} holds {quoted(str(kind))}, not the feature maps of"
+            f"{quoted(str(root))} holds {quoted(str(result))}, not the feature maps of"
             " a run",
             "give a folder that featviz run wrote",
         )
     try:
-        known: RunRecord = schema.convert(record, RunRecord)
+        record: RunRecord = schema.convert(content, RunRecord)
     except ValueError as error:
         raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
-    return known
+    return record
 
 
-def read_run(root: Path, hold: bool = False) -> ReadRun:
+def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
     """Read a run directory: run.json, all manifests, and of all other files whether
-    they fit; with `hold` all statistics are kept in memory."""
-    record = schema.read_json(root / RUN_FILE)
-    known = _checked(root, record)
-    folders = {safe_way(name): name for name in known.images.complete}
+    they fit.
+
+    Args:
+        keep_stats: whether the statistics of all images stay in memory.
+
+    Raises:
+        StoreError: it has no run.json, or one that cannot be read. What is wrong with
+            an image is told in the result.
+    """
+    content = schema.read_json(root / RUN_FILE)
+    listed_names = _checked(root, content).images.complete
+    names = {safe_way(name): name for name in listed_names}  # by folder
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
     for folder, reason in image_folders(root):
-        name = folders.get(folder, folder)
+        name = names.get(folder, folder)
         if reason is not None:
             incomplete[name] = reason
             continue
         try:
-            image = read_image(root, folder, keep_stats=hold)
-            if safe_way(image.name) != folder:
-                words = (
-                    f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
-                )
-                raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {words}")
+            image = _image_of(root, folder, keep_stats)
         except StoreError as error:
             damaged[name] = error.message
         else:
-            # its files have been compared with those that are there
-            images[image.name] = replace(
-                image, manifest=replace(image.manifest, files=[])
-            )
-    listed = {name: n for n, name in enumerate(known.images.complete)}
-    for name in listed.keys() - images.keys() - incomplete.keys() - damaged.keys():
+            images[image.name] = image
+    # killed between two writes of run.json, a run has more images than this names; and
+    # less where somebody removed folders
+    positions = {name: number for number, name in enumerate(listed_names)}
+    for name in positions.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
-    order = sorted(
-        images, key=lambda name: (listed.get(name, len(listed)), name.split("/"))
+
+    def in_run(name: str) -> tuple[int, list[str]]:
+        """Images that run.json does not name come last, in the order of their paths."""
+        return positions.get(name, len(positions)), name.split("/")
+
+    return ReadRun(
+        root=root,
+        record=content,
+        images={name: images[name] for name in sorted(images, key=in_run)},
+        incomplete=dict(sorted(incomplete.items())),
+        damaged=damaged,
     )
-    ordered = {name: images[name] for name in order}
-    return ReadRun(root, record, ordered, dict(sorted(incomplete.items())), damaged)
+
+
+def _image_of(root: Path, folder: str, keep_stats: bool) -> ReadImage:
+    """Read the image in a folder of a run, of which the folder has the name."""
+    image = read_image(root, folder, keep_stats)
+    if safe_way(image.name) != folder:
+        message = f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
+        raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {message}")
+    # the rows of `files` have been compared with what is there, and nobody reads them
+    # any more: a long run has millions
+    return replace(image, manifest=replace(image.manifest, files=[]))
 
 
 def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> None:
-    """Warn of images that are not whole, and what each lacks: of the first ones by
-    name, with words around each line, and how many more there are."""
+    """Warn of images that are not whole: of the first ones by name, and how many more
+    there are.
+
+    Args:
+        images: what each lacks, by its name.
+        before: the begin of each line, such as `base: `.
+        behind: its end, such as `, and left out`.
+    """
     for name, reason in islice(images.items(), _MOST_NAMED):
         log.warning("%s%s is incomplete (%s)%s", before, name, reason, behind)
-    if (more := len(images) - _MOST_NAMED) > 0:
+    rest = len(images) - _MOST_NAMED
+    if rest > 0:
         log.warning(
-            "%s%s more are incomplete%s", before, counted(more, "image"), behind
+            "%s%s more are incomplete%s", before, counted(rest, "image"), behind
         )
 
 
 def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
     """Folders of images, relative to the run directory, and what those that are not
-    whole lack.
+    whole lack; None for the others.
 
     Images may lie in folders of their own. A folder with the model's input, with
     statistics, or with a file that was being written, but without a manifest, is
     incomplete. Links are not followed."""
-    for path, folders, names in os.walk(root):
-        here = Path(path).relative_to(root).as_posix()
+    for path, folders, files in os.walk(root):
+        folder = Path(path).relative_to(root).as_posix()
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        whole = MANIFEST_FILE in names
-        begun = not {INPUT_FILE, STATS_FILE}.isdisjoint(names) or any(
-            map(is_hidden, names)
-        )
-        if here != "." and (whole or begun):
-            yield here, None if whole else f"it has no {MANIFEST_FILE}"
-            folders.clear()
-        elif here.count("/") >= DEEPEST:
-            folders.clear()
+        has_manifest = MANIFEST_FILE in files
+        is_begun = INPUT_FILE in files or STATS_FILE in files
+        is_begun = is_begun or any(map(is_hidden, files))
+        # the run directory itself is no image; kernels have a manifest there
+        is_image = folder != "." and (has_manifest or is_begun)
+        if is_image:
+            yield folder, None if has_manifest else f"it has no {MANIFEST_FILE}"
+        if is_image or folder.count("/") >= DEEPEST:
+            folders.clear()  # os.walk goes no deeper

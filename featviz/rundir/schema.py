@@ -107,8 +107,8 @@ class Capture:
     """The colormap, where it is that of phases, whatever the run's is."""
 
     @property
-    def place(self) -> CaptureKey:
-        """What it is matched by."""
+    def capture_key(self) -> CaptureKey:
+        """Which capture it is; two runs are matched by it."""
         return CaptureKey(self.layer, self.kind, self.call, self.key)
 
     @property
@@ -124,14 +124,14 @@ class Capture:
         return [*range(self.maps)] if self.channels is None else self.channels
 
     @property
-    def side(self) -> int:
+    def slice_count(self) -> int:
         """Tiles side by side for each channel."""
         return self.slices[0] if self.slices else 1
 
     @property
-    def beside(self) -> list[int]:
-        """The slices side by side for each channel."""
-        return [*range(self.side)] if self.steps is None else self.steps
+    def drawn_slices(self) -> list[int]:
+        """The slices that are side by side for each channel, from 0."""
+        return [*range(self.slice_count)] if self.steps is None else self.steps
 
     @property
     def plan(self) -> GridPlan:
@@ -140,7 +140,8 @@ class Capture:
         channels = self.maps if self.channels is None else len(self.channels)
         if self.reduce is not None:
             channels = 1
-        tiles = channels * self.side
+        # a picture of all channels has one tile for each slice
+        tiles = channels * self.slice_count
         scale = grid["scale"]
         if isinstance(scale, int):
             scale = [scale, scale]
@@ -195,6 +196,7 @@ def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
     Raises:
         ValueError: its message goes on from the document's name.
     """
+    # before anything else: fields of another version mean other things
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int:
         raise ValueError(
@@ -215,6 +217,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if path.parent.is_file():
         message = f"{folder} is a file, not a run directory"
         raise StoreError(message, "give a folder of `featviz run`")
+    # files of a run are opened without following links; its own path may be one
     if path.is_symlink():
         raise StoreError(
             f"{where} is a link, and links in run directories are not read"
@@ -243,6 +246,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def fingerprint(record: Mapping[str, Any]) -> str:
     """SHA-256 of a run's settings, in hexadecimal: images of equal ones were drawn
     alike."""
+    # sorted: the order of options in a run.json says nothing
     text = json.dumps(settings_of(record), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
@@ -274,6 +278,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         return [f"there {_as_typed(option, old)}, here {_as_typed(option, new)}"]
     old_text = json.dumps(old, ensure_ascii=False)
     new_text = json.dumps(new, ensure_ascii=False)
+    # long values (a model's repr) often differ far from their begin
     shared = len(commonprefix([old_text, new_text]))  # noqa: RUF071 - characters are meant
     begin = max(0, shared - _SHOWN_BEFORE)
     old_part = _shown_from(old_text, begin)
@@ -292,6 +297,7 @@ def _shown_from(text: str, begin: int) -> str:
 
 def _as_typed(name: str, value: Any) -> str:
     """An option as one types it: `--layers ReLU`; `none` where one types nothing."""
+    # --marks is the one flag that is on by default
     if value is None or value == [] or value is (name == "marks"):
         return "none"
     if isinstance(value, bool):
@@ -319,13 +325,14 @@ def check_rows(rows: Sequence[Capture]) -> None:
         ValueError: the message names the first such field, its value and what was
             expected.
     """
+    # two rows of one tensor would share statistics, and one picture would lie
     row_numbers: dict[CaptureKey, int] = {}
     for number, row in enumerate(rows):
         for misfit in _misfits(row):
             value = quoted(json.dumps(misfit.value, ensure_ascii=False), _SHOWN)
             field = f"captures[{number}].{misfit.field}"
             raise ValueError(f"{field} is {value}, expected {misfit.expected}")
-        first = row_numbers.setdefault(row.place, number)
+        first = row_numbers.setdefault(row.capture_key, number)
         if first != number:
             raise ValueError(
                 f"captures[{number}] is the same tensor as captures[{first}]"
@@ -349,6 +356,7 @@ def _misfits(row: Capture) -> Iterator[_Misfit]:
 
 
 def _misfits_of_names(row: Capture) -> Iterator[_Misfit]:
+    """Names of files that lead elsewhere, or to a file of another kind."""
     # a manifest from elsewhere must not lead a reader out of the folder, or to another
     # kind of file
     for column, suffixes in _SUFFIXES.items():
@@ -362,6 +370,7 @@ def _misfits_of_names(row: Capture) -> Iterator[_Misfit]:
 
 
 def _misfits_of_channels(row: Capture) -> Iterator[_Misfit]:
+    """Channels that are drawn, or share a tile, and are not there."""
     channels = row.channels
     if channels is not None:
         if max(channels) >= row.maps:
@@ -382,6 +391,7 @@ def _misfits_of_channels(row: Capture) -> Iterator[_Misfit]:
 
 
 def _misfits_of_slices(row: Capture) -> Iterator[_Misfit]:
+    """More slices drawn than there are, and steps that do not count them."""
     drawn, total = row.slices or (1, 1)
     if drawn > total:
         yield _Misfit("slices", row.slices, "no more drawn than there are")

@@ -48,7 +48,8 @@ SCHEMA_VERSION = 1
 _MOST = 2**28
 """Bytes of an exemplars.json: two million exemplars."""
 _STEP = re.compile(r"step-(\d{6,15})")
-_BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
+_BESIDE_STEPS = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
+"""What featviz itself puts into the folder of a series."""
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _Two = Annotated[list[_Small], Meta(min_length=2, max_length=2)]
 _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
@@ -155,7 +156,8 @@ class ExemplarRecord:
 
 
 def read_exemplars(root: Path) -> ExemplarRecord:
-    """The exemplars that a folder holds."""
+    """The exemplars that a folder holds; StoreError where it holds none, or
+    exemplars.json does not fit."""
     path = root / EXEMPLARS_FILE
     if not path.exists():
         raise StoreError(
@@ -173,11 +175,13 @@ def read_exemplars(root: Path) -> ExemplarRecord:
 def _check_exemplars(record: ExemplarRecord) -> None:
     """Refuse a record of which one field contradicts another: ValueError."""
     top = record.options.get("top")
+    # True is an int, too
     is_top = type(top) is int and 1 <= top <= MOST_TOP
     if not is_top or record.options.get("by") not in ("max", "mean"):
         raise ValueError("options.top or options.by is none that featviz has")
     for layer in record.layers:
         for row in layer.channels:
+            # the page of a report says which image each piece of the picture is of
             count = len(row.exemplars)
             has_picture = bool(row.file)
             if count > record.room or has_picture != (count > 0):
@@ -188,10 +192,12 @@ def _check_exemplars(record: ExemplarRecord) -> None:
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
     """The pictures of exemplars, as those of an image that has no input and no grids."""
-    named = [layer.sheet for layer in record.layers]
-    named += [row.file for layer in record.layers for row in layer.channels if row.file]
+    names: list[str] = []
+    for layer in record.layers:
+        names.append(layer.sheet)
+        names += [row.file for row in layer.channels if row.file]
     with _reading(root, "exemplars"):
-        return pictures_beside(root, "exemplars", named)
+        return pictures_beside(root, "exemplars", names)
 
 
 @contextmanager
@@ -285,9 +291,9 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
                 content = folder.read_json(AUDIT_FILE, MOST_RECORD)
         else:  # the user's own path may be a link
             content = files.read_json(path, MOST_RECORD)
-        record: Audit = schema.convert(content, Audit)
-        named = [row.file for row in record.drawn]
-        return record, pictures_beside(path.parent, "audit", named, may_be_missing=True)
+        audit: Audit = schema.convert(content, Audit)
+        names = [row.file for row in audit.drawn]
+        return audit, pictures_beside(path.parent, "audit", names, may_be_missing=True)
     except FileNotFoundError as error:
         if requested is None:
             return None
@@ -311,9 +317,15 @@ def is_kernels(root: Path) -> bool:
 
 
 def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
-    """Read what `featviz kernels` wrote: the content of run.json, whose `model` and
-    `options` are objects, and the pictures. In a row `slices`, one number there, is as
-    in a run."""
+    """Read what `featviz kernels` wrote.
+
+    Returns:
+        The content of run.json, whose `model` and `options` are objects; and the
+        pictures, whose rows are as those of a run.
+
+    Raises:
+        StoreError: the folder holds no kernels, or they cannot be read.
+    """
     record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
     if record.get("kind") != "kernels":
         raise StoreError(
@@ -322,55 +334,62 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         )
     with _reading(root, "kernels"):
         with ReadFolder(root) as folder:
-            content = folder.read_json(MANIFEST_FILE, MOST_RECORD)
-        raw = schema.convert(content, dict[str, Any]).get("captures")
-        captures = schema.convert(raw, list[dict[str, Any]])
-        # all slices of a kernel are drawn, so its record has one number for [drawn,
-        # held]
-        as_in_runs = [{**row, "slices": [row.get("slices", 1)] * 2} for row in captures]
-        rows = schema.convert(as_in_runs, list[Capture])
+            manifest = folder.read_json(MANIFEST_FILE, MOST_RECORD)
+        captures = schema.convert(manifest, dict[str, Any]).get("captures")
+        kernel_rows = schema.convert(captures, list[dict[str, Any]])
+        for row in kernel_rows:
+            # all slices of a kernel are drawn, so its record has one number, where that
+            # of a run has [drawn, held]
+            row["slices"] = [row.get("slices", 1)] * 2
+        rows = schema.convert(kernel_rows, list[Capture])
         schema.check_rows(rows)
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
     for key in ("model", "options"):
-        record[key] = record[key] if isinstance(record.get(key), dict) else {}
+        if not isinstance(record.get(key), dict):
+            record[key] = {}
     return record, pictures
 
 
 def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
     """JUnit XML, as CI servers read it: a suite for each model, a test case for each
-    gate; nothing of when and where."""
+    gate; nothing of when and where.
 
-    # XML 1.0 cannot hold some characters, which file names may have
-    def legal(text: str) -> str:
-        return "".join(
-            c if c.isprintable() or c in "\t\n\r" else "\ufffd" for c in text
-        )
-
+    Args:
+        verdicts: by the name of the model.
+        command: of featviz, in the names of suites.
+    """
     root = ElementTree.Element("testsuites", name=f"featviz {command}")
-    for model, rows in verdicts.items():
-        failures = str(sum(not verdict.held for verdict in rows))
-        counts = {
-            "tests": str(len(rows)),
-            "failures": failures,
+    for model, verdicts_of_model in verdicts.items():
+        failures = sum(not verdict.held for verdict in verdicts_of_model)
+        attributes = {
+            "name": _legal(model),
+            "tests": str(len(verdicts_of_model)),
+            "failures": str(failures),
             "errors": "0",
             "skipped": "0",
         }
-        suite = ElementTree.SubElement(
-            root, "testsuite", {"name": legal(model), **counts}
-        )
-        for verdict in rows:
-            name = {
-                "classname": legal(f"featviz.{command}.{model}"),
-                "name": legal(verdict.gate),
-            }
-            case = ElementTree.SubElement(suite, "testcase", name)
-            message = legal(verdict.message)
+        suite = ElementTree.SubElement(root, "testsuite", attributes)
+        for verdict in verdicts_of_model:
+            case = ElementTree.SubElement(
+                suite,
+                "testcase",
+                classname=_legal(f"featviz.{command}.{model}"),
+                name=_legal(verdict.gate),
+            )
+            message = _legal(verdict.message)
             if verdict.held:
                 ElementTree.SubElement(case, "system-out").text = message
             else:
                 ElementTree.SubElement(case, "failure", message=message).text = message
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
+
+
+def _legal(text: str) -> str:
+    """A text without the characters that XML 1.0 cannot hold, which file names may
+    have (https://www.w3.org/TR/xml/#charsets)."""
+    characters = [c if c.isprintable() or c in "\t\n\r" else "\ufffd" for c in text]
+    return "".join(characters)
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -393,6 +412,7 @@ def step_folders(root: Path) -> dict[int, Path]:
     with reported(root):
         paths = list(root.iterdir())
     folders: dict[int, Path] = {}
+    # a step's folder that a link leads to may be that of another series
     for path in paths:
         match = _STEP.fullmatch(path.name)
         if match is not None and not path.is_symlink():
@@ -415,6 +435,7 @@ def check_series(
         )
     steps = list(read_steps(root))
     out = f"--out {quoted(str(root))}"
+    # hours of training must not end in a refusal
     if steps and not (overwrite or resume):
         raise StoreError(
             f"{out} holds a series up to step {steps[-1]}",
@@ -432,13 +453,18 @@ def _check_no_others(root: Path, board: Path | None, out: str) -> None:
     Args:
         out: the folder, as a message names it.
     """
+    # TensorBoard's folder often lies in that of the series, which it makes first
     events: list[Path] = []  # the events' folder, and those on the way to it
     if board is not None:
         events = [board.resolve(), *board.resolve().parents]
         if root.resolve() == events[0]:
             return
     for path in sorted(root.iterdir()):
-        if path.name in _BESIDE or is_hidden(path.name) or path.resolve() in events:
+        if (
+            path.name in _BESIDE_STEPS
+            or is_hidden(path.name)
+            or path.resolve() in events
+        ):
             continue
         raise StoreError(
             f"{out} is not empty and holds no series: {quoted(path.name)}",

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,16 +36,13 @@ _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 
 
 def verify(
-    roots: Sequence[Path | Url],
-    jobs: int | None = None,
-    progress: Progress = lambda total: None,
+    roots: Sequence[Path | Url], progress: Progress = lambda total: None
 ) -> list[dict[str, Any]]:
     """Read every file of every image of runs, and hold it against its checksum.
 
     Args:
         roots: run directories, here or in object stores; a folder with the series of a
             training stands for the run of each of its steps.
-        jobs: threads that read; None takes as many as Python thinks good.
 
     Returns:
         For each run its `faults`, each of an `image` or of the whole run (None); how
@@ -53,27 +51,18 @@ def verify(
         `unlisted`, the files that nothing lists (no fault, but `--overwrite` would
         refuse them).
     """
-    with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
+    with (
+        ExitStack() as copies,
+        ThreadPoolExecutor(thread_name_prefix="featviz-verify") as pool,
+    ):
         subjects: list[_Subject] = []
         for location in roots:
             root = copies.enter_context(copied(location))
-            # a folder of this machine without run.json may hold a series
-            is_run = (
-                root != location or (root / RUN_FILE).exists() or not read_steps(root)
-            )
-            if is_run:
-                subjects.append(_Subject(location, None, _read(root, location)))
-                continue
-            for step in step_folders(root).values():
-                subjects.append(_Subject(step, root, _read(step, step, is_step=True)))
+            subjects += _subjects(location, root)
         runs = [subject.run for subject in subjects]
         total = sum(len(run.images) for run in runs if isinstance(run, ReadRun))
-        verdicts = []
-        for subject in subjects:
-            series = None if subject.series is None else str(subject.series)
-            verdict = _verdict(subject.run, pool, partial(progress, total))
-            verdicts.append({"run": str(subject.location), "series": series, **verdict})
-        return verdicts
+        advance = partial(progress, total)
+        return [asdict(_verdict(subject, pool, advance)) for subject in subjects]
 
 
 class _Subject(NamedTuple):
@@ -81,25 +70,70 @@ class _Subject(NamedTuple):
 
     location: Path | Url
     """As the user named it, or the folder of a step."""
-    series: Path | None
+    series: str | None
+    """The folder of the series that it is a step of."""
     run: ReadRun | str
     """What was read, or why it cannot be."""
 
 
+def _subjects(location: Path | Url, root: Path) -> list[_Subject]:
+    """The run that a user names, or those of the steps of a series.
+
+    Args:
+        root: where it is, or a copy of it.
+    """
+    # a folder of this machine without run.json may hold a series
+    if root == location and not (root / RUN_FILE).exists() and read_steps(root):
+        return [
+            _Subject(step, str(root), _read(step, step, is_step=True))
+            for step in step_folders(root).values()
+        ]
+    return [_Subject(location, None, _read(root, location))]
+
+
 def _read(root: Path, location: Path | Url, is_step: bool = False) -> ReadRun | str:
-    """A run; a fault where it has images, or is the step of a series, and no run.json."""
+    """Read a run.
+
+    Returns:
+        The run, or the fault that there is no run.json: where there are images, or the
+        folder is the step of a series.
+
+    Raises:
+        StoreError: it is no run.
+    """
     try:
         return read_run(root)
     except StoreError as error:
         has_images = root.is_dir() and any(
-            lacks is None for _, lacks in image_folders(root)
+            reason is None for _, reason in image_folders(root)
         )
         if not has_images and not is_step:
             raise
-        return (
-            f"{error.message.replace(str(root), str(location))}; --resume writes it"
-            " anew"
-        )
+        message = error.message.replace(str(root), str(location))
+        return f"{message}; --resume writes it anew"
+
+
+@dataclass
+class _Fault:
+    """What is wrong with a run: a row of `faults`."""
+
+    image: str | None
+    """Its name; None for what is of the whole run."""
+    fault: str
+
+
+@dataclass
+class _Verdict:
+    """What `verify` says of a run; see there."""
+
+    run: str
+    series: str | None = None
+    images: int = 0
+    files: int = 0
+    bytes: int = 0
+    missing: int = 0
+    unlisted: list[str] = field(default_factory=list)
+    faults: list[_Fault] = field(default_factory=list)
 
 
 class _ImageCheck(NamedTuple):
@@ -113,30 +147,42 @@ class _ImageCheck(NamedTuple):
 
 
 def _verdict(
-    run: ReadRun | str, pool: ThreadPoolExecutor, advance: Callable[[], None]
-) -> dict[str, Any]:
-    """Read the images, and hold run.json against them: its settings, and their number."""
-    counts = {"images": 0, "files": 0, "bytes": 0, "missing": 0}
+    subject: _Subject, pool: ThreadPoolExecutor, advance: Callable[[], None]
+) -> _Verdict:
+    """Read the images of a run, and hold run.json against them: its settings, and their
+    number.
+
+    Args:
+        advance: called after each image.
+    """
+    run = subject.run
+    verdict = _Verdict(str(subject.location), subject.series)
     if isinstance(run, str):
-        return {**counts, "unlisted": [], "faults": [{"image": None, "fault": run}]}
-    faults: list[dict[str, str | None]] = []
-    for name, reason in run.incomplete.items():
-        faults.append({"image": name, "fault": f"{quoted(name)}: {reason}"})
-    for name, reason in run.damaged.items():
-        faults.append({"image": name, "fault": reason})
-    counts["images"] = len(faults) + len(run.images)
-    counts["missing"] = max(0, int(run.record["images"]["total"]) - counts["images"])
+        verdict.faults = [_Fault(None, run)]
+        return verdict
+    faults = [*_faults_of_run(run)]
     checks = pool.map(_check_image, run.images.values())
     for image, check in zip(run.images.values(), checks, strict=True):
-        counts["files"] += check.files
-        counts["bytes"] += check.bytes
-        faults += [{"image": image.name, "fault": fault} for fault in check.faults]
+        verdict.files += check.files
+        verdict.bytes += check.bytes
+        faults += [_Fault(image.name, text) for text in check.faults]
         advance()
-    faults = [
-        {"image": None, "fault": fault} for fault in _faults_of_record(run)
-    ] + faults
-    unlisted = look(run.root).others if holds_run(run.root) else []
-    return {**counts, "unlisted": unlisted, "faults": faults}
+    verdict.faults = faults
+    verdict.images = len(run.images) + len(run.left_out)
+    verdict.missing = max(0, int(run.record["images"]["total"]) - verdict.images)
+    if holds_run(run.root):
+        verdict.unlisted = look(run.root).others
+    return verdict
+
+
+def _faults_of_run(run: ReadRun) -> Iterator[_Fault]:
+    """What is wrong with a run before any checksum is looked at."""
+    for reason in _faults_of_record(run):
+        yield _Fault(None, reason)
+    for name, reason in run.incomplete.items():
+        yield _Fault(name, f"{quoted(name)}: {reason}")
+    for name, reason in run.damaged.items():
+        yield _Fault(name, reason)
 
 
 def _faults_of_record(run: ReadRun) -> Iterator[str]:
@@ -165,7 +211,8 @@ def _check_image(image: ReadImage) -> _ImageCheck:
     """Hold an image that seems complete against its checksums, which `read_run` leaves
     alone."""
     try:
-        # anew: the files may have changed since the run was read
+        # anew: the files may have changed since the run was read, which has dropped the
+        # checksums besides
         current = read_image(image.root, image.folder)
         faults = list(faults_of(current))
     except StoreError as error:
@@ -185,10 +232,9 @@ def faults_of(image: ReadImage) -> Iterator[str]:
     with image.open(MANIFEST_FILE) as file:
         content = file.read(MOST_RECORD)
     seal = _SEAL.search(content)
-    if (
-        seal is None
-        or hashlib.sha256(content[: seal.start()]).hexdigest().encode() != seal[1]
-    ):
+    sealed = content[: seal.start()] if seal is not None else content
+    checksum = hashlib.sha256(sealed).hexdigest().encode()
+    if seal is None or checksum != seal[1]:
         yield f"{where(MANIFEST_FILE)} is not as it was written"
     for row in image.manifest.files:
         try:
@@ -207,12 +253,12 @@ def faults_of(image: ReadImage) -> Iterator[str]:
 
 
 def merge(
-    parts: Sequence[Path | Url], out: Path, overwrite: bool = False
+    locations: Sequence[Path | Url], out: Path, overwrite: bool = False
 ) -> dict[str, Any]:
     """Join parts of a run; the result is what one run over all their images writes.
 
     Args:
-        parts: run directories, here or in object stores.
+        locations: run directories, here or in object stores.
         out: the run directory that is written.
         overwrite: replace an earlier run in `out`.
 
@@ -225,20 +271,19 @@ def merge(
         FeatvizError: the parts are not of one run, or disagree on an image; a file
             cannot be read or written. Then nothing is left under `out`.
     """
-    with ExitStack() as stack:
-        folders = [stack.enter_context(copied(part)) for part in parts]
+    with ExitStack() as copies:
+        folders = [copies.enter_context(copied(location)) for location in locations]
         _check_folders(folders, out)
+        # before parts are read, which may take long; `replacing` asks once more
         check_free(out, RUN, overwrite)
         runs = [read_run(folder) for folder in folders]
         _check_one_run(runs)
         images = _images(runs)
         record = {**settings_of(runs[0].record), **_outcome(runs, images)}
-        with replacing(out, RUN, overwrite) as fresh:
+        with replacing(out, RUN, overwrite) as folder:
             for image in images.values():
-                for fault in faults_of(read_image(image.root, image.folder)):
-                    raise _not_whole(image.root, fault)
-                _copy(image, fresh)
-            RunDirectory(fresh).write_run(record)
+                _copy(image, folder)
+            RunDirectory(folder).write_run(record)
     incomplete = {name for run in runs for name in run.incomplete}
     return {
         "out": str(out),
@@ -253,16 +298,16 @@ def _check_folders(folders: Sequence[Path], out: Path) -> None:
     """Refuse a part that is named twice, and a result in a part or around it."""
     destination = real(out)
     earlier: dict[Path, Path] = {}
-    for part in folders:
-        folder = real(part)
+    for path in folders:
+        folder = real(path)
         if folder in earlier:
-            message = f"{earlier[folder]} and {part} are one folder"
+            message = f"{earlier[folder]} and {path} are one folder"
             raise UsageError(message, "name each part once")
         if destination.is_relative_to(folder) or folder.is_relative_to(destination):
             raise UsageError(
-                f"--out {out} and the part {part} overlap", "name another --out"
+                f"--out {out} and the part {path} overlap", "name another --out"
             )
-        earlier[folder] = part
+        earlier[folder] = path
 
 
 def _check_one_run(runs: Sequence[ReadRun]) -> None:
@@ -283,6 +328,7 @@ def _check_one_run(runs: Sequence[ReadRun]) -> None:
 
 
 def _not_whole(part: Path, fault: str) -> StoreError:
+    """The refusal to merge a part with such an image."""
     return StoreError(
         f"{quoted(str(part))}: {fault}", "take this image out, or run it again"
     )
@@ -296,7 +342,7 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
             first = images.setdefault(name, image)
             if first is image:
                 continue
-            # by their checksums, the manifests stand for all files
+            # a manifest has the checksums of all other files
             if not same_content((first, MANIFEST_FILE), (image, MANIFEST_FILE)):
                 raise CompareError(
                     f"{name} is not the same in {first.path} and {image.path}",
@@ -307,41 +353,43 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
 
 def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
     """`images` and `failures` of run.json, in the order of the images' paths: an image
-    that failed in one part and is complete in another is complete."""
+    that failed in one part and is complete in another is complete.
+
+    Args:
+        complete: names of the images that some part has.
+    """
     names = set(complete)
     errors: dict[str, str] = {}
     unnamed = 0  # inputs that a part counts and does not name
     for run in runs:
         images = run.record["images"]
-        run_names = {
-            *images["complete"],
-            *run.images,
-            *run.failures,
-            *images.get("missing", []),
-        }
+        names_of_run = {*images["complete"], *run.images, *run.failures}
+        names_of_run.update(images.get("missing", []))
         # less than 0 where an image was an input once, and is none any more
-        unnamed += int(images["total"]) - len(run_names)
-        names |= run_names
-        for name, error in run.failures.items():
-            if name not in complete:
-                errors.setdefault(name, error)
-    order = sorted(names, key=lambda name: name.split("/"))
-    return {
-        "images": {
-            "total": len(order) + max(0, unnamed),
-            "complete": [name for name in order if name in complete],
-            "missing": [
-                name for name in order if name not in complete and name not in errors
-            ],
-        },
-        "failures": [
-            {"image": name, "error": errors[name]} for name in order if name in errors
-        ],
-    }
+        unnamed += int(images["total"]) - len(names_of_run)
+        names |= names_of_run
+        errors = {**run.failures, **errors}  # that of the first part counts
+    complete_in_order: list[str] = []
+    missing: list[str] = []
+    failures: list[dict[str, str]] = []
+    for name in sorted(names, key=lambda name: name.split("/")):
+        if name in complete:
+            complete_in_order.append(name)
+        elif name in errors:
+            failures.append({"image": name, "error": errors[name]})
+        else:
+            missing.append(name)
+    # inputs without a name are still missing
+    total = len(names) + max(0, unnamed)
+    images = {"total": total, "complete": complete_in_order, "missing": missing}
+    return {"images": images, "failures": failures}
 
 
 def _copy(image: ReadImage, run: Folder) -> None:
-    """Copy an image's files, as far as its manifest names them, into another run."""
+    """Copy an image's files, as far as its manifest names them, into another run, which
+    may be all that is kept of them: StoreError where one was changed."""
+    for fault in faults_of(read_image(image.root, image.folder)):
+        raise _not_whole(image.root, fault)
     for name in (*image.manifest.named, MANIFEST_FILE):
         target = f"{image.folder}/{name}"
         with (

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ from featviz.rundir.image import Manifest, read_image
 from featviz.rundir.locks import is_lock
 from featviz.rundir.mirror import Mirror
 from featviz.rundir.ownership import holds_run, is_own_name, walk
-from featviz.rundir.schema import OPTIONAL, Capture, convert, read_json
+from featviz.rundir.read import read_record
+from featviz.rundir.schema import OPTIONAL, Capture, read_json
 from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
 
@@ -55,6 +56,8 @@ class ImageFolder:
         self.run = run
         self.name = name
         self.path = run.root / name
+        self._above = name.rpartition("/")[0]
+        """The folder that it is in; empty for the run directory."""
         self._new = new
         self._written: dict[str, dict[str, Any]] = {}
         """Rows of `files` of the manifest, by the paths of the files."""
@@ -83,18 +86,19 @@ class ImageFolder:
         """A new file of this folder, `name` or `folder/name`, in memory; when the block
         is left it is written at once, and its size and SHA-256 are noted (`sha256sum`
         checks it without featviz)."""
+        # in memory: the checksum needs all of it, and a picture is small
         content = io.BytesIO()
         yield content
         data = content.getbuffer()
         digest = hashlib.sha256(data).hexdigest()
         try:
             with reported(f"{self.path}/{relative}"):
-                folder = (
-                    self.run.folder.folder(self.name)
-                    if self._new is None
-                    else self._new
-                )
-                with folder.create(relative) as file:
+                if self._new is not None:
+                    file = self._new.create(relative)
+                else:
+                    path = f"{self.name}/{relative}".lstrip("/")
+                    file = self.run.folder.create(path)
+                with file:
                     file.write(data)
         except StoreError:
             self.run.check_place()  # says so, if the run was moved away
@@ -110,6 +114,7 @@ class ImageFolder:
         now on the image is complete."""
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
+        # encoders end in any order, and the same run writes the same bytes
         files = [row for _, row in sorted(self._written.items())]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
         with self.writing(MANIFEST_FILE) as file:
@@ -117,43 +122,44 @@ class ImageFolder:
         if self._new is None:
             return
         self.run.check_place()
-        with reported(self.path):
+        with reported(self.path), self.run.folder.folder(self._above) as above:
             try:
-                self._above().publish(self._new, self.path.name)
+                above.publish(self._new, self.path.name)
             except OSError as error:
+                # a folder with files, or a file, has come to stand there
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                     raise self._holds_others() from None
                 raise
         self._new.close()
         self._new = None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the manifest is there."""
-        return (self.path / MANIFEST_FILE).is_file()
-
     def manifest(self) -> Manifest:
-        """The manifest of a complete image, whose files are there and fit it."""
+        """The manifest of a complete image, whose files are there and fit it;
+        StoreError where they do not."""
         return read_image(self.run.root, self.name).manifest
 
     def discard(self) -> None:
         """Remove what there is of an image; a StoreError where files of others are in
-        its folder.
-
-        What has its final name gets a hidden one first: killed here, this leaves no
-        part of an image."""
-        above = self.name.rpartition("/")[0]
+        its folder."""
         with reported(self.path), suppress(FileNotFoundError):
-            hidden = self._hide() if self._new is None else self._new.path.name
-            self._above()  # no link has come to stand on the way to it
-            self.run.folder.remove(f"{above}/{hidden}".lstrip("/"))
-        if self._new is not None:
-            self._new.close()
+            with self.run.folder.folder(self._above) as above:  # by no link
+                if self._new is None:
+                    hidden = self._hide(above)
+                else:
+                    hidden = self._new.path.name
+                    self._new.close()
+            self.run.folder.remove(f"{self._above}/{hidden}".lstrip("/"))
 
-    def _hide(self) -> str:
-        """Give the image a hidden name."""
-        above = self._above()
-        above.folder(self.path.name)
+    def _hide(self, above: Folder) -> str:
+        """Give a complete image a hidden name, which is returned: whoever is killed
+        while he removes it leaves no part of an image under its own name.
+
+        Args:
+            above: the folder that the image's folder is in.
+        """
+        with above.folder(self.path.name):
+            pass  # refuses a link
+        # by names, since of an image that a killed run left no manifest lists the files
         for path, _ in walk(self.path):
             if not is_own_name(path) and not is_hidden(PurePosixPath(path).name):
                 raise self._holds_others()
@@ -161,12 +167,17 @@ class ImageFolder:
         above.replace(self.path.name, hidden)
         return hidden
 
-    def _above(self) -> Folder:
-        return self.run.folder.folder(self.name.rpartition("/")[0])
-
     def _holds_others(self) -> StoreError:
         message = f"{quoted(str(self.path))} holds files that featviz did not write"
         return StoreError(message, "move them away; --resume goes on")
+
+
+class EarlierImages(NamedTuple):
+    """What a run.json says of the images of its run."""
+
+    names: list[str]
+    errors: dict[str, str]
+    """Of those that failed, by name."""
 
 
 class RunDirectory:
@@ -185,14 +196,11 @@ class RunDirectory:
     @property
     def complete(self) -> list[str]:
         """The folders that have an image's manifest, whatever run.json says."""
-        complete = []
+        complete: list[str] = []
         for path, _ in walk(self.root):
             folder, _, name = path.rpartition("/")
-            if (
-                folder
-                and name == MANIFEST_FILE
-                and not any(map(is_hidden, folder.split("/")))
-            ):
+            is_hidden_folder = any(map(is_hidden, folder.split("/")))
+            if name == MANIFEST_FILE and folder and not is_hidden_folder:
                 complete.append(folder)
         return complete
 
@@ -200,37 +208,43 @@ class RunDirectory:
         """The content of run.json; None where there is none of featviz."""
         return read_json(self.root / RUN_FILE) if holds_run(self.root) else None
 
-    def before(self) -> tuple[list[str], dict[str, str]]:
-        """The images that run.json names, and the errors of those that failed; nothing
-        where it does not fit."""
-        with suppress(StoreError, ValueError, KeyError):
-            record = read_json(self.root / RUN_FILE)
-            images = convert(record["images"], dict[str, int | list[str]])
-            rows = convert(record["failures"], list[dict[str, str | int]])
-            names = convert([*images["complete"], *images["missing"]], list[str])
-            return names, {row["image"]: row["error"] for row in rows}
-        return [], {}
+    def before(self) -> EarlierImages:
+        """The images that run.json names by now; none where it does not fit."""
+        with suppress(StoreError):
+            record = read_record(self.root)
+            names = [*record.images.complete, *record.images.missing]
+            return EarlierImages(
+                names, {row.image: row.error for row in record.failures}
+            )
+        return EarlierImages([], {})
+
+    def is_complete(self, name: str) -> bool:
+        """Whether the image with this relative name has its manifest."""
+        return (self.root / safe_way(name) / MANIFEST_FILE).is_file()
 
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
         return ImageFolder(self, safe_way(name))
 
-    def new_image(self, name: str) -> ImageFolder:
+    def new_image(self, name: str, tries: int = _TRIES) -> ImageFolder:
         """The folder of an image that is to be written, which gets its name when it is
-        finished."""
+        finished.
+
+        Args:
+            tries: how often it is made at most.
+        """
         self.check_place()
         relative = safe_way(name)
         above, _, last = relative.rpartition("/")
         with reported(self.root / relative):
-            for tries_left in reversed(range(_TRIES)):
-                try:
-                    folder = self.folder.folder(above, make=True)
+            try:
+                with self.folder.folder(above, make=True) as folder:
                     return ImageFolder(self, relative, folder.new(hidden_name(last)))
-                # another process has removed the empty folder above
-                except FileNotFoundError:
-                    if not tries_left:
-                        raise
-        raise AssertionError
+            # another process has removed the folder above, which was still empty
+            except FileNotFoundError:
+                if tries == 1:
+                    raise
+                return self.new_image(name, tries - 1)
 
     def check_place(self) -> None:
         """Whether this is still the folder in which the run began."""
@@ -248,14 +262,13 @@ class RunDirectory:
         for path in (RUN_FILE, *map(safe_way, names)):
             above, _, name = path.rpartition("/")
             in_folders[above].append(name)
-        for above, there in in_folders.items():
-            with suppress(OSError, StoreError):  # nothing behind a link is ours
-                entries = self.folder.folder(above).entries()
-                for hidden in [
-                    entry.name for entry in entries if is_hidden(entry.name)
-                ]:
-                    if any(hides(hidden, name) for name in there):
-                        self.folder.remove(f"{above}/{hidden}".lstrip("/"))
+        for above, siblings in in_folders.items():
+            # nothing behind a link is ours
+            with suppress(OSError, StoreError), self.folder.folder(above) as folder:
+                hidden = [e.name for e in folder.entries() if is_hidden(e.name)]
+                left_over = [h for h in hidden if any(hides(h, s) for s in siblings)]
+                for name in left_over:
+                    self.folder.remove(f"{above}/{name}".lstrip("/"))
 
     def clear(self, ours: Iterable[str]) -> None:
         """Remove an earlier run, image by image: killed here, this leaves no part of
@@ -277,12 +290,14 @@ def manifest_rows(
 ) -> dict[str, Any]:
     """`captures` and `skipped` as the manifest has them; optional fields only where
     set."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for capture in captures:
-        row = {name: getattr(capture, name) for name in capture.__slots__}
-        rows.append(
-            {k: v for k, v in row.items() if v is not None or k not in OPTIONAL}
-        )
+        row: dict[str, Any] = {}
+        for name in capture.__slots__:
+            value = getattr(capture, name)
+            if value is not None or name not in OPTIONAL:
+                row[name] = value
+        rows.append(row)
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
 
 
@@ -334,6 +349,7 @@ def as_json(content: Mapping[str, Any], sealed: bool = False) -> bytes:
         else:
             text = _dump(value)
         entries.append(f" {_dump(key)}: {text}")
+    # names of files may be no text (surrogates): they are escaped, and read back
     body = ("{\n" + ",\n".join(entries)).encode("utf-8", "backslashreplace")
     if sealed:
         body += f',\n "sha256": "{hashlib.sha256(body).hexdigest()}"'.encode()

@@ -81,7 +81,7 @@ class SheetContent:
     @property
     def slices(self) -> int:
         """The most tiles that a channel has."""
-        return max(row.side for row in self.rows.values())
+        return max(row.slice_count for row in self.rows.values())
 
     def shown(
         self, pictures: Sequence[Bytes] | None, slice: int | None
@@ -140,8 +140,8 @@ def _captures(
         for name in images:
             image = run.run.images.get(name)
             for row in image.captures.values() if image else ():
-                stems.add(row.place.stem)
-                if image and row.place.stem == tensor:
+                stems.add(row.capture_key.stem)
+                if image and row.capture_key.stem == tensor:
                     key = CellKey(number, row.label, name)
                     captures[key] = ImageCapture(image, row)
     if not captures:
@@ -185,7 +185,7 @@ def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
             message = f"the runs have {len(layers)} layers"
             raise UsageError(message, f"--layers takes some of {names}")
         return list(by_label)
-    selected = selectors.select(layers, selectors.parse(text, layers))
+    selected = selectors.select(layers, selectors.parse(text))
     if not selected:
         message = f"the runs have no layer {quoted(text)!r}"
         raise UsageError(message, f"they have {names}")
@@ -214,8 +214,8 @@ def _chosen_channels(
     shares = np.full((len(captures), count), np.nan)
     for number, (image, row) in enumerate(captures):
         stats = image.stats()
-        means[number, : row.maps] = stats[row.place.stats_key][:, MEAN]
-        deviations = np.nan_to_num(stats[row.place.deviations_key])
+        means[number, : row.maps] = stats[row.capture_key.stats_key][:, MEAN]
+        deviations = np.nan_to_num(stats[row.capture_key.deviations_key])
         # one image of strong contrasts would else choose for all others
         shares[number, : row.maps] = deviations / (deviations.max() or 1)
     try:
@@ -244,7 +244,9 @@ def _cut_tiles(
         if channel not in channels:
             continue
         tiles[channel] = []
-        for number in range(position * row.side, (position + 1) * row.side):
+        for number in range(
+            position * row.slice_count, (position + 1) * row.slice_count
+        ):
             left, top, width, height = row.plan.box(number)
             tile = picture[top : top + height, left : left + width]
             tiles[channel].append(tile.copy())  # the grid itself may be large

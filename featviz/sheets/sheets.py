@@ -152,13 +152,13 @@ def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
         steps = read_steps(sources[0])
         if steps:
             runs = [
-                SheetRun(f"step {number}", read_run(path, hold=True))
+                SheetRun(f"step {number}", read_run(path, keep_stats=True))
                 for number, path in steps.items()
             ]
             return _Sources(runs, are_steps=True)
     runs = []
     for source in sources:
-        run = read_run(copies.enter_context(copied(source)), hold=True)
+        run = read_run(copies.enter_context(copied(source)), keep_stats=True)
         runs.append(SheetRun(printable(source.name), run))
     if not any(run.run.images for run in runs):
         root = runs[0].run.root

@@ -206,7 +206,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
 def keeps(row: Capture) -> bool:
     """Whether a kept tensor would have all channels of a row."""
     kept = replace(row, tensor="output.npy")
-    return TensorPair(kept.place, (), (kept, kept), ()).keeps  # type: ignore[arg-type]
+    return TensorPair(kept.capture_key, (), (kept, kept), ()).keeps  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -260,7 +260,11 @@ def test_pictures_give_values_back_within_half_a_level(
     kept = from_tensor(tensor.numpy(), row)
     assert ids == (row.channels or list(range(row.maps)))
     slices = row.slices[1] if row.slices else 1
-    exact = kept[ids].reshape(len(ids), slices, -1)[:, row.beside].reshape(len(ids), -1)
+    exact = (
+        kept[ids]
+        .reshape(len(ids), slices, -1)[:, row.drawn_slices]
+        .reshape(len(ids), -1)
+    )
     assert (abs(data - exact) <= slack[:, None]).all()
     spans = stats[ids, 1] - stats[ids, 0]
     fixed_width = (
@@ -286,7 +290,7 @@ def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
     ]
     rows = tuple(row for row, _, _ in captures)
     stats = tuple(channel_stats for _, _, channel_stats in captures)
-    pair = TensorPair(rows[0].place, tuple(images), rows, stats)
+    pair = TensorPair(rows[0].capture_key, tuple(images), rows, stats)
     ids, before, after, slack = pair.pixels()
     assert ids == sorted({*rows[0].channels} & {*rows[1].channels})
     assert 1 < len(ids) < 3

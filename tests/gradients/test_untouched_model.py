@@ -138,7 +138,7 @@ def test_the_model_is_as_before_whatever_happens(
     assert_same(before, after)
 
 
-def _broken(*arguments: object) -> None:
+def _broken(*arguments: object, **keywords: object) -> None:
     raise ZeroDivisionError("ours")
 
 

@@ -84,33 +84,12 @@ def test_every_alias_of_a_shared_module_matches() -> None:
     assert taken(layers, "ReLU,!again") == ["other"]
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("x,y", ["x,y"]),
-        ("x,y,fc", ["x,y", "fc"]),
-        ("x", ["x"]),
-        ("x, fc", ["x", "fc"]),
-        ("[0]", ["[0]"]),
-        ("[0-9]", ["0"]),
-        ("re:x", ["re:x"]),
-        ("a#0", ["a#0"]),
-        ("!x,y,Linear", ["fc"]),
-        ("!", ["!"]),
-        ("!!,ReLU", ["x", "0", "[0]", "re:x", "a#0"]),
-    ],
-)
-def test_the_name_of_a_layer_takes_that_layer(text: str, names: list[str]) -> None:
-    """A name with a comma, brackets or a mark of selectors is taken as it is; the
-    longest wins."""
-    model = nn.Module()
-    for name in ("x", "0", "[0]", "re:x", "a#0", "!"):
-        model.add_module(name, nn.ReLU())
-    for name in ("x,y", "fc"):
-        model.add_module(name, nn.Linear(1, 1))
+def test_a_question_mark_stands_for_a_mark_of_selectors_in_a_name() -> None:
+    """The key of a ModuleDict may hold a comma, a `#` or brackets."""
+    model = nn.ModuleDict({"x,y": nn.ReLU(), "a#0": nn.ReLU(), "[0]": nn.ReLU()})
     layers = list_layers(model)
-    chosen = select.select(layers, select.parse(text, layers))
-    assert [layer.name for layer in chosen] == names
+    assert taken(layers, "x?y") == ["x,y"]
+    assert taken(layers, "a?0,?0?") == ["a#0", "[0]"]
 
 
 @pytest.mark.parametrize(

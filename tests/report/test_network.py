@@ -75,7 +75,9 @@ def titles(root: Path) -> list[tuple[str, list[str]]]:
     (page, *_), _ = arrange(read_run(root))
     own = page.image.stats()
     figures = [group.figures[0] for group in page.groups]
-    stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
+    stages = network(
+        page, {f.picture.id: own[f.row.capture_key.stats_key] for f in figures}
+    )
     return [
         (stage.title, [step.group.layer for step in stage.steps]) for stage in stages
     ]

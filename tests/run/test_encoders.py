@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
-from threading import get_native_id
 
 import pytest
 
-from featviz.run.encoders import NICENESS, Background, read_ahead, shared_cores
+from featviz.run.encoders import AtOnce, Background, read_ahead, shared_cores
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""
@@ -58,70 +55,43 @@ def test_all_tasks_are_run_before_the_block_ends() -> None:
     assert sorted(ran) == list(range(50))
 
 
-def test_submit_works_where_there_is_no_room(gate: threading.Event) -> None:
-    """What would exceed the bound takes the place of tasks that the caller runs
-    himself, the one that has waited longest first; those under way he waits for."""
-    ran: list[tuple[int, bool]] = []
-
-    def note(number: int) -> None:
-        ran.append((number, threading.current_thread() is threading.main_thread()))
-
+def test_submit_waits_where_there_is_no_room(gate: threading.Event) -> None:
+    """What would exceed the bound waits until tasks under way are done; then it runs
+    after those that were submitted before it."""
+    ran: list[int] = []
     with shared_cores(1, 10) as background:
         kept_busy(background, gate, 4)
-        for number in (1, 2):
-            background.submit(3, partial(note, number))
+        background.submit(6, partial(ran.append, 1))
+        third = started(lambda: background.submit(3, partial(ran.append, 2)))
+        assert not third.wait(SOON)
         assert ran == []
-        background.submit(3, partial(note, 3))
-        assert ran == [(1, True)]
-        threading.Timer(SOON, gate.set).start()
-        start = time.monotonic()
-        background.submit(9, partial(note, 4))
-        assert ran[:3] == [(1, True), (2, True), (3, True)]
-        assert time.monotonic() - start > SOON / 2
-    assert [number for number, _ in ran] == [1, 2, 3, 4]
-
-
-def test_whoever_waits_for_a_task_works(gate: threading.Event) -> None:
-    """A result is there although no thread takes the tasks before it, and in their
-    order."""
-    ran: list[int] = []
-
-    def slow(number: int) -> int:
-        ran.append(number)
-        return number * 10
-
-    with shared_cores(1, 100) as background:
-        busy = kept_busy(background, gate)
-        futures = [background.submit(1, partial(slow, number)) for number in range(4)]
-        assert background.result(futures[2]) == 20
-        assert ran == [0, 1, 2]
-        failing = background.submit(1, lambda: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            background.result(failing)
-        assert ran == [0, 1, 2, 3]
-        assert not busy.done()
         gate.set()
-        assert background.result(busy) is True
+        assert third.wait(LONG)
+    assert ran == [1, 2]
 
 
-def test_an_interrupted_helper_leaves_no_task_without_an_end(
-    gate: threading.Event,
+def test_a_cancelled_task_frees_its_bytes(gate: threading.Event) -> None:
+    """The files of an image that is given up are not written, and hold no room."""
+    with shared_cores(1, 10) as background:
+        kept_busy(background, gate, 4)
+        cancelled = background.submit(6, lambda: None)
+        assert cancelled.cancel()
+        assert started(lambda: background.submit(6, lambda: None)).wait(LONG)
+        gate.set()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_a_task_raises_is_raised_where_its_result_is_asked_for(
+    at_once: bool,
 ) -> None:
-    """Ctrl-C in a task that the caller runs himself ends the caller, and the task has
-    failed."""
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    sharing = shared_cores(1, 100)
-    with pytest.raises(KeyboardInterrupt), sharing as background:
-        busy = kept_busy(background, gate)
-        futures = [background.submit(1, work) for work in (interrupted, lambda: None)]
-        threading.Timer(SOON, gate.set).start()
-        background.result(futures[1])
-    assert isinstance(futures[0].exception(LONG), CancelledError)
-    assert futures[1].done()
-    assert busy.result()
+    """And not where it is submitted, in a worker process as in a thread."""
+    with shared_cores(1, 10) as background:
+        encoders = AtOnce() if at_once else background
+        failing = encoders.submit(1, lambda: 1 // 0)
+        fine = encoders.submit(1, lambda: 1)
+        with pytest.raises(ZeroDivisionError):
+            failing.result()
+        assert fine.result() == 1
 
 
 def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
@@ -139,24 +109,6 @@ def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
         assert small.wait(LONG)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="threads have a niceness of their own on Linux"
-)
-def test_threads_step_back_and_no_others() -> None:
-    """The encoders let torch's threads go first, and readers and whoever waits do not;
-    a program that was started with a niceness of its own (`nice`) adds to it, up to
-    Linux's 19."""
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
-    with shared_cores(1, 10) as background:
-        theirs = background.submit(
-            1, lambda: os.getpriority(os.PRIO_PROCESS, get_native_id())
-        )
-        while not theirs.done():
-            time.sleep(0.001)
-    assert theirs.result() == min(mine + NICENESS, 19)
-    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
-
-
 def test_each_is_read_once_beside_the_caller() -> None:
     """In their order, one ahead; what could not be read says so where it is asked for."""
     read: list[tuple[int, bool]] = []
@@ -169,14 +121,14 @@ def test_each_is_read_once_beside_the_caller() -> None:
         return key * 10
 
     with closing(read_ahead([3, 2, 1], noted)) as reader:
-        for key, load in reader:
+        for future in reader:
             try:
-                seen.append(load())
+                seen.append(future.result())
             except KeyError:
                 seen.append(None)
             while len(read) < min(len(seen) + 1, 3):
                 time.sleep(0.001)
-            assert len(read) == min(len(seen) + 1, 3), key
+            assert len(read) == min(len(seen) + 1, 3)
     assert seen == [30, None, 10]
     assert read == [(3, False), (2, False), (1, False)]
 

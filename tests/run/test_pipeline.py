@@ -25,7 +25,6 @@ from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.records import Sample
-from featviz.run import encoders
 from featviz.rundir.schema import read_json
 
 INPUTS: dict[str, Any] = {
@@ -266,25 +265,15 @@ def test_nan_is_drawn_counted_and_warned_about(
     assert pixels[..., 0].std() > 30
 
 
-def test_torch_leaves_cores_where_encoders_do_not_step_back(
-    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of eight a quarter is theirs. The model is run once for
-    each image and no more, and afterwards torch has as many threads as before."""
-    monkeypatch.setattr(encoders, "STEP_BACK", False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+def test_the_model_is_run_once_for_each_image(tiny: nn.Module, tmp_path: Path) -> None:
+    """And no more, with the threads that torch has; afterwards it has as many."""
     seen: list[int] = []
     tiny.register_forward_hook(
         lambda module, args, output: seen.append(torch.get_num_threads())
     )
     threads = torch.get_num_threads()
-    pictures = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(4)]
-    try:
-        torch.set_num_threads(16)
-        assert (
-            fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS).exit_code == 0
-        )
-        assert torch.get_num_threads() == 16
-    finally:
-        torch.set_num_threads(threads)
-    assert seen == [6] * 4
+    pictures = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(3)]
+    done = fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS)
+    assert done.exit_code == 0
+    assert torch.get_num_threads() == threads
+    assert seen == [threads] * 3

@@ -117,7 +117,7 @@ def test_an_error_while_it_is_moved(
         StoreError, match=rf"cat\.jpg cannot be written: {os.strerror(number)}"
     ):
         finish(folder)
-    assert not run.image("a/cat.jpg").is_complete
+    assert not run.is_complete("a/cat.jpg")
     folder.discard()
     assert list(run.root.iterdir()) == []
 
