@@ -42,51 +42,63 @@ def resolved(
 ) -> str:
     """The colormap that `auto` stands for.
 
-    coolwarm for gradients and reductions whose values have a sign, with a colour for
-    either; over the input turbo for class activation maps, whose cold places leave the
-    picture's outlines, and viridis for others; else grey.
-
     Args:
+        cmap: a name, or `auto`.
         kind: of the capture.
         over: whether maps lie over the input.
+        reduce: how channels become one; None where they do not.
     """
     if cmap != "auto":
         return cmap
+    # values with a sign: a colour for either
     if reduce in SIGNED:
         return "coolwarm"
+    # saliency and kernels are no kinds of CaptureKind
     if kind in KINDS and KINDS[kind].cmap != "auto":
         return str(KINDS[kind].cmap)
+    # greys over the greys of a photo could not be told from it
     if not over:
         return "grey"
+    # papers draw where the evidence lies in turbo, which is cold where nothing is
     is_evidence = reduce in CLASS_MAPS or reduce in ATTENTION_MAPS
     return "turbo" if is_evidence else "viridis"
 
 
 def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
-    """Levels of a colormap, then one index for the padding (a grey) and one in magenta.
-    There are 254 levels, and 252 of a colormap under labels, which take black and
-    white."""
+    """The palette of a colormap: its levels, one index for the padding and one in
+    magenta.
+
+    Args:
+        cmap: a name.
+        pad: the grey between tiles, 0..255.
+        labelled: whether there are labels. On colours they take black and white, so
+            there are 252 levels, else 254.
+    """
     ink: list[tuple[int, int, int]] = []
     if labelled and cmap not in GREYS:
         ink = [(0, 0, 0), (255, 255, 255)]
     levels = 254 - len(ink)
-    colors = np.vstack([ramp(cmap, levels), [[pad] * 3, MAGENTA, *ink]]).astype(
-        np.uint8
-    )
-    return Palette(
+    others = np.array([[pad] * 3, MAGENTA, *ink], np.uint8)
+    colors = np.vstack([ramp(cmap, levels), others])
+    palette = Palette(
         levels=levels,
         pad=levels,
         nonfinite=levels + 1,
         colors=colors.tobytes(),
-        dark=levels + 2 if ink else 0,
-        light=levels + 3 if ink else levels - 1,
+        light=levels - 1,
     )
+    return replace(palette, dark=levels + 2, light=levels + 3) if ink else palette
 
 
 @lru_cache(64)
 def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
     """A picture's palette: 256 greys, the padding among them, where they serve; and
-    without the magenta where nothing needs it."""
+    without the magenta where nothing needs it.
+
+    Args:
+        nonfinite: whether a map has NaN or infinite values.
+        rgb: whether the tiles are RGB, which takes no palette.
+    """
     # A palette is written only where it must be: a grey PNG has no table of 768 bytes,
     # and every other tool reads it as one channel.
     pad = int(min(max(options.gap_grey * 255 + 0.5, 0), 255))  # as save_image rounds
@@ -97,7 +109,7 @@ def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
 
 
 def table(colors: Palette) -> Bytes:
-    """The colour of each index, [256, 3]."""
+    """The colour of each index, uint8 [256, 3]."""
     if colors.colors is None:
         return np.arange(256, dtype=np.uint8)[:, None].repeat(3, axis=1)
     return np.frombuffer(colors.colors, np.uint8).reshape(256, 3)
@@ -116,7 +128,11 @@ def ramp(cmap: str, levels: int = 256) -> Bytes:
 
 
 def check_cmap(name: str) -> None:
-    """Say so early where matplotlib has no such colormap."""
+    """Refuse a name of no colormap, before anything is drawn.
+
+    Raises:
+        UsageError: neither is it a grey one nor does matplotlib have it.
+    """
     if name in GREYS:
         return
     require_matplotlib()

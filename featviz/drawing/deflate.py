@@ -9,28 +9,41 @@ The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951), inside that o
 1950:
 
     stream   78 01 | block | block | ... | empty last block | Adler-32 of all bytes
-    block    head: 3 bits (0, and 2 for codes of its own), then the length of each symbol's code
+    block    head: 3 bits (0, and 2 for codes of its own), then the length of each
+             symbol's code
              symbols, each by its code, without gaps between bytes
              symbol 256, the end
 
     symbol      0..255    a byte
                 256       the end of the block
-                257..285  a match: copy 3 to 258 bytes; behind it come some extra bits, which tell
-                          lengths of one symbol apart, and one bit for the distance,
-                          which is always 1: the byte before, a zero, again
+                257..285  a match: copy 3 to 258 bytes; behind it come some extra bits,
+                          which tell lengths of one symbol apart, and one bit for the
+                          distance, which is always 1: the byte before, a zero, again
 
     0 0 0 0 0 0 0 0 7 0 0 0 ...   becomes   0 | match of 7 | 7 | 0 | 0 | 0 ...
 
 Bits fill a byte from its lowest on, and codes are written with their first bit first,
-so tables have codes mirrored. Rows are read in units of eight bytes: a run of zeros
-begins where a whole unit is zero, and ends with the last such unit.
+so tables have codes mirrored:
+
+    a: 10, b: 0, c: 111           the bytes of "abc", with bit 7 on the left:
+                                  . . 1 1 1 0 0 1
+                                      c c c b a a      and the next code goes on there
+
+Rows are read in units of eight bytes: a run of zeros begins where a whole unit is zero,
+and ends with the last such unit.
 
 Three loops do the work, compiled by numba. For each block:
 
     count       how often does each symbol occur?
-    find_codes  which code has each symbol? Frequent ones get short codes; none is longer than
-                _MAX_BITS, so that four codes fit the 57 bits that one store can take
+    find_codes  which code has each symbol? Frequent ones get short codes; none is
+                longer than _MAX_BITS, so that four codes fit the 57 bits that one store
+                can take
     put         write the symbols' codes
+
+In all tables an entry is a code above its length in bits, one number of 64 bits:
+
+    ........ .....ccc cccccccc cccccccc llllllll      c: the code, mirrored
+                                                      l: its bits, 63 at most
 """
 
 from __future__ import annotations
@@ -42,18 +55,20 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from isal import isal_zlib
 
-from featviz.drawing.loops import compiled, part
+from featviz.drawing.loops import compiled, inlined
 from featviz.records import Bytes
 
 _SYMBOLS = 286
 _END = 256
+"""The symbol that ends a block."""
 _SHORTEST = 3
-"""Bytes of a match."""
 _LONGEST = 258
+"""Bytes of the shortest and of the longest match."""
 _MAX_BITS = 14
-"""Of a code: four of them fit 57 bits."""
+"""Of a code: four of them fit the 57 bits that are free behind an unfinished byte. RFC
+1951 would allow 15."""
 _SAMPLE = 64
-"""Units of eight bytes in a row that are counted as one sample of a long block."""
+"""Units in a row that are counted as one sample of a long block."""
 _EVERY = 16
 """Of how many samples of a long block one is counted, at most."""
 _DENSE = 4096
@@ -71,14 +86,14 @@ _HEAD_BITS = 17 + 19 * 3
 _LAST = 0b011
 """The first bits of ten that are a last block without data, by RFC 1951's own codes."""
 
+# numba makes a float of an int64 and an uint64, so numbers among units are uint64, too
 _U = np.uint64
 _BYTE = _U(255)
 """Of a unit: its lowest byte."""
 _LENGTH = _U(63)
-"""Of an entry in a table of codes: the code's length in bits. The code itself stands
-above."""
+"""Of an entry: the length of its code."""
 _CODE = _U(8)
-"""How far above."""
+"""Of an entry: how far above its length the code stands."""
 
 
 def _mirrored(bits: int) -> np.ndarray:
@@ -96,13 +111,13 @@ _MIRRORED_LENGTHS = _mirrored(4).astype(np.uint8)
 _ONE_DISTANCE = bytes([_MIRRORED_LENGTHS[1]])
 """The length of the one distance's code: a bit."""
 _UNSEEN = np.arange(_SYMBOLS) | 1 << 9
-"""A key (see `find_codes`) for each symbol that adds one to its count: what was not
-seen in the samples may occur."""
+"""A key (see `find_codes`) of each symbol with a weight of 1, where an occurrence weighs
+16: what was not seen in the samples may occur."""
 
 
 class _Matches(NamedTuple):
     """What RFC 1951, 3.2.5, says of matches, by their length 0..258; 0 for those below
-    3."""
+    3. All are uint64 [259]."""
 
     symbols: np.ndarray
     extra: np.ndarray
@@ -114,6 +129,8 @@ class _Matches(NamedTuple):
 def _match_table() -> _Matches:
     symbols, extra, extra_bits = np.zeros((3, _LONGEST + 1), np.uint64)
     length = _SHORTEST
+    # Symbols 257 to 264 stand for one length each, the next four for two lengths, told
+    # apart by one extra bit, the next four for four, and so on.
     for symbol in range(257, _SYMBOLS - 1):
         bits = max(0, (symbol - 261) // 4)
         lengths = slice(length, min(length + (1 << bits), _LONGEST))
@@ -121,12 +138,24 @@ def _match_table() -> _Matches:
         extra[lengths] = np.arange(lengths.stop - lengths.start)
         extra_bits[lengths] = bits + 1
         length += 1 << bits
+    # the longest has a symbol of its own, though 284 could tell it, too
     symbols[_LONGEST] = _SYMBOLS - 1
     extra_bits[_LONGEST] = 1
     return _Matches(symbols, extra, extra_bits)
 
 
 _MATCHES = _match_table()
+
+
+class _Deflated(NamedTuple):
+    """What a block became."""
+
+    data: bytes
+    """Its whole bytes."""
+    bits: int = 0
+    """Of an unfinished byte, with which the next block goes on."""
+    length: int = 0
+    """How many bits these are, 0 to 7."""
 
 
 def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
@@ -141,77 +170,71 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
     """
     chunks = [b"\x78\x01"]  # deflate, a window of 32 KiB, the fastest of levels
     checksum = 1
-    carry = 0  # the bits of an unfinished byte
-    carry_bits = 0
-    out = np.empty(0, np.uint8)
+    last = _Deflated(b"")
+    out = np.empty(2 * min(size, _BLOCK) + 512, np.uint8)
     for data in pieces:
         size -= len(data)
         checksum = isal_zlib.adler32(data.data, checksum)
-        capacity = 2 * min(len(data), _BLOCK) + 256
-        if len(out) < capacity:
-            out = np.empty(capacity, np.uint8)
         for start in range(0, len(data), _BLOCK):
             block = data[start : start + _BLOCK]
-            whole = len(block) // 8 * 8
-            units = block[:whole].view(np.uint64)
-            rest = block[whole:]
-            step = max(1, min(_EVERY, len(units) // _DENSE))
-            while True:
-                codes = _codes(units, rest, step)
-                end = carry_bits + _HEAD_BITS + 4 * (_SYMBOLS + 1)
-                head = (carry | codes.head << carry_bits).to_bytes(
-                    end // 8 + 1, "little"
-                )
-                carried = np.array([head[-1], end % 8], np.uint64)
-                written = put(units, rest, codes.symbols, codes.matches, carried, out)
-                if step == 1 or written < len(block):
-                    break
-                step = 1  # the samples are unlike the rest: it grew, so count all
-            carry, carry_bits = carried.tolist()
-            chunks += [head[:-1], out[:written].tobytes()]
+            step = max(1, min(_EVERY, len(block) // 8 // _DENSE))
+            before = last
+            last = _deflated_block(block, step, before, out)
+            if step > 1 and len(last.data) >= len(block):
+                # the samples are unlike the rest: it grew, so count all
+                last = _deflated_block(block, 1, before, out)
+            chunks.append(last.data)
         if not size:
-            chunks.append(
-                (carry | _LAST << carry_bits).to_bytes((carry_bits + 17) // 8, "little")
-            )
+            end = last.bits | _LAST << last.length
+            chunks.append(end.to_bytes((last.length + 17) // 8, "little"))
             chunks.append(checksum.to_bytes(4, "big"))
         yield b"".join(chunks)
         chunks = []
 
 
-class _Codes(NamedTuple):
-    """The codes of a block, each above its number of bits."""
+def _deflated_block(
+    block: Bytes, step: int, before: _Deflated, out: Bytes
+) -> _Deflated:
+    """Compress bytes that share their codes.
 
-    symbols: np.ndarray
-    """uint64 [symbols]."""
-    matches: np.ndarray
-    """By the length of a match: its symbol's code, its extra bits and the distance;
-    uint64."""
-    head: int
-    """The bits of the block's head, which lists the lengths of codes."""
-
-
-def _codes(units: np.ndarray, rest: Bytes, step: int) -> _Codes:
-    """Find codes for a block, of which every `step`-th sample is counted."""
+    Args:
+        block: uint8 [n], at a multiple of eight bytes.
+        step: of so many samples of the block one is counted.
+        before: the block before.
+        out: uint8 [2 n + 512 or more], to be written over.
+    """
+    rest_at = len(block) // 8 * 8
+    units = block[:rest_at].view(np.uint64)
+    rest = block[rest_at:]
     counts = np.zeros((4, _SYMBOLS), np.int64)
     count(units, rest, step, _MATCHES.symbols, counts)
     keys = counts.sum(0) << 13 | _UNSEEN
     keys[_END] = 1 << 9 | _END
     keys.sort()
-    symbols = np.empty(_SYMBOLS, np.uint64)
-    find_codes(keys, np.zeros((2, 2 * _SYMBOLS), np.int64), _MIRRORED, symbols)
+    codes = np.empty(_SYMBOLS, np.uint64)
+    find_codes(keys, np.zeros((2, 2 * _SYMBOLS), np.int64), _MIRRORED, codes)
 
-    of_matches = symbols[_MATCHES.symbols]
-    bits = of_matches & _LENGTH
-    codes = of_matches >> _CODE | _MATCHES.extra << bits
-    matches = codes << _CODE | bits + _MATCHES.extra_bits
+    # a match as one entry: the code of its symbol, its extra bits and the distance
+    entries = codes[_MATCHES.symbols]
+    code_bits = entries & _LENGTH
+    with_extra = entries >> _CODE | _MATCHES.extra << code_bits
+    matches = with_extra << _CODE | code_bits + _MATCHES.extra_bits
 
-    nibbles = _MIRRORED_LENGTHS[symbols & _LENGTH]
-    pairs = (nibbles[::2] | nibbles[1::2] << 4).tobytes() + _ONE_DISTANCE
-    head = _HEAD | int.from_bytes(pairs, "little") << _HEAD_BITS
-    return _Codes(symbols, matches, head)
+    # the head lists the length of each code, two in a byte
+    nibbles = _MIRRORED_LENGTHS[codes & _LENGTH]
+    lengths = (nibbles[::2] | nibbles[1::2] << 4).tobytes() + _ONE_DISTANCE
+    head = _HEAD | int.from_bytes(lengths, "little") << _HEAD_BITS
+    head = before.bits | head << before.length
+    size, beyond = divmod(before.length + _HEAD_BITS + 4 * (_SYMBOLS + 1), 8)
+    head_bytes = head.to_bytes(size + 1, "little")
+    out[:size] = np.frombuffer(head_bytes, np.uint8, size)
+    carried = np.array([head_bytes[size], beyond], np.uint64)
+    size += put(units, rest, codes, matches, carried, out[size:])
+    bits, length = carried.tolist()
+    return _Deflated(out[:size].tobytes(), bits, length)
 
 
-@part
+@inlined
 @no_type_check
 def _next_match(run):
     """Bytes of the next match in a run of zeros; what is left may not be shorter than a
@@ -226,19 +249,21 @@ def _next_match(run):
 def count(units, rest, step, match_symbols, counts):
     """Add how often each symbol occurs.
 
-    Counts [4, symbols] stand in four rows, so that equal neighbours add to different
-    numbers, and none waits for the one before. A unit that is zero begins a run: its
-    first byte is a symbol, and the bytes behind it are matches.
+    A unit that is zero begins a run: its first byte is a symbol, and the bytes behind
+    it are matches.
 
     Args:
         units: uint64 [n], the bytes of the block, eight by eight.
-        rest: its last bytes.
+        rest: uint8 [0..7], its last bytes.
         step: one sample of so many is counted.
-        match_symbols: by the length of a match.
+        match_symbols: uint64 [259], by the length of a match.
+        counts: int64 [4, symbols], to be added to. Four rows, so that equal neighbours
+            add to different numbers, and none waits for the one before; their sum
+            counts.
     """
     for start in range(0, units.size, _SAMPLE * step):
         at = start
-        end = start + _SAMPLE if start + _SAMPLE < units.size else units.size
+        end = min(start + _SAMPLE, units.size)
         while at < end:
             unit = units[at]
             at += 1
@@ -261,58 +286,70 @@ def count(units, rest, step, match_symbols, counts):
         counts[0, rest[i]] += 1
 
 
-@partial(compiled, "void(int64[::1],int64[:,::1],uint64[::1],uint64[::1])")
+@inlined
 @no_type_check
-def find_codes(keys, nodes, mirrored, entries):
-    """Fill `entries` [symbols] with codes, their first bit lowest, above their lengths.
+def _measure_depths(keys, weights, parents):
+    """Build Huffman's tree, and measure how far below its top each symbol lies.
 
-    Huffman's method: the two lightest nodes get a node above them, with the sum of
-    their weights, until one is left; a symbol's code is as long as the way up from it.
-    Symbols come sorted, and new nodes come heavier and heavier, so the lightest is the
-    first of one of two queues:
+    The two lightest nodes get a node above them, with the sum of their weights, until
+    one is left. Symbols come sorted, and new nodes come heavier and heavier, so the
+    lightest is the first of one of two queues (as van Leeuwen saw in 1976):
 
         weight   1   1   2   4   7 | 2   4   8   15      symbols | new nodes
-        above    5   5   6   7   8 | 6   7   8
+        parent   5   5   6   7   8 | 6   7   8
         depth    4   4   3   2   1 | 3   2   1   0
 
-    Then codes are cut to _MAX_BITS bits, and numbered by their lengths as RFC 1951,
-    3.2.2, says.
-
     Args:
-        keys: of each symbol 512 times how often it occurs, and its number; sorted.
-        nodes: zeros [2, 2 · symbols], for the weights of nodes and the node above each.
-        mirrored: each number of _MAX_BITS bits with its first bit last.
+        keys: as of `find_codes`.
+        weights: zeros [2 · symbols]; afterwards the depth of each node, the symbols
+            first, in the order of their keys.
+        parents: zeros [2 · symbols], for the number of the node above each.
     """
     size = keys.size
     for symbol in range(size):
-        nodes[0, symbol] = keys[symbol] >> 9
-    leaf = 0  # the first of the symbols, and of the new nodes, that has none above it
+        weights[symbol] = keys[symbol] >> 9
+    leaf = 0  # the first of the symbols, and of the new nodes, that has no parent
     node = size
     for child in range(2 * size - 2):  # two by two, the lightest first
         parent = size + child // 2
-        if leaf < size and (node == parent or nodes[0, leaf] <= nodes[0, node]):
+        if leaf < size and (node == parent or weights[leaf] <= weights[node]):
             lightest = leaf
             leaf += 1
         else:
             lightest = node
             node += 1
-        nodes[0, parent] += nodes[0, lightest]
-        nodes[1, lightest] = parent
-    nodes[0, 2 * size - 2] = 0  # from here on depths
+        weights[parent] += weights[lightest]
+        parents[lightest] = parent
+    depths = weights
+    depths[2 * size - 2] = 0
     for child in range(2 * size - 3, -1, -1):
-        nodes[0, child] = nodes[0, nodes[1, child]] + 1
-    # How many codes have each length? A code of n bits takes 2 ** (_MAX_BITS - n) of
-    # all numbers, and cutting long codes takes more numbers than there are.
+        depths[child] = depths[parents[child]] + 1
+
+
+@inlined
+@no_type_check
+def _count_lengths(depths, size, totals):
+    """Count how many codes have each length, none longer than _MAX_BITS.
+
+    A code of n bits takes 2 ** (_MAX_BITS - n) of all numbers of _MAX_BITS bits. Codes
+    as long as their depths take all of them, so where long ones are cut, they take more
+    numbers than there are. Then one code that is shorter than it may be becomes two of
+    one bit more, one of them for a symbol that had the longest:
+
+        lengths  1 2 3 3      3 becomes 2:   1 2 2 2     takes 5/4 of all numbers
+                              1 becomes 2:   2 2 2 2     takes 4/4
+
+    Args:
+        depths: int64 [size or more], of the symbols.
+        totals: int64 [_MAX_BITS + 1 or more], to be filled.
+    """
     free = 1 << _MAX_BITS
-    totals = nodes[1, :size]
     for bits in range(_MAX_BITS + 1):
         totals[bits] = 0
     for symbol in range(size):
-        bits = nodes[0, symbol] if nodes[0, symbol] < _MAX_BITS else _MAX_BITS
+        bits = min(depths[symbol], _MAX_BITS)
         totals[bits] += 1
         free -= 1 << (_MAX_BITS - bits)
-    # One code that is shorter than it may be becomes two of one bit more, one of them
-    # for a symbol that had the longest: which gives a number back.
     while free < 0:
         bits = _MAX_BITS - 1
         while totals[bits] == 0:
@@ -321,40 +358,82 @@ def find_codes(keys, nodes, mirrored, entries):
         totals[bits + 1] += 2
         totals[_MAX_BITS] -= 1
         free += 1
+
+
+@partial(compiled, "void(int64[::1],int64[:,::1],uint64[::1],uint64[::1])")
+@no_type_check
+def find_codes(keys, nodes, mirrored, entries):
+    """Find a code for each symbol: short ones for what occurs often.
+
+    Huffman's tree says how long each code is; codes are then numbered by their lengths,
+    and of equal ones by their symbols, as RFC 1951, 3.2.2, says, so that lengths are
+    all that a reader must know.
+
+    Args:
+        keys: int64 [symbols], of each symbol 512 times its weight (how often it
+            occurs), and its number; sorted.
+        nodes: zeros int64 [2, 2 · symbols], memory to work with.
+        mirrored: uint64 [2 ** _MAX_BITS], each number with its first bit last.
+        entries: uint64 [symbols], to be filled.
+    """
+    size = keys.size
+    _measure_depths(keys, nodes[0], nodes[1])
+    totals = nodes[1]
+    _count_lengths(nodes[0], size, totals)
+    lengths = nodes[0, size:]
     bits = _MAX_BITS
-    for symbol in range(size):  # the rarest first
+    for position in range(size):  # the rarest first, which get the longest codes
         while totals[bits] == 0:
             bits -= 1
         totals[bits] -= 1
-        nodes[0, size + (keys[symbol] & 511)] = bits
+        lengths[keys[position] & 511] = bits
     code = 0
     for bits in range(1, _MAX_BITS + 1):
         for symbol in range(size):
-            if nodes[0, size + symbol] == bits:
+            if lengths[symbol] == bits:
+                # mirrored as a number of _MAX_BITS bits, a code's first bit is lowest
                 entries[symbol] = mirrored[code] << _CODE | _U(bits)
                 code += 1 << (_MAX_BITS - bits)
 
 
-@part
+@inlined
 @no_type_check
 def _put(out, at, carry, carry_bits, code, bits):
-    """Write a code of at most 57 bits behind the bits of an unfinished byte, as eight
-    bytes, of which the next code writes some over."""
+    """Write a code of at most 57 bits behind the bits of an unfinished byte.
+
+    Args:
+        out: uint8, of which eight bytes are written; the next code writes over those
+            that it fills.
+        at: where the unfinished byte is.
+        carry, carry_bits: its bits, and how many they are.
+        code, bits: the code, its first bit lowest, and its length.
+
+    Returns:
+        `at`, `carry` and `carry_bits` behind the code.
+    """
     carry |= code << carry_bits
-    out[at] = carry & _BYTE  # LLVM makes one store of these
-    out[at + _U(1)] = carry >> _U(8) & _BYTE
-    out[at + _U(2)] = carry >> _U(16) & _BYTE
-    out[at + _U(3)] = carry >> _U(24) & _BYTE
-    out[at + _U(4)] = carry >> _U(32) & _BYTE
-    out[at + _U(5)] = carry >> _U(40) & _BYTE
-    out[at + _U(6)] = carry >> _U(48) & _BYTE
-    out[at + _U(7)] = carry >> _U(56) & _BYTE
+    for byte in range(8):  # LLVM makes one store of these
+        out[at + _U(byte)] = carry >> _U(8 * byte) & _BYTE
     carry_bits += bits
     return (
         at + (carry_bits >> _U(3)),
         carry >> (carry_bits & _U(56)),
         carry_bits & _U(7),
     )
+
+
+@inlined
+@no_type_check
+def _joined(entries, unit):
+    """The codes of a unit's four lowest bytes, one behind the other, and their bits."""
+    a = entries[unit & _BYTE]
+    b = entries[unit >> _U(8) & _BYTE]
+    c = entries[unit >> _U(16) & _BYTE]
+    d = entries[unit >> _U(24) & _BYTE]
+    first = a >> _CODE | b >> _CODE << (a & _LENGTH)
+    second = c >> _CODE | d >> _CODE << (c & _LENGTH)
+    # lengths stand in the low bits, and the sum of four fits there
+    return first | second << (a + b & _LENGTH), a + b + c + d & _LENGTH
 
 
 @partial(
@@ -369,10 +448,12 @@ def put(units, rest, entries, matches, carried, out):
     match behind it go out as one.
 
     Args:
-        entries: codes of symbols above their lengths.
-        matches: the same of matches, by their length.
-        carried: the bits of an unfinished byte and how many they are, before and then
-            after.
+        units: uint64 [n], the bytes of the block, eight by eight.
+        rest: uint8 [0..7], its last bytes.
+        entries: uint64 [symbols], codes of symbols above their lengths.
+        matches: uint64 [259], the same of matches, by their length.
+        carried: uint64 [2], the bits of an unfinished byte and how many they are:
+            before and, afterwards, behind the block.
         out: uint8, twice the bytes of the block and 256 more.
     """
     at = _U(0)
@@ -401,21 +482,14 @@ def put(units, rest, entries, matches, carried, out):
                 bits = _U(0)
         else:
             for _ in range(2):
-                a = entries[unit & _BYTE]
-                b = entries[unit >> _U(8) & _BYTE]
-                c = entries[unit >> _U(16) & _BYTE]
-                d = entries[unit >> _U(24) & _BYTE]
-                first = a >> _CODE | b >> _CODE << (a & _LENGTH)
-                second = c >> _CODE | d >> _CODE << (c & _LENGTH)
-                # lengths stand in the low bits, and the sum of four fits there
-                code = first | second << (a + b & _LENGTH)
-                bits = a + b + c + d & _LENGTH
+                code, bits = _joined(entries, unit)
                 at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
                 unit >>= _U(32)
     for i in range(rest.size + 1):
         entry = entries[rest[i]] if i < rest.size else entries[_END]
         code = entry >> _CODE
-        at, carry, carry_bits = _put(out, at, carry, carry_bits, code, entry & _LENGTH)
+        bits = entry & _LENGTH
+        at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
     carried[0] = carry
     carried[1] = carry_bits
     return at

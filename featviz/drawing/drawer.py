@@ -64,19 +64,28 @@ def is_saliency(
     inputs: Sequence[Sequence[int]],
     options: DrawOptions,
 ) -> bool:
-    """Whether it is the gradient of an image, which gets a picture of all channels,
-    too."""
-    at_image = site.kind == "grad-input" and list(shape) in [
-        list(size) for size in inputs
-    ]
-    return at_image and len(shape) > 3 and options.reduce is None
+    """Whether a capture is the gradient of an image, which gets a picture of all its
+    channels, too.
+
+    Args:
+        site: of the capture.
+        shape: of its tensor.
+        inputs: shapes of the model's inputs.
+    """
+    if site.kind != "grad-input" or options.reduce is not None or len(shape) < 4:
+        return False
+    return list(shape) in [list(size) for size in inputs]
 
 
 def magnitude_and_phase(
     site: CaptureSite, tensor: Tensor, hints: Hints, options: DrawOptions
 ) -> Iterator[tuple[CaptureSite, Tensor, Hints]]:
-    """Complex numbers as two parts of real ones: `abs`, and `angle`, which has no
-    `--reduce`."""
+    """Complex numbers as two captures of real ones: `abs`, and `angle`, which has no
+    `--reduce`.
+
+    Raises:
+        LayoutError: the tensor is not dense, or has no values.
+    """
     if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
         to_floats(tensor)  # raises
     if tensor.dtype == torch.complex32:  # has neither abs nor angle
@@ -88,26 +97,29 @@ def magnitude_and_phase(
 
 @lru_cache(64)
 def settled(
-    options: DrawOptions, kind: str, over: bool, phase: bool
+    options: DrawOptions, capture: str, aligned: bool, phase: bool
 ) -> tuple[DrawOptions, Scale]:
-    """Options and scale without `auto`.
+    """Options and scale without `auto`, and without an overlay where there can be none.
 
     Args:
-        kind: of the capture, or SALIENCY.
-        over: whether maps lie over the input.
+        capture: the kind of the capture, or SALIENCY.
+        aligned: whether its maps are pictures of the input. Tokens beside the grid,
+            vectors and attention are none.
         phase: whether they are the phases of complex numbers.
     """
     if phase:
         options = structs.replace(options, **PHASE)
+    if not aligned:
+        options = structs.replace(options, overlay=None)
     scale = options.normalize
-    if kind == SALIENCY:
+    if capture == SALIENCY:
         options = structs.replace(options, **ONE_PICTURE)
         if scale == "auto":
             scale = "percentile:1,99"  # its values have no sign
-    cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
-    return structs.replace(options, cmap=cmap), normalize.parse_scale(
-        scale, kind, options.reduce
-    )
+    is_over = options.overlay is not None
+    cmap = colormap.resolved(options.cmap, capture, is_over, options.reduce)
+    options = structs.replace(options, cmap=cmap)
+    return options, normalize.parse_scale(scale, capture, options.reduce)
 
 
 def draw(
@@ -123,10 +135,16 @@ def draw(
     """Turn a tensor into tiles and statistics, on its device.
 
     Args:
-        background: what the maps may lie over, see `lay_over`; and the `window` of it.
+        options: how maps are drawn.
+        site: the capture whose tensor it is.
+        tensor: of any shape that a layout fits, real, of one image.
+        hints: on its layout.
+        background: uint8 [H, W, 3] each, what the maps may lie over: see `lay_over`.
+        window: top, left, height and width in pixels of the part of `background` that
+            is drawn; None for all.
         inputs: shapes of the model's inputs: a gradient of such a shape is that of the
             image.
-        gradient: of the target at this tensor, for class activation maps.
+        gradient: of the target at this tensor, in its shape, for class activation maps.
 
     Returns:
         The picture of the maps under the empty key, tokens beside the grid under their
@@ -138,29 +156,24 @@ def draw(
     hints = hints or Hints()
     maps_by_key = to_maps(tensor, hints)
     weights = None
-    if gradient is not None:  # tokens beside the grid have no places
+    if gradient is not None:
+        # tokens beside the grid have no positions that a class could be seen at
         maps_by_key = {"": maps_by_key[""]}
         weights = to_maps(gradient, hints)[""]
     if site.kind == "grad-input" and is_saliency(site, tensor.shape, inputs, options):
         maps_by_key[SALIENCY] = maps_by_key[""]
     pictures = {}
     for key, maps in maps_by_key.items():
-        kind = SALIENCY if key == SALIENCY else site.kind
-        # Tokens beside the grid, vectors and attention have no places in the image to
-        # lie over.
-        over = (
-            options.overlay is not None
-            and LAYOUTS[maps.layout].aligned
-            and not hints.phase
-        )
-        settled_options, scale = settled(options, kind, over, hints.phase)
+        capture = SALIENCY if key == SALIENCY else site.kind
+        aligned = LAYOUTS[maps.layout].aligned
+        settled_options, scale = settled(options, capture, aligned, hints.phase)
         picture = draw_maps(maps, settled_options, scale, weights, hints.border)
         if hints.phase:
             picture = replace(picture, cmap=settled_options.cmap)
-        # behind a pooling it is constant by nature
-        if picture.marked and kind in BACKWARD:
+        # a gradient behind a pooling is constant by nature, which is no finding
+        if picture.marked and capture in BACKWARD:
             picture = replace(picture, marked=(grid.ZERO,))
-        if over and picture.constant is None:
+        if settled_options.overlay is not None and picture.constant is None:
             picture = lay_over(picture, background, settled_options, window)
         pictures[key] = picture
     return pictures
@@ -180,26 +193,29 @@ def draw_maps(
         gradient: of the target at the tensor, where `options.reduce` is a class
             activation map.
         border: pixels at the edges of maps that rankings leave out.
+
+    Raises:
+        LayoutError: there is no such class activation map, none of the channels that
+            the options name, or the picture is too large.
     """
     layout = LAYOUTS[maps.layout]
     border = border if layout.aligned else 0
-    strip = layout.strip and gradient is None
-    if strip or options.reduce is None:
-        data = maps.data[:, :, None]
+    is_strip = layout.strip and gradient is None
+    if is_strip or options.reduce is None:
+        tiles = maps.data[:, :, None]
         return draw_tiles(
-            data,
+            tiles,
             maps.layout,
             options,
             scale,
-            strip=strip,
-            heat=not strip,
+            strip=is_strip,
+            as_values=not is_strip,
             border=border,
         )
-    # Components and class activation maps are those of all slices, of which then some
-    # are drawn: a step of a clip looks the same, however many others are drawn beside
-    # it.
+    # Components and class activation maps are those of all slices, of which then a few
+    # are drawn: a step of a clip looks the same, however many are drawn beside it.
     slices = maps.data.shape[1]
-    steps = _steps(maps.layout, slices, options)
+    steps = _steps(maps.layout, slices, options.max_slices)
     if options.reduce == "pca":
         reduced = principal_components(maps.data)[:, steps].transpose(0, 1)[None]
         scale = Scale("range", (-PCA_SPAN, PCA_SPAN))
@@ -227,19 +243,20 @@ def draw_tiles(
     *,
     strip: bool = False,
     alone: bool = False,
-    heat: bool = False,
+    as_values: bool = False,
     border: int = 0,
 ) -> GridPicture:
     """Draw maps. The tiles of a channel share its limits; statistics and limits are
     those of all slices.
 
     Args:
-        data: float32 [C, S, K, H, W]: S tiles for each channel in K colours. Where K is
-            3, the colours share limits too, and a pixel that is not finite in some
-            colour is magenta.
+        data: float32 [C, S, K, H, W]: S tiles for each channel in K colours, 1 or 3. In
+            RGB, the colours share limits too, and a pixel that is not finite in one of
+            them is magenta.
+        layout: of LAYOUTS, or what a kernel's tiles show.
         strip: the maps are the numbers of a vector, in their order.
         alone: it is the one tile of all channels.
-        heat: maps that are all constant, and not all zero, become a strip of their
+        as_values: maps that are all constant, and not all zero, become a strip of their
             values.
         border: pixels at the edges of maps that rankings leave out.
 
@@ -249,45 +266,48 @@ def draw_tiles(
     rows = data.flatten(1)
     stats, _ = statistics(rows)
     deviations = values.inner_deviations(data, border) if border else stats[:, STD]
-    flat = is_constant(stats)
+    is_flat = is_constant(stats)
     drawn = data
     constant = None
-    several = len(data) > 1 and data[0].numel() > 1
-    # zeros everywhere are a finding of their own, and stay a grid
-    if heat and options.marks and several and flat.all() and stats[:, MIN].any():
+    if (
+        as_values
+        and options.marks
+        and is_flat.all()
+        and _are_worth_a_strip(data, stats)
+    ):
         constant = (data.shape[1], *data.shape[3:])
         drawn = data[:, :1, :, :1, :1]
         strip = True
-    slices = drawn.shape[1]
     channels = None
     groups: dict[int, list[int]] = {}
     if options.channels or options.order != "index" or options.collapse is not None:
         channels, groups = choose(rows, stats, deviations, options, strip)
         drawn = drawn if channels is None else drawn[channels]
+    slices = drawn.shape[1]
     steps: list[int] | slice = slice(None)
     if slices > 1:
-        steps = _steps(layout, slices, options)
+        steps = _steps(layout, slices, options.max_slices)
         drawn = drawn[:, steps]
-    count, shown_slices, colours, height, width = drawn.shape
+    count, shown_slices, colors, height, width = drawn.shape
     shape = (count, shown_slices, height, width)
     plan = grid.plan(shape, options, strip=strip, alone=alone)
-    # Of all slices and channels, also of those that are not drawn: fewer tiles look the
-    # same.
+    # Limits are those of all slices and channels, also of those that are not drawn, so
+    # that a tile looks the same, however many are drawn beside it.
     ends = limits(scale, rows, stats[:, MIN], stats[:, MAX], together=strip or alone)
     if len(ends.low) > 1 and (channels is not None or shown_slices > 1):
         ends = ends.of_tiles(channels, shown_slices)
+    has_holes = bool(stats[:, NONFINITE].any())
+    palette = colormap.chosen(options, has_holes, rgb=colors == 3)
     maps = drawn.flatten(0, 1)
-    nonfinite = bool(stats[:, NONFINITE].any())
-    colors = colormap.chosen(options, nonfinite, rgb=colours == 3)
-    if colours == 3:
-        tiles = _rgb_tiles(maps, ends, colors.levels, nonfinite)
+    if colors == 3:
+        tiles = _rgb_tiles(maps, ends, palette.levels, has_holes)
     else:
-        tiles = values.to_levels(maps[:, 0], ends, colors.levels, colors.nonfinite)
+        tiles = values.to_levels(maps[:, 0], ends, palette.levels, palette.nonfinite)
     return GridPicture(
         layout=layout,
         plan=plan,
         tiles=tiles,
-        palette=colors,
+        palette=palette,
         limits=ends,
         stats=stats,
         deviations=deviations,
@@ -299,23 +319,33 @@ def draw_tiles(
         constant=constant,
         groups=groups,
         labels=options.labels,
-        marked=(grid.ZERO, grid.CONSTANT) if options.marks and flat.any() else (),
+        marked=(grid.ZERO, grid.CONSTANT) if options.marks and is_flat.any() else (),
     )
 
 
-def _rgb_tiles(maps: Tensor, ends: ValueLimits, levels: int, nonfinite: bool) -> Bytes:
-    """Maps [N, 3, H, W] as RGB tiles, uint8 [N, H, W, 3]."""
-    tiles = values.to_levels(maps, ends, levels, 0 if nonfinite else None)
+def _are_worth_a_strip(data: Tensor, stats: Floats) -> bool:
+    """Whether constant maps say more as a strip of their values: not one alone, not
+    maps of one number. Maps that are all zero are a finding, and stay a grid."""
+    return len(data) > 1 and data[0].numel() > 1 and bool(stats[:, MIN].any())
+
+
+def _rgb_tiles(maps: Tensor, ends: ValueLimits, levels: int, has_holes: bool) -> Bytes:
+    """RGB tiles, uint8 [N, H, W, 3].
+
+    Args:
+        maps: float32 [N, 3, H, W].
+        has_holes: whether values may not be finite.
+    """
+    tiles = values.to_levels(maps, ends, levels, 0 if has_holes else None)
     tiles = tiles.transpose(0, 2, 3, 1).copy()
     tiles[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA
     return tiles
 
 
-def _steps(layout: str, slices: int, options: DrawOptions) -> list[int] | slice:
+def _steps(layout: str, slices: int, limit: int) -> list[int] | slice:
     """The slices that are drawn of those that each channel has, all as a slice: of a
     clip or a volume those in the middle of equal parts; of a batch the first, which may
     be its best."""
-    limit = options.max_slices
     if slices <= limit:
         return slice(None)
     if layout in LAYOUTS and LAYOUTS[layout].allows_many and layout != "windows":
@@ -335,6 +365,12 @@ def choose(
     """Choose channels: near-equal maps share a tile, then `--channels` chooses (all
     that is done for a strip), then the tiles are ordered.
 
+    Args:
+        maps: float32 [C, values].
+        stats: float32 [C, 6].
+        deviations: of each channel without its border, float32 [C].
+        strip: whether the maps are the numbers of a vector.
+
     Returns:
         The channels that are drawn, in their order (None where simply all are), and
         those of them that stand for several.
@@ -346,24 +382,31 @@ def choose(
     if options.channels is not None:
         means = stats[:, MEAN]
         channels = choose_channels(options.channels, channels, means, deviations)
-    order: Sequence[int] = range(len(channels))
-    if options.order == "mean" and not strip:
-        # without a finite value last
-        keys = np.nan_to_num(-stats[channels, MEAN], nan=np.inf)
-        order = np.argsort(keys, kind="stable").tolist()
-    elif options.order == "similarity" and not strip:
-        order = by_similarity(maps[channels], stats[channels])
-    channels = [channels[i] for i in order]
-    shared = {}
-    for leader in channels:
-        if len(groups.get(leader, ())) > 1:
-            shared[leader] = groups[leader]
+    if not strip:
+        order = _order(maps[channels], stats[channels], options)
+        channels = [channels[i] for i in order]
+    shared = {n: groups[n] for n in channels if len(groups.get(n, ())) > 1}
     return None if channels == list(range(len(maps))) else channels, shared
 
 
+def _order(maps: Tensor, stats: Floats, options: DrawOptions) -> Sequence[int]:
+    """The order of the tiles of maps [N, values]: numbers 0 to N - 1."""
+    if options.order == "mean":
+        # without a finite value last
+        keys = np.nan_to_num(-stats[:, MEAN], nan=np.inf)
+        order: list[int] = np.argsort(keys, kind="stable").tolist()
+        return order
+    if options.order == "similarity":
+        return by_similarity(maps, stats)
+    return range(len(maps))
+
+
 def correlations(maps: Tensor) -> Floats:
-    """Pearson's correlation of each map [N, P] with each, float32 [N, N]; 0 with a
-    constant."""
+    """Pearson's correlation of each map with each, float32 [N, N]; 0 with a constant.
+
+    Args:
+        maps: float32 [N, P], finite.
+    """
     # Of centred rows of length 1 the product is the correlation; a constant row stays
     # zeros.
     centred = maps - maps.mean(1, keepdim=True)
@@ -375,7 +418,15 @@ def correlations(maps: Tensor) -> Floats:
 
 def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
     """Order maps as a chain: from the first, each time the most correlated of the rest;
-    at the end constant maps by value, then those with non-finite values."""
+    at the end constant maps by value, then those with non-finite values.
+
+    Args:
+        maps: float32 [N, P].
+        stats: float32 [N, 6].
+
+    Returns:
+        The numbers of all maps, each once.
+    """
     finite = stats[:, NONFINITE] == 0
     constant = is_constant(stats)
     varied = np.flatnonzero(finite & ~constant)
@@ -391,13 +442,21 @@ def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
 
 
 def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[int]]:
-    """Groups of near-equal maps: the first of each, to all of it (itself included). In
-    order of index, a map that no group has becomes a leader, and takes what correlates
-    with it by `threshold` or more. Constant maps are alike only if they are equal, and
-    maps with non-finite values are like nothing."""
+    """Groups of near-equal maps: the first of each, to all of it (itself included).
+
+    In order of index, a map that no group has becomes a leader, and takes what
+    correlates with it. Constant maps are alike only if they are equal, and maps with
+    non-finite values are like nothing.
+
+    Args:
+        maps: float32 [N, P].
+        stats: float32 [N, 6].
+        threshold: the correlation from which on a map is taken, 0 to 1.
+    """
+    finite = stats[:, NONFINITE] == 0
     constant = is_constant(stats)
     means = stats[:, MEAN]
-    varied = np.flatnonzero((stats[:, NONFINITE] == 0) & ~constant)
+    varied = np.flatnonzero(finite & ~constant)
     alike = constant[:, None] & constant & (means[:, None] == means)
     alike[np.ix_(varied, varied)] = correlations(maps[varied]) >= threshold - _ROUNDING
     groups: dict[int, list[int]] = {}
@@ -411,8 +470,8 @@ def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[in
 
 
 # All channels in one: reductions, and class activation maps. A is a layer's output and
-# G the gradient of the target there, both [C, S, H, W]; k counts channels, p all places
-# of the S slices
+# G the gradient of the target there, both [C, S, H, W]; k counts channels, p the
+# positions of all S slices
 
 COMPONENTS = len(records.REDUCTIONS["pca"].colors)
 _NOTHING = 1e-6
@@ -430,21 +489,46 @@ has three and is not among them."""
 
 
 def principal_components(data: Tensor) -> Tensor:
-    """[C, ...] to float32 [3, ...]: in standard deviations from the mean, along the
-    directions in which the channels vary most; NaN where some channel is not finite, 0
-    where the channels do not vary in so many directions.
+    """The three directions in which the channels vary most, as three maps.
 
     The directions, whose largest number is positive, are eigenvectors of the channels'
     covariance over the finite pixels, got from the pixels' where these are fewer (they
-    share eigenvalues)."""
+    share eigenvalues).
+
+    Args:
+        data: float32 [C, ...].
+
+    Returns:
+        float32 [3, ...], in standard deviations from the mean; NaN where a channel is
+        not finite, 0 where the channels do not vary in so many directions.
+    """
+    # float64 on the CPU: in float32 eigh loses the smaller components
     numbers = data.flatten(1).cpu().double()
     finite = torch.isfinite(numbers).all(0)
     count = max(int(finite.sum()), 1)
     average = torch.where(finite, numbers, 0.0).sum(1, keepdim=True) / count
     centred = (numbers - average)[:, finite]
+    projected = _standard_directions(centred, count) @ centred
+    components = torch.full((COMPONENTS, numbers.shape[1]), torch.nan)
+    components[:, finite] = 0.0
+    components[: len(projected), finite] = projected.float()
+    return components.reshape(COMPONENTS, *data.shape[1:])
+
+
+def _standard_directions(centred: Tensor, count: int) -> Tensor:
+    """The directions in which channels vary most, divided by the standard deviation
+    along each; 0 for those in which they do not vary.
+
+    Args:
+        centred: float64 [C, P], the channels less their means, at the finite pixels.
+        count: P, but 1 where there are none.
+
+    Returns:
+        float64 [D, C] of at most COMPONENTS directions.
+    """
     # Channels × channels, or pixels × pixels, whichever is smaller: 2048 channels of
     # 7×7 pixels have 49 eigenvalues that are not zero.
-    if len(numbers) <= count:
+    if len(centred) <= count:
         variances, vectors = torch.linalg.eigh(centred @ centred.T / count)
     else:
         variances, pixels = torch.linalg.eigh(centred.T @ centred / count)
@@ -458,14 +542,11 @@ def principal_components(data: Tensor) -> Tensor:
     # and its negative, and must not depend on the machine.
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     scale = torch.where(std > _NOTHING * std[:1], std, torch.inf)[:, None]
-    projected = directions * largest.sign() / scale @ centred
-    components = torch.full((COMPONENTS, numbers.shape[1]), torch.nan)
-    components[:, finite] = 0.0
-    components[: len(projected), finite] = projected.float()
-    return components.reshape(COMPONENTS, *data.shape[1:])
+    return directions * largest.sign() / scale
 
 
-_PLACES = (1, 2, 3)
+_POSITIONS = (1, 2, 3)
+"""The axes of slices, rows and columns."""
 
 
 def gradcam_plus_plus(output: Tensor, gradient: Tensor) -> Tensor:
@@ -473,16 +554,16 @@ def gradcam_plus_plus(output: Tensor, gradient: Tensor) -> Tensor:
     sum_p a_kp ReLU(G_kp), a = G² / (2 G² + sum_p(A_k) G³), which is 1 / (2 + sum_p(A_k)
     G) where G is not zero. The target is the exponential of the score; a factor of all
     weights is left out."""
-    share = 2 + output.sum(_PLACES, keepdim=True) * gradient
+    share = 2 + output.sum(_POSITIONS, keepdim=True) * gradient
     alpha = torch.where(share == 0, 0.0, 1 / share)
-    return _weighted(output, (alpha * gradient.relu()).sum(_PLACES)).relu()
+    return _weighted(output, (alpha * gradient.relu()).sum(_POSITIONS)).relu()
 
 
 def xgradcam(output: Tensor, gradient: Tensor) -> Tensor:
     """sum_k w_k A_k with w_k = sum_p(G_k A_k) / sum_p(A_k), 0 if that is 0: Fu et al.,
     arXiv 2008.02312."""
-    total = output.sum(_PLACES)
-    weights = torch.where(total == 0, 0.0, (gradient * output).sum(_PLACES) / total)
+    total = output.sum(_POSITIONS)
+    weights = torch.where(total == 0, 0.0, (gradient * output).sum(_POSITIONS) / total)
     return _weighted(output, weights)
 
 
@@ -495,7 +576,7 @@ def _weighted(output: Tensor, weights: Tensor) -> Tensor:
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     # ReLU(sum_k mean_p(G_k) A_k): Selvaraju et al., arXiv 1610.02391, equations 1 and 2
     "gradcam": lambda output, gradient: _weighted(
-        output, gradient.mean(_PLACES)
+        output, gradient.mean(_POSITIONS)
     ).relu(),
     "gradcam++": gradcam_plus_plus,
     # ReLU(sum_k ReLU(G_k) A_k): Jiang et al., LayerCAM, doi 10.1109/TIP.2021.3089943
@@ -520,7 +601,8 @@ S, H, W]; and of ATTENTION_MAPS, from an output and the attention up to it."""
 
 
 def check_places(maps: Maps) -> None:
-    """Refuse maps without places of the image."""
+    """Refuse maps that no class activation map can be made of, with LayoutError: those
+    without places of the image."""
     layout = LAYOUTS[maps.layout]
     message = "has no places of the image: its output has"
     if not layout.aligned:
@@ -530,7 +612,16 @@ def check_places(maps: Maps) -> None:
 
 
 def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:
-    """The class activation map of a layer's output, float32 [1, S, H, W]."""
+    """The class activation map of a layer's output, float32 [1, S, H, W].
+
+    Args:
+        method: a name of METHODS.
+        output: of the layer, [C, S, H, W].
+        gradient: of the target at the output, of the same shape.
+
+    Raises:
+        LayoutError: the output has no places of the image, or the gradient is zero.
+    """
     check_places(output)
     if not gradient.data.any():
         raise LayoutError(

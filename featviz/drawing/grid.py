@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +72,8 @@ def plan(
     channels, slices, height, width = shape
     count = channels * slices
     columns = min(options.nrow or count, count)
-    min_side = max(options.min_tile, ALONE if alone else 0)
+    min_side = max(options.min_tile, ALONE) if alone else options.min_tile
+    # the smallest whole factor with which the longer side is long enough
     factor = options.scale or max(1, -(-min_side // max(height, width)))
     scale = (factor, factor)
     padding = options.gap
@@ -87,18 +89,29 @@ def plan(
         padding = 0
     rows = -(-count // columns)
     grid_plan = GridPlan(count, columns, rows, (height, width), scale, padding)
-    largest = FORMATS[options.format].largest
-    if max(grid_plan.height, grid_plan.width) > largest:
-        size = by((grid_plan.width, grid_plan.height))
-        limit = f"{options.format} holds ({largest} a side)"
+    _check_size(grid_plan, options.format)
+    return grid_plan
+
+
+def _check_size(plan: GridPlan, format: str) -> None:
+    """Refuse a picture that is larger than its format can hold, with LayoutError."""
+    largest = FORMATS[format].largest
+    if max(plan.height, plan.width) > largest:
+        size = by((plan.width, plan.height))
+        limit = f"{format} holds ({largest} a side)"
         hint = "--format png, or --channels and --nrow"
         raise LayoutError(f"its picture of {size} pixels is more than {limit}; {hint}")
-    return grid_plan
 
 
 def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
     """Factors down and across of a strip: it is not too wide, and not so low that it is
-    a line."""
+    a line.
+
+    Args:
+        height: rows of the strip's tiles; a vector has 1.
+        columns: numbers beside each other.
+        min_tile: pixels of a number at most across, and at least down.
+    """
     across = min(min_tile, max(1, STRIP_WIDTH // columns))
     down = max(min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
     return -(-down // height), across
@@ -106,12 +119,16 @@ def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
 
 def _square(count: int, height: int, width: int) -> int:
     """The columns with which the longer side of a picture of tiles is shortest; of
-    equals, the wider picture."""
+    equals, the wider picture.
 
-    def longer_side(columns: int) -> int:
-        return max(columns * width, -(-count // columns) * height)
-
-    return min(range(count, 0, -1), key=longer_side)
+    Args:
+        count: of the tiles.
+        height, width: pixels that each takes, with its padding.
+    """
+    return min(
+        range(count, 0, -1),
+        key=lambda columns: max(columns * width, -(-count // columns) * height),
+    )
 
 
 def strips(
@@ -124,6 +141,7 @@ def strips(
     the next one.
 
     Args:
+        tiles: levels uint8 [N, h, w], or RGB [N, h, w, 3], before they are enlarged.
         labels: what is written on tiles, by their numbers, once they are enlarged.
 
     Yields:
@@ -131,7 +149,7 @@ def strips(
     """
     from featviz.drawing import loops
 
-    depth = 3 if len(tiles.shape) == 4 else 1
+    depth = prod(tiles.shape[3:])  # 1 for levels
     row_height = plan.tile[0] + plan.padding
     # A picture may have 100 MB, a core's cache one: pieces of rows of tiles are laid,
     # filtered and compressed while they are in it.
@@ -143,50 +161,55 @@ def strips(
     buffer = np.full((buffer_height, plan.width * depth), colors.pad, np.uint8)
     piece = buffer[plan.padding :]
     for first in range(0, plan.maps, step):
-        last = min(plan.maps, first + step)
+        levels = np.require(tiles[first : first + step], requirements=["C", "W"])
+        count = len(levels)
         # the last piece may have fewer tiles, and shows none of the piece before
-        if last - first < step:
+        if count < step:
             piece[:] = colors.pad
-        levels = np.require(tiles[first:last], requirements=["C", "W"])
-        levels = levels.reshape(*levels.shape[:2], -1)
-        loops.lay_tiles(levels, plan.columns, *plan.scale, depth, plan.padding, piece)
+        rows = levels.reshape(count, plan.map_size[0], -1)
+        loops.lay_tiles(rows, plan.columns, *plan.scale, depth, plan.padding, piece)
         if labels:
-            _write_labels(
-                piece.reshape(len(piece), -1, depth), plan, first, last, labels, colors
-            )
-        height = -(-(last - first) // plan.columns) * row_height
+            pixels = piece.reshape(len(piece), -1, depth)
+            _write_labels(pixels, plan, range(first, first + count), labels, colors)
+        height = -(-count // plan.columns) * row_height
         yield piece[:height] if first else buffer[: plan.padding + height]
 
 
 def _write_labels(
     pixels: Bytes,
     plan: GridPlan,
-    first: int,
-    last: int,
+    numbers: range,
     labels: Mapping[int, Label],
     colors: Palette,
 ) -> None:
-    """Write on the tiles from `first` to before `last`, which lie in uint8 [rows,
-    width, depth]."""
+    """Write on tiles.
+
+    Args:
+        pixels: uint8 [rows, width, depth], a piece of the picture.
+        numbers: of the tiles in it.
+        labels: by number of the tile; most have none.
+    """
     height, width = plan.tile
-    for number in range(first, last):
+    for position, number in enumerate(numbers):
         if number in labels:
-            row, column = divmod(number - first, plan.columns)
+            row, column = divmod(position, plan.columns)
             y = row * (height + plan.padding)
             x = plan.padding + column * (width + plan.padding)
             write(pixels[y : y + height, x : x + width], labels[number], colors)
 
 
 def write(tile: Bytes, label: Label, colors: Palette) -> None:
-    """Write on one tile, uint8 [h, w, depth]; the mark is half of all levels from what
-    it is drawn on, which is the tile's first pixel."""
+    """Write on one tile.
+
+    Args:
+        tile: uint8 [h, w, depth], enlarged.
+    """
     height, width = tile.shape[:2]
     if label.mark:
-        level = int(tile[0, 0, 0])
-        half = colors.levels // 2
-        tile[marks((height, width))[label.mark - 1]] = (
-            level + half if level < half else level - half
-        )
+        # A marked map is constant: its first pixel is what the mark is drawn on, and
+        # half of all levels away it is seen on any.
+        ink = (int(tile[0, 0, 0]) + colors.levels // 2) % colors.levels
+        tile[marks((height, width))[label.mark - 1]] = ink
     corner_height = corner_width = 0
     if label.corner:
         corner_height, corner_width = glyphs(label.corner).shape
@@ -195,6 +218,7 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
         else:
             corner_height = corner_width = 0
     if label.shared_by:
+        # left out where it would lie on the channel's number
         text_height, text_width = glyphs(label.shared_by).shape
         if text_height > height or text_width > width:
             return
@@ -209,6 +233,7 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
 
 
 def _write_text(pixels: Bytes, text: str, colors: Palette) -> None:
+    """Write a text on pixels of its size, uint8 [h, w, depth]."""
     pixels[:] = np.where(glyphs(text), colors.light, colors.dark)[..., None]
 
 

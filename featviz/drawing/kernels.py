@@ -46,7 +46,8 @@ stale."""
 
 
 class Filters(NamedTuple):
-    """The kernels of a convolution by output channel."""
+    """The kernels of a convolution by output channel, which is the channel of the maps
+    that they make."""
 
     kernels: Tensor
     """float32 [output channels, input channels in a group, time, height, width], where
@@ -74,16 +75,7 @@ def read_filters(module: nn.Module) -> Filters:
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
-    # Pruning and old normalisations set `weight` just before each forward pass: do it
-    # now.
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, _RECOMPUTED):
-            hook(module, ())
-    weight: Any = getattr(module, "weight", None)
-    if callable(weight) and not isinstance(weight, Tensor):  # torch.ao.nn.quantized
-        weight = weight()
-    if not isinstance(weight, Tensor):
-        raise LayoutError("it has no weight that is a tensor")
+    weight = _weight(module)
     groups = _groups(module)
     if type(groups) is not int or groups < 1:
         raise LayoutError("its number of groups is none")
@@ -106,17 +98,36 @@ def read_filters(module: nn.Module) -> Filters:
     return Filters(kernels, weight_shape, groups, transposed)
 
 
+def _weight(module: nn.Module) -> Tensor:
+    """The weight of a module as the next forward pass would see it; LayoutError where
+    it has none."""
+    # pruning and old normalisations set `weight` just before each pass: do it now
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, _RECOMPUTED):
+            hook(module, ())
+    weight: Any = getattr(module, "weight", None)
+    if callable(weight) and not isinstance(weight, Tensor):  # torch.ao.nn.quantized
+        weight = weight()
+    if not isinstance(weight, Tensor):
+        raise LayoutError("it has no weight that is a tensor")
+    return weight
+
+
 def _groups(module: nn.Module) -> Any:
     """The number of groups of a convolution; of an exported one only the call has it."""
-    if type(module).__module__ == EXPORTED:
-        graph: Any = module.graph
-        for node in graph.nodes:
-            name = function_name(node.target) if node.op == "call_function" else ""
-            if name.startswith("conv"):
-                position = 8 if name == "convolution" else 6
-                if "groups" in node.kwargs:
-                    return int(node.kwargs["groups"])
-                return int(node.args[position]) if len(node.args) > position else 1
+    if type(module).__module__ != EXPORTED:
+        return getattr(module, "groups", 1)
+    graph: Any = module.graph
+    for node in graph.nodes:
+        name = function_name(node.target) if node.op == "call_function" else ""
+        if name.startswith("conv"):
+            if "groups" in node.kwargs:
+                return int(node.kwargs["groups"])
+            # aten.convolution takes `transposed` and `output_padding` before groups
+            before = 8 if name == "convolution" else 6
+            if len(node.args) > before:
+                return int(node.args[before])
+            return 1
     return getattr(module, "groups", 1)
 
 
@@ -141,41 +152,61 @@ def draw_filters(
         all_slices: a tile is one input's: a row is then an output channel, a column an
             input.
     """
-    kernels = filters.kernels
-    outputs, inputs, steps, height, width = kernels.shape
-    layout = "mean"
-    if inputs == 1 or all_slices:
-        layout = "slices"
-        description = "one input's kernel"
-        if inputs > 1:
-            description += f", {inputs} inputs a channel"
-        tiles = kernels.reshape(outputs, inputs * steps, 1, height, width)
-    elif inputs == 3 and filters.groups == 1:
-        layout = "rgb"
-        description = "RGB of three inputs"
-        tiles = kernels.transpose(1, 2)
-    else:
-        description = f"mean over {inputs} inputs"
-        tiles = kernels.mean(1)[:, :, None]
+    outputs, _, steps, height, width = filters.kernels.shape
+    tiles = _tiles(filters, all_slices)
+    description = tiles.description
     if steps > 1:
         description += f", {steps} time steps a channel"
-    slices = tiles.shape[1]
+    slices = tiles.data.shape[1]
     shape = (count_chosen(options.channels, outputs), slices, height, width)
     plan = grid.plan(shape, options)
     if options.nrow is None and slices > 1:
+        # the slices of a channel stay in one row
         channels_in_row = 1 if all_slices else max(1, plan.columns // slices)
         options = structs.replace(options, nrow=channels_in_row * slices)
     factor = plan.scale[0]
     if options.scale is None:
         factor = _enlargement(shape, options, factor)
     options = structs.replace(options, scale=factor, max_slices=slices)
-    picture = draw_tiles(tiles, layout, options, parse_scale(options.normalize))
+    scale = parse_scale(options.normalize)
+    picture = draw_tiles(tiles.data, tiles.layout, options, scale)
     return FilterPicture(picture, description)
 
 
+class _FilterTiles(NamedTuple):
+    """Kernels as `draw_tiles` takes them."""
+
+    data: Tensor
+    """float32 [O, S, K, H, W]: S tiles for each output channel in K colours."""
+    layout: str
+    """`slices`, `rgb` or `mean`."""
+    description: str
+    """What a tile is."""
+
+
+def _tiles(filters: Filters, all_slices: bool) -> _FilterTiles:
+    """What a tile shows of the kernels from each input to one output channel."""
+    kernels = filters.kernels
+    inputs = kernels.shape[1]
+    if inputs == 1 or all_slices:
+        description = "one input's kernel"
+        if inputs > 1:
+            description += f", {inputs} inputs a channel"
+        return _FilterTiles(kernels.flatten(1, 2)[:, :, None], "slices", description)
+    # inputs of a group are not the image's colours
+    if inputs == 3 and filters.groups == 1:
+        return _FilterTiles(kernels.transpose(1, 2), "rgb", "RGB of three inputs")
+    mean = kernels.mean(1)[:, :, None]
+    return _FilterTiles(mean, "mean", f"mean over {inputs} inputs")
+
+
 def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> int:
-    """The factor, from this one on, with which a picture has AUTO_SIDE, but at most
-    AUTO_PIXELS."""
+    """The factor with which a picture has AUTO_SIDE, but at most AUTO_PIXELS.
+
+    Args:
+        shape: as that of `grid.plan`.
+        factor: the least that the tiles need.
+    """
 
     def enlarged(factor: int) -> GridPlan:
         return grid.plan(shape, structs.replace(options, scale=factor))
@@ -189,7 +220,8 @@ def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> i
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
-    """Show the kernels of those layers that have some, as `featviz kernels` draws them."""
+    """Show in TensorBoard the kernels of those layers that have some, as `featviz
+    kernels` draws them."""
     modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():
@@ -200,7 +232,8 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
 def post_filters(
     board: Board, layer: Layer, filters: Filters, options: DrawOptions = DRAW
 ) -> None:
-    """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
+    """Show a layer's kernels in TensorBoard, the first MOST_MAPS unless the options name
+    others, with a histogram of all weights."""
     if options.channels is None:
         options = structs.replace(options, channels=f"first:{tensorboard.MOST_MAPS}")
     picture, _ = draw_filters(filters, options)

@@ -22,7 +22,7 @@ from platformdirs import user_cache_dir
 from featviz.models.requirements import require_numba
 
 _BLOCK = 512
-"""Values that are summed up in float32, before the sum is added to one in float64."""
+"""Values that are summed in float32, before their sum is added to one in float64."""
 _CANCELLATION = 4.0
 """Where the squared distance of the mean from the shift exceeds the variance by this
 factor, digits are lost in E[d²] - E[d]²: shift by the mean."""
@@ -62,10 +62,12 @@ since numba compiles a file anew when it has changed, but not when another has, 
 loops it calls."""
 
 _ONE_FOLDER = Lock()
-part = njit(**_PLAIN, no_cpython_wrapper=True)
-"""A decorator: compile a function with each loop that calls it, and not by itself. Not
-for sums in any order: their last digits would depend on whether numba's cache was
-used."""
+"""`config.CACHE_DIR` is the whole process's: one thread at a time may change it."""
+
+inlined = njit(inline="always", **_PLAIN)
+"""A decorator: paste a function into each loop that calls it, before types are known.
+It costs no call, sums in the order that the loop allows, and knows factors that are
+constants there as constants."""
 
 
 def compiled(signature: str | None, function: Any, **options: Any) -> Any:
@@ -83,84 +85,139 @@ def compiled(signature: str | None, function: Any, **options: Any) -> Any:
             config.CACHE_DIR = before
 
 
+# Statistics of maps
+
+
+@inlined
+@no_type_check
+def _ordered(bits):
+    """Bits of float32 as integers in the order of the floats; and back again.
+
+    Among negative floats a greater magnitude is a smaller number, so theirs is
+    inverted:
+
+        float      1.0         0.0   -0.0        -1.0
+        bits       0x3F800000  0x0   0x80000000  0xBF800000
+        integer    1065353216  0     -1          -1065353217
+    """
+    # shifted by 31, the sign fills all bits: -1 for a negative number, else 0
+    return bits ^ ((bits >> np.int32(31)) & _MAGNITUDE)
+
+
+@inlined
+@no_type_check
+def _count_values(bits):
+    """The bits of a row's smallest and of its largest value, how many values are zero,
+    and how many are NaN or infinite.
+
+    Args:
+        bits: int32 [W], the memory of a row of float32.
+    """
+    low = np.int32(_MAGNITUDE)
+    high = np.int32(~_MAGNITUDE)
+    zeros = np.int32(0)
+    nonfinite = np.int32(0)
+    # Without branches, so that LLVM takes several values at a time. Counts of 32 bits
+    # are as wide as the values, which fills its registers.
+    for i in range(bits.size):
+        magnitude = bits[i] & _MAGNITUDE
+        key = _ordered(bits[i])
+        low = key if key < low else low
+        high = key if key > high else high
+        zeros += np.int32(magnitude == 0)
+        nonfinite += np.int32(magnitude >= _INFINITE)
+    return _ordered(low), _ordered(high), zeros, nonfinite
+
+
+@inlined
+@no_type_check
+def _mean_and_variance(row, at_once):
+    """Mean and variance of a row, float64.
+
+    They are those of the distances from a shift, since E[x²] - E[x]² loses all digits
+    where the values lie far from zero for their variance: 1000.1 and 1000.2 have
+    squares that differ in the fourth digit. The first shift is the first value; where
+    it lies too far off, too, the mean that was found is the second one.
+
+    Args:
+        row: float32 [W].
+        at_once: whether the first shift has to do; for rows with NaN, whose sums
+            nobody reads.
+    """
+    shift = row[0]
+    mean = 0.0
+    variance = 0.0
+    for _ in range(2):
+        shift = np.float32(shift + mean)
+        total = 0.0
+        squares = 0.0
+        for start in range(0, row.size, _BLOCK):
+            block = row[start : start + _BLOCK]
+            block_total = np.float32(0)
+            block_squares = np.float32(0)
+            for i in range(block.size):
+                distance = block[i] - shift
+                block_total += distance
+                block_squares += distance * distance
+            total = total + block_total
+            squares = squares + block_squares
+        mean = total / row.size
+        variance = squares / row.size - mean * mean
+        if at_once or not mean * mean > _CANCELLATION * variance:
+            break
+    return shift + mean, variance
+
+
+@inlined
+@no_type_check
+def _count_outside(row, lower, upper):
+    """How many values are at `lower` or below, or at `upper` or above; NaN is neither."""
+    count = np.int32(0)
+    for i in range(row.size):
+        count += np.int32((row[i] <= lower) | (row[i] >= upper))
+    return count
+
+
 @partial(
     compiled,
     "void(float32[:,::1],int32[:,::1],float32[:,::1],int32[:,::1],float32,float32,int64[::1])",
     fastmath=_REORDER,
 )
 @no_type_check
-def statistics(rows, bits, stats, ends, lower, upper, outside):
+def statistics(rows, bits, stats, stats_bits, lower, upper, outside):
     """Fill `stats` with the columns of `records.STAT_COLUMNS`.
 
     Args:
         rows: float32 [N, W].
-        bits, ends: the memory of `rows` and of `stats` as integers.
-        stats: [N, 6]. A deviation of -1 stands for a row whose first four numbers need
-            float64 or have to leave out values.
-        lower, upper: limits for `outside`.
-        outside: [N], how many values are at `lower` or below, or at `upper` or above;
-            empty where that is not asked for.
+        bits: int32 [N, W], the same memory.
+        stats: float32 [N, 6], to be filled. A deviation of -1 stands for a row whose
+            first four numbers need float64, or have to leave out values.
+        stats_bits: int32 [N, 6], the same memory.
+        lower, upper: limits for `outside`; NaN bounds nothing.
+        outside: int64 [N], to be filled: how many values are at `lower` or below, or
+            at `upper` or above. Empty where nobody asks.
     """
-    width = rows.shape[1]
     for n in range(rows.shape[0]):
-        row = rows[n]
-        keys = bits[n]
-        low = np.int32(_MAGNITUDE)
-        high = np.int32(~_MAGNITUDE)
-        zeros = np.int32(0)
-        nonfinite = np.int32(0)
-        for i in range(keys.size):
-            magnitude = keys[i] & _MAGNITUDE
-            # ordered as the floats
-            key = keys[i] ^ ((keys[i] >> np.int32(31)) & _MAGNITUDE)
-            low = key if key < low else low
-            high = key if key > high else high
-            zeros += np.int32(magnitude == 0)
-            nonfinite += np.int32(magnitude >= _INFINITE)
-        low = low ^ ((low >> np.int32(31)) & _MAGNITUDE)
-        high = high ^ ((high >> np.int32(31)) & _MAGNITUDE)
-        ends[n, 0] = low if low & _MAGNITUDE else np.int32(0)  # -0 is 0
-        ends[n, 1] = high if high & _MAGNITUDE else np.int32(0)
-        lowest = stats[n, 0]
-        highest = stats[n, 1]
-        # Mean and variance of the distances from a shift, which lose fewer digits than
-        # those of the values. The first shift is the first value; where it lies too far
-        # off, the second one is the mean that was found.
-        shift = rows[n, 0]
-        mean = 0.0
-        variance = 0.0
-        for _ in range(2):
-            shift = np.float32(shift + mean)
-            total = 0.0
-            squares = 0.0
-            for start in range(0, width, _BLOCK):
-                block = row[start : start + _BLOCK]
-                block_total = np.float32(0)
-                block_squares = np.float32(0)
-                for i in range(block.size):
-                    distance = block[i] - shift
-                    block_total += distance
-                    block_squares += distance * distance
-                total = total + block_total
-                squares = squares + block_squares
-            mean = total / width
-            variance = squares / width - mean * mean
-            if nonfinite > 0 or not mean * mean > _CANCELLATION * variance:
-                break
-        stats[n, 2] = shift + mean
-        stats[n, 3] = math.sqrt(variance if variance > 0 else 0.0)
-        stats[n, 4] = zeros / width
-        stats[n, 5] = nonfinite
-        if nonfinite == 0 and lowest == highest:
-            stats[n, 2] = lowest
-            stats[n, 3] = 0
+        row = stats[n]
+        low, high, zeros, nonfinite = _count_values(bits[n])
+        # bits become floats by going through memory; -0 becomes 0
+        stats_bits[n, 0] = low if low & _MAGNITUDE else np.int32(0)
+        stats_bits[n, 1] = high if high & _MAGNITUDE else np.int32(0)
+        mean, variance = _mean_and_variance(rows[n], nonfinite > 0)
+        row[2] = mean
+        row[3] = math.sqrt(variance if variance > 0 else 0.0)
+        row[4] = zeros / rows.shape[1]
+        row[5] = nonfinite
+        if nonfinite == 0 and row[0] == row[1]:
+            row[2] = row[0]
+            row[3] = 0
         elif nonfinite > 0 or not (_TINY < variance < math.inf):
-            stats[n, 3] = -1
+            row[3] = -1
         if outside.size > 0:
-            count = np.int32(0)
-            for i in range(row.size):
-                count += np.int32((row[i] <= lower) | (row[i] >= upper))
-            outside[n] = count
+            outside[n] = _count_outside(rows[n], lower, upper)
+
+
+# Levels and pictures
 
 
 @partial(
@@ -169,8 +226,17 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
 )
 @no_type_check
 def quantise(rows, low, factor, half, top, levels):
-    """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top
-    unless that is negative, and cut to a whole number."""
+    """Fill `levels` with (value - low) · factor + half, cut to a whole number.
+
+    Args:
+        rows: float32 [N, W].
+        low: float32 [N], the value of each row that becomes level 0.
+        factor: float32 [N], levels for each unit of a row's values.
+        half: 0.5 to round to the nearest level, 0 to cut.
+        top: the highest level, to which values are clipped, and NaN becomes 0; -1 where
+            all values are finite and known to fit 0..255.
+        levels: uint8 [N, W], to be filled.
+    """
     for n in range(rows.shape[0]):
         start = low[n]
         times = factor[n]
@@ -185,6 +251,45 @@ def quantise(rows, low, factor, half, top, levels):
                 levels[n, i] = np.int32(level if level < top else top)
 
 
+@inlined
+@no_type_check
+def _repeat(source, factor, target):
+    """Write each value `factor` times: a b c becomes a a b b c c for 2."""
+    for x in range(source.size):
+        for repeat in range(factor):
+            target[factor * x + repeat] = source[x]
+
+
+@inlined
+@no_type_check
+def _enlarge(source, factor, depth, target):
+    """Repeat each pixel of a tile's row.
+
+    Args:
+        source: uint8 [depth · w].
+        factor: how often.
+        depth: bytes of a pixel.
+        target: uint8 [factor · depth · w], to be filled.
+    """
+    # A factor that is a constant makes the loop ten times as fast: LLVM turns it into
+    # shuffles of registers.
+    if factor == 1:
+        _repeat(source, 1, target)
+    elif factor == 2 and depth == 1:
+        _repeat(source, 2, target)
+    elif factor == 3 and depth == 1:
+        _repeat(source, 3, target)
+    elif factor == 4 and depth == 1:
+        _repeat(source, 4, target)
+    elif factor == 5 and depth == 1:
+        _repeat(source, 5, target)
+    else:
+        step = factor * depth
+        for offset in range(step):
+            for x in range(source.size // depth):
+                target[x * step + offset] = source[x * depth + offset % depth]
+
+
 @partial(compiled, "void(uint8[:,:,::1],int64,int64,int64,int64,int64,uint8[:,::1])")
 @no_type_check
 def lay_tiles(tiles, columns, down, across, depth, padding, piece):
@@ -192,114 +297,136 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
 
     Each row of a tile is written once, enlarged, into a line of the piece; when the
     line has the rows of all its tiles, it is copied below itself for the factor `down`.
+    Two tiles of 1 x 2 pixels, down 2, across 3, padding 1 (the dots):
+
+        a b    c d    becomes    . a a a b b b . c c c d d d .     written
+                                 . a a a b b b . c c c d d d .     copied
+                                 . . . . . . . . . . . . . . .     the padding below
 
     Args:
         tiles: uint8 [N, h, depth · w].
         columns: tiles beside each other.
         down, across: the factors.
-        depth: colours of a pixel.
+        depth: bytes of a pixel: 1, or 3 for RGB.
         padding: pixels to the left of each tile and below it.
-        piece: uint8 [rows, depth · width], which is the padding's colour before.
+        piece: uint8 [rows, depth · width], which has the padding's colour before.
     """
     count, height, width = tiles.shape
-    pixels = width // depth
     large_width = width * across
     for start in range(0, count, columns):
         top = start // columns * (height * down + padding)
-        end = start + columns if start + columns < count else count
+        end = min(start + columns, count)
         for y in range(height):
             line = piece[top + y * down]
-            x0 = padding * depth
+            at = padding * depth
             for n in range(start, end):
-                source = tiles[n, y]
-                target = line[x0 : x0 + large_width]
-                if across == 1:
-                    for x in range(source.size):
-                        target[x] = source[x]
-                # a known factor makes it ten times as fast
-                elif across == 2 and depth == 1:
-                    for x in range(source.size):
-                        target[2 * x] = target[2 * x + 1] = source[x]
-                elif across == 3 and depth == 1:
-                    for x in range(source.size):
-                        target[3 * x] = target[3 * x + 1] = target[3 * x + 2] = source[
-                            x
-                        ]
-                elif across == 4 and depth == 1:
-                    for x in range(source.size):
-                        target[4 * x] = target[4 * x + 1] = source[x]
-                        target[4 * x + 2] = target[4 * x + 3] = source[x]
-                elif across == 5 and depth == 1:
-                    for x in range(source.size):
-                        target[5 * x] = target[5 * x + 1] = target[5 * x + 2] = source[
-                            x
-                        ]
-                        target[5 * x + 3] = target[5 * x + 4] = source[x]
-                else:
-                    for repeat in range(across):
-                        for colour in range(depth):
-                            at = repeat * depth + colour
-                            for x in range(pixels):
-                                target[at + x * across * depth] = source[
-                                    x * depth + colour
-                                ]
-                x0 += large_width + padding * depth
+                _enlarge(tiles[n, y], across, depth, line[at : at + large_width])
+                at += large_width + padding * depth
             for repeat in range(1, down):
-                copy = piece[top + y * down + repeat]
-                for x in range(copy.size):
-                    copy[x] = line[x]
+                _repeat(line, 1, piece[top + y * down + repeat])
+
+
+@inlined
+@no_type_check
+def _differ_by(row, other):
+    """How much bytes differ from other ones, all together; 255 from 0 as much as 1, by
+    which it is less than 256."""
+    total = np.int32(0)
+    for i in range(row.size):
+        total += abs(np.int32(np.int8(row[i] - other[i])))
+    return total
+
+
+@inlined
+@no_type_check
+def _subtract(row, other, difference):
+    """Fill `difference` with bytes less other ones, modulo 256."""
+    for i in range(row.size):
+        difference[i] = row[i] - other[i]
 
 
 @partial(compiled, "void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
 @no_type_check
 def filter_rows(piece, above, depth, filtered):
-    """Filter rows for PNG: each byte less the one above it, or less that of the pixel
-    on its left, whichever makes the smaller sum of differences, taken as numbers from
-    -128 to 127. Small numbers occur often, and deflate codes what occurs often in few
-    bits.
+    """Filter rows for PNG: each byte less the one above it (filter `up`), or less that
+    of the pixel on its left (`sub`).
+
+    The filter is the one that makes the smaller sum of differences, as the
+    specification advises (https://www.w3.org/TR/png-3/, 12.7): small numbers occur
+    often, and deflate codes what occurs often in few bits.
+
+        row above   10 10 20 20
+        row         10 10 20 21     up:  2 |  0  0  0  1     taken: sum 1
+                                    sub: 1 | 10  0 10  1
 
     Args:
         piece: uint8 [R, W].
-        above: the row above the piece, [W]; at the end its last row.
+        above: uint8 [W], the row above the piece; afterwards the piece's last row.
         depth: bytes of a pixel.
-        filtered: [R, 1 + W]: the number of the filter, then the filtered row.
+        filtered: uint8 [R, 1 + W], to be filled: the number of the filter, then the
+            filtered row.
     """
     for r in range(piece.shape[0]):
         row = piece[r]
-        pixel = piece[r, depth:]
-        neighbour = piece[r, :-depth]
+        behind_first = row[depth:]
+        before_last = row[: row.size - depth]
         out = filtered[r, 1:]
-        out_pixel = filtered[r, 1 + depth :]
-        by_up = np.int32(0)
-        by_sub = np.int32(0)
-        for i in range(row.size):
-            by_up += abs(np.int32(np.int8(row[i] - above[i])))
-        if by_up > 0:
-            for i in range(pixel.size):
-                by_sub += abs(np.int32(np.int8(pixel[i] - neighbour[i])))
-        if by_up == 0 or by_up < by_sub:
+        by_up = _differ_by(row, above)
+        # the first pixel, which has none on its left, counts for neither
+        if by_up == 0 or by_up < _differ_by(behind_first, before_last):
             filtered[r, 0] = _UP
-            for i in range(row.size):
-                out[i] = row[i] - above[i]
+            _subtract(row, above, out)
         else:
             filtered[r, 0] = _SUB
-            for i in range(depth):
-                out[i] = row[i]
-            for i in range(pixel.size):
-                out_pixel[i] = pixel[i] - neighbour[i]
-        for i in range(row.size):
-            above[i] = row[i]
+            _repeat(row[:depth], 1, out)
+            _subtract(behind_first, before_last, out[depth:])
+        _repeat(row, 1, above)
 
 
 @partial(compiled, None)
 @no_type_check
-def blend(levels, over, ground, share, mixed):
-    """Fill `mixed` [P, 3] with over[levels] + share · ground [P, 3], rounded; `over`
-    [256, 3] is what the colour of each level adds."""
+def blend(levels, colors, background, share, mixed):
+    """Fill `mixed` with the colours of levels, laid over pixels.
+
+    Args:
+        levels: uint8 [P].
+        colors: float [256, 3], what each level adds: its colour times its share.
+        background: uint8 [P, 3].
+        share: of the background, 0 to 1.
+        mixed: uint8 [P, 3], to be filled.
+    """
     for i in range(levels.size):
-        for colour in range(3):
-            total = share * ground[i, colour] + over[levels[i], colour]
-            mixed[i, colour] = np.int32(total + 0.5)
+        for channel in range(3):
+            total = share * background[i, channel] + colors[levels[i], channel]
+            mixed[i, channel] = np.int32(total + 0.5)
+
+
+# Totals of an audit
+
+
+@inlined
+@no_type_check
+def _add_moments(row, finite, total):
+    """Add the extremes, the mean and the deviation of a map's finite values.
+
+    Means and sums of squared deviations are joined as Chan, Golub and LeVeque do
+    ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
+    which loses fewer digits than a sum of squares.
+
+    Args:
+        row: float32 [6], the statistics of the map.
+        finite: how many values they are of, 1 at least.
+        total: float64 [columns] of its channel, as those of `add_maps`.
+    """
+    std = np.float64(row[3])
+    delta = np.float64(row[2]) - total[3]
+    count = total[0]
+    share = finite / (count + finite)
+    total[0] = count + finite
+    total[1] = min(total[1], np.float64(row[0]))
+    total[2] = max(total[2], np.float64(row[1]))
+    total[3] += delta * share
+    total[4] += finite * std * std + delta * delta * count * share
 
 
 @partial(compiled, None)
@@ -307,37 +434,40 @@ def blend(levels, over, ground, share, mixed):
 def add_maps(stats, saturated, positions, sums):
     """Add the statistics of maps to `Tally.sums`, one map after the other.
 
-    Means and sums of squared deviations are joined as Chan, Golub and LeVeque do
-    ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
-
     Args:
-        stats: [B, C, 6].
-        saturated: [B, C], how many values saturate; empty where nothing does.
+        stats: float32 [B, C, 6], the statistics of B images.
+        saturated: int64 [B, C], how many values saturate; empty where nothing does.
         positions: values of each map.
-        sums: [C, columns]: finite values, min, max, mean, squared deviations, zeros,
-            non-finite values, saturated values.
+        sums: float64 [C, columns], to be added to: finite values, min, max, mean,
+            squared deviations, zeros, non-finite values, saturated values.
     """
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
-            nonfinite = np.float64(stats[b, c, 5])
-            finite = positions - nonfinite
-            count = sums[c, 0]
+            row = stats[b, c]
+            total = sums[c]
+            finite = positions - np.float64(row[5])
             if finite > 0:
-                mean = np.float64(stats[b, c, 2])
-                std = np.float64(stats[b, c, 3])
-                low = np.float64(stats[b, c, 0])
-                high = np.float64(stats[b, c, 1])
-                delta = mean - sums[c, 3]
-                share = finite / (count + finite)
-                sums[c, 0] = count + finite
-                sums[c, 1] = low if low < sums[c, 1] else sums[c, 1]
-                sums[c, 2] = high if high > sums[c, 2] else sums[c, 2]
-                sums[c, 3] += delta * share
-                sums[c, 4] += finite * std * std + delta * delta * count * share
-            sums[c, 5] += math.floor(np.float64(stats[b, c, 4]) * positions + 0.5)
-            sums[c, 6] += nonfinite
+                _add_moments(row, finite, total)
+            # zeros are given as a share, whose float32 may miss the whole number
+            total[5] += math.floor(np.float64(row[4]) * positions + 0.5)
+            total[6] += row[5]
             if saturated.size > 0:
-                sums[c, 7] += saturated[b, c]
+                total[7] += saturated[b, c]
+
+
+@inlined
+@no_type_check
+def _insert(value, image, values, numbers):
+    """Insert an image into the ranking of a channel, float64 and int64 [ranks]."""
+    for rank in range(values.size):
+        ranked_value = values[rank]
+        ranked_image = numbers[rank]
+        if value > ranked_value or (value == ranked_value and image < ranked_image):
+            # what was there moves on to the next rank
+            values[rank] = value
+            numbers[rank] = image
+            value = ranked_value
+            image = ranked_image
 
 
 @partial(compiled, None)
@@ -347,23 +477,15 @@ def add_images(stats, images, values, numbers):
     before smaller values, and before later images of the same value.
 
     Args:
-        stats: [B, C, 6].
-        images: [B], the numbers of the images.
-        values: [C, ranks], maxima, the greatest first.
-        numbers: [C, ranks], the images that they are of.
+        stats: float32 [B, C, 6].
+        images: int64 [B], the numbers of the images.
+        values: float64 [C, ranks], maxima, the greatest first.
+        numbers: int64 [C, ranks], the images that they are of.
     """
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
-            image = images[b]
-            value = np.float64(stats[b, c, 1]) if stats[b, c, 5] == 0 else math.inf
-            for rank in range(values.shape[1]):
-                ranked_value = values[c, rank]
-                ranked_image = numbers[c, rank]
-                if value > ranked_value or (
-                    value == ranked_value and image < ranked_image
-                ):
-                    # what was there moves on to the next rank
-                    values[c, rank] = value
-                    numbers[c, rank] = image
-                    value = ranked_value
-                    image = ranked_image
+            value = np.float64(stats[b, c, 1])
+            # maps with NaN or infinite values come first: they are to be looked at
+            if stats[b, c, 5] > 0:
+                value = math.inf
+            _insert(value, images[b], values[c], numbers[c])

@@ -20,13 +20,16 @@ class ScaleMode:
 
     spelling: str
     """`map`, `range:LO,HI`."""
-    words: str
+    description: str
+    """For help."""
     legend: tuple[tuple[int, str], ...]
     """Grey levels 0..255, and what they stand for."""
     over: tuple[tuple[int, str], ...] | None = None
     """The legend of maps that lie over the input, where it is another one."""
     example: str = ""
+    """For the hint of an error; of modes with numbers."""
     within: tuple[float, float] = (-math.inf, math.inf)
+    """The least and the greatest number that the mode takes."""
     shared: bool = True
     """Whether all maps of a layer have the same limits."""
     clips: bool = True
@@ -97,8 +100,8 @@ MODES = {
         ),
     )
 }
-"""All scales, whose arithmetic is `values.limits`; legends, help texts and messages
-read this."""
+"""All modes by name, whose arithmetic is `values.limits`; legends, help texts and
+messages read this."""
 
 
 class Scale(NamedTuple):
@@ -111,12 +114,18 @@ class Scale(NamedTuple):
 
 
 def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> Scale:
-    """Read `map`, `range:LO,HI` or another mode's spelling. `auto` is `map`, and for
-    gradients and reductions whose values have a sign a scale with zero in the middle.
+    """Read a value of `--normalize`.
 
     Args:
+        text: a mode's spelling with numbers, `map`, `range:0,6`; or `auto`, which is
+            `map`, and for gradients and reductions whose values have a sign a scale
+            with zero in the middle.
         kind: of the capture, for `auto`.
-        reduce: how channels become one, for `auto`.
+        reduce: how channels become one, for `auto`; None where they do not.
+
+    Raises:
+        UsageError: no mode is spelt so, or its numbers are not finite, do not rise or
+            lie outside its bounds.
     """
     if text == "auto":
         text = _auto(kind, reduce)
@@ -127,41 +136,49 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
         raise UsageError(
             f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
         )
-    if not tail:
-        return Scale(name)
-    count = len(mode.spelling.split(","))
+    # what is no number has the wrong count of numbers
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(map(float, tail.split(",")))
-    low, high = mode.within
-    inside = all(math.isfinite(number) and low <= number <= high for number in numbers)
-    if len(numbers) != count or not inside or sorted(set(numbers)) != list(numbers):
-        rising = " with LO below HI" if count > 1 else ""
-        bounds = f" from {low:g} to {high:g}" if math.isfinite(high) else ""
-        message = f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}"
+    if tail and not _are_limits(numbers, mode):
+        expected = mode.spelling
+        if len(mode.spelling.split(",")) > 1:
+            expected += " with LO below HI"
+        low, high = mode.within
+        if math.isfinite(high):
+            expected += f" from {low:g} to {high:g}"
+        message = f"--normalize {text!r}: expected {expected}"
         raise UsageError(message, f"for example {mode.example}")
     return Scale(name, numbers)
+
+
+def _are_limits(numbers: tuple[float, ...], mode: ScaleMode) -> bool:
+    """Whether numbers are as many as a mode's spelling has, rise, and lie within its
+    bounds."""
+    low, high = mode.within
+    for number in numbers:
+        if not math.isfinite(number) or not low <= number <= high:
+            return False
+    # equal ends would make all values one level
+    is_rising = sorted(set(numbers)) == list(numbers)
+    return is_rising and len(numbers) == len(mode.spelling.split(","))
 
 
 def _auto(kind: str, reduce: str | None) -> str:
     """The spelling that `auto` stands for."""
     if reduce in SIGNED:
         return "symmetric"
+    # saliency and kernels are no kinds of CaptureKind
     if kind in KINDS and KINDS[kind].normalize != "auto":
         return str(KINDS[kind].normalize)
     return "map"
 
 
 def in_full(text: str) -> str:
-    """A help text of `featviz.options`, with the tables that stand above it in the
-    house."""
-    tables = {
-        "{MODES}": "; ".join(
-            f"{mode.spelling}: {mode.words}" for mode in MODES.values()
-        ),
-        "{LAYOUTS}": ", ".join(f"{layout.name} {layout.shape}" for layout in CHOICES),
-        "{WEIGHTS}": WEIGHTS_HELP,
-    }
-    for mark, table in tables.items():
-        text = text.replace(mark, table)
-    return text
+    """A help text of `featviz.options` with its tables: `{MODES}`, `{LAYOUTS}` and
+    `{WEIGHTS}`, which stand above the options in the house."""
+    modes = [f"{mode.spelling}: {mode.description}" for mode in MODES.values()]
+    layouts = [f"{layout.name} {layout.shape}" for layout in CHOICES]
+    text = text.replace("{MODES}", "; ".join(modes))
+    text = text.replace("{LAYOUTS}", ", ".join(layouts))
+    return text.replace("{WEIGHTS}", WEIGHTS_HELP)

@@ -33,26 +33,27 @@ def with_boxes(
 
     Args:
         pixels: uint8 [H, W, 3].
-        boxes: left, top, right and bottom in pixels.
+        boxes: left, top, right and bottom of each in pixels, the most confident first.
         labels: what is written at the upper left corner of each, if the picture has
             room for it.
+        color: of the light line and of the ground of labels.
+
+    Returns:
+        uint8 [H, W, 3].
     """
     image = Image.fromarray(np.ascontiguousarray(pixels))
     draw = ImageDraw.Draw(image)
     thick = max(1, round(max(image.size) / _LINES_A_SIDE))
+    limits = np.array([*image.size, *image.size]) - 1
     # from the last to the first, so that the most confident box lies on top
     for box, label in reversed(list(zip(boxes, labels, strict=True))):
-        left, right = (min(max(round(x), 0), image.width - 1) for x in (box[0], box[2]))
-        top, bottom = (
-            min(max(round(y), 0), image.height - 1) for y in (box[1], box[3])
-        )
-        draw.rectangle((left, top, right, bottom), outline=BLACK, width=thick + 2)
+        x0, y0, x1, y1 = np.clip(np.round(box), 0, limits).astype(int).tolist()
+        draw.rectangle((x0, y0, x1, y1), outline=BLACK, width=thick + 2)
         # the light line lies inside the dark one, and is seen on any ground
-        if right - left > 2 and bottom - top > 2:
-            draw.rectangle(
-                (left + 1, top + 1, right - 1, bottom - 1), outline=color, width=thick
-            )
-        _label(draw, printable(label), (left, top), image.size, color)
+        if x1 - x0 > 2 and y1 - y0 > 2:
+            inside = (x0 + 1, y0 + 1, x1 - 1, y1 - 1)
+            draw.rectangle(inside, outline=color, width=thick)
+        _label(draw, printable(label), (x0, y0), image.size, color)
     return np.asarray(image)
 
 
@@ -64,15 +65,22 @@ def _label(
     color: Color,
 ) -> None:
     """Write a text above a corner, or below where there is no room; a wide one not at
-    all."""
+    all.
+
+    Args:
+        corner: left and top of the box, in pixels.
+        size: width and height of the picture.
+    """
     width = text_width(text, _POINTS) + 4
     height = line_height(_POINTS)
     if not text or width > size[0] or 2 * height > size[1]:
         return
-    left = min(corner[0], size[0] - width)
-    top = corner[1] - height if corner[1] >= height else corner[1]
-    draw.rectangle((left, top, left + width, top + height), fill=color)
-    draw.text((left + 2, top), text, fill=BLACK, font=pixel_font(_POINTS))
+    x = min(corner[0], size[0] - width)
+    y = corner[1]
+    if y >= height:
+        y -= height
+    draw.rectangle((x, y, x + width, y + height), fill=color)
+    draw.text((x + 2, y), text, fill=BLACK, font=pixel_font(_POINTS))
 
 
 def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
@@ -80,7 +88,11 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
 
     Args:
         pixels: uint8 [H, W, 3].
-        mask: which pixels belong to the region, [h, w] of any size.
+        mask: which pixels belong to the region, [h, w] of any size: it covers the whole
+            picture.
+
+    Returns:
+        uint8 [H, W, 3].
     """
     height, width = pixels.shape[:2]
     region = Image.fromarray(mask.astype(bool)).resize(
@@ -97,8 +109,14 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
 
 
 def _edge(inside: Integers, thick: int) -> Integers:
-    """The pixels of a region that have one outside it nearby; the picture's border is
-    no edge."""
+    """The pixels of a region that have one outside it nearby, bool [H, W]; the picture's
+    border is no edge.
+
+    Args:
+        inside: bool [H, W].
+        thick: how near, in pixels.
+    """
+    # what is left of the region, made thinner, is not its edge
     padded = np.pad(inside, thick, mode="edge")
     height, width = inside.shape
     eroded = inside.copy()

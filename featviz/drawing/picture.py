@@ -52,7 +52,8 @@ _PALETTE = 3
 
 @dataclass(frozen=True)
 class GridPicture:
-    """A picture ready to be encoded; nothing in it refers to the tensor any more."""
+    """A picture ready to be encoded; nothing in it refers to the tensor any more, whose
+    memory the model may write over."""
 
     layout: str
     plan: GridPlan
@@ -69,7 +70,7 @@ class GridPicture:
     slices: tuple[int, int]
     """Tiles of each channel: drawn, and in the tensor."""
     values: int
-    """Numbers in each channel."""
+    """How many numbers of each channel `stats` is of."""
     steps: list[int] | slice = field(default_factory=lambda: slice(None))
     """Which slices are drawn of those in the tensor; all as a slice."""
     strip: bool = False
@@ -97,11 +98,12 @@ class GridPicture:
 
     @property
     def marks(self) -> Bytes:
-        """The mark on each tile, of `grid`; maps of one number are constant by nature."""
+        """The mark on each tile, uint8 [tiles]: `grid.NONE`, `ZERO` or `CONSTANT`."""
         # Over the input, or in one tile of all channels, a mark would hide what is to
-        # be seen.
-        mixed = self.strip or self.reduce is not None or self.overlay is not None
-        if mixed or not self.marked or self.plan.map_size == (1, 1):
+        # be seen; and maps of one number are constant by nature.
+        is_mixed = self.reduce is not None or self.overlay is not None
+        are_numbers = self.strip or self.plan.map_size == (1, 1)
+        if is_mixed or are_numbers or not self.marked:
             return np.zeros(self.plan.maps, np.uint8)
         marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT).astype(np.uint8)
         marks[~np.isin(marks, self.marked)] = NONE
@@ -112,8 +114,8 @@ class GridPicture:
 
     @property
     def tile_labels(self) -> dict[int, Label]:
-        """What is written on tiles: the channel's number on its first one, how many
-        channels share it on its last one, and marks."""
+        """What is written on tiles, by tile number: the channel's number on its first
+        one, how many channels share it on its last one, and marks."""
         labels = {}
         marks = self.marks
         for number in np.flatnonzero(marks).tolist():
@@ -138,12 +140,10 @@ def check_format(name: str) -> None:
     if format.save is not None:
         Image.init()
         if format.pillow not in Image.SAVE:
-            message = (
-                f"--format {name}: Pillow {PIL.__version__} cannot write"
-                f" {format.pillow} here"
-            )
+            pillow = f"Pillow {PIL.__version__}"
             raise UsageError(
-                message, "install another build of it, or choose another format"
+                f"--format {name}: {pillow} cannot write {format.pillow} here",
+                "install another build of it, or choose another format",
             )
 
 
@@ -176,6 +176,7 @@ def encode(
     Pillow.
 
     Args:
+        file: open for writing.
         format: a name of FORMATS.
         text: what the file says of itself, by keyword, where the format has a place for
             it.
@@ -211,26 +212,21 @@ def encode(
 
 
 def describe(
-    picture: GridPicture,
-    site: CaptureSite,
-    shape: Sequence[int],
-    file: str,
-    values: int | None = None,
+    picture: GridPicture, site: CaptureSite, shape: Sequence[int], file: str
 ) -> Capture:
     """The manifest's row for a picture.
 
     Args:
-        shape: of the tensor.
+        site: the capture that it shows.
+        shape: of its tensor.
         file: the picture's path, relative to the image's folder.
-        values: numbers of each channel that the statistics are of, where not those of
-            the picture.
     """
     plan = picture.plan
     layer = site.layer
     shared = picture.limits.shared
     collapsed = {str(leader): group for leader, group in picture.groups.items()}
     down, across = plan.scale
-    summary: dict[str, Any] = overall(picture.stats, values or picture.values)
+    summary: dict[str, Any] = overall(picture.stats, picture.values)
     return Capture(
         layer=layer.name,
         type=layer.type,
@@ -263,51 +259,54 @@ def describe(
 
 
 def caption(capture: Capture) -> dict[str, str]:
-    """What a picture says of itself, in its text chunks."""
-    drawn: Sequence[int] = range(capture.maps)
-    if capture.channels is not None:
-        drawn = capture.channels
-    collapsed = capture.collapsed or {}
-    hidden = sum(len(group) - 1 for group in collapsed.values())
-    reasons = []
-    if len(drawn) + hidden < capture.maps:
-        reasons.append("--channels")
-    if hidden:
-        reasons.append("--collapse")
-    maps = f"{len(drawn)} of {capture.maps}"
-    if reasons:
-        maps += f" ({', '.join(reasons)})"
+    """What a picture says of itself, in its text chunks: texts by keyword."""
+    drawn = range(capture.maps) if capture.channels is None else capture.channels
     text = {
         "Software": "featviz",
         "Layer": f"{capture.layer} ({capture.type})",
         "Call": f"{capture.call} {capture.kind} {capture.key}".rstrip(),
         "Channels": ranges(drawn),
-        "Maps": maps,
+        "Maps": f"{len(drawn)} of {capture.maps}",
     }
+    if len(drawn) < capture.maps:
+        text["Maps"] += f" ({_options_that_hide(capture, len(drawn))})"
     if capture.slices is not None:
-        shown, slices = capture.slices
-        text["Slices"] = f"{shown} of {slices} side by side for each channel"
+        text["Slices"] = "{} of {} side by side for each channel".format(
+            *capture.slices
+        )
         if capture.steps:
             text["Slices"] += f": {ranges(capture.steps)} (--max-slices)"
     if capture.constant is not None:
-        text["Constant"] = (
-            f"every map ({by(capture.constant[1:])}): the value of each is drawn"
-        )
-    if collapsed:
-        groups = [
-            f"{leader}: {ranges(channels)}" for leader, channels in collapsed.items()
-        ]
-        text["Collapsed"] = "; ".join(groups)
+        size = by(capture.constant[1:])
+        text["Constant"] = f"every map ({size}): the value of each is drawn"
+    if capture.collapsed:
+        groups = capture.collapsed.items()
+        text["Collapsed"] = "; ".join(f"{n}: {ranges(group)}" for n, group in groups)
     if capture.reduce:
         text["Reduce"] = f"{capture.reduce} of all channels"
     if capture.overlay is not None:
         text["Overlay"] = f"{capture.overlay:g} over the input"
     ends = "each map its own"
     if capture.range is not None:
-        low, high = capture.range
-        ends = f"{low} to {high}"
+        ends = "{} to {}".format(*capture.range)
     text["Range"] = f"{capture.normalize}: {ends}"
     return text
+
+
+def _options_that_hide(capture: Capture, drawn: int) -> str:
+    """The options by which not all maps of a capture have a tile: `--channels,
+    --collapse`.
+
+    Args:
+        drawn: how many have one.
+    """
+    sharing = sum(len(group) - 1 for group in (capture.collapsed or {}).values())
+    options = []
+    if drawn + sharing < capture.maps:
+        options.append("--channels")
+    if sharing:
+        options.append("--collapse")
+    return ", ".join(options)
 
 
 # Over what the model saw
@@ -322,8 +321,8 @@ def lay_over(
     """Lay a picture's maps over what the model saw.
 
     Args:
-        background: uint8 [H, W, 3]: one picture, or the frames of a clip, of which each
-            time step gets the one in its middle.
+        background: uint8 [H, W, 3] each: one picture, or the frames of a clip, of which
+            each time step gets the one in its middle.
         window: top, left, height and width in pixels of the part that is drawn; None
             for all.
     """
@@ -359,12 +358,16 @@ def lay_over(
 
 @dataclass(frozen=True)
 class Overlay:
-    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn. A
-    map covers the whole input: it is resized bilinearly (as Pillow does, for which
-    pixels are areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1
-    the map."""
+    """Tiles of maps over the input, made as they are asked for, since a layer's maps
+    are small, and the input under each of a thousand is not.
+
+    A map covers the whole input: it is resized bilinearly (as Pillow does, for which
+    pixels are areas, not points), coloured, and mixed in by `alpha`.
+    """
 
     shape: tuple[int, ...]
+    """Of all tiles, [N, H, W, 3]: the size of the input, or of the part that is drawn.
+    """
     nbytes: int
     """Bytes of the maps, and of the input under them."""
     maps: Bytes
@@ -378,11 +381,12 @@ class Overlay:
     frames: Sequence[int]
     """The number of the picture under each map."""
     alpha: float
+    """0 shows the input, 1 the map."""
     window: Sequence[int]
     """Top, left, height and width in pixels."""
 
     def __getitem__(self, numbers: slice) -> Bytes:
-        """Some of the tiles, uint8 [n, H, W, 3]."""
+        """The tiles of these numbers, uint8 [n, H, W, 3]."""
         from featviz.drawing import loops
 
         y, x, height, width = self.window
@@ -390,25 +394,28 @@ class Overlay:
         maps = self.maps[numbers]
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         share = 1.0 - self.alpha
-        mixed_colors = self.alpha * self.colors
+        colors = self.alpha * self.colors
         for tile, frame, levels in zip(tiles, self.frames[numbers], maps, strict=True):
             pixels = np.require(self.background[frame][window], requirements=["C", "W"])
             over = self._resized(levels)[window]
-            if over.ndim == 3:
+            if over.ndim == 3:  # RGB, not levels
                 tile[:] = share * pixels + self.alpha * over + 0.5
             else:
-                mixed = tile.reshape(-1, 3)
                 loops.blend(
-                    over.reshape(-1), mixed_colors, pixels.reshape(-1, 3), share, mixed
+                    over.reshape(-1),
+                    colors,
+                    pixels.reshape(-1, 3),
+                    share,
+                    tile.reshape(-1, 3),
                 )
         return tiles
 
     def _resized(self, levels: Bytes) -> Bytes:
-        """A map in the size of the input."""
+        """A map [h, w] or [h, w, 3] in the size of the input."""
         height, width = self.background[0].shape[:2]
         size = width, height
-        # A hole that were mixed with its neighbours would become some level, and look
-        # like a value.
+        # A hole mixed with its neighbours would become a level, and look like a value:
+        # it is left out, and put back afterwards.
         is_hole = np.zeros(levels.shape, bool)
         if self.nonfinite is not None:
             is_hole = levels == self.nonfinite
@@ -433,9 +440,15 @@ def write_png(
     colors: bytes | None = None,
     text: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG to an open file, piece by piece.
+    """Write a PNG to an open file, piece by piece:
+
+        signature  IHDR (size, depth)  tEXt ...  PLTE  IDAT  IDAT ...  IEND
+
+    Each piece of the picture becomes a chunk IDAT, of whose contents a reader makes one
+    zlib stream.
 
     Args:
+        file: open for writing.
         size: height and width in pixels.
         pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom.
             Each is done with before the next one is asked for.
@@ -456,6 +469,7 @@ def write_png(
         for piece in chain([first], pieces):
             if len(buffer) < len(piece) * (1 + width):
                 buffer = np.empty(len(piece) * (1 + width), np.uint8)
+            # from the buffer's start on, where deflate finds it aligned to eight bytes
             rows = buffer[: len(piece) * (1 + width)]
             piece = np.require(piece, requirements=["C", "W"])
             loops.filter_rows(piece, above, depth, rows.reshape(len(piece), -1))
@@ -479,7 +493,14 @@ def _head(
     text: tuple[tuple[str, str], ...],
 ) -> bytes:
     """All that stands before the pixels, which is the same for a layer's picture of
-    each image: text is tEXt, or iTXt where Latin-1 cannot hold it."""
+    each image, and so is kept.
+
+    Args:
+        size: height and width in pixels.
+        depth: bytes of a pixel, 1 or 3.
+        colors: 256 RGB triples of a palette.
+        text: keywords and texts; these are tEXt, or iTXt where Latin-1 cannot hold them.
+    """
     color_type = _GREY if depth == 1 else _RGB
     if colors is not None:
         color_type = _PALETTE

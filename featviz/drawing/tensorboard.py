@@ -21,7 +21,7 @@ from torch import Tensor
 
 from featviz.drawing import grid
 from featviz.drawing.picture import GridPicture
-from featviz.drawing.values import MAX, ZEROS
+from featviz.drawing.values import MAX, ZEROS, widest_type
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
 from featviz.records import BACKWARD, CaptureSite, Floats
@@ -66,19 +66,22 @@ class Board:
             image: its name, in the tags of a training step.
         """
 
-        def tag(what: str) -> str:
-            kind = ""
-            if site.kind not in ("output", "grad", what):
-                kind = f"-{site.kind.split('-')[-1]}"
+        def tag(group: str) -> str:
+            # TensorBoard makes a group of all tags with the same beginning
+            if site.kind not in ("output", "grad", group):
+                group += f"-{site.kind.split('-')[-1]}"
             stem = site.stem.removeprefix(site.kind)
-            name = f"{what}{kind}/{site.layer.label}{stem}"
+            name = f"{group}/{site.layer.label}{stem}"
             if self.step is not None and image:
                 name += f"/{printable(image)}"
             return name
 
         png = picture()
+        # the first chunk of a PNG, behind signature, length and name, has its size
         width, height = struct.unpack(">II", png[16:24])
-        note = "" if shown == len(stats) else f"{shown} of {len(stats)} maps"
+        note = ""
+        if shown < len(stats):
+            note = f"{shown} of {len(stats)} maps"
         yield {
             "tag": tag(site.kind),
             "image": {
@@ -109,6 +112,7 @@ class Board:
                 one.
             fields: more fields of TensorBoard's message `Event`.
         """
+        # protobuf takes a while to import, and most runs do without
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -130,11 +134,13 @@ def run_folder(logdir: Path, run: Path) -> Path:
 
 
 def histogram(tensor: Tensor) -> dict[str, Any] | None:
-    """Count the finite values of a dense float tensor in bins, as the fields of
-    TensorBoard's message HistogramProto; None where it has none."""
-    # MPS has no float64
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
-    values = tensor.detach().flatten().to(wide)
+    """Count the finite values of a dense float tensor, of any shape, in bins.
+
+    Returns:
+        The fields of TensorBoard's message HistogramProto; None where no value is
+        finite.
+    """
+    values = tensor.detach().flatten().to(widest_type(tensor))
     if not torch.isfinite(values.sum()):  # a tenth of the time of looking at each
         values = values[torch.isfinite(values)]
     if not len(values):
@@ -142,6 +148,7 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
     ends = torch.aminmax(values)
     low = float(ends.min)
     high = float(ends.max)
+    # equal values get bins of some width around them; float64 keeps 1e-6 of a value
     margin = 0.0 if high > low else max(0.5, abs(low) * 1e-6)
     return {
         "min": low,
@@ -178,7 +185,7 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
 
 
 def require() -> None:
-    """Say early that events cannot be written."""
+    """Say before the run, with UsageError, that events cannot be written."""
     try:
         importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError as error:
@@ -188,12 +195,20 @@ def require() -> None:
 
 @contextmanager
 def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
-    """A board in a folder, closed at the end; None without one. Where the folder lies
-    `below` a run directory, it may not do so by a link."""
+    """A board in a folder, closed at the end; None without one.
+
+    Args:
+        folder: for the events; made where it is missing.
+        below: a run directory. A folder that lies in it may not do so by a link.
+
+    Raises:
+        UsageError: the package tensorboard is missing.
+    """
     if folder is None:
         yield None
         return
     require()
+    # as SummaryWriter names its files; TensorBoard shows those with `tfevents` in them
     name = f"{EVENTS[:-1]}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
     base = folder
     if below is not None and not os.path.relpath(folder, below).startswith(os.pardir):
@@ -206,5 +221,6 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
         opened_folder.create(name) as file,
     ):
         board = Board(file)
+        # TensorBoard takes a file without a version for an old one
         board.post((), file_version="brain.Event:2")
         yield board

@@ -15,7 +15,7 @@ from featviz.drawing.normalize import MODES, Scale
 from featviz.records import STAT_COLUMNS, Bytes, Floats, Integers
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 MIN, MAX, MEAN, STD, ZEROS, NONFINITE = range(6)
 """Columns of statistics, in the order of `records.STAT_COLUMNS`."""
@@ -25,8 +25,8 @@ FLAT = 2.0**-20
 rounding."""
 
 _FAR = 16.0
-"""Where zero lies further below a map than so many of its spans, half a level added to
-`low` would be lost in rounding, and takes a pass of its own."""
+"""Where zero lies further from a map than so many of its spans, half a level taken from
+`low` would be lost in rounding, and is added behind the multiplication."""
 
 _TINY = 1e-30
 """The reciprocal of a smaller span may overflow. Also the span where two percentiles
@@ -58,7 +58,7 @@ def statistics(
         first four; and how many values of each map are at `low` or below, or at `high`
         or above, which is empty unless `counted`.
     """
-    from featviz.drawing import loops
+    from featviz.drawing import loops  # numba takes a while to import
 
     outside = np.empty(len(maps) if counted else 0, np.int64)
     if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
@@ -66,34 +66,49 @@ def statistics(
     rows = np.require(np.asarray(maps), np.float32, ["C", "W"])
     rows = rows.reshape(len(rows), -1)
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
-    bounds = np.float32(low), np.float32(high)
     loops.statistics(
-        rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside
+        rows,
+        rows.view(np.int32),
+        stats,
+        stats.view(np.int32),
+        np.float32(low),
+        np.float32(high),
+        outside,
     )
-    # the loop leaves to numpy what has NaN, or needs float64
+    # the loop leaves to numpy what has NaN or needs float64
     for n in np.flatnonzero(stats[:, STD] < 0):
-        finite = rows[n][np.isfinite(rows[n])].astype(np.float64)
-        stats[n, :ZEROS] = math.nan
-        if len(finite):
-            stats[n, :ZEROS] = finite.min(), finite.max(), finite.mean(), finite.std()
+        stats[n, :ZEROS] = _exact_moments(rows[n])
     return stats, outside
 
 
+def _exact_moments(row: Floats) -> np.ndarray:
+    """Min, max, mean and deviation of a row's finite values, in float64; NaN where it
+    has none."""
+    finite = row[np.isfinite(row)].astype(np.float64)
+    if not len(finite):
+        return np.full(ZEROS, math.nan)
+    return np.array([finite.min(), finite.max(), finite.mean(), finite.std()])
+
+
 def statistics_on_device(rows: Tensor) -> Floats:
-    """The same where the values are, so that only the numbers are sent back."""
+    """The statistics of `statistics`, made where the values are, so that six numbers a
+    map are sent back, not the map.
+
+    Args:
+        rows: float32 [N, W], on any device.
+
+    Returns:
+        float32 [N, 6].
+    """
     import torch
 
     finite = torch.isfinite(rows)
     count = finite.sum(1)
-    low = (
-        torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
-    )
-    high = (
-        torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
-    )
-    # MPS has no float64
-    wide = torch.float32 if rows.device.type == "mps" else torch.float64
-    numbers = torch.where(finite, rows, 0.0).to(wide)
+    # extremes of nothing are infinite, which nobody would tell from values
+    empty = count == 0
+    low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(empty, torch.nan)
+    high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(empty, torch.nan)
+    numbers = torch.where(finite, rows, 0.0).to(widest_type(rows))
     mean = numbers.sum(1) / count
     deviation = torch.where(finite, numbers - mean[:, None], 0.0)
     std = (deviation.square().sum(1) / count).sqrt()
@@ -124,37 +139,43 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     return deviations
 
 
+def widest_type(tensor: Tensor) -> dtype:
+    """The type in which a tensor's device adds with the fewest losses: float64, which
+    Apple's devices (MPS) do not have."""
+    import torch
+
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     """The statistics of all maps together, from those of each.
 
     Args:
-        stats: [N, 6].
+        stats: float32 [N, 6].
         values: numbers in each map.
 
     Returns:
         min, max, mean, std (None where no value is finite), zero_fraction and
-        nonfinite.
+        nonfinite, by these names.
     """
     summary: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS)
-    zeros, nonfinite = stats[:, ZEROS:].sum(0, np.float64)
-    summary["zero_fraction"] = float(zeros) / len(stats)
-    summary["nonfinite"] = int(nonfinite)
     numbers = stats.astype(np.float64)
+    summary["zero_fraction"] = float(numbers[:, ZEROS].mean())
+    summary["nonfinite"] = int(numbers[:, NONFINITE].sum())
     finite = values - numbers[:, NONFINITE]
-    total = float(finite.sum())
-    if not total:
+    # maps without a finite value hold NaN
+    numbers = numbers[finite > 0]
+    finite = finite[finite > 0]
+    if not len(finite):
         return summary
-    if not finite.all():  # maps without a finite value hold NaN
-        numbers = numbers[finite > 0]
-        finite = finite[finite > 0]
-    means = numbers[:, MEAN]
-    stds = numbers[:, STD]
-    shares = finite / total
+    lows, highs, means, stds = numbers[:, :ZEROS].T
+    shares = finite / finite.sum()
     mean = float(shares @ means)
-    # The variance of all is that inside the maps, and that of their means.
+    # The variance of all values is that inside the maps and that of their means
+    # (the law of total variance).
     variance = float(shares @ (stds * stds + (means - mean) ** 2))
-    summary["min"] = float(numbers[:, MIN].min())
-    summary["max"] = float(numbers[:, MAX].max())
+    summary["min"] = float(lows.min())
+    summary["max"] = float(highs.max())
     summary["mean"] = mean
     summary["std"] = math.sqrt(variance)
     return summary
@@ -162,12 +183,12 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
 
 def is_constant(stats: Floats) -> np.ndarray:
     """bool [N]: which maps have one value everywhere, but for rounding, by their
-    statistics."""
+    statistics [N, 6]."""
     low = stats[:, MIN]
     high = stats[:, MAX]
-    flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
-    flat &= stats[:, NONFINITE] == 0
-    return flat
+    constant: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    constant &= stats[:, NONFINITE] == 0
+    return constant
 
 
 # Limits
@@ -175,12 +196,14 @@ def is_constant(stats: Floats) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ValueLimits:
-    """Values drawn darkest and brightest, float32 [N] or [1]; which `mode` they came
-    from."""
+    """The values of maps that are drawn darkest and brightest."""
 
     low: Floats
+    """Drawn darkest, float32 [N], or [1] for all maps alike."""
     high: Floats
+    """Drawn brightest, of the same shape."""
     mode: str
+    """The name in `normalize.MODES` of the mode that they came from."""
     shared: tuple[float, float] | None = None
     """The limits where all maps have the same."""
 
@@ -210,7 +233,7 @@ def limits(
 
     Args:
         maps: float32 [N, ...].
-        low, high: the finite extremes of each map, [N]; NaN where there are none.
+        low, high: the finite extremes of each map, float32 [N]; NaN where it has none.
         together: whether maps share the layer's scale in the mode `map`, too.
     """
     if np.isnan(low).all():
@@ -223,23 +246,24 @@ def limits(
     if mode in ("range", "none"):
         low_end, high_end = numbers or (0.0, 1.0)
         return ValueLimits.fixed(low_end, high_end, mode)
-    lowest = float(np.nanmin(low))
-    highest = float(np.nanmax(high))
-    if mode == "symmetric":
-        largest = max(abs(lowest), abs(highest)) or 1.0
-        return ValueLimits.fixed(-largest, largest, mode)
     if mode == "percentile":
         lowest, highest = np.percentile(_finite(maps), numbers).tolist()
         return ValueLimits.fixed(lowest, highest, mode)
-    if mode == "symmetric-percentile":
-        values = _finite(maps)
-        values = abs(values[values != 0])
-        largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
+    lowest = float(np.nanmin(low))
+    highest = float(np.nanmax(high))
+    if mode.startswith("symmetric"):
+        largest = max(abs(lowest), abs(highest)) or 1.0
+        if numbers:
+            # zeros do not count: a sparse gradient would have most values beyond
+            values = abs(_finite(maps))
+            values = values[values != 0]
+            largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
         return ValueLimits.fixed(-largest, largest, mode)
     return ValueLimits.fixed(lowest, highest, "layer")
 
 
 def _finite(maps: Tensor) -> Floats:
+    """The finite values of maps, [n]."""
     values: Floats = maps.cpu().numpy()
     return values[np.isfinite(values)]
 
@@ -258,11 +282,12 @@ def to_levels(
 
         floor((value - low) · factor + 1/2),  factor = (levels - 1) / (high - low),
 
-    where the half is added to `low` beforehand, which saves the loop an addition,
-    unless `low` is so large beside the span that the half would be lost in rounding.
+    where the half is taken from `low` beforehand, which saves the loop an addition:
+
+        floor((value - start) · factor),      start = low - 1 / (2 · factor)
 
     Args:
-        maps: [N, ...], on any device.
+        maps: float32 [N, ...], on any device.
         limits: of each map or of all.
         levels: how many there are; 0 is the darkest.
         nonfinite: the level of NaN and infinite values; None where there are none.
@@ -274,41 +299,39 @@ def to_levels(
 
     low = limits.low
     high = limits.high
-    clips = MODES[limits.mode].clips
     if nonfinite is not None:  # a map without any finite value has no limits
         low = np.nan_to_num(low)
         high = np.nan_to_num(high)
-    flat = np.zeros(len(low), bool)
-    if not clips:
-        flat = high - low <= FLAT * np.maximum(abs(high), abs(low))
-    span = np.where(flat, 1, high - low).astype(np.float32)
-    rows = maps
-    tiny = (span > 0) & (span < _TINY)
-    if tiny.any():
-        factors = np.where(tiny, _LARGER, np.float32(1))
-        low = low * factors
-        span = span * factors
-        times = factors if isinstance(maps, np.ndarray) else maps.new_tensor(factors)
-        rows = maps * times.reshape(-1, *[1] * (maps.ndim - 1))
+    clips = MODES[limits.mode].clips
+    # where values may lie outside the limits, equal limits say nothing of the map
+    constant = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    constant &= not clips
+    span = np.where(constant, 1, high - low).astype(np.float32)
+    values = maps
+    is_tiny = (span > 0) & (span < _TINY)
+    if is_tiny.any():
+        times = np.where(is_tiny, _LARGER, np.float32(1))
+        low = low * times
+        span = span * times
+        values = _multiplied(maps, times)
     span = np.maximum(span, np.float32(_TINY))
-    # Where zero lies far below the values, the half is added behind the multiplication
-    # instead.
-    is_far = bool((abs(low) > _FAR * span).any())
-    start = (low if is_far else low - span * np.float32(0.5 / (levels - 1))).astype(
-        np.float32
-    )
     factor = ((levels - 1) / span).astype(np.float32)
-    half = 0.5 if is_far else 0.0
+    start = low - span * np.float32(0.5 / (levels - 1))
+    half = 0.0
+    if (abs(low) > _FAR * span).any():
+        start = low
+        half = 0.5
+    start = start.astype(np.float32)
     top = levels - 0.5 if clips or nonfinite is not None else None
-    if isinstance(rows, np.ndarray) or rows.device.type == "cpu":
-        numbers = np.require(np.asarray(rows), np.float32, ["C", "W"])
-        count = len(numbers)
-        tiles = np.empty(numbers.shape, np.uint8)
+    if isinstance(values, np.ndarray) or values.device.type == "cpu":
+        rows = np.require(np.asarray(values), np.float32, ["C", "W"])
+        count = len(rows)
         if len(start) < count:
             start = start.repeat(count)
             factor = factor.repeat(count)
+        tiles = np.empty(rows.shape, np.uint8)
         loops.quantise(
-            numbers.reshape(count, -1),
+            rows.reshape(count, -1),
             start,
             factor,
             half,
@@ -316,17 +339,36 @@ def to_levels(
             tiles.reshape(count, -1),
         )
     else:
-        tiles = quantise_on_device(rows, start, factor, half, top)
-    # A constant map has no span to scale by: zero is black, anything else the middle
-    # grey, so that dead channels are told from others.
-    if flat.any():
-        middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
-        where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
-        tiles[where] = middle[flat].reshape(-1, *[1] * (tiles.ndim - 1))
+        tiles = quantise_on_device(values, start, factor, half, top)
+    if constant.any():
+        _fill_constant(tiles, constant, low, levels)
     if nonfinite is not None:
         array = maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
         tiles[~np.isfinite(array)] = nonfinite
     return tiles
+
+
+def _multiplied(maps: Tensor | np.ndarray, times: Floats) -> Tensor | np.ndarray:
+    """Maps [N, ...] times numbers [N] or [1], where the maps are."""
+    factors = times if isinstance(maps, np.ndarray) else maps.new_tensor(times)
+    return maps * factors.reshape(-1, *[1] * (maps.ndim - 1))
+
+
+def _fill_constant(
+    tiles: Bytes, constant: np.ndarray, low: Floats, levels: int
+) -> None:
+    """Draw constant maps, which have no span to scale by: zero is black, anything else
+    the middle level, so that dead channels are told from others.
+
+    Args:
+        tiles: uint8 [N, ...], to be changed.
+        constant: bool [N] or [1], which maps are constant.
+        low: of the same shape, their values.
+        levels: how many there are.
+    """
+    middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
+    drawn = constant if len(constant) == len(tiles) else constant.repeat(len(tiles))
+    tiles[drawn] = middle[constant].reshape(-1, *[1] * (tiles.ndim - 1))
 
 
 def quantise_on_device(
@@ -336,9 +378,9 @@ def quantise_on_device(
     back: (value - low) · factor + half, cut to whole numbers.
 
     Args:
-        maps: [N, ...].
-        low: [N], the value of each map that becomes level 0.
-        factor: [N], levels for each unit of a map's values.
+        maps: float32 [N, ...].
+        low: float32 [N] or [1], the value of each map that becomes level 0.
+        factor: float32 [N] or [1], levels for each unit of a map's values.
         half: 0.5 to round to the nearest level, 0 to cut.
         top: the highest level, to which values are clipped, and NaN becomes 0. None
             where all values are finite and known to fit 0..255.
@@ -353,6 +395,6 @@ def quantise_on_device(
 
 
 def to_pixels(picture: Tensor) -> Bytes:
-    """A picture [C, H, W] in 0..1 as pixels [H, W, C] in 0..255."""
+    """A picture [C, H, W] in 0..1 as pixels uint8 [H, W, C], rounded."""
     array: Bytes = (picture * 255 + 0.5).byte().permute(1, 2, 0).cpu().numpy()
     return array

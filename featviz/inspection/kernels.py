@@ -160,10 +160,9 @@ def _draw(
     stats = statistics(filters.kernels)[0]
     site = CaptureSite(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
-    weights = filters.kernels[0].numel()
-    capture = describe(
-        replace(picture, stats=stats), site, filters.weight_shape, file, weights
-    )
+    # statistics are of all weights, also where a tile is their mean
+    picture = replace(picture, stats=stats, values=filters.kernels[0].numel())
+    capture = describe(picture, site, filters.weight_shape, file)
     if capture.nonfinite:
         message = "%s holds %d NaN or infinite weights, shown in magenta"
         log.warning(message, layer.label, capture.nonfinite)

@@ -38,34 +38,43 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     arrangement: Arrangement = hints.arrangement or recognise(list(values.shape), hints)
     layout = LAYOUTS[arrangement.layout]
     by_name = {"": Maps(layout.name, layout.to_maps(values, arrangement))}
-    if not arrangement.prefix and not arrangement.suffix:
-        return by_name
+    if arrangement.prefix or arrangement.suffix:
+        by_name |= _tokens_beside(values, arrangement)
+    return by_name
+
+
+def _tokens_beside(values: Tensor, arrangement: Arrangement) -> dict[str, Maps]:
+    """The tokens before and behind the grid, by name: each a vector, several of a name
+    its rows."""
+    if arrangement.trace is None:
+        token_axis = LAYOUTS[arrangement.layout].token_axis or 0
+        tokens = values.movedim(token_axis, 1)[0].flatten(1)
+    else:  # they stand in front of each piece
+        *piece_axes, token_axis = arrangement.trace.axes
+        axes = [token_axis, *piece_axes]
+        tokens = values.movedim(axes, list(range(len(axes))))
+        tokens = tokens.reshape(*tokens.shape[: len(axes)], -1)
     indices = defaultdict[str, list[int]](list)
     for index, name in enumerate(arrangement.prefix):
         indices[name].append(index)
     for index, name in enumerate(arrangement.suffix, -len(arrangement.suffix)):
         indices[name].append(index)
-    if arrangement.trace is None:
-        tokens = values.movedim(layout.token_axis or 0, 1)[0].flatten(1)
-    else:  # they stand in front of each piece
-        *piece_axes, token_axis = arrangement.trace.axes
-        channel_axes = [
-            axis for axis in range(values.ndim) if axis not in arrangement.trace.axes
-        ]
-        tokens = values.permute(token_axis, *piece_axes, *channel_axes)
-        tokens = tokens.reshape(*tokens.shape[: 1 + len(piece_axes)], -1)
+    vector = LAYOUTS["vector"]
+    by_name = {}
     for name, rows in indices.items():
         vectors = tokens[rows].flatten(0, -2)
-        by_name[name] = Maps(
-            "vector", LAYOUTS["vector"].to_maps(vectors, Arrangement("vector"))
-        )
+        maps = vector.to_maps(vectors, Arrangement(vector.name))
+        by_name[name] = Maps(vector.name, maps)
     return by_name
 
 
 def to_floats(tensor: Tensor) -> Tensor:
-    """The values of a tensor of any real type as float32, in its shape, dequantised;
-    LayoutError for complex numbers, and for a tensor that is not dense or has no
-    values."""
+    """The values of a tensor of any real type as float32, in its shape, dequantised.
+
+    Raises:
+        LayoutError: it holds complex numbers, is not dense, or has no values; the
+            message goes on from the tensor's name.
+    """
     if tensor.is_complex():
         raise LayoutError(f"holds complex numbers ({tensor.dtype})")
     if tensor.is_quantized:
@@ -77,6 +86,7 @@ def to_floats(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         raise LayoutError("is on the device meta, where tensors have no values")
     try:
+        # of a lazily negated tensor numpy would see the numbers behind
         return tensor.float().resolve_neg()
     except RuntimeError:  # NotImplementedError, too
         raise LayoutError(

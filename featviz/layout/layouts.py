@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 BEFORE, BEHIND = "extra_token", "token_behind"
 """Names of tokens beside a grid that the model does not name."""
+# what convolutions of stride 2, one behind the other, make, and patches
 _USUAL_STRIDES = (1, 2, 4, 8, 16, 32, 64)
 _GRID = re.compile(r"([1-9]\d{,17})x([1-9]\d{,17})(?:\+(\d{1,4})(?:,(\d{1,4}))?)?")
-"""Few enough digits for int(), and for a name for each token beside the grid."""
+"""Height, width, tokens before and behind. Few enough digits for int(), and for a name
+for each token beside the grid."""
 STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES))
 """Pixels of the input from one place of a map to the next, the usual ones first."""
 
@@ -120,21 +122,22 @@ def _on_grid(channels: Tensor, arrangement: Arrangement) -> Tensor:
     """[D, T] to maps, without the tokens beside the grid."""
     end = channels.shape[1] - len(arrangement.suffix)
     tokens = channels[:, len(arrangement.prefix) : end].contiguous()
-    return tokens.view(
-        len(tokens), arrangement.time, arrangement.height, arrangement.width
-    )
+    return tokens.view(-1, arrangement.time, arrangement.height, arrangement.width)
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
     """Channels are along the last axis, the second one, or (heads of tokens) both."""
-    if channels in (array.shape[-1], array.shape[1]):
-        return _axis_first(array, -1 if array.shape[-1] == channels else 1)
+    for axis in (-1, 1):
+        if array.shape[axis] == channels:
+            return _axis_first(array, axis)
+    # [windows, heads, places, D] to [heads, D, places, windows]
     return array.swapaxes(0, 1).swapaxes(1, -1).reshape(channels, -1)
 
 
 def _attention(tensor: Tensor, arrangement: Arrangement) -> Tensor:
     """A map for each head (of each window), with a row for each query, a column for
     each key."""
+    # talking heads (CaiT) mix them by a linear layer, so they stand last
     if _has_heads_last(tensor.shape):
         return tensor[0].permute(2, 0, 1).contiguous()[:, None]
     return tensor.reshape(-1, 1, *tensor.shape[-2:])
@@ -146,6 +149,7 @@ def _has_heads_last(shape: Sequence[int]) -> bool:
 
 
 def _rows_of_attention(array: np.ndarray, channels: int) -> np.ndarray:
+    """[channels, T · T], a channel for each head of each window."""
     if _has_heads_last(array.shape):
         return _axis_first(array, -1)
     return array.reshape(-1, array.shape[-2] * array.shape[-1])
@@ -163,8 +167,20 @@ def channels_of_pieces(shape: Sequence[int], trace: Trace) -> list[int]:
 
 
 def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
-    """Put each value of a tensor back to its position in the map: [C, T, H, W]; padding
-    goes."""
+    """Put each value of a tensor back to its position in the map; padding goes.
+
+    Two windows of 2 × 2 values a to h, in a map of 2 rows:
+
+        a b c d      positions  0 1 4 5       a b e f
+        e f g h                 2 3 6 7       c d g h
+
+    Args:
+        tensor: pieces of a map, of any shape.
+        trace: with the positions of its values.
+
+    Returns:
+        [C, T, H, W].
+    """
     assert trace is not None and trace.grid is not None and trace.positions is not None
     channel_axes = channels_of_pieces(tensor.shape, trace)
     moved = {*trace.axes, *channel_axes}
@@ -174,11 +190,14 @@ def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
     rows = tensor.permute(*channel_axes, *other_axes, *trace.axes).reshape(
         -1, len(in_map)
     )
+    # each position of the map is there once, so that all of it is filled
     joined = tensor.new_empty(len(rows), int(in_map.sum()))
     joined[:, trace.positions[in_map]] = rows[:, in_map]
     return joined.reshape(-1, *trace.grid)
 
 
+# Maps that are no views are made contiguous: else each loop that reads their rows would
+# copy them anew.
 _EACH_CHANNEL = "a map for each channel"
 _TIME_STEPS = "for each channel the time steps side by side"
 _ON_GRID = "a map for each channel, on the grid of the tokens"
@@ -336,25 +355,42 @@ CHOICES = tuple(layout for layout in _ALL if not layout.of_pieces)
 
 
 def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
-    """Read `14x20`, `14x20+1` with the number of tokens in front of the grid, or
-    `14x20+1,10` with that of tokens behind it, too; 9999 at most."""
+    """Read the grid of `tokens:14x20+1,10`.
+
+    Args:
+        text: `14x20`, `14x20+1` with the number of tokens in front of the grid, or
+            `14x20+1,10` with that of tokens behind it, too; 9999 at most.
+        layout: that the arrangement will have, one of tokens.
+
+    Raises:
+        LayoutError: it is no grid.
+    """
     match = _GRID.fullmatch(text)
     if match is None:
         hint = (
             "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of"
-            " at most "
+            " at most 9999) in front, or 14x20+1,10 with ten behind"
         )
-        hint += "9999) in front, or 14x20+1,10 with ten behind"
         raise LayoutError(f"{quoted(repr(text))} is no grid", hint)
     height, width, before, behind = (int(number or 0) for number in match.groups())
+    # one cannot tell which of them are the model's own
     prefix = (BEFORE,) * before
     return Arrangement(layout, height, width, prefix=prefix, suffix=(BEHIND,) * behind)
 
 
 def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement | None:
-    """Find the grid into which `length` tokens divide the input; None where there is no
-    such grid. In front of it may be the model's prefix, the first part of it, or
-    nothing; one token where the model names none."""
+    """Find the grid into which tokens divide the input.
+
+    In front of it may be the model's own tokens, the first of them, or none; one token
+    where the model names none. 197 tokens of a square input are 1 and 14 × 14.
+
+    Args:
+        length: how many tokens there are, those beside the grid included.
+        layout: that the arrangement will have, one of tokens.
+
+    Returns:
+        None where there is no such grid.
+    """
     if hints.input_size is None:
         return None
     names = hints.prefix_tokens
@@ -362,6 +398,7 @@ def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement 
     time = hints.time_steps or 1
     for prefix in prefixes if names else [(), (BEFORE,)]:
         count, rest = divmod(length - len(prefix), time)
+        # a single token is no grid
         if rest != 0 or count < 2 or hints.token_count not in (None, count, length):
             continue
         for height, width in map_sizes(hints.input_size):
@@ -381,16 +418,15 @@ def map_sizes(size: Size) -> tuple[Size, ...]:
     maps only."""
     sizes: dict[Size, None] = {}
     for stride in STRIDES:
-        rounded = []  # for rows and columns: up, down, and one less
-        for pixels in size:
-            rounded.append(
-                (-(-pixels // stride), pixels // stride, pixels // stride - 1)
-            )
-        rows, columns = rounded
+        rows, columns = [
+            (-(-pixels // stride), pixels // stride, pixels // stride - 1)
+            for pixels in size
+        ]
         pairs = [*zip(rows, columns, strict=True)]
         if stride in _USUAL_STRIDES:
             pairs += product(rows[:2], columns[:2])
         for height, width in pairs:
             if height > 0 and width > 0 and (size[0] != size[1] or height == width):
+                # a dict keeps the order in which sizes came, each once
                 sizes[height, width] = None
     return tuple(sizes)

@@ -281,6 +281,6 @@ def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
         normalize.parse_scale("?")
     assert mode.spelling in str(caught.value.hint)
     option = next(p for p in run.params if p.name == "normalize")
-    assert f"{mode.spelling}: {mode.words}" in option.help
+    assert f"{mode.spelling}: {mode.description}" in option.help
     assert mode.legend
     assert all(0 <= level <= 255 and meaning for level, meaning in mode.legend)

@@ -35,19 +35,33 @@ class FollowedCall:
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """An argument by its index or its name."""
-        return (
-            self.args[index]
-            if len(self.args) > index
-            else self.kwargs.get(name, default)
-        )
+        if len(self.args) > index:
+            return self.args[index]
+        return self.kwargs.get(name, default)
+
+    def argument_along(
+        self, axis: int, index: int, name: str, default: Any = None
+    ) -> Any:
+        """An argument that is one number for all spatial axes, or one for each: that of
+        an axis of [N, C, ...], from 2 on."""
+        value = self.argument(index, name, default)
+        if isinstance(value, (tuple, list)):
+            return value[(axis - 2) % len(value)]
+        return value
 
     def repeat(self, function: Callable[..., Any], table: Any) -> Sequence[Tensor]:
         """The results of a function that takes a table in place of this call's first
-        argument."""
-        first = () if self.args else ("input", "self", "tensors")
-        kwargs = {
-            name: value for name, value in self.kwargs.items() if name not in first
-        }
+        argument.
+
+        Args:
+            function: of torch, or the like.
+            table: or several, for a function that joins tensors.
+        """
+        kwargs = dict(self.kwargs)
+        # torch names its first argument in one of these ways
+        if not self.args:
+            for name in ("input", "self", "tensors"):
+                kwargs.pop(name, None)
         result = function(table, *self.args[1:], **kwargs)
         return [result] if isinstance(result, Tensor) else result
 
@@ -57,8 +71,13 @@ class FollowedCall:
         tables: Sequence[Tensor | None],
         nothing: Tensor,
     ) -> Sequence[Tensor]:
-        """The table of joined tensors, filled with `nothing` where a tensor has no
-        table."""
+        """The table of joined tensors.
+
+        Args:
+            function: which joins, `torch.cat`.
+            tables: of each tensor; None for one without.
+            nothing: what its values say then, of one value.
+        """
         filled = []
         for tensor, table in zip(self.tensors, tables, strict=True):
             filled.append(nothing.expand(tensor.shape) if table is None else table)
@@ -86,7 +105,11 @@ def einsum_factors(
 ) -> list[Tensor]:
     """The tables of the factors of torch.einsum, with the axes of its output.
 
+    `bhid,bhjd->bhij` leaves of the first factor its axes b, h and i, of the second b, h
+    and j; d is summed over.
+
     Args:
+        call: of torch.einsum; its first argument is the equation.
         tables: of each factor; None for a factor without.
         sum_over: takes a table and the axes that are summed over; leaves one value
             along each.
@@ -100,13 +123,18 @@ def einsum_factors(
     for letters, table in zip(inputs.split(","), tables, strict=True):
         if table is None:
             continue
+        # letters that the output lacks are summed over
         summed = [axis for axis, letter in enumerate(letters) if letter not in output]
         table = sum_over(table, *summed)
+        # from behind, so that the axes in front keep their numbers
         for axis in reversed(summed):
             table = table.squeeze(axis)
+        # in the order of the output, with an axis of length 1 for what it lacks
         kept = [letter for letter in letters if letter in output]
-        table = table.permute(
-            [kept.index(letter) for letter in output if letter in kept]
-        )
-        factors.append(table[tuple(slice(None) if x in kept else None for x in output)])
+        shared = [letter for letter in output if letter in kept]
+        table = table.permute([kept.index(letter) for letter in shared])
+        for axis, letter in enumerate(output):
+            if letter not in kept:
+                table = table.unsqueeze(axis)
+        factors.append(table)
     return factors

@@ -48,12 +48,17 @@ class FieldTables(NamedTuple):
 
 Constant: TypeAlias = tuple[()]
 Fields: TypeAlias = FieldTables | Constant
-"""What a tensor sees; nothing, if it is made of parameters and constants alone."""
+"""What a tensor sees: CONSTANT if it is made of parameters and constants alone."""
 CONSTANT: Constant = ()
+"""It sees nothing; no tables, so that it is false."""
 
 
 def of_image(shape: Sequence[int]) -> FieldTables:
-    """Each pixel of [..., H, W] sees itself."""
+    """The fields of an image, of which each pixel sees itself.
+
+    Args:
+        shape: [..., H, W].
+    """
     rows = torch.arange(shape[-2], dtype=torch.float32)[:, None]
     columns = torch.arange(shape[-1], dtype=torch.float32)
     edges = FieldTables(tops=rows, lefts=columns, bottoms=-rows, rights=-columns)
@@ -74,10 +79,12 @@ class ReceptiveField:
     """What each position of a map [H, W] sees of the input, all channels together."""
 
     edges: Tensor
-    """[4, H, W]: for each position the numbers of `FieldTables`."""
+    """float32 [4, H, W]: for each position the numbers of `FieldTables`, in its order.
+    """
 
     def box(self, row: int, column: int) -> PixelBox | None:
-        """What a position sees; None where it sees only padding."""
+        """What the position at this row and column of the map sees; None where it sees
+        only padding."""
         return _to_box(self.edges[:, row, column].tolist())
 
     @cached_property
@@ -91,8 +98,10 @@ class ReceptiveField:
 
 
 def _to_box(edges: Sequence[float]) -> PixelBox | None:
+    """The box of four edges, top, left, bottom and right as `FieldTables` has them."""
     if min(edges) == 0:
         return None
+    # exact, since float32 counts whole numbers to 2 ** 24
     top, left, bottom, right = (int(edge + _FAR) for edge in edges)
     return PixelBox(left, top, 1 - right, 1 - bottom)
 
@@ -119,20 +128,23 @@ def result_fields(
         rule: of the function; None for one in no table.
         seen: what each of the call's tensors sees; None where nobody knows.
     """
-    unknown: list[Fields | None] = [None] * len(call.results)
-    known = [fields for fields in seen if fields is not None]
-    if rule is see_nothing or (len(known) == len(seen) and not any(known)):
+    result_tables: list[Fields | None] = [None] * len(call.results)
+    arguments = [fields for fields in seen if fields is not None]
+    is_known = len(arguments) == len(seen)
+    # of constants alone even a function without a rule makes a constant
+    if rule is see_nothing or (is_known and not any(arguments)):
         return [CONSTANT] * len(call.results)
-    if rule is None or len(known) < len(seen):
-        return unknown
+    if rule is None or not is_known:
+        return result_tables
     try:
-        fields = rule(call, known)
+        fields = rule(call, arguments)
     except MISFITS:
-        return unknown
+        return result_tables
+    # a rule may return fewer than there are results
     for index, (result, tables) in enumerate(zip(call.results, fields, strict=False)):
         if all(table.shape == result.shape for table in tables):
-            unknown[index] = tables
-    return unknown
+            result_tables[index] = tables
+    return result_tables
 
 
 def see_nothing(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
@@ -163,18 +175,23 @@ def _only(tables: Sequence[Tensor | None]) -> Tensor:
 
 
 def _around(tables: Iterable[Tensor | None]) -> Tensor:
-    """The boxes around those of several tables, whose shapes are broadcast."""
+    """The boxes around those of several tables, whose shapes are broadcast; None is left
+    out."""
     seen = [table for table in tables if table is not None]
     shape = torch.broadcast_shapes(*[table.shape for table in seen])  # type: ignore[no-untyped-call]
     # what is expanded stays so: channels, which all see the same, cost no time
-    slim = [
-        table[tuple(slice(None if n else 1) for n in table.stride())] for table in seen
-    ]
+    slim = []
+    for table in seen:
+        for axis, stride in enumerate(table.stride()):
+            if stride == 0:
+                table = table.narrow(axis, 0, 1)
+        slim.append(table)
     return reduce(torch.minimum, slim).expand(shape)
 
 
 def _slim(table: Tensor) -> Tensor:
     """The same table, expanded along axes where nothing changes."""
+    # where an axis is expanded already, it is slim enough: to compare takes time
     if 0 not in table.stride():
         for axis in range(table.ndim):
             if not varies(table, axis):
@@ -183,12 +200,12 @@ def _slim(table: Tensor) -> Tensor:
 
 
 def _mix(table: Tensor, *axes: int) -> Tensor:
-    """The boxes around all values along some axes, each of which has one value then."""
+    """The boxes around all values along these axes, each of which has length 1 then."""
     for axis in axes:
-        is_expanded = table.stride(axis) == 0 and table.shape[axis] > 0
-        table = (
-            table.narrow(axis, 0, 1) if is_expanded else table.amin(axis, keepdim=True)
-        )
+        if table.stride(axis) == 0 and table.shape[axis] > 0:
+            table = table.narrow(axis, 0, 1)  # expanded: all are the same
+        else:
+            table = table.amin(axis, keepdim=True)
     return table
 
 
@@ -236,13 +253,15 @@ def reduce_fields(
 ) -> Sequence[Tensor]:
     """The rule of a mean, a sum or a maximum over axes, or of the larger of two
     tensors."""
+    # torch.max(x, y)
     if len(call.tensors) == 2:
         return [_around(tables).expand(call.shape)]
     table = _only(tables)
-    dims = call.argument(1, "dim")
-    axes = (
-        range(table.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
-    )
+    axes = call.argument(1, "dim")
+    if axes is None:
+        axes = range(table.ndim)
+    elif isinstance(axes, int):
+        axes = [axes]
     mixed = _mix(table, *axes)
     if len(call.shape) != table.ndim:
         mixed = mixed.squeeze(tuple(axes))
@@ -261,9 +280,12 @@ def multiply_fields(
 ) -> Sequence[Tensor]:
     """The rule of products: rows of the first matrix with columns of the second."""
     first, second = tables
-    rows = None if first is None else _mix(first, -1)
-    columns = None if second is None else _mix(second, -2)
-    return [_around([rows, columns]).expand(call.shape)]
+    boxes = []
+    if first is not None:
+        boxes.append(_mix(first, -1))
+    if second is not None:
+        boxes.append(_mix(second, -2))
+    return [_around(boxes).expand(call.shape)]
 
 
 @_on_each_edge
@@ -275,17 +297,19 @@ def einsum_fields(
 
 
 def attend(token_axis: int) -> FieldRule:
-    """A rule for attention functions, where each query sees all keys and values."""
+    """A rule for attention functions, where each query sees all keys and values.
+
+    Args:
+        token_axis: the axis of keys and values that counts tokens.
+    """
 
     def fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
         query, *keys_and_values = tables[:3]
-        mixed = [
-            _mix(table, token_axis, -1)
-            for table in keys_and_values
-            if table is not None
-        ]
-        queries = None if query is None else _mix(query, -1)
-        return [_around([queries, *mixed]).expand(call.shape)]
+        boxes = [] if query is None else [_mix(query, -1)]
+        for table in keys_and_values:
+            if table is not None:
+                boxes.append(_mix(table, token_axis, -1))
+        return [_around(boxes).expand(call.shape)]
 
     return _on_each_edge(fields)
 
@@ -297,6 +321,9 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
 
         kernel 3, stride 2 on 5 positions    takes     0 1 2          position 0 of the result
                                                            2 3 4      position 1
+
+    The table along that axis is then gathered at these positions, and its minimum over
+    them is the box around what they see.
 
     Args:
         call: of tensors [N, C, ...].
@@ -310,75 +337,95 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
     tables: Sequence[Tensor] = seen[0]
     if not tables:
         raise ValueError("its first tensor must see something")
-    if "conv" in call.name:
+    if "conv" in call.name:  # of groups, too: their channels see the same pixels
         tables = [_mix(table, 1) for table in tables]
     for axis in range(2, len(call.shape)):
-        size = tables[0].shape[axis]
-        # [positions of the result, size]; bilinear weights next to zero are rounding
-        takes = _reached(call, axis, size)[:, 0].T.abs() > 1e-6
-        order = takes.int().argsort(1, descending=True)[:, : int(takes.sum(1).max())]
-        index = torch.where(takes.gather(1, order), order, size)
-        # a row of values that see nothing behind the last, for positions that take
-        # fewer
-        padding = [0, 0] * (len(call.shape) - 1 - axis) + [0, 1]
-        tables = [
-            functional.pad(table, padding)[(slice(None),) * axis + (index,)].amin(
-                axis + 1
-            )
-            for table in tables
-        ]
-    return [FieldTables._make(table.expand(call.shape) for table in tables)] * len(
-        call.results
+        index = _taken(call, axis, tables[0].shape[axis])
+        tables = [_gathered(table, axis, index) for table in tables]
+    edges = FieldTables._make(table.expand(call.shape) for table in tables)
+    return [edges] * len(call.results)
+
+
+def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
+    """Which positions of the argument each position of the result takes along an axis:
+    int64 [positions of the result, the most that one takes], filled up with `size`.
+
+    Args:
+        size: of the argument along the axis.
+    """
+    # bilinear weights next to zero are rounding
+    takes = _responses(call, axis, size)[:, 0].T.abs() > 1e-6
+    width = int(takes.sum(1).max())
+    # the positions that are taken first
+    order = takes.int().argsort(1, descending=True)[:, :width]
+    return torch.where(takes.gather(1, order), order, size)
+
+
+def _gathered(table: Tensor, axis: int, index: Tensor) -> Tensor:
+    """The boxes around the values that are taken along an axis.
+
+    Args:
+        index: [positions of the result, n], as from `_taken`.
+    """
+    # behind the last value one that sees nothing, for positions that take fewer
+    padding = [0, 0] * (table.ndim - 1 - axis) + [0, 1]
+    padded = functional.pad(table, padding)
+    rows = padded.index_select(axis, index.flatten())
+    shape = (*table.shape[:axis], *index.shape, *table.shape[axis + 1 :])
+    return rows.reshape(shape).amin(axis + 1)
+
+
+def _responses(call: FollowedCall, axis: int, size: int) -> Tensor:
+    """What a function makes of the rows of a unit matrix, along one of its axes:
+    float32 [size, 1, positions of the result]."""
+    unit = torch.eye(size)[:, None]
+    # conv2d and conv3d take the same arguments
+    name = call.name.rstrip("d123")
+    if name == "interpolate":
+        # The other axes have one position each, of which it may make several alike.
+        lengths = [1] * (len(call.shape) - 2)
+        lengths[axis - 2] = size
+        rows = unit.reshape(size, 1, *lengths)
+        (resized,) = call.repeat(functional.interpolate, rows)
+        along = resized.transpose(2, axis)
+        return along.reshape(size, 1, along.shape[2], -1)[..., 0]
+    if name.startswith("adaptive"):
+        length = call.argument_along(axis, 1, "output_size") or size
+        return functional.adaptive_avg_pool1d(unit, length)
+    if "conv" in name:
+        return _convolved(call, axis, unit)
+    return _pooled(call, axis, unit)
+
+
+def _convolved(call: FollowedCall, axis: int, unit: Tensor) -> Tensor:
+    """Rows [N, 1, size] under a convolution whose weights are 1, so that none hides what
+    it takes."""
+    kernel = torch.ones(1, 1, call.argument(1, "weight").shape[axis])
+    stride = call.argument_along(axis, 3, "stride", 1)
+    padding = call.argument_along(axis, 4, "padding", 0)
+    if not call.name.startswith("conv_transpose"):
+        dilation = call.argument_along(axis, 5, "dilation", 1)
+        return functional.conv1d(unit, kernel, None, stride, padding, dilation)
+    return functional.conv_transpose1d(
+        unit,
+        kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=call.argument_along(axis, 5, "output_padding", 0),
+        dilation=call.argument_along(axis, 7, "dilation", 1),
     )
 
 
-def _reached(call: FollowedCall, axis: int, size: int) -> Tensor:
-    """What a function makes of the rows of a unit matrix, along one of its axes: [size,
-    1, positions of the result]."""
-
-    def argument(index: int, name: str, default: Any = None) -> Any:
-        value = call.argument(index, name, default)
-        return (
-            value[(axis - 2) % len(value)]
-            if isinstance(value, (tuple, list))
-            else value
-        )
-
-    unit = torch.eye(size)[:, None]
-    name = call.name.rstrip("d123")
-    if name == "interpolate":
-        lengths = [size if other == axis else 1 for other in range(2, len(call.shape))]
-        (resized,) = call.repeat(
-            functional.interpolate, unit.reshape(size, 1, *lengths)
-        )
-        return resized.transpose(2, axis).reshape(size, 1, resized.shape[axis], -1)[
-            ..., 0
-        ]
-    if name.startswith("adaptive"):
-        return functional.adaptive_avg_pool1d(unit, argument(1, "output_size") or size)
-    if "conv" in name:
-        kernel = torch.ones(1, 1, call.argument(1, "weight").shape[axis])
-        stride = argument(3, "stride", 1)
-        padding = argument(4, "padding", 0)
-        if name != "conv_transpose":
-            dilation = argument(5, "dilation", 1)
-            return functional.conv1d(unit, kernel, None, stride, padding, dilation)
-        return functional.conv_transpose1d(
-            unit,
-            kernel,
-            stride=stride,
-            padding=padding,
-            output_padding=argument(5, "output_padding", 0),
-            dilation=argument(7, "dilation", 1),
-        )
-    kernel_size = argument(1, "kernel_size")
-    stride = argument(2, "stride") or kernel_size
-    padding = argument(3, "padding", 0)
-    if name == "avg_pool":
-        ceil_mode = argument(4, "ceil_mode", False)
+def _pooled(call: FollowedCall, axis: int, unit: Tensor) -> Tensor:
+    """Rows [N, 1, size] under an average or a maximum over windows."""
+    kernel_size = call.argument_along(axis, 1, "kernel_size")
+    stride = call.argument_along(axis, 2, "stride") or kernel_size
+    padding = call.argument_along(axis, 3, "padding", 0)
+    if call.name.startswith("avg_pool"):
+        ceil_mode = call.argument(4, "ceil_mode", False)
         return functional.avg_pool1d(unit, kernel_size, stride, padding, ceil_mode)
-    dilation = argument(4, "dilation", 1)
-    ceil_mode = argument(5, "ceil_mode", False)
+    dilation = call.argument_along(axis, 4, "dilation", 1)
+    ceil_mode = call.argument(5, "ceil_mode", False)
     return functional.max_pool1d(
         unit, kernel_size, stride, padding, dilation, ceil_mode
     )

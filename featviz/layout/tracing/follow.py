@@ -141,35 +141,49 @@ class Follower:
         """A layer or a function has returned."""
         number = self._calls[layer.name]
         self._calls[layer.name] += 1
+        # what is done to tables is no call of the model's
         with unwatched(), torch.no_grad():
             if layer.is_function:
                 arguments = tensors([args, kwargs], dense=True)
                 name = layer.type.removeprefix("fn:")
                 results = tensors(output, dense=True)
-                self._pass_on(
-                    layer, FollowedCall(name, args, kwargs, arguments, results)
-                )
+                call = FollowedCall(name, args, kwargs, arguments, results)
+                self._pass_on(layer, call)
             elif layer.name in self.mixer_names and isinstance(output, Tensor):
-                tables = [
-                    self._tag(tensor).positions for tensor in tensors(args, dense=True)
-                ]
+                # tokens come out where they went in
+                inputs = tensors(args, dense=True)
+                tables = [self._tag(tensor).positions for tensor in inputs]
                 positions = shared_positions(tables, output.shape)
                 self._tags[output] = replace(self._tag(output), positions=positions)
             if self.listener is not None:
                 made_by = self.listener(
                     layer, number, args, kwargs, output, self._made_by
                 )
-                for tensor in tensors(output) if made_by is not None else ():
-                    self._tags[tensor] = replace(self._tag(tensor), made_by=made_by)
+                self._note_call(output, made_by)
             if self._is_asked_for(layer):
-                for key, tensor in leaves(output):
-                    if isinstance(tensor, Tensor):
-                        self._note(layer, "output", key, tensor)
-                        fields = (
-                            None if self.constants is None else self._fields_of(tensor)
-                        )
-                        if fields:
-                            self.fields[layer.name, number, key] = fields
+                self._note_output(layer, number, output)
+
+    def _note_call(self, output: Any, made_by: int | None) -> None:
+        """Remember which call made the tensors of an output; None for no new one."""
+        if made_by is not None:
+            for tensor in tensors(output):
+                self._tags[tensor] = replace(self._tag(tensor), made_by=made_by)
+
+    def _note_output(self, layer: Layer, number: int, output: Any) -> None:
+        """Sum up what a layer returned.
+
+        Args:
+            number: of the layer's call.
+            output: of any type; tensors anywhere in it count.
+        """
+        for key, tensor in leaves(output):
+            if not isinstance(tensor, Tensor):
+                continue
+            self._note(layer, "output", key, tensor)
+            # what sees nothing has no tables
+            fields = None if self.constants is None else self._fields_of(tensor)
+            if fields:
+                self.fields[layer.name, number, key] = fields
 
     def _begin(self, image: Tensor) -> None:
         """Tag an input [N, C, H, W] or a clip; others have no positions."""
@@ -179,6 +193,7 @@ class Follower:
             self._tags[image] = Tag(positions, fields=fields, step=self._step)
 
     def _is_asked_for(self, layer: Layer) -> bool:
+        """Whether somebody will ask where the layer's tensors lie."""
         return self.listener is not None or layer.name in self.layer_names
 
     def _tag(self, tensor: Tensor) -> Tag:
@@ -188,13 +203,18 @@ class Follower:
         return self._tag(tensor).made_by
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
-        """Sum up the positions of a tensor, if it is the first of its shape."""
+        """Sum up the positions of a layer's tensor, if it is the first of its shape.
+
+        Args:
+            side, key: as those of `TraceKey`.
+        """
         if tensor.is_nested:
             return
         traces = self.traces[layer.name]
         trace_key = TraceKey(side, key, tuple(tensor.shape))
         if trace_key in traces:
             return
+        # summing up sorts all positions, so it is done once for a table
         tag = self._tag(tensor)
         trace = Trace()
         if tag.positions is not None:
@@ -204,8 +224,11 @@ class Follower:
         traces[trace_key] = replace(trace, is_weights=True) if tag.is_weights else trace
 
     def _pass_on(self, layer: Layer, call: FollowedCall) -> None:
-        """Tag the results of a function that a layer called. One that is not in
-        FUNCTIONS passes neither positions nor receptive fields on.
+        """Tag the results of a function that a layer called.
+
+        The rules of the function in FUNCTIONS say what its results inherit; one that is
+        not there keeps the positions of a tensor of the result's shape, and nobody
+        knows what its results see. So it is where a rule does not understand the call.
 
         Args:
             layer: in which the function ran.
@@ -213,6 +236,7 @@ class Follower:
         function = FUNCTIONS.get(call.name, FollowedFunction())
         positions = self._result_positions(function, call)
         fields = self._result_fields(function, call)
+        # the first argument's alone: scores @ values are values
         is_weights = bool(call.tensors) and self._tag(call.tensors[0]).is_weights
         weights = function.weight_rule(call, is_weights, self.in_attention(layer))
         for index, result in enumerate(call.results):
@@ -231,15 +255,16 @@ class Follower:
         """The table of each result of a call; None for those that lie nowhere in the
         image."""
         positions: list[Tensor | None] = [None] * len(call.results)
-        if call.tensors:
-            tables = [self._tag(tensor).positions for tensor in call.tensors]
-            with suppress(*MISFITS):  # called in a way that the rule does not know
-                made = function.position_rule(self._maps, call, tables)
-                for index, (result, table) in enumerate(
-                    zip(call.results, made, strict=False)
-                ):
-                    if table is not None and table.shape == result.shape:
-                        positions[index] = table
+        if not call.tensors:
+            return positions
+        tables = [self._tag(tensor).positions for tensor in call.tensors]
+        with suppress(*MISFITS):  # called in a way that the rule does not know
+            # a rule may return fewer tables than there are results
+            made = function.position_rule(self._maps, call, tables)
+            pairs = zip(call.results, made, strict=False)
+            for index, (result, table) in enumerate(pairs):
+                if table is not None and table.shape == result.shape:
+                    positions[index] = table
         return positions
 
     def _result_fields(
@@ -252,7 +277,7 @@ class Follower:
         fields = result_fields(function.field_rule, call, seen)
         is_in_place = bool(seen and fields) and call.results[0] is call.tensors[0]
         if is_in_place and (fields[0] is None or any(seen[1:])):
-            # views of the storage that was changed do not learn what they see now
+            # x[:, 0] = y: views of x's storage do not learn what they see now
             self._forget(call.tensors[0])
         return fields
 
@@ -262,7 +287,9 @@ class Follower:
             return CONSTANT
         tag = self._tag(tensor)
         change = self._changes.get(tensor.untyped_storage()._cdata)
-        return tag.fields if change is None or tag.step >= change.step else None
+        if change is not None and tag.step < change.step:
+            return None
+        return tag.fields
 
     def _forget(self, tensor: Tensor) -> None:
         """Whatever shares memory with a tensor sees something unknown from now on."""

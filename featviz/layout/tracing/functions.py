@@ -37,6 +37,7 @@ def no_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list
 def _softmax_weights(
     call: FollowedCall, is_weights: bool, in_attention: bool
 ) -> list[bool]:
+    # over the keys, which stand last: else it is a softmax of something else
     dim = call.argument(1, "dim")
     return [in_attention and dim in (-1, result.ndim - 1) for result in call.results]
 
@@ -44,6 +45,7 @@ def _softmax_weights(
 def _second_weights(
     call: FollowedCall, is_weights: bool, in_attention: bool
 ) -> list[bool]:
+    # it returns values and weights
     return [index == 1 for index in range(len(call.results))]
 
 
@@ -75,10 +77,12 @@ def _each(names: str, function: FollowedFunction) -> dict[str, FollowedFunction]
 
 
 def _item(table: Tensor, index: Any) -> Tensor:
-    parts = index if isinstance(index, tuple) else (index,)
-    return table[
-        tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)
-    ]
+    # tables are on the CPU, an index of the model's may lie elsewhere
+    if isinstance(index, Tensor):
+        index = index.cpu()
+    elif isinstance(index, tuple):
+        index = tuple(x.cpu() if isinstance(x, Tensor) else x for x in index)
+    return table[index]
 
 
 def _pad(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:

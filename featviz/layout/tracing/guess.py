@@ -42,7 +42,7 @@ so many rows that make a grid, outside attention, they are taken for tokens."""
 
 
 class Candidate(NamedTuple):
-    """A layout that a tensor may have."""
+    """An arrangement that a tensor may have."""
 
     arrangement: Arrangement
     reason: str
@@ -50,10 +50,11 @@ class Candidate(NamedTuple):
 
 
 class ShapeMaps(NamedTuple):
-    """What maps a tensor of some shape makes."""
+    """The maps that a tensor of a shape makes."""
 
     layout: str
     height: int
+    """In values, as the width."""
     width: int
 
 
@@ -127,32 +128,38 @@ class Override(NamedTuple):
 
 
 def parse_override(text: str) -> Override:
-    """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`. A selector
-    must match a layer without knowing the others, so it takes no index. UsageError for
-    anything else."""
+    """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`.
+
+    Raises:
+        UsageError: there is no such layout or grid, or a selector takes an index: it
+            must match a layer without knowing the others.
+    """
     selector_text, equals, layout_text = text.rpartition("=")
-    name, colon, grid = layout_text.partition(":")
     try:
-        layout = LAYOUTS.get(name)
-        if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
-            names = ", ".join(choice.name for choice in CHOICES)
-            hint = f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1"
-            raise LayoutError(f"{quoted(repr(layout_text))} is no layout", hint)
-        if colon:
-            parse_grid(grid)
+        _check_layout(layout_text)
         if not equals:
             return Override(None, layout_text)
         chosen = selectors.parse(selector_text)
         for selector in chosen:
             if selector.index is not None:
-                hint = "name the layers, for example layer1.*"
-                raise UsageError(
-                    f"selector {selector.text!r} takes no index here", hint
-                )
+                message = f"selector {selector.text!r} takes no index here"
+                raise UsageError(message, "name the layers, for example layer1.*")
     except (LayoutError, UsageError) as error:
         message = f"--tensor-layout {quoted(repr(text))}: {error.message}"
         raise UsageError(message, error.hint) from None
     return Override(chosen, layout_text)
+
+
+def _check_layout(text: str) -> None:
+    """Refuse a text that is no layout that the shape alone can have, with LayoutError."""
+    name, colon, grid = text.partition(":")
+    layout = LAYOUTS.get(name)
+    if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
+        names = ", ".join(choice.name for choice in CHOICES)
+        hint = f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1"
+        raise LayoutError(f"{quoted(repr(text))} is no layout", hint)
+    if colon:
+        parse_grid(grid)
 
 
 def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
@@ -178,6 +185,7 @@ def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
 
 
 def _by_shape(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
+    """The candidates of a shape, the likeliest first; none where it fits no layout."""
     if len(shape) in (1, 2):
         yield Candidate(Arrangement("vector"), "it has one or two axes")
     elif len(shape) == 3 and shape[0] == 1:
@@ -185,6 +193,7 @@ def _by_shape(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
     elif len(shape) == 4:
         yield from _of_four_axes(shape, hints)
     elif len(shape) == 5 and shape[0] != 1:
+        # queries of windows [3, windows, heads, T, D] have five axes, too
         if hints.channels == "first":
             yield Candidate(Arrangement("batch"), "the first of five axes counts items")
     elif len(shape) == 5:
@@ -216,11 +225,13 @@ def _of_three_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
 def _of_four_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
     """[1, C, H, W], [1, H, W, C], [1, heads, T, D], [1, T, heads, D], attention weights
     of tokens [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
+    # windows are told from a batch by the trace
     if shape[0] != 1:
         yield Candidate(Arrangement("batch"), "its first axis counts items")
     if hints.channels is not None:
         name = "nchw" if hints.channels == "first" else "nhwc"
         yield Candidate(Arrangement(name), f"its layer has channels {hints.channels}")
+    # a linear layer of as many features as tokens makes no weights
     if not hints.features_last and _pairs_tokens(shape[2:], hints):
         yield Candidate(
             Arrangement("attention"), "the last two axes count tokens, in an attention"
@@ -264,19 +275,23 @@ def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
 
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candidate]:
     """Those layouts whose token axis makes a grid; first the one that makes the
-    patches' grid."""
+    patches' grid.
+
+    Args:
+        names: of layouts of tokens, the likelier first.
+    """
     patch_grid = None
     if hints.input_size is not None and hints.patch_size is not None:
         sizes = zip(hints.input_size, hints.patch_size, strict=True)
         patch_grid = tuple(pixels // patch for pixels, patch in sizes)
-    found = []
+    arrangements = []
     for name in names:
         tokens = find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name)
         if tokens is not None:
-            found.append(tokens)
-    for tokens in sorted(
-        found, key=lambda grid: (grid.height, grid.width) != patch_grid
-    ):
+            arrangements.append(tokens)
+    # 196 tokens of 64 numbers make grids along both axes, [14, 14] and [8, 8]
+    arrangements.sort(key=lambda grid: (grid.height, grid.width) != patch_grid)
+    for tokens in arrangements:
         size = f"{tokens.height} × {tokens.width}"
         yield Candidate(tokens, f"its tokens make a grid of {size} of the input")
 
@@ -284,47 +299,59 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candida
 # By the trace
 
 
+_TOLD_BY_SHAPE = ("nchw", "nhwc", "vector")
+"""Layouts of shapes that no tokens, weights or batches have."""
+
+
 def _by_trace(
     shape: Sequence[int], hints: Hints, trace: Trace, by_shape: list[Candidate]
 ) -> list[Candidate]:
-    """What the trace says, and what the shape says (`by_shape`, at most one) where it
-    can tell."""
+    """The candidates of a tensor that was followed.
+
+    The trace proves where values lie, so it goes first where a shape proves little: of
+    tokens, of weights, of batches. A map whose rows and columns the shape shows is left
+    to the shape, unless the trace says that they are other ones.
+
+    Args:
+        trace: of the tensor; empty where it lies nowhere in the image.
+        by_shape: what its shape says, one candidate or none.
+    """
     layout = by_shape[0].arrangement.layout if by_shape else ""
-    is_tokens = bool(by_shape) and LAYOUTS[layout].token_axis is not None
+    is_tokens = layout in LAYOUTS and LAYOUTS[layout].token_axis is not None
     if is_tokens and hints.token_count:
-        return by_shape  # the model's modules say that so many tokens are mixed
-    # along both axes
+        # the model's modules say that so many tokens are mixed
+        return by_shape
+    # where both axes go through the image, a map was multiplied by weights
     weighs_positions = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}
     if trace.is_weights and min(shape[-2:]) > 1 and not weighs_positions:
-        return [
-            Candidate(Arrangement("attention"), "a softmax inside an attention made it")
-        ]
+        reason = "a softmax inside an attention made it"
+        return [Candidate(Arrangement("attention"), reason)]
     on_grid = [*_row_by_row(shape, hints, trace)]
     in_pieces = [*_in_pieces(shape, hints, trace)]
     if layout == "attention" and len(shape) == 4:
         # a square map with as many rows as there are tokens only looks like their
         # weights
-        maps = [
-            found for found in on_grid if found.arrangement.layout in ("nchw", "nhwc")
-        ]
-        return maps + in_pieces + by_shape
-    is_clip = layout in ("ncthw", "nthwc")
-    # tokens, weights averaged over heads and clips are told by the trace alone
-    is_uncertain = is_tokens or layout in ("", "batch", "sequence", "attention")
-    if is_uncertain or (is_clip and hints.time_steps is None):
-        in_rows = Candidate(
-            Arrangement("sequence"), "its rows lie nowhere in the image"
-        )
-        can_be_rows = len(shape) in (3, 4) and layout != "batch"
-        return on_grid + in_pieces + ([in_rows] if can_be_rows else []) + by_shape
-    if not _is_folded(shape, hints, trace, layout):
-        return by_shape
-    return on_grid + in_pieces + by_shape
+        return [*filter(_is_map, on_grid), *in_pieces, *by_shape]
+    # five axes are a clip where the input is one
+    is_clip = layout in ("ncthw", "nthwc") and hints.time_steps is not None
+    if is_clip or layout in _TOLD_BY_SHAPE:
+        if not _is_folded(shape, hints, trace, layout):
+            return by_shape
+        return [*on_grid, *in_pieces, *by_shape]
+    rows = []
+    if len(shape) in (3, 4) and layout != "batch":
+        reason = "its rows lie nowhere in the image"
+        rows.append(Candidate(Arrangement("sequence"), reason))
+    return [*on_grid, *in_pieces, *rows, *by_shape]
+
+
+def _is_map(candidate: Candidate) -> bool:
+    return candidate.arrangement.layout in ("nchw", "nhwc")
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
     """Whether the rows and columns of a layout are none of the map's, in whatever
-    order."""
+    order: MobileViTV2 carries [1, C, 4, N], the offset in a patch by the patch."""
     axes = LAYOUTS[layout].spatial_axes
     if axes is None or trace.positions is None or trace.grid is None:
         return False
@@ -335,6 +362,7 @@ def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) ->
         return False  # scores of queries and keys
     if trace.axes != tuple(axis for axis in axes if shape[axis] > 1):
         return True
+    # Of a map, all values of a row lie in one row of the image, and so do columns.
     rows, columns = divmod(trace.positions.reshape(sizes), trace.grid[2])
     return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
 
@@ -365,20 +393,21 @@ def _row_by_row(
         return
     (in_grid,) = (trace.positions >= 0).nonzero()
     before = int(in_grid[0])
-    behind = len(trace.positions) - 1 - int(in_grid[-1])
-    on_grid = trace.positions[before : len(trace.positions) - behind]
-    if bool((on_grid < 0).any() or (on_grid[1:] <= on_grid[:-1]).any()):
+    end = int(in_grid[-1]) + 1
+    # a token amid the grid has -1, less than the position before it
+    on_grid = trace.positions[before:end]
+    if bool((on_grid[1:] <= on_grid[:-1]).any()):
         return
     time, height, width = trace.grid
     reason = "its values lie in the image row by row"
     if LAYOUTS[name].token_axis is None:
-        if time == 1 and before + behind == 0:
+        if time == 1 and len(on_grid) == len(trace.positions):
             yield Candidate(Arrangement(name), reason)
         return
     names = hints.prefix_tokens[:before]
     # others stand in front of the model's own
     prefix = (BEFORE,) * (before - len(names)) + names
-    suffix = (BEHIND,) * behind
+    suffix = (BEHIND,) * (len(trace.positions) - end)
     yield Candidate(Arrangement(name, height, width, time, prefix, suffix), reason)
 
 
@@ -395,19 +424,28 @@ def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Can
     is_ordered = bool((trace.positions[1:] > trace.positions[:-1]).all())
     if time > 1 and len(trace.axes) == 3 and is_ordered:
         return  # a clip, or whole frames
-    channel_axes = channels_of_pieces(shape, trace)
+    if not _has_channels(shape, trace):
+        return
+    # the model's own tokens lie nowhere in all pieces, padding in a few
+    pieces = trace.positions.reshape(-1, shape[trace.axes[-1]])
+    lies_nowhere = pieces.max(0) < 0
+    prefix = hints.prefix_tokens
+    if not lies_nowhere[: len(prefix)].all():
+        prefix = ()
+    if len(trace.axes) == 1 and lies_nowhere[len(prefix) :].any():
+        return
+    arrangement = Arrangement("windows", height, width, time, prefix, trace=trace)
+    yield Candidate(arrangement, "it holds each position of a map once, in pieces")
+
+
+def _has_channels(shape: Sequence[int], trace: Trace) -> bool:
+    """Whether the axes of pieces along which positions do not change can count
+    channels."""
+    axes = channels_of_pieces(shape, trace)
     last = len(shape) - 1
-    # heads of tokens; of equal sizes, they are the weights of windows
-    has_heads = channel_axes == [1, 3] and last == 3 and shape[2] != shape[3]
-    is_folded = not channel_axes and len(trace.axes) > 1
-    if not has_heads and not is_folded and channel_axes not in ([1], [last]):
-        return
-    lies_nowhere = trace.positions.reshape(-1, shape[trace.axes[-1]]).max(0) < 0
-    before = len(hints.prefix_tokens)
-    if not lies_nowhere[:before].all():
-        before = 0
-    if len(trace.axes) == 1 and lies_nowhere[before:].any():
-        return
-    prefix = hints.prefix_tokens[:before]
-    pieces = Arrangement("windows", height, width, time, prefix, trace=trace)
-    yield Candidate(pieces, "it holds each position of a map once, in pieces")
+    if not axes:
+        return len(trace.axes) > 1  # pieces of one channel
+    if axes == [1, 3] and last == 3:
+        # heads of tokens; of equal sizes, they are the weights of windows
+        return shape[2] != shape[3]
+    return axes in ([1], [last])

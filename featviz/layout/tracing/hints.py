@@ -93,21 +93,22 @@ class HintBook:
 
     def of_layer(self, layer: Layer) -> Hints:
         """The hints for a layer's tensors, as far as its module gives them."""
-        if layer.name not in self._by_layer:
-            hints = self._by_module.get(layer.owner, Hints())
-            if layer.is_function:
-                hints = replace(hints, channels=None, border=1, features_last=False)
-            for override in self._overrides:
-                if override.selectors is None or selectors.select(
-                    [layer], override.selectors
-                ):
-                    hints = replace(hints, override=override.layout)
-            self._by_layer[layer.name] = hints
-        return self._by_layer[layer.name]
+        if layer.name in self._by_layer:
+            return self._by_layer[layer.name]
+        hints = self._by_module.get(layer.owner, Hints())
+        if layer.is_function:
+            # a convolution's functions may make anything of its weights
+            hints = replace(hints, channels=None, border=1, features_last=False)
+        for override in self._overrides:
+            chosen = override.selectors
+            if chosen is None or selectors.select([layer], chosen):
+                hints = replace(hints, override=override.layout)
+        self._by_layer[layer.name] = hints
+        return hints
 
     def of_tensor(self, site: CaptureSite, tensor: Tensor) -> Hints:
-        """The hints for one tensor of a layer, with what was followed in a forward
-        pass."""
+        """The hints for one tensor of a layer, with what was followed in a forward pass
+        and, where one fits, the arrangement that was decided on."""
         if tensor.is_nested:  # has no shape
             return self.of_layer(site.layer)
         shape = tensor.shape
@@ -128,6 +129,7 @@ class HintBook:
         if name not in self._explained:
             self._explained.add(name)
             log.debug("%s %s %s: %s", site.layer.label, site.stem, list(shape), reason)
+        # during the pass that is followed, a later call may bring a trace
         if self.is_traced:
             self._by_tensor[name] = hints
         return hints
@@ -168,7 +170,7 @@ class HintBook:
 
     def settle_as(self, other: HintBook) -> None:
         """Follow no pass of this shape, where one of another shape was followed and the
-        layout of no layer depends on it."""
+        layout of no layer depends on it: following takes as long as the pass."""
         self.is_traced = other.is_traced and not other.depends_on_traces
 
     @contextmanager
@@ -191,20 +193,21 @@ class HintBook:
         if self.is_traced:
             yield
             return
-        constants = (*model.parameters(), *model.buffers())
+        constants = None
+        if fields:
+            constants = set(map(id, (*model.parameters(), *model.buffers())))
         mixer_names = {
             name for name, hints in self._by_module.items() if hints.token_count
         }
         self._follower = follower = Follower(
             layer_names={layer.name for layer in layers},
             mixer_names=mixer_names,
-            in_attention=lambda layer: (
-                self._by_module.get(layer.owner, Hints()).in_attention
-            ),
+            in_attention=lambda layer: self.of_layer(layer).in_attention,
             channel_axis=_channel_axis(_first_convolution(model), self.input_shape),
-            constants={id(tensor) for tensor in constants} if fields else None,
+            constants=constants,
             listener=listener,
         )
+        # hooks cost time: without a listener only where somebody will ask
         modules = list_layers(model)
         if listener is None:
             names = {"", *follower.layer_names, *mixer_names}
@@ -225,13 +228,15 @@ class HintBook:
         self.is_traced = True
 
     def _traces(self, layer: Layer) -> dict[TraceKey, Trace]:
-        return (
-            {} if self._follower is None else self._follower.traces.get(layer.name, {})
-        )
+        """What was followed to a layer's tensors; nothing before a pass was followed."""
+        if self._follower is None:
+            return {}
+        return self._follower.traces.get(layer.name, {})
 
 
 def _is_decided_by_trace(shape: Sequence[int], hints: Hints, trace: Trace) -> bool:
-    """Whether the shape alone might say another layout than the trace does."""
+    """Whether the shape alone might say another layout than the trace does, so that a
+    pass has to be followed for each shape of input."""
     if len(shape) == 3 or trace.is_weights or hints.in_attention:
         return True
     sizes = (tuple(shape[1:3]), tuple(shape[2:4]))
@@ -255,13 +260,13 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
 
 
 def _of_model(model: nn.Module, input_shape: tuple[int, ...]) -> Hints:
-    """What holds for all modules."""
+    """The hints that hold for all modules."""
     first = _first_convolution(model)
     time_steps = patch_size = None
     if len(input_shape) == 5:
         stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
         time_steps = ceil(input_shape[3 - _channel_axis(first, input_shape)] / stride)
-    # patches do not overlap
+    # only a convolution whose windows do not overlap makes patches
     if first is not None and first.stride == first.kernel_size:
         patch_size = first.stride[-2], first.stride[-1]
     transform = _detection_transform(model)
@@ -286,14 +291,11 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
         channels = "last"
     token_count = None if name == "backbone" else outer.token_count
     if name.endswith("_tokens"):  # mlp_tokens and linear_tokens of MLP-Mixers
-        linear_layers = [
-            inner for inner in module.modules() if isinstance(inner, nn.Linear)
-        ]
-        if linear_layers:
-            token_count = linear_layers[0].in_features
-    is_attention = (
-        "Attention" in class_name or _ATTENTION.search(child_name) is not None
-    )
+        for inner in module.modules():
+            if isinstance(inner, nn.Linear):
+                token_count = inner.in_features
+                break
+    is_attention = "Attention" in class_name or bool(_ATTENTION.search(child_name))
     return replace(
         outer,
         in_attention=outer.in_attention or is_attention,
@@ -352,6 +354,7 @@ def _input_size(input_shape: tuple[int, ...], transform: Any) -> Size | None:
 
 
 def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
+    """The convolution that sees the image first, in the order of modules."""
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
             return module
@@ -365,6 +368,6 @@ def _channel_axis(
     transformers has them; a Conv2d sees frames."""
     if first is None or len(input_shape) != 5 or input_shape[2] != first.in_channels:
         return 1
-    return (
-        2 if isinstance(first, nn.Conv2d) or input_shape[1] != first.in_channels else 1
-    )
+    # axis 1 may be as long: a clip [1, C, T, H, W] of as many steps as channels
+    is_ambiguous = input_shape[1] == first.in_channels
+    return 1 if is_ambiguous and isinstance(first, nn.Conv3d) else 2

@@ -41,6 +41,7 @@ class SourceMap(NamedTuple):
     """Number of its first position; the others follow row by row, time step by time
     step."""
     time: int
+    """Time steps; 1 for an image."""
     height: int
     width: int
 
@@ -58,8 +59,15 @@ class SourceMaps:
         self._maps: list[SourceMap] = []
 
     def begin(self, size: Sequence[int]) -> Tensor:
-        """Begin a map [height, width] or [time, height, width]; its positions in this
-        shape."""
+        """Begin a map.
+
+        Args:
+            size: height and width, or time steps, height and width.
+
+        Returns:
+            Its positions, float64 of this shape. float64 counts exactly to 2**53, and
+            is a type that all functions take.
+        """
         first = self._maps[-1].end if self._maps else 1
         *time, height, width = size
         self._maps.append(SourceMap(first, prod(time), height, width))
@@ -67,14 +75,22 @@ class SourceMaps:
         return numbers.reshape(*size)
 
     def table(self, shape: Sequence[int], channel_axis: int = 1) -> Tensor:
-        """Positions of a new map for a tensor [N, C, H, W], [N, C, T, H, W] or, with
-        channel axis 2, [N, T, C, H, W]."""
+        """Positions of a new map for a tensor, of its shape, alike in all channels.
+
+        Args:
+            shape: [N, C, H, W], [N, C, T, H, W] or, with channel axis 2, [N, T, C, H, W].
+            channel_axis: 1 or 2.
+        """
         positions = self.begin([*shape[1:channel_axis], *shape[channel_axis + 1 :]])
         return positions.unsqueeze(channel_axis - 1).expand(*shape)
 
     def map_of(self, numbers: Tensor) -> SourceMap | None:
         """The one map to which all numbers but 0 belong; None where there are none or
-        several."""
+        several.
+
+        Args:
+            numbers: of positions, of any shape.
+        """
         numbers = numbers[numbers > 0]
         if numbers.numel() == 0:
             return None
@@ -103,6 +119,7 @@ class SourceMaps:
             raise ValueError("no patches of one image")
         in_image = (table > 0).double()
         count = in_image.sum(-1).clamp(min=1)
+        # padding counts neither for the sum nor for the count
         index = table - source.first
 
         def means(values: Tensor) -> Tensor:
@@ -111,6 +128,7 @@ class SourceMaps:
 
         row_means, rows = _ranked(means(index // source.width))
         column_means, columns = _ranked(means(index % source.width))
+        # patches of a grid have each pair of a row and a column once
         cells = rows * len(column_means) + columns
         size = len(row_means), len(column_means)
         if prod(size) != cells.numel() or len(torch.unique(cells)) != cells.numel():
@@ -120,42 +138,52 @@ class SourceMaps:
     def trace(self, table: Tensor) -> Trace:
         """Sum up a table whose values lie on a map, or evenly spread over it; or whose
         rows do, of values that lie near to each other, as patches that nobody has mixed
-        yet."""
-        axes = tuple(axis for axis in range(table.ndim) if varies(table, axis))
-        if not axes:
-            return Trace()
-        numbers = table[
-            tuple(slice(None) if axis in axes else 0 for axis in range(table.ndim))
-        ]
-        trace = self._trace_of(numbers.flatten(), axes)
-        if trace.grid is None and len(axes) == 2 and table.ndim == 3:
-            for axis in axes:
-                with suppress(ValueError):
-                    patches = self.merge(table.movedim(axis, 0).flatten(1))
-                    return self._trace_of(patches.flatten(), (axis,))
+        yet.
+
+        Returns:
+            An empty trace for any other table.
+        """
+        axes = []
+        numbers = table
+        for axis in range(table.ndim):
+            if varies(table, axis):
+                axes.append(axis)
+            else:
+                numbers = numbers.narrow(axis, 0, 1)
+        trace = self._trace_of(numbers.flatten(), tuple(axes))
+        if trace.grid is not None or len(axes) != 2 or table.ndim != 3:
+            return trace
+        for axis in axes:
+            with suppress(ValueError):
+                patches = self.merge(table.movedim(axis, 0).flatten(1))
+                return self._trace_of(patches.flatten(), (axis,))
         return trace
 
     def _trace_of(self, numbers: Tensor, axes: tuple[int, ...]) -> Trace:
-        """The trace of positions [N] that are all of a map's, or every n-th row and
-        column of it, each once; an empty one for others."""
+        """The trace of positions that are all of a map's, or every n-th row and column
+        of it, each once; an empty one for others.
+
+        Args:
+            numbers: [N], of positions; 0 for values that lie nowhere.
+            axes: the axes of the tensor along which they stand.
+        """
         source = self.map_of(numbers)
-        if source is None:
+        if not axes or source is None:
             return Trace()
         in_image = numbers > 0
         positions = (numbers[in_image] - source.first).long()
-        grid = source[1:]
+        grid = (source.time, source.height, source.width)
         if len(positions) < prod(grid) and source.time == 1:
+            # a slice with a step, x[:, ::2], keeps a coarser map
             kept_rows, rows = _ranked(positions // source.width)
             kept_columns, columns = _ranked(positions % source.width)
-            if not _is_even(kept_rows, source.height) or not _is_even(
-                kept_columns, source.width
-            ):
+            is_even = _is_even(kept_rows, source.height)
+            if not is_even or not _is_even(kept_columns, source.width):
                 return Trace()
-            grid = 1, len(kept_rows), len(kept_columns)
+            grid = (1, len(kept_rows), len(kept_columns))
             positions = rows * len(kept_columns) + columns
-        if len(positions) != prod(grid) or len(torch.unique(positions)) != len(
-            positions
-        ):
+        count = prod(grid)
+        if len(positions) != count or len(torch.unique(positions)) != count:
             return Trace()
         everywhere = torch.full(numbers.shape, -1, dtype=torch.long)
         everywhere[in_image] = positions
@@ -163,14 +191,19 @@ class SourceMaps:
 
 
 def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values, the smallest first, and the rank of each value among them."""
+    """The distinct values, the smallest first, and the rank of each value among them,
+    from 0."""
     distinct, ranks = torch.unique(values, return_inverse=True)
     return distinct, ranks
 
 
 def _is_even(kept: Tensor, length: int) -> bool:
-    """Whether the rows (or columns) that were kept of so many are every n-th one, to
-    the end."""
+    """Whether rows (or columns) are every n-th one of all, to the end.
+
+    Args:
+        kept: their numbers, [n], rising.
+        length: how many there are.
+    """
     steps = torch.unique(kept.diff()).tolist()
     if len(steps) > 1:
         return False
@@ -204,20 +237,30 @@ def by_first_table(rule: FirstTableRule) -> PositionRule:
 
 
 def move_positions(function: Callable[..., Any]) -> PositionRule:
-    """A rule for a function that moves values and changes none."""
-    return lambda maps, call, tables: (
-        [] if tables[0] is None else call.repeat(function, tables[0])
-    )
+    """A rule for a function that moves values and changes none: it does the same to
+    their positions."""
+
+    def positions(
+        maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
+    ) -> Sequence[Tensor]:
+        return [] if tables[0] is None else call.repeat(function, tables[0])
+
+    return positions
 
 
 def join_positions(function: Callable[..., Any]) -> PositionRule:
-    """A rule for a function that joins tensors."""
+    """A rule for a function that joins tensors: a class token lies nowhere, and the
+    tokens behind it keep their positions."""
     nothing = torch.zeros(1, dtype=torch.float64)
-    return lambda maps, call, tables: (
-        []
-        if all(table is None for table in tables)
-        else call.join(function, tables, nothing)
-    )
+
+    def positions(
+        maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
+    ) -> Sequence[Tensor]:
+        if all(table is None for table in tables):
+            return []
+        return call.join(function, tables, nothing)
+
+    return positions
 
 
 def lose_positions(
@@ -242,6 +285,7 @@ def shared_positions(
     for table in traced:
         if table.shape == shape:
             return table
+    # a smaller operand, which the function itself would spread out
     for table in traced:
         expanded = spread(table, shape)
         if expanded is not None:
@@ -253,9 +297,8 @@ def _keep_rows(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
     last = table.ndim - 1
     if not varies(table, last):
         return table[..., :1].expand(call.shape)
-    if table.shape == call.shape and not any(
-        varies(table, axis) for axis in range(last)
-    ):
+    is_along_last = not any(varies(table, axis) for axis in range(last))
+    if is_along_last and table.shape == call.shape:
         # a layer that mixes the tokens themselves, [1, C, T], and returns as many
         return table
     return maps.merge(table).expand(call.shape)
@@ -281,7 +324,9 @@ def multiply(
 ) -> Sequence[Tensor | None]:
     """The rule of products of matrices: the rows of the first factor, or, where they
     lie nowhere, the columns of the second."""
-    first, second = tables[0], tables[min(1, len(tables) - 1)]
+    # queries @ keys, scores @ values: a row of the product is that of a query
+    first = tables[0]
+    second = tables[-1]  # the same, where a tensor is multiplied with itself
     rows = None
     if first is not None and not varies(first, -1):
         rows = spread(first.narrow(-1, 0, 1), call.shape)
@@ -293,15 +338,24 @@ def multiply(
 
 
 def _in_windows(rows: Tensor, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """Queries that are the same in each window lie where the window's own tokens do."""
+    """Where queries lie: those that are the same in each window (a parameter), where
+    the window's own tokens do.
+
+    Args:
+        rows: positions of the queries.
+        keys: of the keys, [windows, ..., tokens, D]; None where they lie nowhere.
+        shape: of the result.
+    """
     if keys is None or keys.shape[:-1] != shape[:-1] or varies(rows, 0):
         return rows
+    # only keys that differ from window to window, and within each
     if not varies(keys, 0) or not varies(keys, -2):
         return rows
     return keys[..., :1].expand(shape)
 
 
 def _sum_over(table: Tensor, *axes: int) -> Tensor:
+    """One position along axes that are summed over; ValueError where there are more."""
     for axis in axes:
         if varies(table, axis):
             raise ValueError("positions are mixed")
@@ -312,6 +366,7 @@ def _sum_over(table: Tensor, *axes: int) -> Tensor:
 @by_first_table
 def multiply_by_letters(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
     """The rule of torch.einsum: its first factor says where the result lies."""
+    # of `bij,bjd->bid` the first factor has the rows of the result, as in a product
     others = [None] * (len(call.tensors) - 1)
     factors = einsum_factors(call, [table, *others], _sum_over)
     return factors[0].expand(call.shape)
@@ -323,15 +378,17 @@ def reduce_positions(
 ) -> Tensor | None:
     """The rule of a mean or a maximum: along axes where positions do not change, or
     over patches, as Hiera pools its queries."""
-    dims = call.argument(1, "dim")
-    if isinstance(dims, Tensor):  # torch.max(x, y), the larger of two
+    axes = call.argument(1, "dim")
+    if isinstance(axes, Tensor):  # torch.max(x, y), the larger of two
         return table if table.shape == call.shape else None
-    axes = [dims] if isinstance(dims, int) else dims
-    if not axes:
+    if isinstance(axes, int):
+        axes = [axes]
+    if not axes:  # of all values, which lie everywhere
         return None
     keepdim = table.ndim == len(call.shape)
     if not any(varies(table, axis) for axis in axes):
         return table.amax(list(axes), keepdim=keepdim)
+    # what is alike along an axis need not be merged for each of its values
     for axis in range(table.ndim):
         if not varies(table, axis):
             table = table.narrow(axis, 0, 1)
@@ -345,31 +402,46 @@ def resample(
 ) -> Sequence[Tensor | None]:
     """The rule of resizing: it keeps the positions, or makes a map of another
     resolution."""
-    table, shape = tables[0], call.shape
+    table = tables[0]
+    shape = call.shape
     if table is None or table.ndim not in (4, 5):
         return []
     varies_by_channel = varies(table, 1)
     if table.shape[2:] == shape[2:] and not varies_by_channel:
         return [table[:, :1].expand(shape)]
+    # a picture whose rows and columns are none of the image's
     if not varies(table, -1) or not varies(table, -2):
         return []
     if not varies(table, 0):  # one image, or heads of it
         return [maps.table(shape)]
     if _is_clip_of_frames(maps, table):
         return [maps.table([1, *shape], channel_axis=2)[0]]
-    # pieces of a map, each of which became smaller by a whole factor
+    return [] if varies_by_channel else _shrink_pieces(maps, table, shape)
+
+
+def _shrink_pieces(
+    maps: SourceMaps, table: Tensor, shape: Sequence[int]
+) -> Sequence[Tensor]:
+    """Pieces of a map, each of which became smaller by whole factors: a value lies in
+    the middle of the block of values that it was made of.
+
+    Args:
+        table: [pieces, C, H, W], alike in all channels.
+        shape: of the result, [pieces, C, rows, columns].
+    """
     count, _, height, width = table.shape
     rows, columns = shape[2:]
-    if height % rows or width % columns or varies_by_channel:
+    if height % rows or width % columns:
         return []
     blocks = table[:, :1].reshape(
         count, 1, rows, height // rows, columns, width // columns
     )
-    return [maps.merge(blocks.transpose(3, 4).flatten(4))[..., 0].expand(shape)]
+    merged = maps.merge(blocks.transpose(3, 4).flatten(4))
+    return [merged[..., 0].expand(shape)]
 
 
 def _is_clip_of_frames(maps: SourceMaps, table: Tensor) -> bool:
-    """Whether each item [C, H, W] of a batch is the next time step of one clip."""
+    """Whether each item of a batch [N, C, H, W] is the next time step of one clip."""
     source = maps.map_of(table)
     if source is None or source.time != len(table):
         return False
@@ -384,5 +456,7 @@ def convolve(
     image, whatever they take."""
     if tables[0] is not None:
         return resample(maps, call, tables)
+    # What was not followed up to here may be an image still; items of a batch may be
+    # regions, whose positions nobody knows.
     is_map = len(call.shape) in (4, 5) and call.shape[0] == 1
     return [maps.table(call.shape)] if is_map else []
