@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from featviz.records import Verdict
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
+
+# layers that the message of a gate names
+_NAMED = 3
 
 AuditedRow: TypeAlias = Mapping[str, Any]
 """An entry of `layers` in audit.json."""
@@ -105,18 +108,66 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
 
 
 def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
-    """Whether a gate holds over its layers together, not over each of them."""
+    """Whether a gate holds: over its layers together, or with `any:` over each of
+    them."""
     judged = judged_rows(gate, rows)
-    channels = sum(int(row["channels"]) for row in judged)
-    count = sum(len(row["findings"][gate.finding]) for row in judged)
-    percent = 100 * count / channels
-    figure = percent if gate.is_share else float(count)
-    holds = figure < gate.limit if gate.fails_at_limit else figure <= gate.limit
-    return Verdict(
-        gate.text,
-        holds,
-        f"{count} of {channels} channels {gate.finding} ({percent:.2f} %)",
-    )
+    if not gate.is_of_each:
+        together = _gate_figure(gate, judged)
+        return Verdict(gate.text, not together.exceeds(gate), together.text)
+    exceeding = []
+    largest = _GateFigure("", 0, 1, gate.finding)
+    for row in judged:
+        figure = _gate_figure(gate, [row])
+        if figure.exceeds(gate):
+            exceeding.append(f"{row['label']}: {figure.text}")
+        if figure.of(gate) >= largest.of(gate):
+            largest = figure
+    message = listed(exceeding, _NAMED, "; ")
+    if not exceeding:
+        message = f"at most {largest.text} in {largest.label}"
+    return Verdict(gate.text, not exceeding, message)
+
+
+class _GateFigure(NamedTuple):
+    """How many channels of some layers have a finding."""
+
+    label: str
+    """Of the layer, if it is one."""
+    count: int
+    channels: int
+    finding: str
+
+    @property
+    def percent(self) -> float:
+        """The share of the channels in per cent."""
+        return 100 * self.count / self.channels
+
+    @property
+    def text(self) -> str:
+        """`4 of 64 channels dead (6.25 %)`."""
+        return (
+            f"{self.count} of {self.channels} channels {self.finding}"
+            f" ({self.percent:.2f} %)"
+        )
+
+    def of(self, gate: Gate) -> float:
+        """The number that a gate limits."""
+        return self.percent if gate.is_share else float(self.count)
+
+    def exceeds(self, gate: Gate) -> bool:
+        """Whether it is beyond the limit."""
+        if gate.fails_at_limit:
+            return self.of(gate) >= gate.limit
+        return self.of(gate) > gate.limit
+
+
+def _gate_figure(gate: Gate, rows: Sequence[AuditedRow]) -> _GateFigure:
+    count = 0
+    channels = 0
+    for row in rows:
+        count += len(row["findings"][gate.finding])
+        channels += int(row["channels"])
+    return _GateFigure(str(rows[0]["label"]), count, channels, gate.finding)
 
 
 def check_baseline(

@@ -149,7 +149,7 @@ picture of its channels, and gates take each."""
 
 
 _GATE = re.compile(
-    r"(?:(?P<layers>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
+    r"(?:(?P<any>any):)?(?:(?P<layers>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
     r"\s*(?P<percent>%)?"
 )
 
@@ -166,10 +166,12 @@ class Gate:
     fails_at_limit: bool
     layers: str = "*"
     """A pattern of names, labels or types."""
+    is_of_each: bool = False
+    """Whether the limit is one for each layer; else it is for all of them together."""
 
 
 def parse_gate(text: str) -> Gate:
-    """Read `[LAYERS:]FINDING>NUMBER[%]`.
+    """Read `[any:][LAYERS:]FINDING>NUMBER[%]`.
 
     Raises:
         UsageError: another form, no such finding, or a share above 100 %.
@@ -178,7 +180,7 @@ def parse_gate(text: str) -> Gate:
     if match is None:
         raise UsageError(
             f"--fail-on {text!r} is no gate",
-            "for example 'dead>5%', 'nonfinite>0' or 'layer3.*:constant>2'",
+            "for example 'dead>5%', 'any:dead>5%' or 'layer3.*:constant>2'",
         )
     finding = match["finding"]
     limit = float(match["number"])
@@ -200,4 +202,5 @@ def parse_gate(text: str) -> Gate:
         is_share=bool(match["percent"]),
         fails_at_limit=match["sign"] == ">=",
         layers=match["layers"] or "*",
+        is_of_each=match["any"] is not None,
     )

@@ -13,10 +13,15 @@ from featviz.audit.parts import Call
 from featviz.drawing.picture import write_png
 from featviz.rundir import AUDIT_FILE, write
 from featviz.rundir.folder import Folder
-from featviz.text import TextTable
+from featviz.text import TextTable, counted, ranges
 
 SCHEMA_VERSION = 1
 """The version of audit.json. 1: first release."""
+
+
+# ranges of dead channels of a layer, and layers, that are written out
+_MAX_RANGES = 12
+_MAX_DEAD_LAYERS = 12
 
 
 def write_files(
@@ -69,7 +74,8 @@ def write_document(
 
 
 def audit_table(document: Mapping[str, Any]) -> TextTable:
-    """How many channels of each layer have each finding, for people.
+    """How many channels of each layer have each finding, and which are dead, for
+    people.
 
     Args:
         document: the content of an audit.json.
@@ -77,11 +83,20 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
     total = document["total"]
     findings = [name for name in FINDINGS if name in total["findings"]]
     rows = []
+    dead_lines = []
     for row in document["layers"]:
         counts = {name: len(channels) for name, channels in row["findings"].items()}
         rows.append(
             _cells(row["label"], row["type"], row, [counts.get(n) for n in findings])
         )
+        dead = row["findings"].get("dead")
+        if dead:
+            dead_lines.append(
+                f"dead in {row['label']}: {ranges(dead, _MAX_RANGES, comma=', ')}"
+            )
+    if len(dead_lines) > _MAX_DEAD_LAYERS:
+        more = len(dead_lines) - _MAX_DEAD_LAYERS
+        dead_lines[_MAX_DEAD_LAYERS:] = [f"dead in {counted(more, 'more layer')}"]
     total_counts = [total["findings"][name] for name in findings]
     figures = ("channels", "APoZ", *findings)
     return TextTable(
@@ -89,6 +104,7 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
         numbers=figures,
         rows=rows,
         totals=[_cells("total", "", total, total_counts)],
+        footer=dead_lines,
     )
 
 

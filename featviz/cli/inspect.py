@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,7 @@ def audit(values: Values) -> int:
 
     \b
     Examples:
-      featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
+      featviz audit model.pth photos/ --fail-on 'any:dead>5%'
       featviz audit model.pth photos/ --prune-out prune.json --prove
       featviz audit new.pth photos/ --baseline old/audit.json --out new
 
@@ -299,9 +300,12 @@ def audit(values: Values) -> int:
     if document["verify"] is not None:
         _log_proof(document["verify"])
     for verdict in verdicts:
-        if not verdict.held:
+        if verdict.held:
+            log.info("gate %s held: %s", verdict.gate, verdict.message)
+        else:
             log.error("gate %s failed: %s", verdict.gate, verdict.message)
-    log.info("results in %s", options.out)
+    show = shlex.join(["featviz", "report", str(options.out), "--open"])
+    log.info("results in %s; to look at the findings: %s", options.out, show)
     return code
 
 

@@ -275,8 +275,8 @@ HELP: dict[str, dict[str, str]] = {
         "overwrite": "Replace the audit in --out, and any files.",
         "nul_separated": _NUL_SEPARATED,
         "fail_on": (
-            "End with exit code 4 if this gate fails: dead>5%, nonfinite>0, "
-            "'layer3.*:constant>2'; repeatable."
+            "End with exit code 4 if this gate fails: dead>5% of all layers together,"
+            " any:dead>5% of some layer, 'layer3.*:constant>2'; repeatable."
         ),
         "baseline": (
             "End with exit code 4 if a layer has more channels of a finding than in"

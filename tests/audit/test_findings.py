@@ -142,8 +142,8 @@ def call(noise: Path, tmp_path: Path) -> list[object]:
 
 @pytest.mark.slow
 def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) -> None:
-    """Every failed gate with its figure; those that hold are not named; results are
-    written. A broken image alone gives 3, with a failed gate 4."""
+    """Every gate with its figure, whether it failed or held; results are written. A
+    broken image alone gives 3, with a failed gate 4."""
     done = featviz(
         *call,
         "--fail-on",
@@ -156,12 +156,34 @@ def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) ->
     assert done.code == 4
     assert "error: gate dead>5% failed: 2 of 16 channels dead (12.50 %)" in done.err
     assert "gate act2:constant>1 failed: 2 of 8 channels constant (25.00 %)" in done.err
-    assert "dead>50%" not in done.err
+    assert "gate dead>50% held: 2 of 16 channels dead (12.50 %)" in done.err
     assert "act2" in done.out
     (Path(str(call[2])) / "bad.png").write_bytes(b"")
     assert featviz(*call, "--fail-on", "dead>2", "--fail-on", "nonfinite>20%").code == 3
     assert featviz(*call, "--fail-on", "dead>1").code == 4
     assert (Path(str(call[-1])) / "audit.json").is_file()
+
+
+def test_dead_channels_are_named(featviz: Run, call: list[object]) -> None:
+    """Below the table, by layer and number; the last line has the command that shows
+    them."""
+    done = featviz(*call)
+    assert done.out.splitlines()[-2:] == ["dead in act: 0", "dead in act2: 6"]
+    assert f"featviz report {call[-1]} --open" in done.err.splitlines()[-1]
+
+
+def test_a_gate_on_any_layer_looks_at_each_by_itself(
+    featviz: Run, call: list[object]
+) -> None:
+    """One dead channel of eight in either layer is 12.5 % of it; the message names the
+    layers beyond the limit, or the largest share."""
+    done = featviz(*call, "--fail-on", "any:dead>12%", "--fail-on", "any:dead>1")
+    assert done.code == 4
+    failed = "any:dead>12% failed: act: 1 of 8 channels dead (12.50 %); act2: 1 of 8"
+    assert failed in done.err
+    assert "any:dead>1 held: at most 1 of 8 channels dead (12.50 %)" in done.err
+    assert featviz(*call, "--fail-on", "any:act2:dead>=1").code == 4
+    assert featviz(*call, "--fail-on", "any:conv9:dead>1").code == 2
 
 
 def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) -> None:
