@@ -133,26 +133,26 @@ class _GateFigure(NamedTuple):
 
     label: str
     """Of the layer, if it is one."""
-    count: int
+    affected: int
     channels: int
     finding: str
 
     @property
     def percent(self) -> float:
         """The share of the channels in per cent."""
-        return 100 * self.count / self.channels
+        return 100 * self.affected / self.channels
 
     @property
     def text(self) -> str:
         """`4 of 64 channels dead (6.25 %)`."""
         return (
-            f"{self.count} of {self.channels} channels {self.finding}"
+            f"{self.affected} of {self.channels} channels {self.finding}"
             f" ({self.percent:.2f} %)"
         )
 
     def of(self, gate: Gate) -> float:
         """The number that a gate limits."""
-        return self.percent if gate.is_share else float(self.count)
+        return self.percent if gate.is_share else float(self.affected)
 
     def exceeds(self, gate: Gate) -> bool:
         """Whether it is beyond the limit."""
