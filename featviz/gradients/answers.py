@@ -142,6 +142,20 @@ class Boxes:
             score=float(self.scores[candidate]),
         )
 
+    @property
+    def shortage(self) -> str:
+        """What there is in place of a box, where there is none: `no box above the
+        threshold of 0.5; the highest score is 0.04 (class 7)`."""
+        threshold = "" if self.threshold is None else f" of {self.threshold:g}"
+        message = f"no box above the threshold{threshold}"
+        strongest = self._strongest
+        if strongest is None:
+            return message
+        detection = self._detection(strongest)
+        return (
+            f"{message}; the highest score is {detection.score:.2g} ({detection.title})"
+        )
+
     def _nothing_found(self, target: Target) -> NothingFoundError:
         """What there is in place of the box that is meant."""
         strongest = self._strongest
@@ -151,13 +165,7 @@ class Boxes:
                 f"there is no such box among {len(boxes)} ({listed(boxes, _LISTED)})"
             )
         else:
-            threshold = "" if self.threshold is None else f" of {self.threshold:g}"
-            message = f"there is no box above the threshold{threshold}"
-            if strongest is not None:
-                detection = self._detection(strongest)
-                message += (
-                    f"; the highest score is {detection.score:.2g} ({detection.title})"
-                )
+            message = f"there is {self.shortage}"
         hint = "another image, or trained weights"
         if strongest is not None:
             hint = f"targets here: {', '.join(self.examples)}"

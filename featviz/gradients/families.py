@@ -432,6 +432,7 @@ FAMILIES = (
     _of_values("a depth estimator", "predicted_depth", 3, _OF_DEPTH),
     _of_values("a depth estimator", "", 3, _OF_DEPTH, _is_depth),
     _of_values("an estimator of poses", "heatmaps", 4, ("keypoint", "mean")),
+    _of_values("an encoder", "image_embeds", 2, _OF_EMBEDDINGS),
     _of_values("an encoder", "pooler_output", 2, _OF_EMBEDDINGS),
     _of_values("an encoder", "last_hidden_state", 3, _OF_EMBEDDINGS),
     _of_values("an encoder", "last_hidden_state", 4, _OF_EMBEDDINGS),
@@ -466,6 +467,12 @@ class Reading(NamedTuple):
     def detections(self) -> tuple[Detection, ...]:
         """The boxes of a detector."""
         return self.answer.detections if isinstance(self.answer, Boxes) else ()
+
+    @property
+    def remark(self) -> str:
+        """What a detector without a box has in its place."""
+        answer = self.answer
+        return answer.shortage if isinstance(answer, Boxes) and not answer.kept else ""
 
     @property
     def regions(self) -> RegionMap | None:

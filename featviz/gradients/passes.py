@@ -278,6 +278,7 @@ class Watched:
                 outcome,
                 detections=self.reading.detections,
                 regions=self.reading.regions,
+                remark=self.reading.remark,
             )
         if self.plan.changes_values:
             change = largest_change(tensors(undisturbed), tensors(output))

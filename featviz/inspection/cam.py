@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,15 +30,11 @@ from featviz.drawing.picture import lay_over, to_image
 from featviz.drawing.sheet import Tile
 from featviz.drawing.values import MEAN, inner_deviations, statistics, to_pixels
 from featviz.errors import FeatvizError, UsageError
-from featviz.gradients import passes, targets
-from featviz.gradients.answers import NothingFoundError
+from featviz.gradients import targets
 from featviz.gradients.targets import PAIRED
-from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.layers import list_layers
+from featviz.inspection.cam_layers import default_layers
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
-from featviz.layout.layouts import LAYOUTS
-from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.models.preprocess import Window
 from featviz.models.requirements import require_matplotlib
@@ -47,7 +42,6 @@ from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.options.commands import CamOptions
 from featviz.records import (
     ATTENTION_MAPS,
-    KINDS,
     REDUCTIONS,
     SIGNED,
     SUFFIXES,
@@ -57,7 +51,6 @@ from featviz.records import (
     Detection,
     Floats,
     Integers,
-    Layer,
     Outcome,
     Sample,
     Skip,
@@ -70,7 +63,6 @@ from featviz.run.prepare import (
     prepare,
     read_input,
 )
-from featviz.run.stages import ADDS_NOTHING
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
 from featviz.text import listed, percent, printable, quoted, safe_name
@@ -201,42 +193,25 @@ def cam(
         FeatvizError: a bad option, no such model, layer or image, no layer with places,
             or a file cannot be written; nothing was written before.
     """
-    out = options.out
-    is_attention = options.method in ATTENTION_MAPS
-    capture = ("output",) if is_attention else PAIRED
-    run = RunOptions(
-        layers=options.layers,
-        nul_separated=options.nul_separated,
-        draw=DrawOptions(
-            reduce=options.method,
-            scale=1,
-            overlay=options.overlay,
-            cmap=options.cmap,
-            tensor_layout=options.tensor_layout,
-        ),
-        inputs=options.inputs,
-        passes=PassOptions(capture, options.target),
-    )
+    run = _run_options(options)
     # Files are checked twice: before the model is loaded by the images that were named,
     # so that a mistake costs no time, and then by the samples that the model takes,
     # which may be clips.
     samples = find_images(images, run)
-    if out is not None:
-        files = picture_files(samples, out, options.target)
-        if out.exists() and not out.is_dir() and out not in files.values():
-            message = f"--out {quoted(str(out))} is no folder"
-            raise UsageError(message, "name a folder, or a .png file")
-        check_files("cam", files.values(), model, samples, options.overwrite)
+    if options.out is not None:
+        _check_out(options, model, samples, options.out)
     prepared = prepare(model, samples, run)
     files = {}
-    if out is not None:
-        files = picture_files(prepared.samples, out, options.target)
+    if options.out is not None:
+        files = picture_files(prepared.samples, options.out, options.target)
         if len(set(files.values())) < len(files):
             raise UsageError(
-                f"--out {quoted(str(out))} would hold several images in one picture",
+                f"--out {quoted(str(options.out))} would hold several images in one"
+                " picture",
                 "name a folder with --out, or one of the images",
             )
     if options.layers is None:
+        is_attention = options.method in ATTENTION_MAPS
         # the last block has seen all attention
         layers = prepared.layers[-1:] if is_attention else default_layers(prepared)
         prepared = replace(prepared, layers=layers)
@@ -255,6 +230,38 @@ def cam(
                 yield _written(result, files[job.sample.name], cmap)
             else:
                 yield result
+
+
+def _run_options(options: CamOptions) -> RunOptions:
+    """The options of a run that captures what the maps are made of."""
+    is_attention = options.method in ATTENTION_MAPS
+    return RunOptions(
+        layers=options.layers,
+        nul_separated=options.nul_separated,
+        draw=DrawOptions(
+            reduce=options.method,
+            scale=1,
+            overlay=options.overlay,
+            cmap=options.cmap,
+            tensor_layout=options.tensor_layout,
+        ),
+        inputs=options.inputs,
+        passes=PassOptions(("output",) if is_attention else PAIRED, options.target),
+    )
+
+
+def _check_out(
+    options: CamOptions,
+    model: ModelOptions | LoadedModel,
+    samples: Sequence[Sample],
+    out: Path,
+) -> None:
+    """Refuse a file for the pictures that is no PNG, or somebody else's."""
+    files = picture_files(samples, out, options.target)
+    if out.exists() and not out.is_dir() and out not in files.values():
+        message = f"--out {quoted(str(out))} is no folder"
+        raise UsageError(message, "name a folder, or a .png file")
+    check_files("cam", files.values(), model, samples, options.overwrite)
 
 
 def picture_files(
@@ -303,101 +310,21 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     return replace(result, path=path)
 
 
-def default_layers(prepared: Prepared) -> list[Layer]:
-    """The layers that explain a target, which is found by a pass on zeros.
+class _Evidence(NamedTuple):
+    """The class activation map of a layer before it is drawn."""
 
-    Of a detector they are those whose maps enter its head, as its family names them. Of
-    a segmentation it is the last map before the scores of classes, which would show
-    themselves, and of a model of no library (a U-Net) also the last map of the lowest
-    resolution. Of other models it is the last map."""
-    model = prepared.model
-    layers = list_layers(model.module)
-    seen = _MapsSeen(
-        HintBook(
-            model.module, prepared.blank[0].shape, prepared.options.draw.tensor_layout
-        )
-    )
-    useful = [
-        layer
-        for layer in layers
-        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
-    ]
-    with (
-        in_eval_mode(model.module, gradients=True),
-        passes.watched(model, prepared.plan, useful) as hooks,
-        suppress(NothingFoundError),
-    ):  # zeros hold no object
-        hooks.show(prepared.blank, seen.book, seen.take)
-    reading = hooks.reading
-    if reading is None or prepared.plan.target.layer is not None:
-        return [seen.last()]
-    names = reading.family.layers(model.module)
-    if names:
-        return [layer for layer in layers if layer.name in names]
-    # layers that give the scores stand at the end, and are none of the maps before them
-    while len(seen.ran) > 1 and seen.channels[seen.ran[-1]] == reading.score_channels:
-        seen.ran.pop()
-    last = seen.last()
-    if not reading.family.has_bottleneck:
-        return [last]
-    smallest = min(seen.sizes[layer] for layer in seen.ran)
-    lowest = [layer for layer in seen.ran if seen.sizes[layer] == smallest]
-    return list(dict.fromkeys([lowest[-1], last]))
+    site: CaptureSite
+    maps: Maps
+    """One channel, [1, S, H, W]."""
 
 
-@dataclass
-class _MapsSeen:
-    """The layers that give maps with several places, in the order in which they ran."""
+class _Explanation(NamedTuple):
+    """What one pass forward and back says of an image."""
 
-    book: HintBook
-    ran: list[Layer] = field(default_factory=list)
-    """As often as they ran."""
-    reached: set[Layer] = field(default_factory=set)
-    """Those whose gradient is not zero at every place."""
-    sizes: dict[Layer, tuple[int, int]] = field(default_factory=dict)
-    """Height and width of their maps."""
-    channels: dict[Layer, int] = field(default_factory=dict)
-
-    def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks, for outputs and their gradients."""
-        hints = self.book.of_tensor(site, tensor)
-        size = layout.map_size(list(tensor.shape), hints)
-        if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
-            return
-        if not KINDS[site.kind].backward:
-            self.ran.append(site.layer)
-            self.sizes[site.layer] = size[1:]
-            self.channels[site.layer] = len(layout.to_maps(tensor, hints)[""].data)
-        elif layout.to_maps(tensor, hints)[""].data.any():
-            self.reached.add(site.layer)
-
-    def last(self) -> Layer:
-        """The last layer whose output has places of the image on which the target
-        depends.
-
-        Behind the last attention of a vision transformer that reads its class token,
-        the target depends on no other token, so its last layer is one before that
-        attention. Poolings and the like add nothing to the layer before them; a layer
-        inside an attention, or one that runs several times, is taken only where there
-        is no other."""
-        # From the best kind of layer to the worst, and of each first those that are
-        # depended on.
-        outside = [
-            layer for layer in self.ran if not self.book.of_layer(layer).in_attention
-        ]
-        once = [layer for layer in outside if self.ran.count(layer) == 1]
-        choices = (once, outside, self.ran)
-        depended_on = [
-            [layer for layer in choice if layer in self.reached] for choice in choices
-        ]
-        for candidates in (*depended_on, *choices):
-            if candidates:
-                return candidates[-1]
-        raise UsageError(
-            "no layer gives maps of the image, which a class activation map lies on",
-            "--layers names one, and --tensor-layout says how to read it; "
-            "`featviz layers MODEL` lists them, with shapes",
-        )
+    evidence: Sequence[_Evidence]
+    """Of the layers, in the order in which they ran."""
+    outcome: Outcome
+    skipped: Sequence[Skip]
 
 
 def _explain(
@@ -412,13 +339,50 @@ def _explain(
     image = images[0].input
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
-    scale = normalize.parse_scale("auto", reduce=method)
+    # before the model may change it in place
+    shown = to_pixels(image.preprocess.shown(image.args)[0])
+    evidence, outcome, skipped = _shown_to_model(prepared, show, image, channels)
     # A class activation map is one channel, of which `max` makes the one large tile,
     # without marks.
-    draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
-    evidence: list[_Evidence] = []
+    options = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
+    scale = normalize.parse_scale("auto", reduce=method)
+    has_levels = prepared.options.layers is None and len(evidence) > 1
+    maximum = None
+    if has_levels and isinstance(outcome.focus, Detection):
+        # a box is found at one level of the head: the others are dark in its scale
+        scale = _common_scale(evidence, signed=method in SIGNED)
+        of_all = _maximum(evidence, image.args[0].shape)
+        maximum = _drawn(of_all, image, options, scale, outcome)
+        maximum = replace(maximum, title=f"maximum of {len(evidence)} levels")
+    maps = [_drawn(level, image, options, scale, outcome) for level in evidence]
+    return ImageCam(
+        image=images[0].sample.name,
+        method=method,
+        target=outcome.target_title,
+        target_probability=target_probability(prepared.options.passes.target, outcome),
+        outcome=outcome,
+        maps=tuple(maps),
+        maximum=maximum,
+        detections=image.in_file(outcome.detections),
+        skipped=tuple(skipped),
+        shown=_marked(shown, outcome.focus),
+    )
+
+
+def _shown_to_model(
+    prepared: Prepared, show: Show, image: ModelInput, channels: str | None
+) -> _Explanation:
+    """Show an image to the model, and make a map of each layer's output and gradient.
+
+    Args:
+        channels: which channels make the maps; None for all.
+
+    Raises:
+        UsageError: there is no map; the message has the reasons.
+    """
+    method = str(prepared.options.draw.reduce)
     hints = prepared.hints(image.args)
-    shown = to_pixels(image.preprocess.shown(image.args)[0])
+    evidence: list[_Evidence] = []
 
     def take(site: CaptureSite, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""
@@ -433,44 +397,22 @@ def _explain(
         evidence.append(_Evidence(site, Maps(output.layout, values)))
 
     outcome, recorder = show(image.args, hints, take)
-    if not evidence:
-        reasons = [
-            f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped
-        ]
-        reasons += [
-            f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran
-        ]
-        hint = "--layers names another one"
-        if prepared.options.layers is not None:  # the user has named some
-            hint = "leave --layers out for the last layer that has a map"
-        raise UsageError(
-            f"there is no class activation map: {listed(reasons, 3, '; ')}",
-            f"{hint}; `featviz layers MODEL` lists all",
-        )
     if method not in ATTENTION_MAPS:
         evidence.reverse()  # gradients come from the last layer to the first
-    maximum = None
-    if (
-        prepared.options.layers is None
-        and len(evidence) > 1
-        and isinstance(outcome.focus, Detection)
-    ):
-        scale = _common_scale(evidence, signed=method in SIGNED)
-        maximum = _drawn(
-            _maximum(evidence, image.args[0].shape), image, draw, scale, outcome
-        )
-        maximum = replace(maximum, title=f"maximum of {len(evidence)} levels")
-    return ImageCam(
-        image=images[0].sample.name,
-        method=method,
-        target=outcome.target_title,
-        target_probability=target_probability(prepared.options.passes.target, outcome),
-        outcome=outcome,
-        maps=tuple(_drawn(one, image, draw, scale, outcome) for one in evidence),
-        maximum=maximum,
-        detections=image.in_file(outcome.detections),
-        skipped=tuple(recorder.skipped),
-        shown=_marked(shown, outcome.focus),
+    if evidence:
+        return _Explanation(evidence, outcome, recorder.skipped)
+    reasons = [
+        f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}"
+        for skip in recorder.skipped
+    ]
+    for layer in recorder.never_ran:
+        reasons.append(f"layer {quoted(layer.label)} did not run")
+    hint = "--layers names another one"
+    if prepared.options.layers is not None:  # the user has named some
+        hint = "leave --layers out for the last layer that has a map"
+    raise UsageError(
+        f"there is no class activation map: {listed(reasons, 3, '; ')}",
+        f"{hint}; `featviz layers MODEL` lists all",
     )
 
 
@@ -481,25 +423,17 @@ def _chosen(text: str, output: Maps, border: int) -> list[int]:
     return choose_channels(text, range(len(stats)), stats[:, MEAN], deviations)
 
 
-class _Evidence(NamedTuple):
-    """The class activation map of a layer before it is drawn."""
-
-    site: CaptureSite
-    maps: Maps
-    """One channel, [1, S, H, W]."""
-
-
 def _drawn(
     evidence: _Evidence,
     image: ModelInput,
-    draw: DrawOptions,
+    options: DrawOptions,
     scale: Scale,
     outcome: Outcome,
 ) -> LayerCam:
     """A map over what the model saw, with the box or the edge of the region that it
     explains."""
-    picture = draw_maps(evidence.maps, draw, scale)
-    over = lay_over(picture, image.background(), draw, image.window)
+    picture = draw_maps(evidence.maps, options, scale)
+    over = lay_over(picture, image.background(), options, image.window)
     steps = evidence.maps.data[0].cpu().numpy()
     limits = picture.limits.shared or (0.0, 0.0)
     if scale.numbers:
@@ -532,10 +466,9 @@ def _marked(
 
 
 def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
-    """One scale for the levels of a head, of which a box is found at one: the others
-    are dark."""
-    low = min(float(one.maps.data.min()) for one in evidence)
-    high = max(float(one.maps.data.max()) for one in evidence)
+    """One scale for the maps of all levels of a head."""
+    low = min(float(level.maps.data.min()) for level in evidence)
+    high = max(float(level.maps.data.max()) for level in evidence)
     if signed:
         high = max(-low, high)
         low = -high
@@ -546,8 +479,8 @@ def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evid
     """The largest value of all levels at each pixel of the input."""
     size = list(input_shape[-2:])
     layers = [
-        functional.interpolate(one.maps.data.float(), size, mode="bilinear")
-        for one in evidence
+        functional.interpolate(level.maps.data.float(), size, mode="bilinear")
+        for level in evidence
     ]
     data = torch.stack(layers).amax(dim=0)
     return _Evidence(evidence[-1].site, Maps(evidence[-1].maps.layout, data))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -362,51 +362,70 @@ def _page(
     options: LookOptions,
 ) -> Bytes:
     """The page, uint8 [H, W, 3]."""
-    pictures = [Tile("input", result.shown)]
-    bars = [PageBar(guess.title, guess.probability) for guess in result.prediction]
-    bars_title = "prediction"
-    remarks = []
-    if outcome.detections:
-        shown = outcome.detections[:MOST_BOXES]
-        count = len(outcome.detections)
-        title = f"boxes 0 to {len(shown) - 1} of {count}" if count > 1 else "1 box"
-        pictures = [Tile(title, _boxed(result.shown, shown))]
-        bars = [
-            PageBar(f"{n}  {box.title}", box.score)
-            for n, box in enumerate(shown[:_BARS])
-        ]
-        bars_title = "boxes, with their scores"
-    picture = collector.output_picture
-    if outcome.regions is not None and (
-        picture is None or picture.title.startswith("classes")
-    ):
-        bars = _region_bars(outcome.regions)
-        bars_title = "regions, with their shares of the pixels"
-    if picture is not None:
-        if not result.prediction:
-            pictures.append(picture)
-    elif outcome.regions is not None:
-        winners = outcome.regions.winners
-        pictures.append(
-            Tile(f"classes {by(winners.shape)}", class_colors()[winners % 256])
-        )
-    elif collector.output_shapes:
-        remarks = [f"output {listed(collector.output_shapes, 3)}", ""]
+    head = _head(result, outcome, collector)
     # the steps stand between commas, but for those inside brackets
     steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
     return draw_page(
         Page(
             title=result.model,
             subtitle=f"{result.name}   input {by(result.input_shape)}",
-            pictures=pictures,
-            bars=bars,
-            bars_title=bars_title,
-            remarks=[*remarks, "preprocessing", *steps],
+            pictures=head.pictures,
+            bars=head.bars,
+            bars_title=head.bars_title,
+            remarks=[*head.remarks, "preprocessing", *steps],
             rows=[page_row(layer) for layer in result.layers],
             key=_KEY if options.channels is None else f"channels {options.channels}",
             cmap=options.cmap,
         )
     )
+
+
+class _Head(NamedTuple):
+    """The top of the page: the input, and what the model made of it."""
+
+    pictures: Sequence[Tile]
+    bars: Sequence[PageBar] = ()
+    bars_title: str = ""
+    remarks: Sequence[str] = ()
+    """Shown where there are no bars."""
+
+
+def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
+    """Boxes of a detector, regions of a segmentation, classes of a classifier, or else
+    the output."""
+    seen = Tile("input", result.shown)
+    picture = collector.output_picture
+    if outcome.detections:
+        return _head_of_boxes(result.shown, outcome.detections)
+    regions = outcome.regions
+    is_picture = picture is not None and not picture.title.startswith("classes")
+    if regions is not None and not is_picture:
+        if picture is None:
+            pixels = class_colors()[regions.winners % 256]
+            picture = Tile(f"classes {by(regions.winners.shape)}", pixels)
+        title = "regions, with their shares of the pixels"
+        return _Head([seen, picture], _region_bars(regions), title)
+    if result.prediction:
+        bars = [PageBar(guess.title, guess.probability) for guess in result.prediction]
+        return _Head([seen], bars, "prediction")
+    if picture is not None:
+        return _Head([seen, picture])
+    remarks = [outcome.remark] if outcome.remark else []
+    if collector.output_shapes:
+        remarks.append(f"output {listed(collector.output_shapes, 3)}")
+    return _Head([seen], remarks=[*remarks, ""] if remarks else [])
+
+
+def _head_of_boxes(shown: Bytes, detections: Sequence[Detection]) -> _Head:
+    """The input with the first boxes of a detector, which are numbered."""
+    drawn = detections[:MOST_BOXES]
+    count = len(detections)
+    title = f"boxes 0 to {len(drawn) - 1} of {count}" if count > 1 else "1 box"
+    bars = [
+        PageBar(f"{number}  {box.title}", box.score)
+        for number, box in enumerate(drawn[:_BARS])
+    ]
+    return _Head([Tile(title, _boxed(shown, drawn))], bars, "boxes, with their scores")
 
 
 def _boxed(shown: Bytes, detections: Sequence[Detection]) -> Bytes:

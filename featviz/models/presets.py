@@ -476,6 +476,9 @@ def _processor_settings(folder: Path) -> dict[str, Any] | None:
 def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
     """The size of the images that a config.json says the model was made for."""
     value = _vision(config).get("image_size")
+    backbone = config.get("backbone_config")
+    if value is None and isinstance(backbone, dict):
+        value = backbone.get("image_size")
     # one number is both sides
     if isinstance(value, int):
         value = (value, value)

@@ -391,6 +391,8 @@ class Outcome:
     detections: tuple[Detection, ...] = ()
     """The boxes of a detector, the most confident one first."""
     regions: RegionMap | None = None
+    remark: str = ""
+    """What a detector without a box has in its place."""
     idle: tuple[str, ...] = ()
 
     @property

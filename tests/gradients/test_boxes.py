@@ -90,13 +90,13 @@ def test_boxes_of_torchvision_have_the_score_of_their_box(
     found = fv.cam(model, x, None, method)
     assert head.score_thresh == threshold
     detections = found.images[0].outcome.detections
-    assert [box.box for box in detections] == pytest.approx(
-        [tuple(box) for box in boxes.tolist()]
-    )
+    ours = [box.box for box in detections]
+    assert np.allclose(np.reshape(ours, (-1, 4)), boxes.detach(), atol=0.01)
     head.score_thresh = 0.0
     kept = kept_output(model.backbone)
     (answer,) = model([x])
-    number = answer["scores"].max()
+    # of equal scores the first, since the gradient of `max` is shared among them
+    number = answer["scores"][answer["scores"].argmax()]
     assert float(number) == pytest.approx(found.images[0].outcome.target, rel=1e-5)
     assert [layer_map.layer for layer_map in found.maps] == ["backbone"]
     assert_maps_equal(found.tensor, by_hand(kept[0], number, method))
@@ -231,7 +231,9 @@ def test_maps_of_a_box_of_yolo_are_those_of_pytorch_grad_cam() -> None:
     model = yolo()
     x = pixels()
     found = fv.cam(model, x, "box:0", preset="none")
-    level = found.maps[0]
+    level = max(found.maps, key=lambda level: float(level.tensor.max()))
+    # which pytorch-grad-cam needs, and the library's loader takes away
+    model.requires_grad_(True)
     x.requires_grad_()
     logits = model(x[None])[1]["scores"][0]
     index = found.images[0].outcome.focus.index

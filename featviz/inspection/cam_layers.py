@@ -1,0 +1,143 @@
+"""Which layers `cam` takes by itself: they are found by a pass before the first image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from featviz import layout
+from featviz.errors import UsageError
+from featviz.gradients import passes
+from featviz.gradients.answers import NothingFoundError
+from featviz.gradients.families import Reading
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.layers import list_layers
+from featviz.layout.layouts import LAYOUTS
+from featviz.layout.tracing.hints import HintBook
+from featviz.records import KINDS, CaptureSite, Layer
+from featviz.run.prepare import Prepared
+from featviz.run.stages import ADDS_NOTHING
+
+
+def default_layers(prepared: Prepared) -> list[Layer]:
+    """The layers that explain a target, which are found by a pass forward and back.
+
+    Of a detector they are those whose maps enter its head, as its family names them. Of
+    a segmentation it is the last map before the scores of classes, which would show
+    themselves, and of a model of no library (a U-Net) also the last map of the lowest
+    resolution. Of other models it is the last map."""
+    model = prepared.model
+    layers = list_layers(model.module)
+    seen = _seen(prepared, layers, prepared.blank)
+    if not seen.reached:
+        # With biases of zero, zeros stay zeros, at which a ReLU lets no gradient pass
+        # (YOLOS as it is initialised).
+        noise = torch.Generator().manual_seed(0)
+        args = [_noise(arg, noise) for arg in prepared.blank]
+        seen = _seen(prepared, layers, args)
+    reading = seen.reading
+    if reading is None or prepared.plan.target.layer is not None:
+        return [seen.last()]
+    names = reading.family.layers(model.module)
+    if names:
+        return [layer for layer in layers if layer.name in names]
+    # layers that give the scores stand at the end, and are none of the maps before them
+    while len(seen.ran) > 1 and seen.channels[seen.ran[-1]] == reading.score_channels:
+        seen.ran.pop()
+    last = seen.last()
+    if not reading.family.has_bottleneck:
+        return [last]
+    smallest = min(seen.sizes[layer] for layer in seen.ran)
+    bottleneck = [layer for layer in seen.ran if seen.sizes[layer] == smallest][-1]
+    return [last] if bottleneck == last else [bottleneck, last]
+
+
+def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise of a tensor's shape and type; indices and masks stay as they are."""
+    if not like.is_floating_point():
+        return like
+    return torch.randn(like.shape, generator=generator).to(like.dtype)
+
+
+def _seen(
+    prepared: Prepared, layers: Sequence[Layer], args: Sequence[Tensor]
+) -> _MapsSeen:
+    """Show an input without an image to the model, and go back from the target."""
+    model = prepared.model
+    shape = args[0].shape
+    book = HintBook(model.module, shape, prepared.options.draw.tensor_layout)
+    seen = _MapsSeen(book)
+    useful = [
+        layer
+        for layer in layers
+        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
+    ]
+    with (
+        in_eval_mode(model.module, gradients=True),
+        passes.watched(model, prepared.plan, useful) as hooks,
+        suppress(NothingFoundError),  # there is no object
+    ):
+        hooks.show(args, book, seen.take)
+    seen.reading = hooks.reading
+    return seen
+
+
+@dataclass
+class _MapsSeen:
+    """The layers that give maps with several places, in the order in which they ran."""
+
+    book: HintBook
+    ran: list[Layer] = field(default_factory=list)
+    """As often as they ran."""
+    reached: set[Layer] = field(default_factory=set)
+    """Those whose gradient is not zero at every place."""
+    sizes: dict[Layer, tuple[int, int]] = field(default_factory=dict)
+    """Height and width of their maps."""
+    channels: dict[Layer, int] = field(default_factory=dict)
+    reading: Reading | None = None
+    """What the model answered, where it is of a family of its own."""
+
+    def take(self, site: CaptureSite, tensor: Tensor) -> None:
+        """The sink of the hooks, for outputs and their gradients."""
+        hints = self.book.of_tensor(site, tensor)
+        size = layout.map_size(list(tensor.shape), hints)
+        if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
+            return
+        if not KINDS[site.kind].backward:
+            self.ran.append(site.layer)
+            self.sizes[site.layer] = size[1:]
+            self.channels[site.layer] = len(layout.to_maps(tensor, hints)[""].data)
+        elif layout.to_maps(tensor, hints)[""].data.any():
+            self.reached.add(site.layer)
+
+    def last(self) -> Layer:
+        """The last layer whose output has places of the image on which the target
+        depends.
+
+        Behind the last attention of a vision transformer that reads its class token,
+        the target depends on no other token, so its last layer is one before that
+        attention. Poolings and the like add nothing to the layer before them; a layer
+        inside an attention, or one that runs several times, is taken only where there
+        is no other."""
+        # From the best kind of layer to the worst, and of each first those that are
+        # depended on.
+        outside = [
+            layer for layer in self.ran if not self.book.of_layer(layer).in_attention
+        ]
+        once = [layer for layer in outside if self.ran.count(layer) == 1]
+        choices = (once, outside, self.ran)
+        depended_on = [
+            [layer for layer in choice if layer in self.reached] for choice in choices
+        ]
+        for candidates in (*depended_on, *choices):
+            if candidates:
+                return candidates[-1]
+        raise UsageError(
+            "no layer gives maps of the image, which a class activation map lies on",
+            "--layers names one, and --tensor-layout says how to read it; "
+            "`featviz layers MODEL` lists them, with shapes",
+        )
