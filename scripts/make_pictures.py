@@ -286,6 +286,15 @@ TABLE: dict[str, Picture] = {
         ),
         one_above_the_other("five.png", "three.png", width=640),
     ),
+    "field": Picture(
+        (
+            (
+                "featviz field configs/colour_cnn.pth sample_images/scenes --size 192"
+                " --crop 192 --layers ReLU --out field.png"
+            ),
+        ),
+        part_of("field.png", 900),
+    ),
     "difference": Picture(
         (
             f"featviz run {COLOUR} --layers relu_up2 --out before",

@@ -47,6 +47,7 @@ SHOTS = (
     Shot("image", "colour/report/image-000.html?cmap=viridis#image-000-maps"),
     Shot("layer", "digits/report/layer-004.html?zeros=1&sort=max"),
     Shot("channel", "digits/report/layer-003.html#c5"),
+    Shot("places", "digits/report/image-000.html#3@0.55,0.30", (1280, 620)),
     Shot("findings", "digits/report/index.html#findings"),
     Shot("audit", "audit/report/index.html", (1280, 640)),
     Shot("compare", "diff.html?changed=1&sort=change"),

@@ -36,7 +36,7 @@ PACKAGE_AT_LEAST: dict[str, float] = {
     "comment lines in 1,000 lines": 28,
     "docstring lines a code line": 0.22,
 }
-PAGE_LINES = 2350
+PAGE_LINES = 2830
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 122,

@@ -55,7 +55,14 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page", "sheet")),
     *(
         f"featviz.drawing.{name}"
-        for name in ("animation", "channels", "figure", "vector")
+        for name in (
+            "animation",
+            "channels",
+            "figure",
+            "vector",
+            "readback",
+            "place_tiles",
+        )
     ),
     *(f"featviz.audit.{name}" for name in ("findings", "gates")),
     "featviz.hooks.selectors",

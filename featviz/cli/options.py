@@ -185,6 +185,7 @@ _CHECKS = {
     "background": "featviz.images.decode:check_background",
     "target": "featviz.gradients.targets:parse",
     "tensor_layout": "featviz.layout.tracing.guess:parse_override",
+    "similar_to": "featviz.drawing.place_tiles:parse_place",
     "ablate": "featviz.gradients.interventions:parse_ablate",
     "edit": "featviz.gradients.interventions:parse_edit",
 }

@@ -15,7 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from featviz.diff.compare import Change, compare, compare_stats, no_change, scale_of
-from featviz.drawing import colormap
+from featviz.drawing.readback import (
+    drawn_channels,
+    is_readable,
+    level_scale,
+    tiles_of,
+)
 from featviz.layout.layouts import BEHIND, LAYOUTS
 from featviz.records import Bytes, CaptureKey, Floats
 from featviz.rundir.image import ReadImage, same_content
@@ -148,68 +153,6 @@ def from_picture(
     if row.constant is not None:
         values = values.repeat(map_shape(row).size, axis=1)
     return ChannelValues(channels, values, step * _HALF)
-
-
-def drawn_channels(row: Capture) -> list[int]:
-    """The channels that have a tile, in tile order; one that is reduced is itself."""
-    return list(row.channels or range(row.maps))
-
-
-class LevelScale(NamedTuple):
-    """What the levels of drawn channels stand for: low + level · step."""
-
-    low: np.ndarray
-    """[channels]: the value of level 0."""
-    step: np.ndarray
-    """[channels]: from a level to the next."""
-
-
-def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScale:
-    """The values behind a grid's levels, by its range or that of each channel.
-
-    Args:
-        palette: of the picture; None for grey levels.
-        stats: [channels, 6] of all channels.
-    """
-    channels = drawn_channels(row)
-    if row.range is None:
-        low, high = stats[channels, :2].astype(np.float64).T
-    else:
-        low, high = (
-            np.full(len(channels), np.nan if end is None else end) for end in row.range
-        )
-    low = np.nan_to_num(low)
-    # a palette has two more entries, for padding and for what is not finite
-    count = 256 if palette is None else 254
-    return LevelScale(low, (np.nan_to_num(high) - low) / (count - 1))
-
-
-def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
-    """Whether the pixels of a grid are levels in the places that the manifest says."""
-    plan = row.plan
-    if levels.shape != (plan.height, plan.width):
-        return False
-    if plan.maps != len(drawn_channels(row)) * row.slice_count:
-        return False
-    if palette is not None and len(palette) != 256:
-        return False
-    if palette is not None and (palette[-1] != colormap.MAGENTA).any():
-        return False
-    # of constant maps with several slices a picture may show only some
-    return row.constant is None or row.constant[0] == 1
-
-
-def tiles_of(levels: Bytes, row: Capture) -> Bytes:
-    """The tiles [N, H, W] of a grid, each pixel once."""
-    plan = row.plan
-    height, width = plan.tile
-    down, across = plan.scale
-    padding = plan.padding
-    slots = levels[padding:, padding:].reshape(
-        plan.rows, height + padding, plan.columns, width + padding
-    )
-    pixels = slots[:, :height:down, :, :width:across].swapaxes(1, 2)
-    return pixels.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
 
 
 @dataclass(frozen=True)

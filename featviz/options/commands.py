@@ -278,6 +278,8 @@ class SheetOptions(Struct, frozen=True):
         option(LAYERS, first=True, default_text="all, of more than 24 top:24"),
     ] = None
     tensor: Annotated[str, option(LAYERS, "FILE")] = "output"
+    reduce: Annotated[Literal["pca"] | None, option(DRAWING, first=True)] = None
+    similar_to: Annotated[str | None, option(DRAWING, "IMAGE@X,Y", first=True)] = None
     title: Annotated[str, option(DRAWING, "TEXT")] = ""
     width: Annotated[
         Annotated[float, Meta(gt=0, le=500)] | None,

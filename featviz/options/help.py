@@ -370,6 +370,14 @@ HELP: dict[str, dict[str, str]] = {
             "Take the tiles from this picture of each layer: its file name without the"
             " ending, such as grad, output.call1 or output.boxes."
         ),
+        "reduce": (
+            "Draw three principal components of each layer, of all images together, as"
+            " red, green and blue."
+        ),
+        "similar_to": (
+            "Show over each input how like its places are to this one, such as"
+            " cat.jpg@0.41,0.63, from 0 to 1 right and down."
+        ),
         "title": "Write this above the figure.",
         "width": "Make the figure N centimetres wide.",
         "dpi": "Draw N pixels to the inch, in all formats but .pdf and .svg.",

@@ -41,6 +41,8 @@ class Site:
     """Files that all pages load."""
     asset_folder: str = ""
     """Where these are, with a slash at the end; empty for beside the page."""
+    places: str = ""
+    """The script that knows which places there are to ask for; empty for none."""
     options: Mapping[bool, Mapping[str, Any]] = field(default_factory=dict)
     """Options of this run (False), and of the one that it is compared with (True)."""
     labels: Mapping[bool, str] = field(default_factory=dict)

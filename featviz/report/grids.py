@@ -55,7 +55,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
         "scene": is_aligned and not is_numbers(row) and not is_reduced,
     }
     grid |= {name: True for name, holds in flags.items() if holds}
-    return _json(grid)
+    return as_json(grid)
 
 
 def changed_grid(
@@ -74,7 +74,7 @@ def changed_grid(
     grid["change"] = _base64(change.astype("<f4"))
     if is_grey:
         grid["grey"] = True
-    return _json(grid)
+    return as_json(grid)
 
 
 def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
@@ -98,11 +98,11 @@ def _base64(values: np.ndarray) -> str:
     return base64.b64encode(values.tobytes()).decode()
 
 
-def _json(grid: Mapping[str, Any]) -> str:
+def as_json(content: object) -> str:
     """JSON without text that ends a script, or that another parser takes for the end of
     a line
     (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
-    text = msgspec.json.encode(grid).decode()
+    text = msgspec.json.encode(content).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -46,6 +46,7 @@ from featviz.report.figures import (
 )
 from featviz.report.grids import figure_grid, script
 from featviz.report.links import Links
+from featviz.report.places import INDEX_SCRIPT, place_files
 from featviz.report.stages import NetworkStage, network
 from featviz.report.totals import (
     ChannelFindings,
@@ -230,6 +231,7 @@ class RunReport:
         if self.comparison is not None and self.comparison.result is not None:
             yield from self._comparison_files(site, self.comparison)
         yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
+        yield from place_files(self.pages, site)
 
     def _single_file(self, site: Site) -> Iterator[Markup]:
         """All pages in one document: the page of the run first, which is rendered last."""
@@ -276,6 +278,7 @@ class RunReport:
             links=links,
             model=model_name(self.run.record.get("model") or {}),
             home=links.page(RUN_PAGE),
+            places="" if links.inline else INDEX_SCRIPT,
             options=options,
             labels=labels,
             anchors=anchors,

@@ -290,6 +290,10 @@ class ImageWriter:
         self.image = image
         self.options = run.prepared.options.draw
         self.hints = run.prepared.hints(image.args)
+        is_clip = image.preprocess.frames is not None
+        self.hints.follows_fields = (
+            not is_clip and image.args[0].shape == run.prepared.blank[0].shape
+        )
         self.posts: list[Iterator[dict[str, Any]]] = []
         """For TensorBoard, when the image is complete."""
         # What encoders do for this image before they write its manifest. A picture's
@@ -431,8 +435,15 @@ class ImageWriter:
                 write_png(file, (height, width), [rows_of_pixels])
             for task in self._other_tasks:
                 task.result()
-            rows = tuple(picture.result() for picture in self._pictures)
-            result = replace(result, rows=rows, pictures=len(rows))
+            rows = []
+            for picture in self._pictures:
+                row = picture.result()
+                if row.kind == "output":
+                    key = (row.layer, row.call, row.key)
+                    lines = self.hints.field_lines.get(key)
+                    row = replace(row, receptive_field=lines)
+                rows.append(row)
+            result = replace(result, rows=tuple(rows), pictures=len(rows))
             self.folder.finish(self._manifest(result), self._stats)
         except BaseException:
             self._discard()

@@ -143,7 +143,9 @@ class Prepared:
             book = HintBook(self.model.module, shape, self.options.draw.tensor_layout)
             # a layout that was settled by one input holds for all: pictures of a run are
             # compared with each other
-            if self.books:
+            # Fields are followed in inputs of the first image's shape, whether it or
+            # another one comes first in a resumed run
+            if self.books and shape != self.blank[0].shape:
                 book.settle_as(next(iter(self.books.values())))
             self.books[shape] = book
         return self.books[shape]

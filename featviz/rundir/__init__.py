@@ -28,6 +28,7 @@ REPORT_ASSETS = (
     "tiles.js",
     "floating.js",
     "channel.js",
+    "places.js",
     "report.js",
 )
 SERIES_ASSETS = ("style.css", "icon.svg", "series.js")

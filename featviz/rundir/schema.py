@@ -43,6 +43,7 @@ Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
 Two = Meta(min_length=2, max_length=2)
 Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
 _Channels = Annotated[list[Channel], Meta(min_length=1)]
+_Offset = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 _SHOWN = 60
 """Characters of a value that a message shows."""
 _SHOWN_BEFORE = 20
@@ -105,6 +106,12 @@ class Capture:
     figure: Text | None = None
     cmap: Text | None = None
     """The colormap, where it is that of phases, whatever the run's is."""
+    receptive_field: (
+        Annotated[list[_Offset], Meta(min_length=6, max_length=6)] | None
+    ) = None
+    """First, last, step of rows, and of columns: what row i of a map sees of the input
+    are the pixels from first + step · i to before last + step · i, as far as there are
+    such. None where that is not known."""
 
     @property
     def capture_key(self) -> CaptureKey:

@@ -4,7 +4,7 @@ which are cut from the runs' grids."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -12,6 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from featviz.drawing.channels import choose_channels
+from featviz.drawing.place_tiles import (
+    ImageCapture,
+    component_tiles,
+    parse_place,
+    similarity_tiles,
+)
 from featviz.drawing.values import MEAN
 from featviz.errors import LayoutError, StoreError, UsageError
 from featviz.hooks import selectors
@@ -44,13 +50,6 @@ class SheetLayer(NamedTuple):
     label: str
     channels: Sequence[int]
     """The same for all images; ALL alone for the one tile of all channels."""
-
-
-class ImageCapture(NamedTuple):
-    """A tensor of an image of a run."""
-
-    image: ReadImage
-    row: Capture
 
 
 class CellKey(NamedTuple):
@@ -115,6 +114,15 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
     damaged: dict[str, str] = {}
     for label in labels:
         of_layer = {key: pair for key, pair in captures.items() if key.layer == label}
+        if options.reduce is not None or options.similar_to is not None:
+            layers.append(SheetLayer(label, [ALL]))
+            for key, tile in _place_tiles(of_layer, options).items():
+                image, row = of_layer[key]
+                # its colours are no values of the layer
+                rows[key] = replace(row, range=None)
+                tiles[key] = {ALL: [tile]}
+                inputs[key.image] = inputs.get(key.image) or _input_frames(image)
+            continue
         channels = _chosen_channels(label, list(of_layer.values()), options.channels)
         layers.append(SheetLayer(label, channels))
         for key, (image, row) in of_layer.items():
@@ -128,6 +136,27 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
         raise StoreError(next(iter(damaged.values())))
     images = [name for name in images if name in inputs]
     return SheetContent(runs, images, layers, rows, tiles, inputs, damaged)
+
+
+def _place_tiles(
+    captures: Mapping[CellKey, ImageCapture], options: SheetOptions
+) -> dict[CellKey, Bytes]:
+    """The tiles of a layer that are made of all places of all images of a run."""
+    if options.channels is not None or None not in (options.reduce, options.similar_to):
+        raise UsageError(
+            "--reduce, --similar-to and --channels exclude each other",
+            "the first two make one tile of all channels",
+        )
+    tiles: dict[CellKey, Bytes] = {}
+    for run in sorted({key.run for key in captures}):
+        keys = {key.image: key for key in captures if key.run == run}
+        of_run = {name: captures[key] for name, key in keys.items()}
+        if options.similar_to is None:
+            made = component_tiles(of_run)
+        else:
+            made = similarity_tiles(of_run, parse_place(options.similar_to))
+        tiles |= {keys[name]: tile for name, tile in made.items()}
+    return tiles
 
 
 def _captures(

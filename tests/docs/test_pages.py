@@ -32,7 +32,7 @@ OF_TORCHVISION = {
     "ssdlite320_mobilenet_v3_large",
     "lraspp_mobilenet_v3_large",
 }
-SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "layers"}
+SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "field", "layers"}
 
 
 @pytest.fixture

@@ -12,14 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import Run
 from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
+import featviz as fv
 from featviz.drawing import figure
+from featviz.drawing.place_tiles import (
+    ImageCapture,
+    component_tiles,
+    parse_place,
+    similarity_tiles,
+)
 from featviz.errors import StoreError, UsageError
 from featviz.options import read
 from featviz.options.commands import SheetOptions
+from featviz.rundir.image import read_image
 from featviz.sheets.sheets import Sheet, make_sheet
 
 LARGE: dict[str, Any] = {"tile": (64, 80), "scale": 8}
@@ -365,3 +374,48 @@ def test_command_line(
         "frames": 1,
     }
     assert (root.parent / "sheet.png").is_file()
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two images through a convolution."""
+    torch.manual_seed(0)
+    out = tmp_path_factory.mktemp("places") / "run"
+    images = [
+        Image.fromarray(np.random.default_rng(n).integers(0, 256, (16, 24, 3), "uint8"))
+        for n in range(2)
+    ]
+    fv.run(torch.nn.Conv2d(3, 6, 3, stride=2), images, "*", out, preset="none")
+    return out
+
+
+@pytest.mark.parametrize(
+    "option", [{"reduce": "pca"}, {"similar_to": "image-1.png@0.5,0.5"}]
+)
+def test_all_places_of_all_images_make_one_tile_for_each(
+    places: Path, option: dict[str, str]
+) -> None:
+    """In the colours of drawing.place_tiles, a column for each image."""
+    sheet = sheet_of(places, **option)
+    assert sheet.images == ["image-0.png", "image-1.png"]
+    assert list(sheet.channels.values()) == [[]]
+    captures = {}
+    for name in sheet.images:
+        image = read_image(places, name)
+        captures[name] = ImageCapture(image, next(iter(image.captures.values())))
+    if "reduce" in option:
+        tiles = component_tiles(captures)
+    else:
+        tiles = similarity_tiles(captures, parse_place(option["similar_to"]))
+    colors = {tuple(color) for color in sheet.pixels.reshape(-1, 3).tolist()}
+    for tile in tiles.values():
+        middle = tile[tile.shape[0] // 2, tile.shape[1] // 2]
+        assert tuple(middle.tolist()) in colors
+
+
+def test_places_and_channels_exclude_each_other(featviz: Run, places: Path) -> None:
+    """And what is no place is refused before the run is read."""
+    with pytest.raises(UsageError, match="exclude each other"):
+        sheet_of(places, reduce="pca", channels="0-3")
+    done = featviz("sheet", "nowhere", "--similar-to", "cat.jpg")
+    assert done.code == 2

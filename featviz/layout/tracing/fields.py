@@ -96,6 +96,53 @@ class ReceptiveField:
         width = max((box.right - box.left for box in seen), default=0)
         return height, width
 
+    def lines(self, size: Sequence[int]) -> list[int] | None:
+        """The field as six numbers, `rundir.schema.Capture.receptive_field`.
+
+        Args:
+            size: height and width of the input.
+
+        Returns:
+            None where rows and columns do not step evenly, as of windows.
+        """
+        begins = [self.edges[0] + _FAR, self.edges[1] + _FAR]
+        ends = [1 - _FAR - self.edges[2], 1 - _FAR - self.edges[3]]
+        numbers: list[int] = []
+        for axis in (0, 1):
+            # the first column is that of all, or the first row
+            along = [table.select(1 - axis, 0) for table in (begins[axis], ends[axis])]
+            line = _line(along[0].tolist(), along[1].tolist(), size[axis])
+            even = [table.unsqueeze(1 - axis) for table in along]
+            if line is None or any(
+                (table != row).any()
+                for table, row in zip((begins[axis], ends[axis]), even, strict=True)
+            ):
+                return None
+            numbers += line
+        return numbers
+
+
+def _line(
+    begins: Sequence[float], ends: Sequence[float], size: int
+) -> list[int] | None:
+    """First, last and step of intervals [begin, end) that a picture of so many pixels
+    cuts off; None where they do not step evenly."""
+    places = range(len(begins))
+    whole = [i for i in places if begins[i] > 0]
+    cut = [i for i in places if ends[i] < size]
+    steps = [begins[i] - begins[i - 1] for i in whole[1:]]
+    steps += [ends[i] - ends[i - 1] for i in cut[1:]]
+    # of a field that is nearly as large as the picture no two edges may be seen
+    step = steps[0] if steps else round(size / len(begins))
+    first = begins[whole[0]] - step * whole[0] if whole else -step * len(begins)
+    last = ends[cut[0]] - step * cut[0] if cut else size
+    for i in places:
+        if begins[i] != max(0, first + step * i) or ends[i] != min(
+            size, last + step * i
+        ):
+            return None
+    return [int(first), int(last), int(step)]
+
 
 def _to_box(edges: Sequence[float]) -> PixelBox | None:
     """The box of four edges, top, left, bottom and right as `FieldTables` has them."""

@@ -86,6 +86,11 @@ class HintBook:
         self._explained: set[tuple[str, str, str, torch.Size]] = set()
         """Tensors whose layout was logged."""
         self._follower: Follower | None = None
+        self.follows_fields = False
+        """Whether `field_lines` is wanted of the pass that is followed."""
+        self.field_lines: dict[tuple[str, int, str], list[int]] = {}
+        """Receptive fields as `Capture.receptive_field`, by layer, call and key of an
+        output."""
         self.is_traced = False
         """Whether a forward pass has been followed, or need not be."""
         self.depends_on_traces = False
@@ -194,7 +199,7 @@ class HintBook:
             yield
             return
         constants = None
-        if fields:
+        if fields or self.follows_fields:
             constants = set(map(id, (*model.parameters(), *model.buffers())))
         mixer_names = {
             name for name, hints in self._by_module.items() if hints.token_count
@@ -226,6 +231,21 @@ class HintBook:
         ):
             yield
         self.is_traced = True
+        if self.follows_fields:
+            self._draw_lines(follower, layers)
+
+    def _draw_lines(self, follower: Follower, layers: Sequence[Layer]) -> None:
+        """Read the lines of all outputs, and let go of the tables."""
+        by_name = {layer.name: layer for layer in layers}
+        for name, call, key in follower.fields:
+            site = CaptureSite(by_name[name], "output", call, key)
+            with suppress(LayoutError):
+                receptive_field = self.receptive_field(site)
+                if receptive_field is not None:
+                    lines = receptive_field.lines(self.input_shape[-2:])
+                    if lines is not None:
+                        self.field_lines[name, call, key] = lines
+        follower.fields.clear()
 
     def _traces(self, layer: Layer) -> dict[TraceKey, Trace]:
         """What was followed to a layer's tensors; nothing before a pass was followed."""

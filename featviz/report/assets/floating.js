@@ -109,7 +109,7 @@ const viewer = {
 const KEYS = [
   ["j  k", "next and previous grid"], ["← ↑ → ↓", "from tile to tile, in a grid"],
   ["Enter", "enlarge the tile"], ["←  →", "previous and next channel, if one is open"],
-  ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search"],
+  ["p", "ask a place, or stop asking"], ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search"],
   ["?", "these keys"],
 ];
 const help = {

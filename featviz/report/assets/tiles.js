@@ -287,6 +287,8 @@ class Frame {
     if (this.layers.tiles) this.layers.tiles.style.opacity = over ? group.over / 100 : "";
     this.layer("names", ready && view.caption, (pen) => this.names(pen));
     this.element.classList.toggle("redrawn", Boolean(ready && moved));
+    const spot = this.grid.scene ? lens.marked : null;
+    this.layer("spots", ready && spot, (pen, zoom) => this.spots(pen, spot, 1 / zoom));
     this.layer("marks", ready && (marks.length || group.active !== null), (pen, zoom) => {
       for (const channel of marks) this.outline(pen, channel, "#ffb000", 2 / zoom);
       if (group.active !== null) this.outline(pen, group.active, "#6cc0ff", 3 / zoom);
@@ -334,6 +336,31 @@ class Frame {
       const across = grid.slices * (width + view.padding) - view.padding;
       pen.fillText(grid.channelOf(n), left + across / 2, top + height + CAPTION - 4);
     }
+  }
+
+  /** A dot at the same place of each tile. */
+  spots(pen, { x, y }, pixel) {
+    const count = Math.max(1, this.grid.count) * this.grid.slices;
+    for (const [ink, radius] of [["#000000", 3.5], ["#6cc0ff", 2.5]]) {
+      pen.fillStyle = ink;
+      for (let n = 0; n < count; n++) {
+        const [left, top, width, height] = this.grid.place(n, this.view);
+        pen.beginPath();
+        pen.arc(left + x * width, top + y * height, radius * pixel, 0, 7);
+        pen.fill();
+      }
+    }
+  }
+
+  /** Where in its tile the pointer is, from 0 to 1; more between tiles. */
+  spotAt(clientX, clientY) {
+    const box = this.image.getBoundingClientRect();
+    const zoom = this.view.size[0] / box.width;
+    const [height, width] = this.view.tile;
+    const { padding, caption = 0 } = this.view;
+    const x = ((clientX - box.left) * zoom - padding) % (width + padding);
+    const y = ((clientY - box.top) * zoom - padding) % (height + padding + caption);
+    return { x: x / width, y: y / height };
   }
 
   /** A line with a dark edge, which is seen on every grey. */

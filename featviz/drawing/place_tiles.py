@@ -1,0 +1,166 @@
+"""One tile for each image of a layer, made of all places of all images together: three
+principal components as colours, or how like each place is to one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from featviz.drawing import colormap
+from featviz.drawing.readback import (
+    PlaceVectors,
+    cosines,
+    principal_components,
+    read_places,
+    why_no_places,
+)
+from featviz.errors import UsageError
+from featviz.records import Bytes, Floats
+from featviz.rundir import INPUT_FILE
+from featviz.rundir.image import ReadImage
+from featviz.rundir.schema import Capture
+from featviz.text import listed, quoted
+
+PCA_SPAN = 2.5
+"""Standard deviations from the mean at which a component is darkest and brightest."""
+_EVERY_PLACE = 2**31
+_ADDRESS = re.compile(r"(.+)@([01]?\.?\d*),([01]?\.?\d*)")
+_NAMED = 12
+"""Images that a message names."""
+
+
+class ImageCapture(NamedTuple):
+    """A tensor of an image of a run."""
+
+    image: ReadImage
+    row: Capture
+
+
+class Place(NamedTuple):
+    """A spot of an image, `cat.jpg@0.41,0.63`."""
+
+    image: str
+    x: float
+    """From 0, the left edge, to 1."""
+    y: float
+    """From 0, the top, to 1."""
+
+
+def parse_place(text: str) -> Place:
+    """Read a spot of an image; UsageError for what is none."""
+    match = _ADDRESS.fullmatch(text)
+    numbers = []
+    if match is not None:
+        numbers = [float(number) for number in match.groups()[1:] if number not in "."]
+    if match is None or len(numbers) < 2 or max(numbers) > 1:
+        raise UsageError(
+            f"--similar-to {quoted(text)!r} is no place of an image",
+            "IMAGE@X,Y from 0 to 1, such as cat.jpg@0.41,0.63",
+        )
+    return Place(match[1], *numbers)
+
+
+def component_tiles(captures: Mapping[str, ImageCapture]) -> dict[str, Bytes]:
+    """Three principal components of all places of all images together as red, green and
+    blue: the same colour means the same in all images.
+
+    Args:
+        captures: a tensor of one layer, by the image's name.
+
+    Returns:
+        uint8 [h, w, 3] in the size of a tile of the layer, by the image's name.
+
+    Raises:
+        UsageError: a grid does not hold the values of all channels.
+    """
+    read = _read(captures)
+    values = principal_components(_joined(read))
+    levels = np.rint(255 * (0.5 + values / (2 * PCA_SPAN)).clip(0, 1)).astype(np.uint8)
+    tiles = {}
+    for name, grid in _on_grids(read, levels).items():
+        down, across = captures[name].row.plan.scale
+        tiles[name] = grid.repeat(down, 0).repeat(across, 1)
+    return tiles
+
+
+def similarity_tiles(
+    captures: Mapping[str, ImageCapture], place: Place
+) -> dict[str, Bytes]:
+    """How like each place of all images is to one of them, over what the model saw: the
+    cosine of their vectors, from the least of all images (dark) to 1 (bright).
+
+    Args:
+        captures: a tensor of one layer, by the image's name.
+
+    Returns:
+        uint8 [h, w, 3] in the size of the input, by the image's name.
+
+    Raises:
+        UsageError: a grid does not hold the values of all channels, or the images have
+            no such place.
+    """
+    similarities = similarities_to(captures, place)
+    least = min(float(grid.min()) for grid in similarities.values())
+    tiles = {}
+    for name, grid in similarities.items():
+        seen = captures[name].image.picture(INPUT_FILE).convert("RGB")
+        share = (grid - least) / max(1 - least, 1e-6)
+        levels = Image.fromarray(np.rint(255 * share.clip(0, 1)).astype(np.uint8))
+        smooth = levels.resize(seen.size, Image.Resampling.BILINEAR)
+        heat = Image.fromarray(colormap.ramp("turbo")[np.asarray(smooth)])
+        tiles[name] = np.asarray(Image.blend(seen, heat, 0.6))
+    return tiles
+
+
+def similarities_to(
+    captures: Mapping[str, ImageCapture], place: Place
+) -> dict[str, Floats]:
+    """The cosines of `similarity_tiles`, float32 [h, w] in the layer's resolution."""
+    read = _read(captures)
+    if place.image not in read:
+        names = listed([quoted(name) for name in read], _NAMED)
+        raise UsageError(
+            f"there is no image {quoted(place.image)!r}", f"there are {names}"
+        )
+    height, width = read[place.image].size
+    row = min(height - 1, int(place.y * height))
+    column = min(width - 1, int(place.x * width))
+    vector = read[place.image].vectors[row * width + column]
+    return _on_grids(read, cosines(_joined(read), vector))
+
+
+def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
+    read = {}
+    for name, (image, row) in captures.items():
+        table = image.stats()[row.capture_key.stats_key]
+        reason = why_no_places(row)
+        places = None if reason else read_places(image, row, table, _EVERY_PLACE)
+        if places is None:
+            reason = reason or "its picture does not show values"
+            raise UsageError(
+                f"{quoted(row.label)} of {quoted(name)}: {reason}",
+                "run without --reduce, --overlay and --max-maps, into PNG",
+            )
+        read[name] = places
+    return read
+
+
+def _joined(read: Mapping[str, PlaceVectors]) -> Floats:
+    return np.concatenate([places.vectors for places in read.values()])
+
+
+def _on_grids(
+    read: Mapping[str, PlaceVectors], values: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Values of all places [N, ...] as those of each image [h, w, ...]."""
+    grids = {}
+    first = 0
+    for name, places in read.items():
+        last = first + len(places.vectors)
+        grids[name] = values[first:last].reshape(*places.size, *values.shape[1:])
+        first = last
+    return grids

@@ -1,0 +1,302 @@
+"""What the script of places (`assets/places.js`) knows: for each place of each image
+its vector, shortened, and the channels that stand out there.
+
+    places.js          the code
+    places-index.js    window.FEATVIZ_PLACES = {layers: [...], images: [...]}
+    places-000.js      FEATVIZ_PLACES.add(0, [{size, vectors, channels, values}, ...])
+
+The index comes when somebody asks for places, and then a script for each image. A
+vector has length 1 and is written in the main axes that all images of a layer share,
+an axis as int8 in units of its own. As many axes are kept as leave the cosines of 500
+random pairs within 0.03, as far as they fit into 50 kB a layer and image; the page
+says the error."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from featviz.drawing.readback import (
+    MOST_SIDE,
+    PlaceVectors,
+    main_axes,
+    read_places,
+    unit_vectors,
+    why_no_places,
+)
+from featviz.records import Floats
+from featviz.report.engine import ReportFiles, Site
+from featviz.report.figures import Figure, Group, ReportPage, ReportPages
+from featviz.report.grids import as_json
+from featviz.rundir.image import DamagedError
+
+INDEX_SCRIPT = "places-index.js"
+MOST_IMAGES = 100
+"""The first images have places; the page says that others have none."""
+_MOST_BYTES = 37_500
+"""Of a layer and image on average, before base64 makes 50 kB of them."""
+_COUNTS = (8, 16, 24, 32, 48, 64)
+"""How many axes there may be."""
+_FEWEST = 16
+"""Axes for which there is room in each layer, whatever the others need."""
+_THREADS = 2
+_PAIRS = 500
+_LARGEST_ERROR = 0.03
+_SHOWN_CHANNELS = 8
+_TENTH = 10
+"""Standard deviations are written as int8 in tenths."""
+
+
+@dataclass
+class LayerEntry:
+    """A layer in the index."""
+
+    name: str
+    type: str
+    stem: str
+    page: str
+    """The id of the layer's page."""
+    spot: str
+    """The address of its channel 0."""
+    reason: str = ""
+    """Why it has no places; then all below is empty."""
+    channels: int = 0
+    error: float = 0.0
+    """The largest of 500 random pairs' cosines."""
+    units: list[float] = field(default_factory=list)
+    """What 1 stands for along each axis."""
+
+
+@dataclass
+class ImageEntry:
+    """An image in the index."""
+
+    name: str
+    page: str
+    address: str
+    input: str
+    """The address of what the model saw."""
+    size: tuple[int, int]
+    """Width and height in pixels of that."""
+    script: str
+
+
+@dataclass
+class PlacesEntry:
+    """The places of an image in a layer."""
+
+    size: tuple[int, int]
+    """Rows and columns."""
+    factor: int
+    """Rows, and columns, of the map that were averaged into a place."""
+    field: list[int] | None
+    """How the receptive field follows from a row and column of the map, as in
+    `Capture.receptive_field`."""
+    vectors: str
+    """Base64 of int8 [places, axes]."""
+    channels: str
+    """Base64 of [places, 8]: those that stand out most; uint16 where there are more
+    than 256, else uint8."""
+    values: str
+    """Base64 of int8 [places, 8]: tenths of a standard deviation from the mean over all
+    places of all images."""
+
+
+class _ReadFigure(NamedTuple):
+    """The places of a grid."""
+
+    image: int
+    """Its number."""
+    figure: Figure
+    places: PlaceVectors
+
+
+def place_files(pages: ReportPages, site: Site) -> ReportFiles:
+    """The scripts with the places of a run's images."""
+    images = pages.images[:MOST_IMAGES]
+    stats = {page.name: page.image.stats() for page in images}
+    groups = [group for page in pages.layers for group in page.groups]
+    layers = [_layer_entry(group, site) for group in groups]
+    entries: list[list[PlacesEntry | None]] = [[None] * len(layers) for _ in images]
+    usable = [n for n, layer in enumerate(layers) if not layer.reason]
+    spare = sum(_MOST_BYTES - _least_bytes(groups[n]) for n in usable)
+    for n in usable:
+        layer = layers[n]
+        read = list(_read(groups[n], stats))
+        if not read:
+            layer.reason = "its pictures do not show values"
+            continue
+        count = max(len(figure.places.vectors) for figure in read)
+        most_axes = min(_COUNTS[-1], max(_FEWEST, _FEWEST + spare // count))
+        for image, entry in _encoded(layer, read, most_axes):
+            entries[image][n] = entry
+        # what a layer does not need is left to those behind it
+        spare -= count * (len(layer.units) - _FEWEST)
+    for image, of_image in enumerate(entries):
+        text = f"FEATVIZ_PLACES.add({image}, {as_json(of_image)});\n"
+        yield _script_of(image), [text]
+    index = {
+        "layers": layers,
+        "images": [_image_entry(page, n, site) for n, page in enumerate(images)],
+        "left_out": len(pages.images) - len(images),
+    }
+    yield INDEX_SCRIPT, [f"window.FEATVIZ_PLACES = {as_json(index)};\n"]
+
+
+def _layer_entry(group: Group, site: Site) -> LayerEntry:
+    labelled = bool(site.options[False].get("labels"))
+    # a layer may be dead, or not finite, in some images
+    reasons = [why_no_places(figure.row, labelled) for figure in group.of_this_run]
+    return LayerEntry(
+        name=group.layer,
+        type=group.type,
+        stem=group.stem,
+        page=group.page,
+        spot=site.links.element(group.page, site.anchor(group, 0)),
+        reason="" if "" in reasons else reasons[0],
+    )
+
+
+def _script_of(image: int) -> str:
+    return f"places-{image:03d}.js"
+
+
+def _image_entry(page: ReportPage, number: int, site: Site) -> ImageEntry:
+    shown = page.inputs[False]
+    return ImageEntry(
+        name=page.name,
+        page=page.id,
+        address=site.links.page(page.id),
+        input=site.links.picture(shown),
+        size=shown.size,
+        script=_script_of(number),
+    )
+
+
+def _most_side(group: Group) -> int:
+    """Places of the longer side of a map: fewer where even the fewest axes of that many
+    would be too much."""
+    if _bytes_of(group, MOST_SIDE) <= _MOST_BYTES:
+        return MOST_SIDE
+    return MOST_SIDE // 2
+
+
+def _least_bytes(group: Group) -> int:
+    return _bytes_of(group, _most_side(group))
+
+
+def _bytes_of(group: Group, most_side: int) -> int:
+    """Of the image with the most places, with the fewest axes."""
+    counts = []
+    for figure in group.of_this_run:
+        height, width = figure.row.plan.map_size
+        factor = -(-max(height, width) // most_side)
+        counts.append(-(-height // factor) * -(-width // factor))
+    channel_bytes = 2 if group.figures[0].row.maps > 256 else 1
+    return max(counts) * (_FEWEST + _SHOWN_CHANNELS * (channel_bytes + 1))
+
+
+def _read(
+    group: Group, stats: Mapping[str, Mapping[str, Floats]]
+) -> Iterator[_ReadFigure]:
+    """The places of those images that have statistics here."""
+    numbers = {name: number for number, name in enumerate(stats)}
+    most_side = _most_side(group)
+
+    def read(figure: Figure) -> _ReadFigure | None:
+        row = figure.row
+        if figure.name not in numbers or why_no_places(row):
+            return None
+        table = stats[figure.name][row.capture_key.stats_key]
+        with suppress(DamagedError):  # the page shows a broken picture
+            places = read_places(figure.picture.image, row, table, most_side)
+            if places is not None:
+                return _ReadFigure(numbers[figure.name], figure, places)
+        return None
+
+    # decoders let other threads work meanwhile
+    with ThreadPoolExecutor(_THREADS) as threads:
+        yield from filter(None, threads.map(read, group.of_this_run))
+
+
+def _encoded(
+    layer: LayerEntry, read: Sequence[_ReadFigure], most_axes: int
+) -> Iterator[tuple[int, PlacesEntry]]:
+    """The entries of a layer's images, by their numbers; completes that of the layer."""
+    vectors = np.concatenate([figure.places.vectors for figure in read])
+    units = unit_vectors(vectors)
+    shortened = _shortened(layer, units, most_axes)
+    channels, values = standing_out(vectors)
+    layer.channels = vectors.shape[1]
+    first = 0
+    for image, figure, places in read:
+        last = first + len(places.vectors)
+        entry = PlacesEntry(
+            size=places.size,
+            factor=places.factor,
+            field=figure.row.receptive_field,
+            vectors=_base64(shortened[first:last]),
+            channels=_base64(channels[first:last]),
+            values=_base64(values[first:last]),
+        )
+        yield image, entry
+        first = last
+
+
+def _shortened(layer: LayerEntry, units: Floats, most_axes: int) -> np.ndarray:
+    """Vectors in their main axes, int8 [N, axes]: as many as keep the error small; the
+    layer's entry says how large it is.
+
+    Args:
+        units: float32 [N, C], each of length 1 or 0.
+    """
+    axes = main_axes(units, most_axes)
+    coordinates = units @ axes.T
+    scale = np.maximum(abs(coordinates).max(0), 1e-30) / 127
+    levels = np.rint(coordinates / scale).astype(np.int8)
+    drawn = np.random.default_rng(0).integers(0, len(units), (2, _PAIRS))
+    first, second = units[drawn[0]], units[drawn[1]]
+    exact = (first * second).sum(1)
+    for count in (*[n for n in _COUNTS if n < len(axes)], len(axes)):
+        kept = unit_vectors(levels[:, :count] * scale[:count])
+        found = (kept[drawn[0]] * kept[drawn[1]]).sum(1)
+        layer.error = round(float(abs(found - exact).max()), 4)
+        layer.units = [float(f"{unit:.6g}") for unit in scale[:count]]
+        if layer.error <= _LARGEST_ERROR:
+            break
+    return levels[:, : len(layer.units)]
+
+
+class StandingOut(NamedTuple):
+    """The channels that stand out most at each place."""
+
+    channels: np.ndarray
+    """uint8 or uint16 [N, 8], the one farthest from its mean first."""
+    values: np.ndarray
+    """int8 [N, 8]: tenths of a standard deviation from it."""
+
+
+def standing_out(vectors: Floats) -> StandingOut:
+    """The channels farthest from their mean over all places, in standard deviations."""
+    deviation = vectors.std(0)
+    deviation[deviation == 0] = np.inf
+    scores = (vectors - vectors.mean(0)) / deviation
+    count = min(_SHOWN_CHANNELS, scores.shape[1])
+    channels = np.argpartition(-abs(scores), count - 1, axis=1)[:, :count]
+    values = np.take_along_axis(scores, channels, axis=1)
+    order = np.argsort(-abs(values), axis=1, kind="stable")
+    channels = np.take_along_axis(channels, order, axis=1)
+    values = np.take_along_axis(values, order, axis=1)
+    tenths = np.rint(values * _TENTH).clip(-127, 127).astype(np.int8)
+    type = np.uint8 if scores.shape[1] <= 256 else np.uint16
+    return StandingOut(channels.astype(type), tenths)
+
+
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode()

@@ -1,0 +1,210 @@
+"""Places in a real browser: what lights up, where the links lead, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from selenium.webdriver import ActionChains, Keys
+from torch import nn
+
+import featviz as fv
+
+from .browsing import Page, served
+from .test_browser_axe import AXE, RUN
+
+pytestmark = pytest.mark.slow
+POLICY = "default-src 'none'; script-src 'self'; img-src 'self'; style-src 'self'"
+CENTRES = [(16, 12), (44, 16), (20, 44), (48, 48)]
+"""Column and row in pixels of the patches in the first image."""
+ADDRESS = "#2@0.26,0.20"
+"""The middle of the place at the first patch's centre, in the second convolution."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise with four equal patches, and two images of noise alone; six layers, of
+    which the last has but some of its channels."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (3, 64, 64, 3), np.uint8)
+    patch = rng.integers(0, 256, (12, 12, 3), np.uint8)
+    for x, y in CENTRES:
+        noise[0, y - 6 : y + 6, x - 6 : x + 6] = patch
+    torch.manual_seed(1)
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
+    layers += [nn.Conv2d(16, 32, 3, stride=2, padding=1)]
+    layers += [nn.Conv2d(32, 32, 1) for _ in range(3)]
+    out = tmp_path_factory.mktemp("planted") / "run"
+    images = [Image.fromarray(pixels) for pixels in noise]
+    size = {"size": (64, 64), "crop": (64, 64)}
+    fv.run(nn.Sequential(*layers), images, "*", out, max_maps=40, **size)
+    fv.report(out)
+    return out
+
+
+@pytest.fixture
+def page(browser: Any, run: Path) -> Iterator[Page]:
+    """Opens pages from file://; the console stays silent."""
+    browser.get_log("browser")
+    opened = Page(browser, run)
+    yield opened
+    assert browser.get_log("browser") == []
+
+
+def answered(page: Page) -> None:
+    """Wait until all images have answered."""
+    page.until("return lens.thumbs?.children.length === 2")
+
+
+def lit(page: Page) -> list[tuple[int, int, int]]:
+    """Image, column and row of the places that are bright."""
+    code = (
+        "return lens.cosines.flatMap((all, image) => [...all].flatMap((cosine, n) =>"
+        " lens.light(cosine) > 0.9 ? [[image, n % lens.grid(image).columns,"
+        " Math.floor(n / lens.grid(image).columns)]] : []))"
+    )
+    return [tuple(place) for place in page.js(code)]
+
+
+def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
+    """Four places of the image, none of the others; the crops begin with them."""
+    page.open("image-000.html")
+    page.one("[data-places]").click()
+    answered(page)
+    page.choose(".places select", "3")  # the model itself comes first
+    seen = page.one(".seen img")
+    x, y = (value / 64 - 0.5 for value in (17, 13))
+    box = seen.rect
+    chain = ActionChains(page.browser)
+    side = min(box["width"], box["height"])
+    left, top = box["width"] / 2, box["height"] / 2
+    offset = (x + 0.5) * side - left, (y + 0.5) * side - top
+    chain.move_to_element_with_offset(seen, *offset).click().perform()
+    page.settle()
+    assert lit(page) == sorted(
+        [(0, x // 2, y // 2) for x, y in CENTRES], key=lambda at: (at[2], at[1])
+    )
+    texts = [crop.text for crop in page.all(".crops small")]
+    assert len(texts) == 9
+    assert texts[:4] == ["1.00"] * 4
+    assert page.js("return location.hash") == "#2@0.27,0.20"
+
+
+def test_the_address_opens_a_place_and_keys_move_it(page: Page) -> None:
+    """On the first page, an image's and a layer's; Escape closes the panel."""
+    for name in ("index.html", "image-000.html", "layer-003.html"):
+        page.open(f"{name}{ADDRESS}")
+        answered(page)
+        assert page.js("return lens.index.layers[lens.layer].name") == "2"
+        page.js("document.querySelector('.spot').focus()")
+        page.keys(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+        assert page.js("return location.hash") == "#2@0.30,0.23"
+        page.keys(Keys.ESCAPE)
+        assert not page.shown(".places")
+        assert page.js("return location.hash") == ""
+
+
+def test_thumbnails_lead_to_the_best_place_of_another_image(page: Page) -> None:
+    """The address says which image; its own page is linked."""
+    page.open(f"image-000.html{ADDRESS}")
+    answered(page)
+    thumbnails = page.all(".thumbs button")
+    assert [button.text for button in thumbnails] == ["image-1.png", "image-2.png"]
+    best = page.js("return lens.best(2)")
+    thumbnails[1].click()
+    page.settle()
+    assert page.js("return lens.image") == 2
+    assert page.js("return lens.grid().at(lens.spot)") == best
+    assert page.js("return location.hash").endswith(",2")
+    link = page.one(".asked figcaption a")
+    assert link.get_attribute("href").endswith("image-002.html")
+
+
+def test_channels_are_linked_and_the_field_is_a_box(page: Page) -> None:
+    """Those that stand out, by numpy over all places; what the place sees is 5 pixels
+    wide and 5 high."""
+    page.open(f"index.html{ADDRESS}")
+    answered(page)
+    links = page.all(".asked .bars a")
+    assert len(links) == 8
+    assert "/layer-003.html#c" in links[0].get_attribute("href")
+    numbers = [cell.text for cell in page.all(".asked .bars td.n")]
+    sizes = [abs(float(text.split()[0].replace("−", "-"))) for text in numbers]
+    assert sizes == sorted(sizes, reverse=True)
+    seen = "const g = lens.grid(); return g.seen(g.at(lens.spot), [64, 64])"
+    assert page.js(seen) == [14, 10, 5, 5]
+
+
+def test_marks_stand_in_every_map_and_go(page: Page) -> None:
+    """In the strips of the first page, and over the grids of an image's."""
+    page.open(f"index.html{ADDRESS}")
+    answered(page)
+    maps = len(page.all(".strip[data-scene] svg"))
+    assert len(page.all(".strip circle.dot")) == maps > 0
+    page.one(".places .close").click()
+    assert page.all(".strip circle") == []
+    page.open(f"image-000.html{ADDRESS}")
+    answered(page)
+    page.painted(page.all(".frame")[0])
+    assert page.js("return document.querySelector('.frame canvas.spots').width") > 0
+
+
+def test_a_layer_without_all_channels_says_so(browser: Any, tmp_path: Path) -> None:
+    """In place of similar places."""
+    out = tmp_path / "few"
+    net = nn.Sequential(nn.Conv2d(3, 12, 3))
+    fv.run(net, torch.rand(2, 3, 20, 20), "*", out, max_maps=4, preset="none")
+    fv.report(out)
+    page = Page(browser, out).open("index.html")
+    page.one("[data-places]").click()
+    page.until("return !!document.querySelector('.places .note')?.textContent")
+    assert "its grid has 4 of 12 channels" in page.one(".places .note").text
+
+
+def test_under_a_policy_places_are_asked_for(browser: Any, run: Path) -> None:
+    """Where scripts of the site itself may run."""
+    browser.get_log("browser")
+    page = Page(browser, run)
+    with served(run, POLICY) as home:
+        browser.get(f"{home}/image-000.html{ADDRESS}")
+        answered(page)
+        assert len(lit(page)) == 4
+    assert browser.get_log("browser") == []
+
+
+def test_axe_finds_nothing_in_the_panel(browser: Any, run: Path) -> None:
+    """Names, roles, contrast and order, light and dark."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core here: npm install --no-save axe-core")
+    page = Page(browser, run)
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        page.open(f"image-000.html{ADDRESS}")
+        answered(page)
+        browser.execute_script(AXE.read_text("utf-8"))
+        assert browser.execute_async_script(RUN) == []
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_an_answer_takes_less_than_50_ms(browser: Any, tmp_path: Path) -> None:
+    """For six layers of 20 images, whose scripts have come."""
+    layers = [nn.Conv2d(3, 64, 3, padding=1)]
+    layers += [nn.Conv2d(64, 64, 1) for _ in range(5)]
+    out = tmp_path / "many"
+    images = list(torch.rand(20, 3, 28, 28))
+    fv.run(nn.Sequential(*layers), images, "Conv2d", out, preset="none")
+    fv.report(out)
+    page = Page(browser, out).open("image-000.html#0@0.4,0.6")
+    page.until("return lens.thumbs?.children.length === 19")
+    code = (
+        "return [0, 1, 2, 3, 4, 5].map((layer) => Math.min(...[1, 2, 3, 4].map(() => {"
+        " lens.layer = layer; const begin = performance.now(); lens.show();"
+        " return performance.now() - begin; })))"
+    )
+    assert max(page.js(code)) < 50
