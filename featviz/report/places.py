@@ -270,7 +270,8 @@ def _shortened(layer: LayerEntry, units: Floats, most_axes: int) -> np.ndarray:
         layer.units = [float(f"{unit:.6g}") for unit in scale[:count]]
         if layer.error <= _LARGEST_ERROR:
             break
-    return levels[:, : len(layer.units)]
+    shortened: np.ndarray = levels[:, : len(layer.units)]
+    return shortened
 
 
 class StandingOut(NamedTuple):
