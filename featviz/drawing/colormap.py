@@ -87,7 +87,9 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
         colors=colors.tobytes(),
         light=levels - 1,
     )
-    return replace(palette, dark=levels + 2, light=levels + 3) if ink else palette
+    if ink:
+        palette = replace(palette, dark=levels + 2, light=levels + 3)
+    return palette
 
 
 @lru_cache(64)
@@ -105,7 +107,9 @@ def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
     if rgb or (options.cmap in GREYS and not nonfinite):
         return Palette(levels=256, pad=pad, nonfinite=None, colors=None)
     colors = colored(options.cmap, pad, options.labels or options.collapse is not None)
-    return colors if nonfinite else replace(colors, nonfinite=None)
+    if nonfinite:
+        return colors
+    return replace(colors, nonfinite=None)
 
 
 def table(colors: Palette) -> Bytes:

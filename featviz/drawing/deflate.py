@@ -241,7 +241,7 @@ def _next_match(run):
     match."""
     if run <= _LONGEST:
         return run
-    return _LONGEST if run >= _LONGEST + _SHORTEST else run - _SHORTEST
+    return min(_LONGEST, run - _SHORTEST)
 
 
 @partial(compiled, "void(uint64[::1],uint8[::1],int64,uint64[::1],int64[:,::1])")
@@ -268,7 +268,7 @@ def count(units, rest, step, match_symbols, counts):
             unit = units[at]
             at += 1
             if unit == 0:
-                run = 7
+                run = 7  # without the first zero
                 while at < end and units[at] == 0:
                     run += 8
                     at += 1

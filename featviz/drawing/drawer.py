@@ -386,7 +386,9 @@ def choose(
         order = _order(maps[channels], stats[channels], options)
         channels = [channels[i] for i in order]
     shared = {n: groups[n] for n in channels if len(groups.get(n, ())) > 1}
-    return None if channels == list(range(len(maps))) else channels, shared
+    if channels == list(range(len(maps))):
+        return None, shared
+    return channels, shared
 
 
 def _order(maps: Tensor, stats: Floats, options: DrawOptions) -> Sequence[int]:

@@ -82,9 +82,11 @@ def plan(
         if not options.scale:
             scale = _strip_scale(height, columns, options.min_tile)
     elif options.nrow is None:
+        # a channel's slices stay side by side, so the square is one of channels
         tile_height = height * factor + padding
         tile_width = (width * factor + padding) * slices
         columns = _square(channels, tile_height, tile_width) * slices
+    # make_grid, too, returns a single map as it is
     if count == 1:
         padding = 0
     rows = -(-count // columns)
@@ -125,6 +127,7 @@ def _square(count: int, height: int, width: int) -> int:
         count: of the tiles.
         height, width: pixels that each takes, with its padding.
     """
+    # from the widest on, since `min` takes the first of equals
     return min(
         range(count, 0, -1),
         key=lambda columns: max(columns * width, -(-count // columns) * height),
@@ -254,6 +257,7 @@ def marks(size: tuple[int, int]) -> np.ndarray:
     height, width = size
     y, x = np.mgrid[0:height, 0:width]
     reach = max(1, max(size) // _STROKE) * max(size) / 2
+    # pixels near the line from the lower left to the upper right corner
     rising = abs((height - 1 - y) * (width - 1) - x * (height - 1)) < reach
     rising &= min(size) >= SMALLEST
     return np.stack([rising | rising[:, ::-1], rising])

@@ -129,6 +129,7 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
     """
     if text == "auto":
         text = _auto(kind, reduce)
+    # a mode with numbers has a colon, another has none
     name, _, tail = text.partition(":")
     mode = MODES.get(name)
     if mode is None or bool(tail) != (":" in mode.spelling):
@@ -145,6 +146,7 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
         if len(mode.spelling.split(",")) > 1:
             expected += " with LO below HI"
         low, high = mode.within
+        # percentiles have bounds, values have none
         if math.isfinite(high):
             expected += f" from {low:g} to {high:g}"
         message = f"--normalize {text!r}: expected {expected}"

@@ -202,10 +202,12 @@ def encode(
         )
         return
     image = to_image(picture)
+    # JPEG has no palettes, and WebP neither palettes nor greys
     if image.mode != "L" or not record.grey:
         image = image.convert("RGB")
     options: dict[str, Any] = dict(record.save)
     if record.comment is not None:
+        # JPEG has one text without keywords
         lines = [f"{key}: {value}" for key, value in text.items()]
         options[record.comment] = "; ".join(lines).encode()[:_LONGEST_COMMENT]
     image.save(file, record.pillow, **options)
@@ -271,11 +273,7 @@ def caption(capture: Capture) -> dict[str, str]:
     if len(drawn) < capture.maps:
         text["Maps"] += f" ({_options_that_hide(capture, len(drawn))})"
     if capture.slices is not None:
-        text["Slices"] = "{} of {} side by side for each channel".format(
-            *capture.slices
-        )
-        if capture.steps:
-            text["Slices"] += f": {ranges(capture.steps)} (--max-slices)"
+        text["Slices"] = _count_of_slices(capture.slices, capture.steps)
     if capture.constant is not None:
         size = by(capture.constant[1:])
         text["Constant"] = f"every map ({size}): the value of each is drawn"
@@ -309,6 +307,17 @@ def _options_that_hide(capture: Capture, drawn: int) -> str:
     return ", ".join(options)
 
 
+def _count_of_slices(slices: Sequence[int], steps: Sequence[int] | None) -> str:
+    """How many slices of each channel are drawn, and which.
+
+    Args:
+        slices: those that are drawn, and those that there are.
+        steps: their numbers, where not all are drawn.
+    """
+    text = "{} of {} side by side for each channel".format(*slices)
+    return f"{text}: {ranges(steps)} (--max-slices)" if steps else text
+
+
 # Over what the model saw
 
 
@@ -335,6 +344,7 @@ def lay_over(
     # later one.
     frames = ((steps + 0.5) * len(background) / slices).astype(int).tolist() * count
     height, width = window[2:]
+    # an overlay makes its tiles itself: these are in memory, or made now
     maps = picture.tiles[:]
     alone = picture.reduce is not None
     return replace(
@@ -501,9 +511,9 @@ def _head(
         colors: 256 RGB triples of a palette.
         text: keywords and texts; these are tEXt, or iTXt where Latin-1 cannot hold them.
     """
-    color_type = _GREY if depth == 1 else _RGB
-    if colors is not None:
-        color_type = _PALETTE
+    color_type = _PALETTE
+    if colors is None:
+        color_type = {1: _GREY, 3: _RGB}[depth]
     height, width = size
     header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     head = _SIGNATURE + _chunk(b"IHDR", header)

@@ -93,7 +93,10 @@ class Board:
             "metadata": {"summary_description": note},
         }
         if histogram is not None:
-            group = "histogram-grad" if site.kind in BACKWARD else "histogram"
+            # gradients are far smaller than activations, and would hide in their group
+            group = "histogram"
+            if site.kind in BACKWARD:
+                group = "histogram-grad"
             yield {"tag": tag(group), "histo": histogram}
         if self.step is not None:
             zeros = float(stats[:, ZEROS].astype(np.float64).mean())
@@ -149,7 +152,9 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
     low = float(ends.min)
     high = float(ends.max)
     # equal values get bins of some width around them; float64 keeps 1e-6 of a value
-    margin = 0.0 if high > low else max(0.5, abs(low) * 1e-6)
+    margin = 0.0
+    if low == high:
+        margin = max(0.5, abs(low) * 1e-6)
     return {
         "min": low,
         "max": high,

@@ -158,3 +158,28 @@ def test_overall_joins_the_rows(name: str) -> None:
     assert (total["min"], total["max"]) == (finite.min(), finite.max())
     assert total["mean"] == pytest.approx(finite.mean(), rel=1e-5, abs=margin)
     assert total["std"] == pytest.approx(finite.std(), rel=1e-4, abs=margin)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("across", range(1, 8))
+def test_tiles_lie_enlarged_in_rows(across: int, depth: int) -> None:
+    """Each pixel of a tile is repeated down and across, and what is between tiles stays
+    as it was."""
+    down = 2
+    tiles = RNG.integers(0, 200, (3, 5, 4, depth), dtype=np.uint8)
+    large = tiles.repeat(down, 1).repeat(across, 2)
+    tile_height, tile_width = large.shape[1:3]
+    piece = np.full((2 * (tile_height + 1), (1 + 2 * (tile_width + 1)) * depth), 255)
+    piece = piece.astype(np.uint8)
+
+    loops.lay_tiles(tiles.reshape(3, 5, -1), 2, down, across, depth, 1, piece)
+
+    pixels = piece.reshape(len(piece), -1, depth)
+    for number, tile in enumerate(large):
+        row, column = divmod(number, 2)
+        y = row * (tile_height + 1)
+        x = 1 + column * (tile_width + 1)
+        drawn = pixels[y : y + tile_height, x : x + tile_width]
+        assert np.array_equal(drawn, tile)
+        drawn[:] = 255
+    assert (pixels == 255).all()

@@ -321,9 +321,7 @@ def _by_trace(
     if is_tokens and hints.token_count:
         # the model's modules say that so many tokens are mixed
         return by_shape
-    # where both axes go through the image, a map was multiplied by weights
-    weighs_positions = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}
-    if trace.is_weights and min(shape[-2:]) > 1 and not weighs_positions:
+    if trace.is_weights and _pairs_rows(shape, trace):
         reason = "a softmax inside an attention made it"
         return [Candidate(Arrangement("attention"), reason)]
     on_grid = [*_row_by_row(shape, hints, trace)]
@@ -343,6 +341,13 @@ def _by_trace(
         reason = "its rows lie nowhere in the image"
         rows.append(Candidate(Arrangement("sequence"), reason))
     return [*on_grid, *in_pieces, *rows, *by_shape]
+
+
+def _pairs_rows(shape: Sequence[int], trace: Trace) -> bool:
+    """Whether the last two axes can pair queries with keys. Where the values along both
+    go through the image, a map was multiplied by weights."""
+    last_axes = {len(shape) - 2, len(shape) - 1}
+    return min(shape[-2:]) > 1 and not last_axes <= {*trace.axes}
 
 
 def _is_map(candidate: Candidate) -> bool:
