@@ -66,6 +66,7 @@ def plan(
     Raises:
         UsageError: no such layer or target, or a change that cannot be made.
     """
+    # all layers: an intervention may change one that is not drawn
     layers = list_layers(model.module)
     changes = defaultdict[Layer, list[Intervention]](list)
     changes_values = False
@@ -310,6 +311,7 @@ class Watched:
         itself."""
         model = self.model
         target = self.plan.target
+        # leaves of the graph, whose gradients end the way back
         inputs = [arg.clone() for arg in args]
         for arg in inputs:  # indices and masks can have no gradient
             arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
@@ -337,6 +339,7 @@ class Watched:
         target = self.plan.target
         if not self._target_outputs or self.plan.target_layer is None:
             raise target.error(": the layer does not run")
+        # of several calls the last, which is nearest to the output
         output = self._target_outputs[-1]
         if target.channel is None or not isinstance(output, Tensor):
             return output
@@ -429,6 +432,7 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
     """
     calls = Counter[str]()
     # of the gradients that a hook of a node gets: at its input, and at its output
+    # (torch has masked the first where x is not above 0)
     index = {"guided": 0, "deconv": 1}[name]
 
     def rectify(*gradients: Sequence[Tensor]) -> tuple[Tensor]:

@@ -108,6 +108,7 @@ class Target:
         """The tensor inside an output, dense and of a type that torch can sum."""
         from torch import Tensor
 
+        # one key after the other: `output[out][0]`
         tensor = output
         for key in self.keys:
             tensor = output_at(tensor, key)
@@ -359,6 +360,7 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
         )
     parse(options.target)
     changes = [interventions.parse(*change) for change in options.interventions]
+    # an option that does nothing is a mistake of who gives it
     of_gradients = {
         "target": options.target is not None,
         "grad_rule": options.grad_rule != "plain",

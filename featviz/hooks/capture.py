@@ -92,6 +92,7 @@ def recording(
         layers, [KINDS[name] for name in KINDS if name in capture_kinds], modules
     )
     with ExitStack() as stack:
+        # hooks on tensors go, too: a model may keep its output
         stack.callback(recorder.begin, None)
         recorder.functions = stack.enter_context(
             placed(
@@ -178,6 +179,7 @@ class Recorder:
         under another name; one that ran under none is named once."""
         # ids: a module that ran under one of its names has run
         seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
+        # functions have no module, and are asked about by name alone
         silent: list[Layer] = []
         for layer in self.layers:
             module = self.modules.get(layer.name)
@@ -206,6 +208,7 @@ class Recorder:
         # counted apart from `calls`: a recursive layer is entered again before it leaves
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
+        # numbers, masks of None and the like are no captures
         arguments = given_tensors(args, kwargs)
         for capture_kind in self.kinds_of("input"):
             for key, value in arguments:
@@ -252,6 +255,7 @@ class Recorder:
                 for site, gradient in zip(aside, gradients, strict=True):
                     self._arrived(site, gradient)
         except Exception as error:
+            # raised by a sink, inside of a hook on a tensor
             if self.fault is error:
                 raise
             hint = (
@@ -317,6 +321,7 @@ class Recorder:
 def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
     """The tensors among the arguments of a call: under the empty key where one argument
     holds tensors, else by position or name; what is no tensor is left out."""
+    # under its position or its name, an argument is as the items of a container
     arguments: dict[int | str, Any] = dict(enumerate(args))
     arguments.update(kwargs)
     tensor_leaves = [
@@ -392,7 +397,7 @@ def forward(
     try:
         with keeping:
             return (call or model)(*args)
-    except FeatvizError:
+    except FeatvizError:  # of an intervention, for example
         raise
     except Exception as error:
         if recorder is not None and recorder.fault is error:

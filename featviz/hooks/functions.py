@@ -115,6 +115,7 @@ class Running:
         """The layer that a module is where it is called now: of those that the caller
         may mean one after the other, in the order of its calls."""
         layers = self.of_module[id(module)]
+        # called from outside of the model, it is the layer of its first name
         if len(layers) == 1 or not self.frames:
             return layers[0]
         frame = self.frames[-1]
@@ -227,6 +228,10 @@ def placed(
     are reported.
 
     Args:
+        leave: called after each call that is reported, with its layer, arguments and
+            result.
+        enter: called before it; None where nobody asks.
+        layers: modules whose calls are reported.
         functions: asked at each call of a function whether it is reported; None watches
             none. What a function calls inside is not reported.
         opaque: names of modules whose calls of functions are not reported. None means
@@ -241,6 +246,7 @@ def placed(
     change_of = dict(changes or {})
     names = reported | {layer.name for layer in change_of}
 
+    # one hook a module, not one a layer: which of its layers runs, `running` knows
     def before(
         of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
@@ -258,6 +264,7 @@ def placed(
         layer = running.now(of_module)
         changed = None
         if layer in change_of:
+            # what an intervention computes is no call of the model's
             with unwatched():
                 changed = change_of[layer](output)
         if layer.name in reported:

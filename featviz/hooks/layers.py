@@ -101,6 +101,7 @@ def _caller_of(
     name: str, index_of_name: Mapping[str, int], entries: Sequence[_Entry]
 ) -> int:
     """The index of the innermost layer around a name that can be called; lists cannot."""
+    # from the inside out; the model itself, whose name is empty, calls what is left
     while name:
         name = name.rpartition(".")[0]
         index = index_of_name[name]
@@ -125,6 +126,7 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
 
 def function_layer(module: Layer, function: str) -> Layer:
     """A function that a module calls, as a layer: `layer1.0/fn:relu`."""
+    # a slash, which no name of a module has: `layer1.0.fn:relu` could be one
     type_name = _FUNCTION + function
     name = f"{module.name}/{type_name}" if module.name else type_name
     return Layer(module.index, name, type_name, (type_name,), module.aliases)

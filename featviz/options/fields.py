@@ -146,6 +146,7 @@ class Option:
             return self.read(value)
         except (msgspec.ValidationError, ValueError, TypeError, AttributeError):
             raise self._refused(value) from None
+        # a reader that knows better what is wrong says so
         except UsageError as error:
             raise UsageError(f"{self.name}: {error.message}", error.hint) from None
 
@@ -244,6 +245,7 @@ def _reader_of(
             several + ", ".join(choices), partial(_read_choice, choices=choices)
         )
     read = partial(convert, value_type=hint)
+    # one of the leaves may be None; the other says what the option takes
     for leaf in leaves:
         if isinstance(leaf, types.BoolType):
             return ValueReader("true or false", read)

@@ -222,6 +222,7 @@ def _read_run_location(value: Any) -> Path | Url:
 
 def _read_shard(value: Any) -> Shard:
     """`2/8`, the second of eight; digits of other scripts are none."""
+    # nine digits: int() of thousands takes long, or raises
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(value)
@@ -238,6 +239,7 @@ _INDEXED = re.compile(
 def _read_selectors(value: Any) -> str:
     """Selectors in one text, whose grammar `hooks.selectors.parse` reads when the layers
     are known."""
+    # Conv2d[0] is as Python writes it; as a glob it would match nothing
     text = value if isinstance(value, str) else ",".join(value)
     return _INDEXED.sub(r"\1#\2", text)
 

@@ -113,7 +113,9 @@ class CaptureAddress(NamedTuple, Generic[_L]):
 
     def inside(self, key: str) -> Self:
         """A part of this tensor, by name; the tensor itself for an empty one."""
-        return self._replace(key=f"{self.key}.{key}".lstrip(".")) if key else self
+        if not key:
+            return self
+        return self._replace(key=f"{self.key}.{key}".lstrip("."))
 
 
 CaptureKey: TypeAlias = CaptureAddress[str]

@@ -185,6 +185,7 @@ def files_read(
     model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()
 ) -> list[Path]:
     """The files of images and of a model, where nothing may be written."""
+    # thousands of images may be in one archive
     files: dict[Path, None] = {}  # in their order, each once
     for sample in samples:
         for path in sample.paths:
@@ -207,6 +208,7 @@ def prepare(
         target=import_module, args=(LOOPS,), name="featviz-loops", daemon=True
     ).start()
     loaded = fitted(load_model(model, options.inputs), images)
+    # after the model: it decides whether files are images, clips or pairs
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
@@ -294,6 +296,7 @@ def read_input(
 ) -> ModelInput:
     """Decode a sample and preprocess it; `quiet` without a warning that frames are left
     out."""
+    # decode is told what the model takes: channels, frames, or the file's own numbers
     chain = preprocess.chain
     frames = preprocess.frames
     expected = ExpectedImage(
@@ -343,6 +346,7 @@ def blank_input(
 
 def check_options(options: RunOptions) -> None:
     """Refuse bad options of a run before any work."""
+    # contradictions first, which need no look at any file
     if options.resume and options.overwrite:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
     if options.overwrite and options.shard is not None:

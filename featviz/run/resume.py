@@ -59,6 +59,7 @@ def check_destination(options: RunOptions, overwrite: bool) -> None:
     Args:
         overwrite: whether an earlier run may be there.
     """
+    # a run that is there is compared later, when the layers are known
     there = (options.resume or options.shard is not None) and holds_run(options.folder)
     if not there:
         check_free(options.folder, RUN, overwrite)
@@ -207,7 +208,7 @@ def _check_same(
             " values",
             "--overwrite, or another --out",
         )
-    # as JSON has it: lists for tuples, text for paths
+    # as JSON has it, which the other one was read from: lists for tuples, text for paths
     new = json.loads(json.dumps(document.record, default=str))
     different = differences(settings_of(record), new)
     if different:

@@ -61,6 +61,7 @@ def run(
     Raises:
         FeatvizError: nothing could be begun, or the run directory could not be written.
     """
+    # what can be refused before the lock and the model is refused here
     samples = find_images(arguments, options)
     check_apart(options.folder, "--out", files_read(model, samples))
     with held(options) as root:
@@ -113,6 +114,7 @@ def _draw(
             document.errors[result.name] = result.error
             if not result.kept:
                 images_by_layer.update({r.label for r in result.rows if r.nonfinite})
+            # of 10,000 images, rows would fill the memory; the manifests have them
             images.append(
                 replace(result, rows=(), skipped=(), never_ran=(), outcome=Outcome())
             )

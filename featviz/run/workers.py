@@ -173,6 +173,7 @@ def in_processes(
         BaseException: what `work` raised in a worker. All others have been killed then.
     """
     crew = _Crew(work, numbers, count, lost)
+    # results come as workers end, and are yielded as numbers were given
     order = deque(crew.waiting)
     done: dict[int, R] = {}
     try:
@@ -225,6 +226,7 @@ class _Crew(Generic[R]):
             self.waiting.clear()
             self.suspects.clear()
         is_alone = any(worker.number in self.tried_again for worker in self.workers)
+        # One image that needs too much memory must not end all others with it.
         if self.suspects:
             # alone: the memory that the image lacked may have been that of the other
             # workers
@@ -304,6 +306,7 @@ class _Crew(Generic[R]):
 
 def _death(worker: _Worker) -> WorkerDiedError:
     """How a worker ended that said nothing."""
+    # multiprocessing gives the number of a signal as a negative exit code
     code = worker.process.exitcode
     if code is not None and code < 0:
         how = f"by signal {-code} ({signal.Signals(-code).name})"
@@ -321,6 +324,7 @@ def _run_worker(
     """What a worker process does until there are no more numbers, or no more parent."""
     for parent_end in inherited:
         parent_end.close()
+    # A worker ends by its pipe, also where the parent was killed and could say nothing.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         # The parent decides what a signal means; a terminal sends it to all processes
         # alike.

@@ -44,6 +44,7 @@ class Mirror:
     def put_run(self, folders: Iterable[str]) -> None:
         """Put the images with these folders, as far as they are not there, and
         run.json."""
+        # run.json is written every few seconds, and most images are there by then
         for folder in folders:
             if folder not in self._complete:
                 self._put_image(folder)

@@ -89,6 +89,7 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
         raise StoreError(
             f"--out {root} is a file, not a folder", "name another with --out"
         )
+    # without our record nothing there is ours, whatever its name
     record = record_of(root, record_name)
     if record is None:
         _check_empty(root, record_name)
@@ -143,6 +144,7 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
     """
     final = real(root)
     with ExitStack() as locks:
+        # both are locked: who comes by either name sees that a process is at work
         locks.enter_context(held(root))
         check_free(root, record_name, overwrite)
         with (

@@ -381,6 +381,7 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
                 ElementTree.SubElement(case, "system-out").text = message
             else:
                 ElementTree.SubElement(case, "failure", message=message).text = message
+    # people read these files, too
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
 

@@ -187,6 +187,7 @@ def _faults_of_run(run: ReadRun) -> Iterator[_Fault]:
 
 def _faults_of_record(run: ReadRun) -> Iterator[str]:
     """Where run.json does not fit the images, or its own numbers."""
+    # run.json may have been edited, or copied from another run
     settings = fingerprint(run.record)
     unlike = [
         quoted(image.name)
@@ -339,6 +340,7 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
     images: dict[str, ReadImage] = {}
     for run in runs:
         for name, image in run.images.items():
+            # shards overlap where one was run again with another number of parts
             first = images.setdefault(name, image)
             if first is image:
                 continue

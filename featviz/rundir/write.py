@@ -89,7 +89,7 @@ class ImageFolder:
         # in memory: the checksum needs all of it, and a picture is small
         content = io.BytesIO()
         yield content
-        data = content.getbuffer()
+        data = content.getbuffer()  # without a copy
         digest = hashlib.sha256(data).hexdigest()
         try:
             with reported(f"{self.path}/{relative}"):
@@ -275,10 +275,12 @@ class RunDirectory:
         one."""
         for name in self.complete:
             ImageFolder(self, name).discard()
+        # what is left: run.json, reports, and images that were never complete
         self.folder.remove_files(ours)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json, and bring the mirror up to date."""
+        # a folder that was renamed is written on by its descriptor, where nobody looks
         self.check_place()
         write_json(self.folder, RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
         if self._mirror is not None:
