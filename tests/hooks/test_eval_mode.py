@@ -70,6 +70,15 @@ def test_lazy_modules_are_refused_until_they_have_seen_an_input() -> None:
     assert len(fv.run(model, IMAGE, "Conv2d,ReLU", size=16).captures) == 2
 
 
+def test_a_lazy_module_is_back_in_training_mode() -> None:
+    """Its first input makes another class of it, whose flag is the user's all the same."""
+    model = nn.Sequential(nn.LazyBatchNorm2d()).train()
+    with in_eval_mode(model):
+        model(IMAGE[None])
+    assert isinstance(model[0], nn.BatchNorm2d)
+    assert model[0].training
+
+
 class Recurrent(nn.Module):
     """Keeps a state from call to call: in an attribute, in a buffer, and in one made on
     the way."""
