@@ -12,13 +12,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 
-def printable(words: str) -> str:
+def printable(text: str) -> str:
     r"""The same text with every control character, line break and lone surrogate
     escaped: a name from outside could else set a terminal's title, colour the screen or
     forge lines of output."""
-    if words.isprintable():
-        return words
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def printable_json(content: Any, indent: int | None = None) -> str:
@@ -41,34 +41,47 @@ def percent(share: float, space: str = " ") -> str:
     return f"{100 * share:.1f}{space}%"
 
 
-def is_number(words: str) -> bool:
-    """Whether Python makes a number of these words: of `²` and of 5,000 digits it makes
+def is_number(text: str) -> bool:
+    """Whether Python makes a number of this text: of `²` and of 5,000 digits it makes
     none."""
-    return words.isdecimal() and len(words) < 1000
+    return text.isdecimal() and len(text) < 1000
 
 
-def quoted(words: str, longest: int = 160) -> str:
-    """Words from a file as a message may show them: printable, on one line, not too
-    long."""
-    return printable(words[:longest]) + ("…" if len(words) > longest else "")
+def quoted(text: str, limit: int = 160) -> str:
+    """A text from a file as a message may show it: printable, on one line, and of at
+    most `limit` characters."""
+    return printable(text[:limit]) + ("…" if len(text) > limit else "")
 
 
 def listed(
-    words: Sequence[str], most: int, separator: str = ", ", left: int | None = None
+    texts: Sequence[str],
+    limit: int,
+    separator: str = ", ",
+    remaining: int | None = None,
 ) -> str:
-    """The first words, and how many more there are, which `left` says if a word stands
-    for several: `conv1, conv2 and 1 more`."""
-    left = max(0, len(words) - most) if left is None else left
-    return separator.join(words[:most]) + (f" and {left} more" if left else "")
+    """The first texts, and how many more there are: `conv1, conv2 and 1 more`.
 
-
-def cut(words: str, letters: int, mark: str = "…") -> str:
-    """The first and the last of so many letters, with a mark between them: `laye…onv1`."""
-    if len(words) <= letters:
-        return words
-    return (
-        f"{words[: letters // 2]}{mark}{words[len(words) - (letters - letters // 2) :]}"
+    Args:
+        texts: All of them.
+        limit: How many are named.
+        separator: Between them.
+        remaining: How many more there are, where a text stands for several; by default
+            the number of texts that are not named.
+    """
+    if remaining is None:
+        remaining = max(0, len(texts) - limit)
+    return separator.join(texts[:limit]) + (
+        f" and {remaining} more" if remaining else ""
     )
+
+
+def cut(text: str, limit: int, mark: str = "…") -> str:
+    """A text of more than `limit` characters as its beginning and its end, with a mark
+    between them: `laye…onv1`."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    return f"{text[:head]}{mark}{text[len(text) - (limit - head) :]}"
 
 
 def by(sizes: Iterable[object]) -> str:
@@ -77,41 +90,58 @@ def by(sizes: Iterable[object]) -> str:
 
 
 def read_ranges(text: str) -> list[int]:
-    """Numbers and ranges (`0-2,5`), in their order and each once; ValueError with a
-    part that is neither, runs backwards, or is longer than a million."""
+    """Numbers and ranges (`0-2,5`), in their order and each once.
+
+    Raises:
+        ValueError: With a term that is neither, runs backwards, or is longer than a
+            million.
+    """
     numbers: dict[int, None] = {}
-    for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
-        run = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
+    for term in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", term, re.ASCII)
+        if ends is None:
+            raise ValueError(term)
+        run = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        # `0-999999999` would fill the memory
         if not 0 < len(run) <= 1_000_000:
-            raise ValueError(part)
+            raise ValueError(term)
         numbers |= dict.fromkeys(run)
     return list(numbers)
 
 
 def ranges(
     numbers: Iterable[int],
-    most: int | None = None,
+    limit: int | None = None,
     *,
     comma: str = ",",
     dash: str = "-",
 ) -> str:
     """Numbers with those that follow one another as ranges (`0-2,5`), which
-    `read_ranges` reads back; behind `most` ranges it says how many numbers there are
-    more."""
+    `read_ranges` reads back.
+
+    Args:
+        numbers: In any order, which stays.
+        limit: How many ranges are written; behind them it says how many numbers there
+            are more.
+        comma: Between ranges.
+        dash: Between the ends of a range.
+    """
     runs: list[range] = []
+    # all channels of a layer: one range, whose numbers need not be counted
     if isinstance(numbers, range) and numbers.step == 1 and numbers:
-        runs, numbers = [numbers], ()
+        runs = [numbers]
+        numbers = ()
     for number in numbers:
         if runs and number == runs[-1].stop:
             runs[-1] = range(runs[-1].start, number + 1)
         else:
             runs.append(range(number, number + 1))
-    words = [
+    texts = [
         f"{run[0]}{dash}{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs
     ]
-    most = len(words) if most is None else most
-    return listed(words, most, comma, sum(map(len, runs[most:])))
+    if limit is None:
+        return comma.join(texts)
+    return listed(texts, limit, comma, sum(map(len, runs[limit:])))
 
 
 class TextTable(NamedTuple):
@@ -145,9 +175,12 @@ class TextTable(NamedTuple):
         return "\n".join(lines + footer)
 
 
-# characters of one name; the rest is cut and a hash put in its place
 _LONGEST_NAME = 100
-_LONGEST_WAY, _DEEPEST = 1000, 32  # bytes and folders of an image's path within a run
+"""Characters of one name; the rest is cut, and a hash put in its place."""
+_LONGEST_PATH = 1000
+"""Bytes of an image's path within a run."""
+_DEEPEST = 32
+"""Folders of an image's path within a run."""
 _UNPORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]|[. ]$')
 _RESERVED = re.compile(
     r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?"  # on Windows
@@ -171,8 +204,10 @@ def safe_name(name: str) -> str:
         return clean
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     stem, dot, suffix = clean.rpartition(".")
+    # what is no extension belongs to the name
     if not dot or len(suffix) > 5:
-        stem, dot, suffix = clean, "", ""
+        stem = clean
+        dot = suffix = ""
     short = stem.encode()[: _LONGEST_NAME - 16].decode(errors="ignore")
     return f"{short}-{digest}{dot}{suffix}"
 
@@ -180,9 +215,9 @@ def safe_name(name: str) -> str:
 def safe_way(name: str) -> str:
     """The folder of an image with this relative name: each part by `safe_name`, with
     forward slashes; one name where the path would be too long for the system."""
-    way = "/".join(safe_name(part) for part in name.split("/"))
-    if way.count("/") < _DEEPEST and len(way.encode()) <= _LONGEST_WAY:
-        return way
+    path = "/".join(safe_name(part) for part in name.split("/"))
+    if path.count("/") < _DEEPEST and len(path.encode()) <= _LONGEST_PATH:
+        return path
     return safe_name(name)
 
 

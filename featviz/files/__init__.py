@@ -74,7 +74,8 @@ class OpenFolder:
         """Open a folder.
 
         Args:
-            above: the folder in which it is, by the last part of its path; then it may
+            path: Of the folder.
+            above: The folder in which it is, by the last part of its path; then it may
                 be no link. Without it the path is one of the user's own, and its links
                 are followed.
         """
@@ -82,19 +83,21 @@ class OpenFolder:
         self.close: weakref.finalize[..., OpenFolder]
         self.descriptor: int | None = None
         """For the parameter `dir_fd` of functions of `os`, with a name from `at`."""
-        name, inside = (
-            (str(path), None) if above is None else (above.at(path.name), above)
-        )
-        fd_above = None if inside is None else inside.descriptor
+        name = str(path)
+        flags = _FOLDER
+        descriptor_above: int | None = None
+        if above is not None:
+            name = above.at(path.name)
+            flags |= NO_LINK
+            descriptor_above = above.descriptor
         if BY_DESCRIPTOR:
-            flags = _FOLDER if inside is None else _FOLDER | NO_LINK
-            self.descriptor = os.open(name, flags, dir_fd=fd_above)
+            self.descriptor = os.open(name, flags, dir_fd=descriptor_above)
             self.close = weakref.finalize(self, os.close, self.descriptor)
             self.identity = os.fstat(self.descriptor)
         else:
             self.close = weakref.finalize(self, int, 0)  # there is nothing to close
-            self.identity = Path(name).stat(follow_symlinks=inside is None)
-            if inside is not None and _is_link(path, self.identity):
+            self.identity = Path(name).stat(follow_symlinks=above is None)
+            if above is not None and _is_link(path, self.identity):
                 raise OSError(errno.ELOOP, _LINKED)
             if not stat.S_ISDIR(self.identity.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -129,8 +132,9 @@ class OpenFolder:
 
     def entries(self) -> list[os.DirEntry[str]]:
         """All that is in it, by name."""
-        place = self.at("") if self.descriptor is None else self.descriptor
-        with os.scandir(place) as entries:
+        # by the descriptor, which stays with the folder, where there is one
+        folder = self.at("") if self.descriptor is None else self.descriptor
+        with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
 
     def open_regular(self, name: str) -> BinaryIO:
@@ -218,9 +222,13 @@ def _opened(
     after.
 
     Args:
-        before: what was there before.
-        folder: the descriptor of the folder that it is in.
-        flags: of `os.open`, beside those of reading.
+        name: Of the file, or its path.
+        before: What was there before.
+        folder: The descriptor of the folder that it is in.
+        flags: Of `os.open`, beside those of reading.
+
+    Raises:
+        OSError: Where it is no regular file.
     """
     if stat.S_ISREG(before.st_mode):
         descriptor = os.open(name, _READ | flags, dir_fd=folder)
@@ -255,9 +263,12 @@ def read_json(path: Path, most: int = SMALL) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parse a JSON document; ValueError where it is none, has more than DEEPEST levels,
-    or a number that JSON has not (NaN, Infinity) or of more digits than Python
-    reads."""
+    """Parse a JSON document.
+
+    Raises:
+        ValueError: Where it is none, has more than DEEPEST levels, a number that JSON
+            has not (NaN, Infinity), or one of more digits than Python reads.
+    """
     # the parser recurses, and ends the process where the stack ends
     depth = 0
     for token in _BRACKETS.finditer(text):
@@ -303,27 +314,32 @@ def misspelt(path: Path) -> Path | None:
             }
     except (OSError, ValueError):
         return None
-    wanted = path.name[:_LONGEST_NAME].lower()
-    close = difflib.get_close_matches(wanted, names, 1, 0.75)
-    close = close or sorted(name for name in names if PurePath(name).stem == wanted)
-    near = path.parent / names[close[0]] if wanted and close else path
-    if near == path:
+    name = path.name[:_LONGEST_NAME].lower()
+    close = difflib.get_close_matches(name, names, 1, 0.75)
+    # a name without its suffix is not close, if it is short: `net` for `net.py`
+    close = close or sorted(file for file in names if PurePath(file).stem == name)
+    if not name or not close or names[close[0]] == path.name:
         return None
-    return near
+    return path.parent / names[close[0]]
 
 
 def hint_of(path: Path, near: Path | None) -> str:
-    """What helps: the path that was meant (`near`), or where the way to this one ends."""
+    """What helps where nothing is at a path.
+
+    Args:
+        path: As the user gave it.
+        near: The path that was meant, if `misspelt` tells; else the hint says where the
+            way to `path` ends.
+    """
     if near is not None:
         return f"did you mean {quoted(str(near))}?"
-    folders = [one for one in path.parents if os.path.isdir(one)]  # noqa: PTH112
-    folder = folders[0] if folders else Path()
-    missing = path.relative_to(folder).parts[0] if folders else str(path)
+    folder = path.parent
+    while not os.path.isdir(folder) and folder != folder.parent:  # noqa: PTH112
+        folder = folder.parent
+    missing = path.relative_to(folder).parts[0]
     if os.path.lexists(folder / missing):
         return f"check the path: {quoted(str(folder / missing))!r} is no folder"
-    where = (
-        "the current folder"
-        if folder == Path()
-        else f"the folder {quoted(str(folder))!r}"
-    )
-    return f"check the path: {where} has no {quoted(missing)!r}"
+    title = f"the folder {quoted(str(folder))!r}"
+    if folder == Path():
+        title = "the current folder"
+    return f"check the path: {title} has no {quoted(missing)!r}"

@@ -61,9 +61,17 @@ def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.nda
     return arrays
 
 
-def only(named: dict[str, Any], what: str, remedy: str) -> Any:
-    """The one value of a mapping, or the one that is called `image`; FileError where
-    there are several, with what they are and a remedy."""
+def only(named: dict[str, Any], plural: str, remedy: str) -> Any:
+    """The one value of a mapping, or the one that is called `image`.
+
+    Args:
+        named: Values by name.
+        plural: What they are, for messages: `arrays`.
+        remedy: How a file with one of them is made, for the hint.
+
+    Raises:
+        FileError: Where there are several, and none is called `image`.
+    """
     # as the documents say, so that a file may hold more than one
     if "image" in named:
         return named["image"]
@@ -72,7 +80,7 @@ def only(named: dict[str, Any], what: str, remedy: str) -> Any:
         return value
     names = ", ".join(quoted(str(name)) for name in list(named)[:6]) or "nothing"
     raise FileError(
-        f"holds {len(named)} {what} ({names}), and none is called image", remedy
+        f"holds {len(named)} {plural} ({names}), and none is called image", remedy
     )
 
 

@@ -284,9 +284,9 @@ def read_frames(
                 for packet in file.demux(stream)
                 if packet.size
             ]
-            numbers = list(choose(len(packets))) if packets else []
-            if not numbers:
+            if not packets:
                 raise ImageError("is a video without frames")
+            numbers = list(choose(len(packets)))
             _check_frames(stream, numbers)
             reader = _FrameReader(file, stream, packets)
             # in their order, each once: frames are decoded forwards
@@ -315,15 +315,18 @@ class _FrameReader:
     def __init__(self, file: Any, stream: Any, packets: Sequence[_Packet]) -> None:
         self.file = file
         self.stream = stream
-        times = [packet.time for packet in packets if packet.time is not None]
-        self.is_timed = len(times) == len(packets)
-        self.times = list(range(len(packets)))
+        self.times: list[int] = []
         """When each frame is shown; of a file that does not say, its number."""
         self.key_times: list[int] = []
-        if self.is_timed:
-            self.times = sorted(times)
-            keys = [packet.time for packet in packets if packet.is_key]
-            self.key_times = sorted(time for time in keys if time is not None)
+        for packet in sorted(packets, key=lambda packet: packet.time or 0):
+            if packet.time is not None:
+                self.times.append(packet.time)
+                if packet.is_key:
+                    self.key_times.append(packet.time)
+        self.is_timed = len(self.times) == len(packets)
+        if not self.is_timed:
+            self.times = list(range(len(packets)))
+            self.key_times = []
         file.seek(0)
         self.frames = file.decode(stream)
         self.last: Any = None
@@ -488,9 +491,11 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
     dtype = array.dtype
     has_no_count = array.ndim > 2 and shape[-1] not in _COUNTS
     if not array.size or array.ndim not in (2, 3, 4) or has_no_count:
-        message = f"{name} of height, width and channels {shape} is no image"
-        forms = "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]"
-        raise UsageError(message, f"{forms}; C is 1, 3 or 4")
+        raise UsageError(
+            f"{name} of height, width and channels {shape} is no image",
+            "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3"
+            " or 4",
+        )
     if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ([], [1])):
         return array
     if dtype == np.bool_:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -257,16 +257,17 @@ def read(path: FilePath) -> bytes:
 
 
 def _normal(name: str) -> str:
-    """One spelling for `a/b.jpg`, `./a/b.jpg` and `/a//b.jpg`."""
-    return "/".join(
-        part for part in name.replace("\\", "/").split("/") if part not in ("", ".")
-    )
+    """One spelling for `a/b.jpg`, `./a/b.jpg`, `/a//b.jpg` and `a\\b.jpg`."""
+    return PurePosixPath(name.replace("\\", "/").lstrip("/")).as_posix()
 
 
 def is_hidden(name: str) -> bool:
     """Whether a file, or a folder that holds it, is hidden or one that macOS adds."""
-    parts = [part for part in name.split("/") if part != ".."]
-    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
+    return any(
+        part.startswith(".") or part == "__MACOSX"
+        for part in name.split("/")
+        if part != ".."
+    )
 
 
 def _state(path: FilePath) -> tuple[int, ...]:
@@ -288,7 +289,15 @@ class _Archive(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _opened(path: FilePath, *state: int) -> _Archive:
-    """An archive, which stays open; `state` is what changes with the file."""
+    """An archive, which stays open.
+
+    Args:
+        path: The archive.
+        state: What changes with the file (`_state`): then it is opened anew.
+
+    Raises:
+        OSError: Or one of DAMAGED, where it cannot be read.
+    """
     file = urls.open_parts(path) if isinstance(path, Url) else files.open_regular(path)
     if path.name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)
@@ -322,7 +331,16 @@ def _members_of_tar(tar: Any, path: FilePath) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def _content(path: FilePath, name: str, *state: int) -> bytes:
     """A member of an archive; the last one is kept, since going back in a compressed tar
-    means starting anew."""
+    means starting anew.
+
+    Args:
+        path: The archive.
+        name: Of the member, as `members` has it.
+        state: As `_opened` takes it.
+
+    Raises:
+        OSError: Or KeyError, or one of DAMAGED, where it cannot be read.
+    """
     archive = _opened(path, *state)
     info = archive.members[name]
     is_tar = isinstance(info, tarfile.TarInfo)
@@ -449,15 +467,16 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
     with open_image(io.BytesIO(data)) as opened:
         # the further images of MPO are previews and other views
         total = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-        numbers = _spread(total, decoding.frames) if decoding.frames else [0]
+        numbers = _spread(total, decoding.frames or 1)
         return Frames([_frame(opened, number, decoding) for number in numbers], total)
 
 
 def _warn_of_cut(path: FilePath, total: int, decoding: _Decoding) -> None:
     """Say that of a video or an animation of so many frames one alone is taken."""
     if total > 1 and decoding.still is None and not decoding.frames:
-        is_video = path.name.lower().endswith(VIDEO_SUFFIXES)
-        hint = " (--frames)" if is_video else ""
+        hint = ""
+        if path.name.lower().endswith(VIDEO_SUFFIXES):
+            hint = " (--frames)"
         log.warning("%s has %d frames; the first is taken%s", path, total, hint)
 
 
@@ -500,7 +519,9 @@ def _read(sample: Sample, path: FilePath) -> bytes:
 @contextmanager
 def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
     """Turn errors of reading a file of a sample into ImageErrors that name both."""
-    name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
+    name = sample.name
+    if len(sample.paths) > 1:
+        name += f": {path.name}"
     try:
         yield
     except ImageError as error:
@@ -528,24 +549,10 @@ def _array(
         decoding: How it is decoded.
     """
     expected = decoding.expected
+    if file_format is None and (expected.channels in (1, 3) or expected.raw):
+        return None
     if file_format in (None, "TIFF"):
-        is_picture = expected.channels in (1, 3)
-        if file_format is None and (is_picture or expected.raw):
-            return None
-        try:
-            with open_image(io.BytesIO(data)) as opened:
-                if is_picture:
-                    return None
-                if _keeps_all_channels(opened):
-                    upright = ImageOps.exif_transpose(opened)
-                    if upright.mode == "P":
-                        upright = upright.convert("RGBA")
-                    return _ready(np.asarray(upright), expected)
-        except UnidentifiedImageError:
-            # tifffile reads TIFF files of more bits, channels and compressions
-            if file_format is None:
-                raise
-        return _ready(arrays.read_tiff(data), expected)
+        return _array_of_picture(data, file_format, expected)
     reader = _READERS.get(file_format, decoding.read_tensor)
     if reader is None:
         raise UnidentifiedImageError("is a file of torch.save, which is no image here")
@@ -553,6 +560,29 @@ def _array(
         return reader(data)
     except FileError as error:
         raise ImageError(error.message, error.hint) from error
+
+
+def _array_of_picture(
+    data: bytes, file_format: str | None, expected: ExpectedImage
+) -> np.ndarray | None:
+    """All channels of a picture, or of a TIFF; None where a model of grey or RGB takes
+    it as Pillow reads it."""
+    try:
+        opened = open_image(io.BytesIO(data))
+    except UnidentifiedImageError:
+        # tifffile reads TIFF files of more bits, channels and compressions
+        if file_format is None:
+            raise
+        return _ready(arrays.read_tiff(data), expected)
+    with opened:
+        if expected.channels in (1, 3):
+            return None
+        if not _keeps_all_channels(opened):
+            return _ready(arrays.read_tiff(data), expected)
+        upright = ImageOps.exif_transpose(opened)
+        if upright.mode == "P":  # numbers of colours
+            upright = upright.convert("RGBA")
+        return _ready(np.asarray(upright), expected)
 
 
 _SAMPLES_PER_PIXEL, _BITS_PER_SAMPLE = 277, 258
@@ -571,8 +601,16 @@ def _keeps_all_channels(opened: Image.Image) -> bool:
 def _frame(
     opened: Image.Image, number: int, decoding: _Decoding
 ) -> Image.Image | Raster:
-    """A picture, or one frame of an animation: of mode L or RGB, or numbers of more
-    bits."""
+    """A picture, or one frame of an animation.
+
+    Args:
+        opened: The file.
+        number: Of the frame, from 0.
+        decoding: How it is decoded.
+
+    Returns:
+        A picture of mode L or RGB; grey of more than 8 bits as numbers.
+    """
     if number:
         opened.seek(number)
     opened.load()
@@ -605,6 +643,7 @@ def _as_8_bits(image: Image.Image) -> Image.Image:
     high = float(values.max())
     if image.mode.startswith("I"):
         low = 0.0
+        # Pillow holds 16 bits of some formats in 32
         high = 65535.0 if high <= 65535 else 2.0**31 - 1
     elif low >= 0 and high <= 1:
         low = 0.0

@@ -143,9 +143,13 @@ def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
         text = os.fsdecode(line if nul_separated else line.rstrip(b"\r"))
         if not text:
             continue
-        path = Url.of_file(text) if is_url(text) else Path(text)
+        path: FilePath = Path(text)
+        if is_url(text):
+            path = Url.of_file(text)
         inside = split(path)
-        name = path.name if inside is None else inside[1].rpartition("/")[2]
+        name = path.name
+        if inside is not None:
+            name = inside[1].rpartition("/")[2]
         named.append(Named(name, path))
     if not named:
         hint = "one path a line, or NUL-separated with -0"
@@ -182,7 +186,7 @@ def _in_store(text: str) -> list[Named]:
     if decode.is_archive(url):
         return _in_archive(str(url), url)
     if glob.has_magic(url.shown_path) and not url.is_web:
-        named = [Named(name, path) for name, path in urls.matching(url)]
+        named = [Named(*file) for file in urls.matching(url)]
         if not named:
             message = f"no image matches {quoted(str(url))!r}"
             raise UsageError(message, "check the pattern")
@@ -193,9 +197,7 @@ def _in_store(text: str) -> list[Named]:
     if not _is_folder_of_store(text, url):
         return [Named(url.name, url)]
     files = urls.files_below(url)
-    visible = [
-        Named(file.name, file.url) for file in files if not decode.is_hidden(file.name)
-    ]
+    visible = [Named(*file) for file in files if not decode.is_hidden(file.name)]
     return _images(f"folder {str(url)!r}", visible)
 
 
@@ -292,8 +294,11 @@ def _in_archive(
         remedy = error.hint if isinstance(error, FileError) else None
         raise UsageError(message, remedy or "is it whole?") from error
     if name is None:
-        visible = [member for member in names if not decode.is_hidden(member)]
-        named = [Named(member, decode.member(archive, member)) for member in visible]
+        named = [
+            Named(member, decode.member(archive, member))
+            for member in names
+            if not decode.is_hidden(member)
+        ]
         return _images(f"archive {str(archive)!r}", named)
     if name not in names:
         message = f"no image {argument!r}: nothing in the archive is called so"
@@ -388,8 +393,9 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
     # as many digits for all, so that names sort by number
     digits = len(str(count - 1))
     for sample in samples:
-        names = [path.name.lower() for path in sample.paths]
-        if count == 1 or not any(name.endswith(VIDEO_SUFFIXES) for name in names):
+        if count == 1 or not any(
+            path.name.lower().endswith(VIDEO_SUFFIXES) for path in sample.paths
+        ):
             images.append(sample)
             continue
         for index in range(count):
@@ -422,10 +428,13 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     joined: list[Sample] = []
     for start in range(0, len(samples), count):
         # the folder stands once, with the first name
-        first, *others = samples[start : start + count]
-        names = [PurePosixPath(sample.name).name for sample in others]
-        paths = [path for sample in (first, *others) for path in sample.paths]
-        joined.append(Sample("+".join([first.name, *names]), tuple(paths)))
+        group = samples[start : start + count]
+        name = group[0].name
+        paths = group[0].paths
+        for sample in group[1:]:
+            name += f"+{PurePosixPath(sample.name).name}"
+            paths += sample.paths
+        joined.append(Sample(name, paths))
     return joined
 
 

@@ -448,8 +448,9 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
             hint += " --model-arg @hparams"
         return LoadError(message, hint)
     message = f"{path.name} matches no torchvision architecture"
-    forms = "a name, timm:NAME, or file.py:factory"
-    hint = f"--arch says what its weights belong to ({forms})"
+    hint = (
+        "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
+    )
     if nearest is not None:
         message += f"; {nearest}"
         hint += "; --partial loads what fits into the nearest"

@@ -69,7 +69,6 @@ def choose_preprocess(
         UsageError: Where choices do not go with the model, or with each other.
     """
     first = first_layer(module)
-    frames = _frames_of_transformers(module)
     library = _of_library(module, entry)
     if library is None and fixed is ANY_INPUT:
         # a module of the caller's own, which no folder describes
@@ -83,26 +82,39 @@ def choose_preprocess(
     if chain is None:
         chain = _of_preset("imagenet", 3, module, fixed.size)
         is_guess = None in (options.size or options.crop, options.mean, options.std)
-    # torchvision's vision transformers take one size, also without weights that say it
-    image_size = getattr(module, "image_size", None)
-    if isinstance(image_size, int) and chain.crop not in (None, image_size):
-        chain = replace(chain, resize=image_size, crop=image_size, library=None)
+    chain = _in_image_size(chain, module)
     chain = _changed(chain, options)
     _check_numbers_of(chain, options)
-    clip_frames = None
-    if first.takes_clips or frames is not None:
-        clip_frames = options.frames or frames or _FRAMES
     size_is_known = bool(options.size or options.crop or chain.stride)
     return Preprocess(
         chain,
-        frames=clip_frames,
-        frames_first=frames is not None,
+        frames=_clip_frames(module, first, options),
+        frames_first=_frames_of_transformers(module) is not None,
         inputs=options.images_per_pass or required_arguments(module, further),
         guessed=is_guess,
         size_guessed=not size_is_known and (is_guess or chain.own_size),
         any_values=options.mean is not None or options.std is not None,
         dtype=input_dtype(module),
     )
+
+
+def _clip_frames(
+    module: nn.Module, first: FirstLayer, options: InputOptions
+) -> int | None:
+    """How many frames a model takes at once; None for a model of images."""
+    frames = _frames_of_transformers(module)
+    if frames is None and not first.takes_clips:
+        return None
+    return options.frames or frames or _FRAMES
+
+
+def _in_image_size(chain: Chain, module: nn.Module) -> Chain:
+    """A chain in the one size that torchvision's vision transformers take."""
+    image_size = getattr(module, "image_size", None)
+    # a chain that does not crop makes whatever size the user says
+    if not isinstance(image_size, int) or chain.crop in (None, image_size):
+        return chain
+    return replace(chain, resize=image_size, crop=image_size, library=None)
 
 
 def _known_chain(
@@ -140,7 +152,7 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
     chain = chain or from_ultralytics(module)
     if chain is not None:
         return chain
-    classes = {type(part).__name__ for part in module.modules()}
+    classes = {type(submodule).__name__ for submodule in module.modules()}
     # torchvision's detectors resize and normalise
     if "GeneralizedRCNNTransform" in classes:
         return Chain()
@@ -406,9 +418,9 @@ def _trained_size(arguments: Any) -> int | None:
     """
     if isinstance(arguments, SimpleNamespace):
         arguments = vars(arguments)
-    side = arguments.get("imgsz") if isinstance(arguments, dict) else None
-    if type(side) is int and 0 < side <= _LARGEST_SIZE:
-        return side
+    size = arguments.get("imgsz") if isinstance(arguments, dict) else None
+    if type(size) is int and 0 < size <= _LARGEST_SIZE:
+        return size
     return None
 
 

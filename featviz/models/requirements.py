@@ -159,16 +159,13 @@ def _import(package: str) -> None:
 
 def unfit(error: Exception) -> FeatvizError:
     """The error for a torchvision whose build does not fit that of torch."""
-    found = versions()
-    words = (
-        f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used"
-        " together"
-    )
-    hint = (
+    installed = versions()
+    return FeatvizError(
+        f"torch {installed['torch']} and torchvision {installed['torchvision']} cannot be"
+        f" used together: {first_line(error)}",
         "install a pair that fits: pip install --upgrade --force-reinstall torch"
-        " torchvision"
+        " torchvision",
     )
-    return FeatvizError(f"{words}: {first_line(error)}", hint)
 
 
 def first_line(error: BaseException) -> str:
@@ -186,19 +183,19 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 def versions() -> dict[str, str]:
     """The versions that records name: with the build's suffix, read, since an import
     takes long."""
-    found = {"featviz": __version__}
+    installed = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         # importing torchvision takes as long as all the rest of a short command
         spec = find_spec(package)
-        found[package] = "(not installed)"
+        installed[package] = "(not installed)"
         if spec is None or spec.origin is None:
             continue
         file = Path(spec.origin).with_name("version.py")
         text = file.read_text("utf-8") if file.is_file() else ""
         match = re.search(r"""^__version__\b[^=]*= ['"]([^'"]+)""", text, re.MULTILINE)
         if match:
-            found[package] = match[1]
-    return found
+            installed[package] = match[1]
+    return installed
 
 
 def import_ultralytics(name: str) -> ModuleType:
