@@ -291,8 +291,9 @@ def _in_archive(
         names = decode.members(archive)
     except (OSError, *decode.DAMAGED) as error:
         message = f"archive {str(archive)!r} cannot be read: {error}"
-        remedy = error.hint if isinstance(error, FileError) else None
-        raise UsageError(message, remedy or "is it whole?") from error
+        # a store's FileError knows better what helps
+        remedy = getattr(error, "hint", None) or "is it whole?"
+        raise UsageError(message, remedy) from error
     if name is None:
         named = [
             Named(member, decode.member(archive, member))
