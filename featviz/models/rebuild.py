@@ -247,7 +247,8 @@ class Builder:
             return _imported(name)(*made.arguments)
         if name in _HELPERS:
             return self._object(made, _imported(name))
-        module_class = _module_class(name)
+        # with arguments it is a call of the constructor, which torch.save never writes
+        module_class = None if made.arguments else _module_class(name)
         state = made.states[-1] if made.states else None
         if module_class or "_modules" in [key for key, _ in _pairs(state)]:
             return self._module(made, module_class)
