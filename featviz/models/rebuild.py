@@ -207,8 +207,8 @@ class Builder:
             self._built[id(value)] = _Built(itself, None)
             before = len(self.reasons)
             result = self._attempt(value)
-            reasons = self.reasons[before:]
-            built = _Built(result, reasons[0] if reasons else None)
+            reason = self.reasons[before] if len(self.reasons) > before else None
+            built = _Built(result, reason)
             self._built[id(value)] = built
         elif built.reason is not None:
             self.reasons.append(built.reason)
@@ -237,12 +237,12 @@ class Builder:
     def called(self, made: Made) -> Any:
         """What a call would return."""
         name = made.maker.text
-        if name in _CONTAINERS:
-            return _CONTAINERS[name](self, made)
-        if name in _VALUES:
+        if name in _BY_STAND_IN:
+            return _BY_STAND_IN[name](self, made)
+        if name in _BY_ARGUMENTS:
             # older protocols put into a state what newer ones give as arguments
             state = made.states[-1] if made.states else made.arguments
-            return _VALUES[name](*self.elements(state))
+            return _BY_ARGUMENTS[name](*self.elements(state))
         if name in _ENUMS:
             return _imported(name)(*made.arguments)
         if name in _HELPERS:
@@ -320,8 +320,7 @@ class Builder:
             if module_class is None:
                 raise _needs([made.maker.text])
             module: nn.Module = self._object(made, module_class)
-            # something in it may have been met before, and left out then: `build` tells
-            # again
+            # whatever was left out of it, now or where it was met before, has a reason
             if len(self.reasons) == before:
                 _check_module(module)
                 return module
@@ -675,7 +674,7 @@ def _namespace(builder: Builder, made: Made) -> SimpleNamespace:
     return SimpleNamespace(**builder.build(made.states[-1]))
 
 
-_CONTAINERS: dict[str, Callable[[Builder, Made], Any]] = {
+_BY_STAND_IN: dict[str, Callable[[Builder, Made], Any]] = {
     "argparse.Namespace": _namespace,
     "builtins.dict": Builder.mapping,
     "builtins.frozenset": _set,
@@ -699,7 +698,7 @@ def _path(*names: str) -> str:
     return "/".join(names)
 
 
-_VALUES: dict[str, Callable[..., Any]] = {
+_BY_ARGUMENTS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _bytes,
     "builtins.bytearray": _bytes,
     "builtins.bytes": _bytes,
