@@ -334,6 +334,35 @@ class Note(nn.Conv2d):
     """A class of nobody's list."""
 
 
+class Outer(nn.Module):
+    """A class of nobody's list, with layers of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
+        self.register_buffer("hidden", torch.ones(1), persistent=False)
+
+
+def test_layers_in_a_class_that_is_not_there_keep_their_names(tmp_path: Path) -> None:
+    """The tensors are those of the module's own state dict, in its order, though its
+    layers could be made."""
+    outer = Outer()
+    torch.save(outer, tmp_path / "whole.pth")
+    content = weights.read(tmp_path / "whole.pth", complete=False)
+    tensors = unwrap(content).weights.tensors
+    expected = outer.state_dict()
+    assert list(tensors) == list(expected)
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_a_module_that_lies_beside_is_the_one_in_the_model(tmp_path: Path) -> None:
+    """What a file shares is shared again."""
+    layer = nn.Conv2d(3, 2, 1)
+    torch.save({"model": nn.Sequential(layer), "ema": layer}, tmp_path / "both.pth")
+    content = weights.read(tmp_path / "both.pth")
+    assert content["model"][0] is content["ema"]
+
+
 def _code(folder: Path) -> str:
     (folder / "user_conv.py").write_text(
         "from torch import nn\ndef net(): return nn.Conv2d(3, 2, 1)"
