@@ -443,8 +443,7 @@ def decode(
         with _errors_named(sample, path):
             decoded = _decoded(contents[number], decoding)
         if not quiet:
-            _warn_of_cut(path, decoded.total, decoding)
-            _warn_of_narrow(path, decoded.images)
+            _warn(path, decoded, decoding)
         images += decoded.images
     return tuple(images), hashlib.sha256(b"".join(contents)).hexdigest()
 
@@ -454,35 +453,43 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
     file_format = format_of(data)
     expected = decoding.expected
     if file_format in VIDEOS:
-        index, count = decoding.still or (None, decoding.frames or 1)
-        choose = partial(_spread, count=count, index=index)
-        video = arrays.read_frames(data, file_format, choose)
-        if expected.channels not in (1, 3) and not expected.raw:
-            takes = f"the model takes {expected.channels} channels"
-            raise ImageError(f"is a video, and {takes}")
-        return video
-    array = _array(data, file_format, decoding)
-    if array is not None:
-        return Frames([arrays.to_image(array, expected)], total=1)
+        return _stills(data, file_format, decoding)
+    if file_format is not None or not (expected.channels in (1, 3) or expected.raw):
+        array = _array(data, file_format, decoding)
+        if array is not None:
+            return Frames([arrays.to_image(array, expected)], total=1)
     with open_image(io.BytesIO(data)) as opened:
         # the further images of MPO are previews and other views
         total = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-        numbers = _spread(total, decoding.frames or 1)
+        numbers = [0]
+        if decoding.frames is not None:
+            numbers = _spread(total, decoding.frames)
         return Frames([_frame(opened, number, decoding) for number in numbers], total)
 
 
-def _warn_of_cut(path: FilePath, total: int, decoding: _Decoding) -> None:
-    """Say that of a video or an animation of so many frames one alone is taken."""
+def _stills(data: bytes, container: str, decoding: _Decoding) -> Frames:
+    """Frames of a video; ImageError where the model takes no pictures."""
+    index, count = decoding.still or (None, decoding.frames or 1)
+    choose = partial(_spread, count=count, index=index)
+    video = arrays.read_frames(data, container, choose)
+    expected = decoding.expected
+    if expected.channels not in (1, 3) and not expected.raw:
+        raise ImageError(
+            f"is a video, and the model takes {expected.channels} channels"
+        )
+    return video
+
+
+def _warn(path: FilePath, decoded: Frames, decoding: _Decoding) -> None:
+    """Say that of a video or an animation one frame alone is taken; and that 12 bits lie
+    in a 16-bit file, which a model sees as darkness."""
+    total = decoded.total
     if total > 1 and decoding.still is None and not decoding.frames:
         hint = ""
         if path.name.lower().endswith(VIDEO_SUFFIXES):
             hint = " (--frames)"
         log.warning("%s has %d frames; the first is taken%s", path, total, hint)
-
-
-def _warn_of_narrow(path: FilePath, images: Sequence[Image.Image | Raster]) -> None:
-    """Say that 12 bits lie in a 16-bit file, which a model sees as darkness."""
-    for image in images:
+    for image in decoded.images:
         if isinstance(image, Raster) and image.narrow_range is not None:
             low, high = image.narrow_range
             log.warning(
@@ -541,7 +548,7 @@ def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
 def _array(
     data: bytes, file_format: str | None, decoding: _Decoding
 ) -> np.ndarray | None:
-    """The numbers in a file that is no picture for this model; None for a picture.
+    """The numbers in a file; None for a picture that the model takes as Pillow reads it.
 
     Args:
         data: The file.
@@ -549,8 +556,6 @@ def _array(
         decoding: How it is decoded.
     """
     expected = decoding.expected
-    if file_format is None and (expected.channels in (1, 3) or expected.raw):
-        return None
     if file_format in (None, "TIFF"):
         return _array_of_picture(data, file_format, expected)
     reader = _READERS.get(file_format, decoding.read_tensor)

@@ -397,28 +397,22 @@ class Preprocess:
 
     def _shown_values(self, values: Tensor) -> Tensor:
         """One argument of the model as 0..1."""
-        is_flat = values.ndim < 4 or values.shape[-2:] == (1, 1)
-        if is_flat:
+        mean, std = self.chain.mean, self.chain.std
+        if values.ndim < 4 or values.shape[-2:] == (1, 1):
             values = _as_rows(values)
         elif self.transform is None:
-            values = self._before_normalising(values)
-        if self.transform is None and not self.stretched:
-            low, high = values.aminmax()
-            # no resizing of a picture goes beyond 0..1 by half
-            if self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5:
-                return values.clamp(0, 1)
+            if mean is not None and std is not None:
+                values = values * _by_channel(std, values) + _by_channel(mean, values)
+            if self.chain.bgr:
+                values = values.flip(1)
+        low, high = values.aminmax()
+        # no resizing of a picture goes beyond 0..1 by half
+        is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
+        if is_picture and self.transform is None and not self.stretched:
+            return values.clamp(0, 1)
         values = values[:, : 1 if values.shape[1] < 3 else 3]
         low, high = values.aminmax()
         return (values - low) / (high - low).clamp(min=_TINY)
-
-    def _before_normalising(self, values: Tensor) -> Tensor:
-        """What the chain normalised, in RGB."""
-        mean, std = self.chain.mean, self.chain.std
-        if mean is not None and std is not None:
-            values = values * _by_channel(std, values) + _by_channel(mean, values)
-        if self.chain.bgr:
-            return values.flip(1)
-        return values
 
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have, if of 224 × 224 pixels."""
