@@ -208,6 +208,7 @@ def _deflated_block(
     rest = block[rest_at:]
     counts = np.zeros((4, _SYMBOLS), np.int64)
     count(units, rest, step, _MATCHES.symbols, counts)
+    # numpy sorts faster than a loop of ours, and is not compiled on a fresh machine
     keys = counts.sum(0) << 13 | _UNSEEN
     keys[_END] = 1 << 9 | _END
     keys.sort()
@@ -226,6 +227,7 @@ def _deflated_block(
     head = _HEAD | int.from_bytes(lengths, "little") << _HEAD_BITS
     head = before.bits | head << before.length
     size, beyond = divmod(before.length + _HEAD_BITS + 4 * (_SYMBOLS + 1), 8)
+    # a number of Python's has as many bits as it takes, here about 1,200
     head_bytes = head.to_bytes(size + 1, "little")
     out[:size] = np.frombuffer(head_bytes, np.uint8, size)
     carried = np.array([head_bytes[size], beyond], np.uint64)
@@ -262,6 +264,7 @@ def count(units, rest, step, match_symbols, counts):
             counts.
     """
     for start in range(0, units.size, _SAMPLE * step):
+        # a run that goes on behind the sample is cut: counts are estimates then
         at = start
         end = min(start + _SAMPLE, units.size)
         while at < end:
@@ -485,6 +488,7 @@ def put(units, rest, entries, matches, carried, out):
                 code, bits = _joined(entries, unit)
                 at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
                 unit >>= _U(32)
+    # the bytes that fill no unit, and the end
     for i in range(rest.size + 1):
         entry = entries[rest[i]] if i < rest.size else entries[_END]
         code = entry >> _CODE

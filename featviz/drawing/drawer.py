@@ -436,6 +436,7 @@ def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
     flat = flat[np.argsort(-stats[flat, MEAN], kind="stable")]
     correlation = correlations(maps[varied])
     chain = [0] if len(varied) else []
+    # those that stand in the chain already are no choice
     while len(chain) < len(varied):
         row = correlation[chain[-1]].copy()
         row[chain] = -np.inf
@@ -463,6 +464,7 @@ def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[in
     alike[np.ix_(varied, varied)] = correlations(maps[varied]) >= threshold - _ROUNDING
     groups: dict[int, list[int]] = {}
     ungrouped = np.ones(len(means), bool)
+    # one that is like a member but not like the leader begins a group of its own
     for leader in range(len(means)):
         if ungrouped[leader]:
             alike[leader, leader] = True

@@ -159,6 +159,7 @@ def draw_filters(
         description += f", {steps} time steps a channel"
     slices = tiles.data.shape[1]
     shape = (count_chosen(options.channels, outputs), slices, height, width)
+    # the columns that a grid of these tiles would have
     plan = grid.plan(shape, options)
     if options.nrow is None and slices > 1:
         # the slices of a channel stay in one row

@@ -134,10 +134,10 @@ def _count_values(bits):
 def _mean_and_variance(row, at_once):
     """Mean and variance of a row, float64.
 
-    They are those of the distances from a shift, since E[x²] - E[x]² loses all digits
-    where the values lie far from zero for their variance: 1000.1 and 1000.2 have
-    squares that differ in the fourth digit. The first shift is the first value; where
-    it lies too far off, too, the mean that was found is the second one.
+    They are those of the distances from a shift, since E[x²] - E[x]² loses digits where
+    values lie far from zero for their variance: the squares of 1000.1 and 1000.2 share
+    four of float32's seven digits. The first shift is the first value; where that lies
+    too far off, too, the mean that was found is the second one.
 
     Args:
         row: float32 [W].
@@ -152,6 +152,8 @@ def _mean_and_variance(row, at_once):
         total = 0.0
         squares = 0.0
         for start in range(0, row.size, _BLOCK):
+            # float32 adds twice as many values at a time as float64; a short sum of them
+            # loses little
             block = row[start : start + _BLOCK]
             block_total = np.float32(0)
             block_squares = np.float32(0)
@@ -208,6 +210,7 @@ def statistics(rows, bits, stats, stats_bits, lower, upper, outside):
         row[3] = math.sqrt(variance if variance > 0 else 0.0)
         row[4] = zeros / rows.shape[1]
         row[5] = nonfinite
+        # of a constant row the mean is off by rounding, and the deviation not quite 0
         if nonfinite == 0 and row[0] == row[1]:
             row[2] = row[0]
             row[3] = 0

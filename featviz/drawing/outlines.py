@@ -100,6 +100,7 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
     )
     inside = np.asarray(region)
     thick = max(1, round(max(height, width) / _LINES_A_SIDE))
+    # dark behind light, so that the line is seen on any picture
     dark = _edge(inside, thick + 1)
     light = _edge(inside, thick)
     drawn = pixels.copy()
@@ -117,6 +118,7 @@ def _edge(inside: Integers, thick: int) -> Integers:
         thick: how near, in pixels.
     """
     # what is left of the region, made thinner, is not its edge
+    # repeated outwards, so that the picture's border counts as inside
     padded = np.pad(inside, thick, mode="edge")
     height, width = inside.shape
     eroded = inside.copy()

@@ -106,6 +106,7 @@ class GridPicture:
         if is_mixed or are_numbers or not self.marked:
             return np.zeros(self.plan.maps, np.uint8)
         marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT).astype(np.uint8)
+        # of gradients only zeros are marked
         marks[~np.isin(marks, self.marked)] = NONE
         marks[~is_constant(self.stats)] = NONE
         if self.channels is not None:
@@ -153,6 +154,7 @@ def to_image(picture: GridPicture) -> Image.Image:
     colors = picture.palette
     pixels = np.empty((plan.height, plan.width, *picture.tiles.shape[3:]), np.uint8)
     top = 0
+    # each piece is overwritten by the next one, so it is copied
     for piece in strips(plan, picture.tiles, colors, picture.tile_labels):
         pixels[top : top + len(piece)] = piece.reshape(len(piece), *pixels.shape[1:])
         top += len(piece)
@@ -276,6 +278,7 @@ def caption(capture: Capture) -> dict[str, str]:
         text["Slices"] = _count_of_slices(capture.slices, capture.steps)
     if capture.constant is not None:
         size = by(capture.constant[1:])
+        # a tile is one number then, and does not say how large the map was
         text["Constant"] = f"every map ({size}): the value of each is drawn"
     if capture.collapsed:
         groups = capture.collapsed.items()
@@ -472,6 +475,7 @@ def write_png(
     first = next(pieces)
     width = first.shape[1]
     depth = width // size[1]
+    # the specification takes the row above the first for zeros
     above = np.zeros(width, np.uint8)
 
     def filtered() -> Iterator[Bytes]:
@@ -519,6 +523,7 @@ def _head(
     head = _SIGNATURE + _chunk(b"IHDR", header)
     for keyword, value in text:
         key = keyword.encode("latin-1") + b"\0"
+        # every tool reads tEXt, and fewer read iTXt
         try:
             head += _chunk(b"tEXt", key + value.encode("latin-1"))
         except UnicodeEncodeError:

@@ -99,6 +99,7 @@ class Board:
                 group = "histogram-grad"
             yield {"tag": tag(group), "histo": histogram}
         if self.step is not None:
+            # what falls to zero in a training shows in these two lines first
             zeros = float(stats[:, ZEROS].astype(np.float64).mean())
             inactive = float((stats[:, MAX] <= 0).sum())
             yield {"tag": tag("zero_fraction"), "simple_value": zeros}
@@ -169,6 +170,7 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
 def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     """The first tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow`
     and `scale` where the options name them. A vector stays one strip."""
+    # numbers in rows and columns would look like maps
     if picture.strip:
         return picture
     slices = picture.slices[0]

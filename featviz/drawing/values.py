@@ -322,6 +322,7 @@ def to_levels(
         start = low
         half = 0.5
     start = start.astype(np.float32)
+    # limits that are the extremes need no clipping, which saves two comparisons a value
     top = levels - 0.5 if clips or nonfinite is not None else None
     if isinstance(values, np.ndarray) or values.device.type == "cpu":
         rows = np.require(np.asarray(values), np.float32, ["C", "W"])
@@ -342,6 +343,7 @@ def to_levels(
         tiles = quantise_on_device(values, start, factor, half, top)
     if constant.any():
         _fill_constant(tiles, constant, low, levels)
+    # at the end, since the loop made level 0 of NaN
     if nonfinite is not None:
         array = maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
         tiles[~np.isfinite(array)] = nonfinite
