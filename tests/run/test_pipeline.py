@@ -238,7 +238,8 @@ def test_each_part_of_a_tensor_has_statistics_of_its_own(tmp_path: Path) -> None
     more: Any = {"tensor_layout": "tokens:4x4+1", **INPUTS}
     image = fv.run(net, SCENES / "spheres.jpg", "0", tmp_path / "out", **more).images[0]
     with np.load(tmp_path / "out/spheres.jpg/stats.npz") as stats:
-        assert {f"0|output|0|{row.key}" for row in image.captures} == {*stats}
+        keys = {f"0|output|0|{row.key}" for row in image.captures}
+        assert keys | {f"{key}|inner_std" for key in keys} == {*stats}
         assert np.allclose(stats["0|output|0|"][:, 2], tokens[0, 1:].mean(0), atol=1e-6)
 
 
