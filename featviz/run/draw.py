@@ -214,12 +214,10 @@ class Drawing:
             outcome, recorder = self.show_model(image.args, writer.hints, writer.take)
             # The boxes are all that a run keeps of a detection or a segmentation: the
             # masks of regions would go from worker processes to this one.
-            outcome = replace(
-                outcome,
-                detections=image.in_file(outcome.detections),
-                regions=None,
-                focus=None,
-            )
+            outcome = replace(outcome, regions=None, focus=None)
+            if outcome.detections:
+                boxes = image.in_file(outcome.detections)
+                outcome = replace(outcome, detections=boxes)
             result = ImageResult(
                 name=sample.name,
                 folder=writer.folder.name,
