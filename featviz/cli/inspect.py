@@ -187,6 +187,8 @@ def look(values: Values) -> int:
     if result.prediction:
         scores = ", ".join(score.text for score in result.prediction)
         log.info("%s: %s", result.name, scores)
+    if result.remark:
+        log.info("%s: %s", result.name, result.remark)
     output.written(counted(len(result.layers), "layer"), result.path, values["open"])
     return 0
 

@@ -146,9 +146,11 @@ def _of_family(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
     """The refusal of a target that the model's family has not."""
-    raise target.error(
-        f" is none of this model, which gives {list(tensor.shape)}", "norm"
-    )
+    examples = f"{_prefix(target)}norm"
+    if tensor.ndim == 2 and not target.keys:
+        examples = f"top1, class:0, {examples}"
+    message = f" is none of this model, which gives {list(tensor.shape)}"
+    raise target.error(message, f"targets here: {examples}")
 
 
 def _class_score(

@@ -125,6 +125,9 @@ class LookResult:
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
     """What the model saw, uint8 [H, W, 3]."""
+    remark: str = ""
+    """Of a detector without a box: `no box above the threshold`, and what is nearest to
+    one."""
     picture: Bytes = field(
         repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8)
     )
@@ -239,6 +242,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         skipped=tuple(recorder.skipped),
         never_ran=tuple(layer.name for layer in recorder.never_ran),
         shown=_seen(image),
+        remark=outcome.remark,
     )
     if result.left_out:
         count = len(result.layers)
@@ -410,7 +414,7 @@ def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
         return _Head([seen], bars, "prediction")
     if picture is not None:
         return _Head([seen, picture])
-    remarks = [outcome.remark] if outcome.remark else []
+    remarks = [result.remark] if result.remark else []
     if collector.output_shapes:
         remarks.append(f"output {listed(collector.output_shapes, 3)}")
     return _Head([seen], remarks=[*remarks, ""] if remarks else [])

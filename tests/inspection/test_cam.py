@@ -175,7 +175,7 @@ def test_a_broken_image_fails_alone(featviz: Run, tmp_path: Path) -> None:
 
 BAD = [
     (("--target", "class:10"), 2, "target 'class:10': there are 10 classes, 0 to 9"),
-    (("--method", "gradcan"), 2, "xgradcam, gradxact\nhint: did you mean gradcam?"),
+    (("--method", "gradcan"), 2, "rollout, attention\nhint: did you mean gradcam?"),
     (
         ("--layers", "9"),
         1,

@@ -143,6 +143,8 @@ class SourceMaps:
         Returns:
             An empty trace for any other table.
         """
+        if not table.numel():  # the boxes of a detector that found none
+            return Trace()
         axes = []
         numbers = table
         for axis in range(table.ndim):
