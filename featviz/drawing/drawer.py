@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,9 +78,18 @@ def is_saliency(
     return list(shape) in [list(size) for size in inputs]
 
 
+class RealCapture(NamedTuple):
+    """The magnitudes or the phases of a capture of complex numbers."""
+
+    site: CaptureSite
+    tensor: Tensor
+    """Real, of the capture's shape."""
+    hints: Hints
+
+
 def magnitude_and_phase(
     site: CaptureSite, tensor: Tensor, hints: Hints, options: DrawOptions
-) -> Iterator[tuple[CaptureSite, Tensor, Hints]]:
+) -> Iterator[RealCapture]:
     """Complex numbers as two captures of real ones: `abs`, and `angle`, which has no
     `--reduce`.
 
@@ -90,9 +100,11 @@ def magnitude_and_phase(
         to_floats(tensor)  # raises
     if tensor.dtype == torch.complex32:  # has neither abs nor angle
         tensor = tensor.to(torch.complex64)
-    yield site.inside("abs"), tensor.abs(), hints
+    yield RealCapture(site.inside("abs"), tensor.abs(), hints)
+    # a mean of angles is none: π and -π are the same
     if options.reduce is None:
-        yield site.inside("angle"), tensor.angle(), replace(hints, phase=True)
+        phase_hints = replace(hints, phase=True)
+        yield RealCapture(site.inside("angle"), tensor.angle(), phase_hints)
 
 
 @lru_cache(64)
