@@ -143,7 +143,7 @@ def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
             reason = reason or "its picture does not show values"
             raise UsageError(
                 f"{quoted(row.label)} of {quoted(name)}: {reason}",
-                "run without --reduce, --overlay and --max-maps, into PNG",
+                "run without --reduce, --overlay and --channels, into PNG",
             )
         read[name] = places
     return read

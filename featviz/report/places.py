@@ -37,7 +37,7 @@ from featviz.report.grids import as_json
 from featviz.rundir.image import DamagedError
 
 INDEX_SCRIPT = "places-index.js"
-MOST_IMAGES = 100
+MOST_IMAGES = 50
 """The first images have places; the page says that others have none."""
 _MOST_BYTES = 37_500
 """Of a layer and image on average, before base64 makes 50 kB of them."""

@@ -113,7 +113,9 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
             run, comparison, max_maps = _fitted(run, comparison)
         pages = arrange(run, None if comparison is None else comparison.other)
         companions = read_companions(run, pages.layers, options)
-        run_report = RunReport(run, pages, companions, comparison, max_maps)
+        run_report = RunReport(
+            run, pages, companions, comparison, max_maps, options.places
+        )
         # the search for cycles that templates leave passes over what is in memory
         # before
         gc.freeze()

@@ -200,6 +200,8 @@ class RunReport:
     max_maps: int | None = None
     """The most maps that a layer shows, where they are fewer so that one file stays
     small."""
+    has_places: bool = True
+    """Whether its pages answer what a place is; one file never does."""
     _totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
     """By id of the layer's page and stem."""
     _first_stats: Mapping[str, Floats] = field(default_factory=dict)
@@ -231,7 +233,8 @@ class RunReport:
         if self.comparison is not None and self.comparison.result is not None:
             yield from self._comparison_files(site, self.comparison)
         yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
-        yield from place_files(self.pages, site)
+        if site.places:
+            yield from place_files(self.pages, site)
 
     def _single_file(self, site: Site) -> Iterator[Markup]:
         """All pages in one document: the page of the run first, which is rendered last."""
@@ -278,7 +281,7 @@ class RunReport:
             links=links,
             model=model_name(self.run.record.get("model") or {}),
             home=links.page(RUN_PAGE),
-            places="" if links.inline else INDEX_SCRIPT,
+            places=INDEX_SCRIPT if self.has_places and not links.inline else "",
             options=options,
             labels=labels,
             anchors=anchors,

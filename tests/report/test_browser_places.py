@@ -28,8 +28,7 @@ ADDRESS = "#2@0.26,0.20"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise with four equal patches, and two images of noise alone; six layers, of
-    which the last has but some of its channels."""
+    """Noise with four equal patches, and two images of noise alone; six layers."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (3, 64, 64, 3), np.uint8)
     patch = rng.integers(0, 256, (12, 12, 3), np.uint8)
@@ -42,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("planted") / "run"
     images = [Image.fromarray(pixels) for pixels in noise]
     size = {"size": (64, 64), "crop": (64, 64)}
-    fv.run(nn.Sequential(*layers), images, "*", out, max_maps=40, **size)
+    fv.run(nn.Sequential(*layers), images, "*", out, **size)
     fv.report(out)
     return out
 
@@ -158,7 +157,7 @@ def test_a_layer_without_all_channels_says_so(browser: Any, tmp_path: Path) -> N
     """In place of similar places."""
     out = tmp_path / "few"
     net = nn.Sequential(nn.Conv2d(3, 12, 3))
-    fv.run(net, torch.rand(2, 3, 20, 20), "*", out, max_maps=4, preset="none")
+    fv.run(net, torch.rand(2, 3, 20, 20), "*", out, channels="0-3", preset="none")
     fv.report(out)
     page = Page(browser, out).open("index.html")
     page.one("[data-places]").click()

@@ -190,7 +190,7 @@ def test_what_is_flat_has_fewer_components() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"max_maps": 4}, "its grid has 4 of 12 channels"),
+        ({"channels": "0-3"}, "its grid has 4 of 12 channels"),
         ({"reduce": "mean"}, "its picture is one of all channels (--reduce mean)"),
         ({"overlay": 0.5}, "its maps lie over the input (--overlay)"),
         ({"labels": True}, "numbers are written on its maps (--labels)"),
@@ -308,3 +308,13 @@ def test_places_of_no_image_are_refused(run: Path) -> None:
     """The message names those that there are."""
     with pytest.raises(UsageError, match=r"no image 'dog.jpg'"):
         similarities_to(captures_of(run, 5), parse_place("dog.jpg@0.4,0.7"))
+
+
+def test_places_can_be_left_out(tmp_path: Path) -> None:
+    """No script of them is written, and no page asks for one."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    out = tmp_path / "run"
+    fv.run(net, torch.rand(3, 12, 12), "Conv2d", out, preset="none")
+    fv.report(out, places=False)
+    assert not list((out / "report").glob("places-*"))
+    assert "data-places" not in (out / "report" / "index.html").read_text()
