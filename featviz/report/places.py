@@ -8,8 +8,8 @@ its vector, shortened, and the channels that stand out there.
 The index comes when somebody asks for places, and then a script for each image. A
 vector has length 1 and is written in the main axes that all images of a layer share,
 an axis as int8 in units of its own. As many axes are kept as leave the cosines of 500
-random pairs within 0.03, as far as they fit into 50 kB a layer and image; the page
-says the error."""
+random pairs within 0.03. Where these take more than 50 kB a layer and image, maps are
+averaged down once more; the page says the error."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ _MOST_BYTES = 37_500
 """Of a layer and image on average, before base64 makes 50 kB of them."""
 _COUNTS = (8, 16, 24, 32, 48, 64)
 """How many axes there may be."""
-_FEWEST = 16
-"""Axes for which there is room in each layer, whatever the others need."""
 _THREADS = 2
 _PAIRS = 500
 _LARGEST_ERROR = 0.03
@@ -124,20 +122,26 @@ def place_files(pages: ReportPages, site: Site) -> ReportFiles:
     groups = [group for page in pages.layers for group in page.groups]
     layers = [_layer_entry(group, site) for group in groups]
     entries: list[list[PlacesEntry | None]] = [[None] * len(layers) for _ in images]
-    usable = [n for n, layer in enumerate(layers) if not layer.reason]
-    spare = sum(_MOST_BYTES - _least_bytes(groups[n]) for n in usable)
-    for n in usable:
-        layer = layers[n]
-        read = list(_read(groups[n], stats))
-        if not read:
-            layer.reason = "its pictures do not show values"
-            continue
-        count = max(len(figure.places.vectors) for figure in read)
-        most_axes = min(_COUNTS[-1], max(_FEWEST, _FEWEST + spare // count))
-        for image, entry in _encoded(layer, read, most_axes):
-            entries[image][n] = entry
+    reserved = {}
+    for n, layer in enumerate(layers):
+        if not layer.reason:
+            reserved[n] = _bytes_of(groups[n], MOST_SIDE // 2, _COUNTS[-1])
+    bytes_left = _MOST_BYTES * len(reserved)
+    for n in list(reserved):
+        reserved.pop(n)
         # what a layer does not need is left to those behind it
-        spare -= count * (len(layer.units) - _FEWEST)
+        available = bytes_left - sum(reserved.values())
+        for most_side in (MOST_SIDE, MOST_SIDE // 2):
+            read = list(_read(groups[n], stats, most_side))
+            most_axes = _most_axes(groups[n], most_side, available)
+            encoded = list(_encoded(layers[n], read, most_axes)) if read else []
+            if layers[n].error <= _LARGEST_ERROR or len(layers[n].units) < most_axes:
+                break
+        for image, entry in encoded:
+            entries[image][n] = entry
+        if not encoded:
+            layers[n].reason = "its pictures do not show values"
+        bytes_left -= _bytes_of(groups[n], most_side, len(layers[n].units))
     for image, of_image in enumerate(entries):
         text = f"FEATVIZ_PLACES.add({image}, {as_json(of_image)});\n"
         yield _script_of(image), [text]
@@ -179,35 +183,29 @@ def _image_entry(page: ReportPage, number: int, site: Site) -> ImageEntry:
     )
 
 
-def _most_side(group: Group) -> int:
-    """Places of the longer side of a map: fewer where even the fewest axes of that many
-    would be too much."""
-    if _bytes_of(group, MOST_SIDE) <= _MOST_BYTES:
-        return MOST_SIDE
-    return MOST_SIDE // 2
+def _most_axes(group: Group, most_side: int, available: int) -> int:
+    """How many axes so many bytes hold, for the image with the most places."""
+    without = _bytes_of(group, most_side, 0)
+    count = _bytes_of(group, most_side, 1) - without
+    return max(_COUNTS[0], min(_COUNTS[-1], (available - without) // count))
 
 
-def _least_bytes(group: Group) -> int:
-    return _bytes_of(group, _most_side(group))
-
-
-def _bytes_of(group: Group, most_side: int) -> int:
-    """Of the image with the most places, with the fewest axes."""
+def _bytes_of(group: Group, most_side: int, axes: int) -> int:
+    """What the image with the most places takes, before base64."""
     counts = []
     for figure in group.of_this_run:
         height, width = figure.row.plan.map_size
         factor = -(-max(height, width) // most_side)
         counts.append(-(-height // factor) * -(-width // factor))
     channel_bytes = 2 if group.figures[0].row.maps > 256 else 1
-    return max(counts) * (_FEWEST + _SHOWN_CHANNELS * (channel_bytes + 1))
+    return max(counts) * (axes + _SHOWN_CHANNELS * (channel_bytes + 1))
 
 
 def _read(
-    group: Group, stats: Mapping[str, Mapping[str, Floats]]
+    group: Group, stats: Mapping[str, Mapping[str, Floats]], most_side: int
 ) -> Iterator[_ReadFigure]:
     """The places of those images that have statistics here."""
     numbers = {name: number for number, name in enumerate(stats)}
-    most_side = _most_side(group)
 
     def read(figure: Figure) -> _ReadFigure | None:
         row = figure.row
