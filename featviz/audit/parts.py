@@ -75,37 +75,53 @@ _CHANNELWISE = Part("channelwise")
 _OTHER = Part("other")
 
 _NAMES_OF_PARTS: Sequence[tuple[Part, str]] = (
-    (_activation(Activation(zero=True)), "ReLU relu"),
+    (_activation(Activation(zero=True)), "ReLU Relu relu"),
     (_clipped(0.0, 6.0), "ReLU6 relu6"),
     (_SIGMOID, "Sigmoid Hardsigmoid HardSigmoid sigmoid hardsigmoid"),
     (_clipped(-1.0, 1.0), "Tanh Hardtanh tanh hardtanh"),
-    (_SMOOTH, "SiLU Swish silu GELU GELUTanh QuickGELU gelu Mish HardMish mish"),
+    (_SMOOTH, "SiLU Swish silu GELU Gelu GELUTanh QuickGELU gelu Mish HardMish mish"),
     (
         _SMOOTH,
-        "Hardswish HardSwish hardswish LeakyReLU leaky_relu PReLU prelu RReLU rrelu",
+        "Hardswish HardSwish hardswish LeakyReLU LeakyRelu leaky_relu PReLU PRelu prelu"
+        " RReLU rrelu",
     ),
-    (_SMOOTH, "ELU elu CELU celu SELU selu Softplus softplus Softsign softsign"),
+    (
+        _SMOOTH,
+        "ELU Elu elu CELU Celu celu SELU Selu selu Softplus softplus Softsign softsign",
+    ),
     (_SMOOTH, "LogSigmoid logsigmoid"),
-    (Part("maker", axis=1), "_ConvNd"),
-    (Part("maker", axis=-1), "Linear"),
+    (Part("maker", axis=1), "_ConvNd Conv ConvTranspose"),
+    (Part("maker", axis=-1), "Linear Gemm"),
     (
         _CHANNELWISE,
-        "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm",
+        "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm"
+        " BatchNormalization InstanceNormalization",
     ),
     (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath dropout dropout2d"),
-    (_CHANNELWISE, "_MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d"),
-    (_CHANNELWISE, "_AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d"),
     (
         _CHANNELWISE,
-        "Upsample upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
+        "_MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d MaxPool",
+    ),
+    (
+        _CHANNELWISE,
+        "_AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d AveragePool"
+        " GlobalAveragePool",
+    ),
+    (
+        _CHANNELWISE,
+        "Upsample Resize upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
     ),
     (_CHANNELWISE, "interpolate Identity contiguous clone detach float to"),
-    (Part("mixing"), "GroupNorm group_norm LayerNorm layer_norm RMSNorm rms_norm"),
+    (
+        Part("mixing"),
+        "GroupNorm group_norm LayerNorm layer_norm RMSNorm rms_norm"
+        " GroupNormalization LayerNormalization",
+    ),
 )
 
 PARTS: dict[str, Part] = {}
 """By name: modules by class name anywhere in the MRO, and functions of torch,
-torch.nn.functional and Tensor."""
+torch.nn.functional and Tensor; nodes of ONNX by operator."""
 for _part, _names in _NAMES_OF_PARTS:
     PARTS.update(dict.fromkeys(_names.split(), _part))
 

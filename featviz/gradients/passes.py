@@ -24,7 +24,7 @@ from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, Sink, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_attributes, kept_rng
 from featviz.hooks.functions import FunctionMode
-from featviz.hooks.layers import is_in_place, list_layers
+from featviz.hooks.layers import computed_by, is_in_place, list_layers
 from featviz.layout import channel_axis, to_floats
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
@@ -68,6 +68,12 @@ def plan(
     """
     # all layers: an intervention may change one that is not drawn
     layers = list_layers(model.module)
+    runtime = computed_by(model.module)
+    if runtime is not None and (options.gradients or options.interventions):
+        message = (
+            f"{runtime} runs this model: it has no gradients, and takes no changes"
+        )
+        raise UsageError(message, "the model in PyTorch has them: .pth, .pt2")
     changes = defaultdict[Layer, list[Intervention]](list)
     changes_values = False
     for option, text in options.interventions:

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featviz.hooks.layers import function_layer, function_name, home_of, read_table
+from featviz.hooks.layers import (
+    computed_by,
+    function_layer,
+    function_name,
+    home_of,
+    read_table,
+)
 from featviz.records import Layer
 
 _TORCHS_OWN = ("torch.nn.", "torch.ao.nn.")
@@ -78,6 +84,8 @@ class Running:
         needed = functions or any(
             layer.name in names for layers in shared for layer in layers
         )
+        if computed_by(self._model) is not None:
+            needed = False
 
         def pop(module: nn.Module, args: Any, output: Any) -> None:
             self.frames.pop()

@@ -141,6 +141,12 @@ def function_in(name: str) -> str | None:
     return function
 
 
+def computed_by(model: nn.Module) -> str | None:
+    """What computes a model, if it is not torch: `ONNX Runtime`. Its layers call no
+    functions, and have no gradients; what hooks return to them is lost."""
+    return getattr(model, "computed_by", None)
+
+
 def like_module(function: str, class_name: str) -> bool:
     """Whether a function does what a module class does: `max_pool2d` and `MaxPool2d`."""
     return function.replace("_", "").lower() == class_name.replace("_", "").lower()

@@ -29,6 +29,7 @@ from featviz.files import read_json
 from featviz.models import arguments, weights
 from featviz.models.arguments import UserTransform
 from featviz.models.classes import read_classes
+from featviz.models.onnx_model import load_onnx
 from featviz.models.preprocess import Chain, Preprocess
 from featviz.models.presets import (
     choose_preprocess,
@@ -45,6 +46,7 @@ from featviz.models.requirements import (
 )
 from featviz.models.sources import (
     EXPORTED,
+    ONNX,
     Loaded,
     code_digest,
     load_source,
@@ -319,6 +321,11 @@ def load_file(options: ModelOptions) -> Loaded:
     path = Path(options.spec)
     with weights.one_line(path):
         file_format = sniff(path)
+        if file_format == ONNX and options.arch is not None:
+            text = f"is for files of weights, and {path.name} is a whole model"
+            raise UsageError(f"--arch {text}", "leave --arch out")
+        if file_format == ONNX:
+            return load_onnx(path)
         # a file alone does not say what an --arch or a config.json says
         arch = options.arch or _configured_arch(path, file_format)
         if arch is not None:

@@ -35,7 +35,17 @@ CODE_REFERENCE = re.compile(
 )
 """`pkg.mod:name` or `file.py:name`."""
 
-SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pkl", ".npz", ".pt2")
+SUFFIXES = (
+    ".pth",
+    ".pt",
+    ".ckpt",
+    ".bin",
+    ".safetensors",
+    ".pkl",
+    ".npz",
+    ".pt2",
+    ".onnx",
+)
 """File names of models; a file of another name is read by its content all the same."""
 
 _LOOKS = {
@@ -45,7 +55,6 @@ _LOOKS = {
     b"version https://git-lfs": "a Git LFS pointer, not the file itself (git lfs pull)",
     b"<": "a web page",
     b"{": "a JSON file",
-    **{bytes((8, version, 18)): "an ONNX model" for version in (3, 4, 7, 8)},
 }
 """What a file looks like, by the bytes that it begins with."""
 
@@ -63,6 +72,7 @@ SAFETENSORS = "safetensors"
 SHARDS = "shards"
 TORCHSCRIPT = "torchscript"
 EXPORTED = "pt2"
+ONNX = "onnx"
 FILE_FORMATS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
 """What `sniff` calls the files that hold a model or its weights."""
 
@@ -313,6 +323,9 @@ def sniff(path: Path) -> str:
     for mark, description in _LOOKS.items():
         if head.lstrip().startswith(mark):
             return description
+    # the version of its format, and then the tool that wrote it, or its graph
+    if re.match(rb"\x08[\x01-\x20][\x12\x3a]", head) or path.suffix == ".onnx":
+        return ONNX
     if head[257:262] == b"ustar":
         return "a tar archive (of torch before 0.1.10: load it there, and save it anew)"
     # protocols 0 and 1 begin with anything

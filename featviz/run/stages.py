@@ -31,11 +31,18 @@ from featviz.records import CaptureSite, Layer
 
 Size = tuple[int, int]  # height and width of maps
 ADDS_NOTHING = {
+    "AveragePool",
     "DropPath",
+    "Dropout",
     "Flatten",
+    "GlobalAveragePool",
     "Identity",
+    "MaxPool",
     "Permute",
+    "Reshape",
+    "Resize",
     "StochasticDepth",
+    "Transpose",
     "Unflatten",
     "Upsample",
     "_AdaptiveAvgPoolNd",
@@ -44,7 +51,8 @@ ADDS_NOTHING = {
     "_DropoutNd",
     "_MaxPoolNd",
 }
-"""Classes whose outputs show nothing that the layer before them does not show."""
+"""Classes, and operators of ONNX, whose outputs show nothing that the layer before them
+does not show."""
 
 
 class CallSide(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import broken_checkpoints
 import hostile_configs
 import hostile_images
+import hostile_onnx
 import hostile_pickles
 import hostile_rundirs
 import hostile_writing
@@ -26,6 +27,7 @@ KINDS = (
     broken_checkpoints,
     hostile_rundirs,
     hostile_images,
+    hostile_onnx,
     hostile_configs,
     hostile_writing,
 )

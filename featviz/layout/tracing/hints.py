@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from featviz.errors import LayoutError
 from featviz.hooks import selectors
 from featviz.hooks.functions import placed
-from featviz.hooks.layers import list_layers
+from featviz.hooks.layers import computed_by, list_layers
 from featviz.layout.layouts import LAYOUTS, Size
 from featviz.layout.tracing import guess
 from featviz.layout.tracing.fields import ReceptiveField
@@ -195,7 +195,10 @@ class HintBook:
             fields: whether their receptive fields will be, too.
             listener: takes all calls of modules and functions.
         """
-        if self.is_traced:
+        # without functions to follow nothing is known: the shapes tell the layouts
+        is_followed = computed_by(model) is None
+        if self.is_traced or not (is_followed or listener):
+            self.is_traced = True
             yield
             return
         constants = None
@@ -204,7 +207,7 @@ class HintBook:
         mixer_names = {
             name for name, hints in self._by_module.items() if hints.token_count
         }
-        self._follower = follower = Follower(
+        follower = Follower(
             layer_names={layer.name for layer in layers},
             mixer_names=mixer_names,
             in_attention=lambda layer: self.of_layer(layer).in_attention,
@@ -212,6 +215,7 @@ class HintBook:
             constants=constants,
             listener=listener,
         )
+        self._follower = follower if is_followed else None
         # hooks cost time: without a listener only where somebody will ask
         modules = list_layers(model)
         if listener is None:
@@ -304,7 +308,7 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
     """The hints for a module, from those for the module around it."""
     class_name = type(module).__name__
     child_name = name.rpartition(".")[2]
-    channels: Literal["first", "last"] | None = None
+    channels: Literal["first", "last"] | None = getattr(module, "channel_order", None)
     if isinstance(module, _CHANNELS_FIRST):
         channels = "first"
     elif _OFFSETS.search(name):

@@ -1,0 +1,373 @@
+"""Which calls of modules a graph of ONNX stands for.
+
+A graph is a list of nodes. Both exporters of torch keep in each node in which module it
+was made, so the modules come back, in the order in which they ran:
+
+    node                        modules around it                call
+    Conv                        layer1, layer1.0, layer1.0.bn1   layer1.0.bn1
+    Relu                        layer1, layer1.0, layer1.0.relu  layer1.0.relu
+    Conv                        layer1, layer1.0, layer1.0.bn2   layer1.0.bn2
+    Add                         layer1, layer1.0                 layer1.0/Add
+    Relu                        layer1, layer1.0, layer1.0.relu  layer1.0.relu, 2nd call
+                                                                 layer1.0, whose value this is
+
+torch.onnx.export(dynamo=True) writes them into `pkg.torch.onnx.name_scopes`, the older
+exporter into the node's name (`/layer1/layer1.0/conv1/Conv`). A convolution with its
+BatchNorm folded in has the name of the norm, whose output it computes, in the first, and
+its own in the second. Other tools know nodes alone: then a node's name is the layer's.
+
+A module has a value where its nodes stand in one run and a single value leaves them.
+That is then what the module returned, whatever it did inside."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_LONGEST = 20_000
+"""Letters of such a list; the deepest of known models have 400."""
+
+_DEEPEST = 60
+"""Modules inside one another that are believed of a file."""
+
+_QUANTISE = "QuantizeLinear"
+_DEQUANTISE = "DequantizeLinear"
+_SHAPES = ("Shape", "Size")
+_RANDOM = ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
+
+MODULE = "Module"
+"""The class of a module of which the file does not say it."""
+
+
+@dataclass
+class LayerCall:
+    """One call of a layer: a node, or a module with the calls inside it."""
+
+    name: str
+    """Qualified: `layer1.0.relu`, `layer1.0/Add`."""
+    type: str
+    """The node's operator, or the module's class."""
+    inputs: tuple[str, ...] = ()
+    """Values that it takes, without constants."""
+    outputs: tuple[str, ...] = ()
+    """Values that it gives; none for a module that has no value of its own."""
+    inner: list[LayerCall] = field(default_factory=list)
+    node: Any = None
+    """The NodeProto; None for a module."""
+
+
+class Values(NamedTuple):
+    """What is known of the values of a graph, by name."""
+
+    constants: Mapping[str, str]
+    """Values that no input has a say in, with the name of the tensor that such a one is
+    made of, or an empty name."""
+    stand_in: Mapping[str, str]
+    """Where a value is quantised at once: its name behind DequantizeLinear, which is
+    what the model goes on with."""
+    origin: Mapping[str, str]
+    """The same backwards, and of what lies between."""
+
+
+class ScopedNode(NamedTuple):
+    """A node and the modules around it."""
+
+    proto: Any
+    modules: tuple[str, ...] | None
+    """Qualified names, the innermost last; none for a node of the model itself. None
+    where the file does not know."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def layer_calls(graph: Any) -> tuple[list[LayerCall], Values]:
+    """The calls of a graph in the order of its nodes, which is that of a forward pass.
+
+    Left out are constants, the arithmetic of shapes, and the nodes that quantise.
+    """
+    values = _read_values(graph)
+    classes: dict[str, str] = {}
+    paths = _old_paths(graph.node)
+    scoped_nodes: list[ScopedNode] = []
+    for node, path in zip(graph.node, paths, strict=True):
+        outputs = tuple(name for name in node.output if name)
+        is_left_out = node.op_type in (_QUANTISE, _DEQUANTISE) or any(
+            name in values.constants for name in outputs
+        )
+        if not outputs or is_left_out:
+            continue
+        inputs = [
+            values.stand_in.get(values.origin.get(name, name), name)
+            for name in node.input
+            if name and name not in values.constants
+        ]
+        scopes = _scopes(node, classes)
+        modules = path if scopes is None else scopes
+        scoped_nodes.append(ScopedNode(node, modules, tuple(inputs), outputs))
+    return _Builder(graph, scoped_nodes, values, classes).calls(), values
+
+
+# Values
+
+
+def _read_values(graph: Any) -> Values:
+    """Follow constants and quantised values through the nodes."""
+    constants = {tensor.name: tensor.name for tensor in graph.initializer}
+    constants |= {sparse.values.name: "" for sparse in graph.sparse_initializer}
+    users = defaultdict[str, list[Any]](list)
+    for node in graph.node:
+        for name in node.input:
+            users[name].append(node)
+        is_constant = _is_constant(node, constants)
+        if is_constant or node.op_type in _SHAPES:
+            source = constants.get(node.input[0], "") if node.input else ""
+            keeps = node.op_type in (_DEQUANTISE, "Transpose", "Cast", "Identity")
+            constants |= dict.fromkeys(node.output, source if keeps else "")
+    outputs = {output.name for output in graph.output}
+    stand_in: dict[str, str] = {}
+    origin: dict[str, str] = {}
+    for node in graph.node:
+        value = node.input[0] if node.input else ""
+        if node.op_type != _QUANTISE or value in constants or not node.output:
+            continue
+        quantised = node.output[0]
+        behind = [user.op_type for user in users[quantised]]
+        alone = len(users[value]) == 1 and value not in outputs
+        if alone and behind and set(behind) == {_DEQUANTISE}:
+            for user in users[quantised]:
+                stand_in.setdefault(value, user.output[0])
+                origin[user.output[0]] = value
+            origin[quantised] = value
+    return Values(constants, stand_in, origin)
+
+
+def _is_constant(node: Any, constants: Collection[str]) -> bool:
+    """Whether a node gives the same for all inputs; one with a graph inside may take
+    values that are not among its inputs."""
+    if node.op_type in _RANDOM or any(attribute.g.node for attribute in node.attribute):
+        return False
+    return all(name in constants for name in node.input if name)
+
+
+# Modules
+
+
+def _scopes(node: Any, classes: dict[str, str]) -> tuple[str, ...] | None:
+    """The modules around a node by the metadata of torch.onnx.export(dynamo=True); None
+    where there are none. Notes their classes."""
+    metadata = {entry.key: entry.value for entry in node.metadata_props}
+    scopes = _list_of_names(metadata.get(_SCOPES, ""))
+    if not scopes:
+        return None
+    class_names = _list_of_names(metadata.get(_CLASSES, ""))
+    if len(class_names) == len(scopes):
+        for scope, class_name in zip(scopes[:-1], class_names[:-1], strict=True):
+            classes.setdefault(scope, class_name.rpartition(".")[2])
+    return tuple(scope for scope in scopes[:-1] if scope)  # the last one is the node's
+
+
+def _list_of_names(text: str) -> list[str]:
+    """A list of strings as Python writes it; nothing where a text is none."""
+    if not text.startswith("[") or len(text) > _LONGEST:
+        return []
+    try:
+        names = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)
+    return names if are_names and len(names) <= _DEEPEST else []
+
+
+def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
+    """The modules around each node by the names of torch's older exporter; None for
+    another name.
+
+    A name is the names of all modules around the node, and its operator:
+    /layer1/layer1.0/conv1/Conv. Each is an attribute of the module before it; that of
+    a member of an nn.Sequential repeats the name of the Sequential. At the second call
+    of a module its name is counted: relu_1."""
+    names_of_nodes = [_old_parts(node) for node in nodes]
+    siblings = defaultdict[tuple[str, ...], set[str]](set)
+    for names in names_of_nodes:
+        for depth, name in enumerate(names or ()):
+            siblings[names[:depth]].add(name)  # type: ignore[index]
+    paths: list[tuple[str, ...] | None] = []
+    for names in names_of_nodes:
+        if names is None:
+            paths.append(None)
+            continue
+        path: list[str] = []
+        previous = ""
+        for depth, name in enumerate(names):
+            first_call = re.sub(r"_\d+$", "", name)
+            if first_call in siblings[names[:depth]]:
+                name = first_call
+            if not path:
+                path.append(name)
+            elif name.startswith(f"{previous}."):
+                path.append(path[-1] + name.removeprefix(previous))
+            else:
+                path.append(f"{path[-1]}.{name}")
+            previous = name
+        paths.append(tuple(path))
+    return paths
+
+
+def _old_parts(node: Any) -> tuple[str, ...] | None:
+    """The parts of a node's name without its operator; None for another name."""
+    first, *names = node.name.split("/")
+    if first or not names or len(names) > _DEEPEST or not all(names):
+        return None
+    return tuple(names[:-1]) if names[-1].startswith(node.op_type) else None
+
+
+# Calls
+
+
+class _Run(NamedTuple):
+    """Nodes that stand one behind the other inside one module, as numbers of nodes."""
+
+    start: int
+    end: int
+
+
+class _Builder:
+    """Makes calls of the nodes of a graph."""
+
+    def __init__(
+        self,
+        graph: Any,
+        nodes: Sequence[ScopedNode],
+        values: Values,
+        classes: Mapping[str, str],
+    ) -> None:
+        self.nodes = nodes
+        self.values = values
+        self.classes = classes
+        self.graph_outputs = {
+            values.origin.get(output.name, output.name) for output in graph.output
+        }
+        self.users = defaultdict[str, list[int]](list)
+        """By value, the numbers of the nodes that take it."""
+        for number, scoped in enumerate(nodes):
+            for name in scoped.inputs:
+                self.users[values.origin.get(name, name)].append(number)
+        self.parents: set[str] = set()
+        """Modules that have modules."""
+        for scoped in nodes:
+            self.parents.update((scoped.modules or ())[:-1])
+        self.names: set[str] = set()
+        """Of nodes of which the file knows no module."""
+
+    def calls(self) -> list[LayerCall]:
+        """The calls of the model itself."""
+        return list(self._calls_in(_Run(0, len(self.nodes)), 0))
+
+    def _calls_in(self, run: _Run, depth: int) -> Iterator[LayerCall]:
+        """The calls of a module: of the modules inside it, and of its own nodes."""
+        number = run.start
+        while number < run.end:
+            modules = self.nodes[number].modules
+            if modules is None or len(modules) <= depth:
+                yield self._node_call(number, modules)
+                number += 1
+                continue
+            end = number
+            while end < run.end and self._is_in(end, modules[: depth + 1]):
+                end += 1
+            yield from self._module_call(_Run(number, end), depth)
+            number = end
+
+    def _is_in(self, number: int, modules: tuple[str, ...]) -> bool:
+        return (self.nodes[number].modules or ())[: len(modules)] == modules
+
+    def _module_call(self, run: _Run, depth: int) -> Iterator[LayerCall]:
+        modules = self.nodes[run.start].modules or ()
+        name = modules[depth]
+        leaving = self._leaving(run)
+        maker = leaving[0] if len(leaving) == 1 else None
+        if name not in self.parents:  # its nodes are no modules of their own
+            for number in range(run.start, run.end):
+                is_output = maker is not None and number == maker.number
+                yield self._node_call(number, modules, name if is_output else None)
+            return
+        call = LayerCall(name, self.classes.get(name, MODULE))
+        call.inner = list(self._calls_in(run, depth + 1))
+        if maker is not None and not self._goes_on(run, maker, modules[: depth + 1]):
+            call.outputs = (self._stand_in(maker.value),)
+            call.inputs = self._entering(run)
+        yield call
+
+    def _node_call(
+        self, number: int, modules: tuple[str, ...] | None, name: str | None = None
+    ) -> LayerCall:
+        scoped = self.nodes[number]
+        operator = scoped.proto.op_type
+        if name is None and modules is None:
+            name = self._unique(scoped.proto.name or scoped.outputs[0])
+        elif name is None:
+            name = "/".join((*modules[-1:], operator)) if modules else operator
+        outputs = tuple(map(self._stand_in, scoped.outputs))
+        return LayerCall(name, operator, scoped.inputs, outputs, node=scoped.proto)
+
+    def _unique(self, name: str) -> str:
+        """A name without empty components, of no other node."""
+        name = ".".join(filter(None, name.split(".", _DEEPEST))) or "node"
+        unique = name
+        count = 1
+        while unique in self.names:
+            unique = f"{name}_{count}"
+            count += 1
+        self.names.add(unique)
+        return unique
+
+    def _stand_in(self, value: str) -> str:
+        return self.values.stand_in.get(value, value)
+
+    def _leaving(self, run: _Run) -> list[_Maker]:
+        """The values of a run of nodes that others take, or the model returns."""
+        leaving = []
+        for number in range(run.start, run.end):
+            for value in self.nodes[number].outputs:
+                users = self.users[value]
+                is_taken = any(not run.start <= user < run.end for user in users)
+                if is_taken or value in self.graph_outputs:
+                    leaving.append(_Maker(number, value))
+        return leaving
+
+    def _goes_on(self, run: _Run, maker: _Maker, modules: tuple[str, ...]) -> bool:
+        """Whether nodes of the same module that stand elsewhere take its value, so that
+        the run is only a piece of its call."""
+        others = [n for n in self.users[maker.value] if not run.start <= n < run.end]
+        return any(self._is_in(number, modules) for number in others)
+
+    def _entering(self, run: _Run) -> tuple[str, ...]:
+        """The values that a run of nodes takes from outside."""
+        made: set[str] = set()
+        entering: dict[str, None] = {}
+        for scoped in self.nodes[run.start : run.end]:
+            for name in scoped.inputs:
+                if self.values.origin.get(name, name) not in made:
+                    entering[name] = None
+            made.update(scoped.outputs)
+        return tuple(entering)
+
+
+class _Maker(NamedTuple):
+    """A node whose value leaves its module."""
+
+    number: int
+    value: str
+
+
+def all_calls(calls: Collection[LayerCall]) -> Iterator[LayerCall]:
+    """Calls and those inside them, the outer ones first."""
+    for call in calls:
+        yield call
+        yield from all_calls(call.inner)

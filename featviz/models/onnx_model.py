@@ -1,0 +1,620 @@
+"""A graph of ONNX as a model of torch whose layers take hooks.
+
+Its modules compute nothing. The model's forward looks at which of them have hooks, lets
+one session of ONNX Runtime return the values that these will see, and then calls them
+in the order of the graph:
+
+    forward(image) ── session: image in, hooked values out
+                   ── layer1.0.bn1(x) ── its value ──► hooks
+                   ── layer1.0.relu(x) ── its value ──► hooks
+                   ── ...
+
+So selectors, captures, layouts and listings see a model like any other. What goes back
+through the layers, or changes what they return, is refused: no later node would see it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from threading import Timer
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from featviz.errors import LoadError, UsageError
+from featviz.models import weights
+from featviz.models.onnx_calls import LayerCall, Values, all_calls, layer_calls
+from featviz.models.onnx_file import all_nodes, read_graph, require_onnx
+from featviz.models.preprocess import Chain
+from featviz.models.requirements import first_line
+from featviz.models.sources import Fixed, Loaded
+from featviz.text import by, quoted
+
+RUNTIME = "ONNX Runtime"
+
+MOST_BYTES_AT_ONCE = 512 * 2**20
+"""Of hooked values that are in memory together; the rest comes in further runs of the
+session."""
+
+_UNKNOWN_BYTES = 8 * 2**20
+"""What a value is taken to have before it was seen once."""
+
+_READABLE = re.compile(r"tensor\((float|double|float16|u?int\d+|bool)\)|seq\(.*\)")
+"""Types of values that numpy has; bfloat16 is none, which ONNX Runtime cannot hand out.
+"""
+
+MOST_SECONDS = 60.0
+"""Of a run of a graph with loops, which may have no end."""
+
+_LOOPS = ("Loop", "Scan")
+
+_NO_MEMORY = re.compile("Failed to allocate|Available memory|bad_alloc")
+_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+ .*?\) ")
+"""Of messages of ONNX Runtime: which of its errors, and where in its code."""
+
+_SESSIONS = 2
+"""Kept for other sets of hooked layers: that of the first look, and that of the run."""
+
+_PICTURE_CHANNELS = (1, 3, 4)
+"""What the last axis of an image with channels last may be."""
+
+_PARAMETER_NAMES = {
+    "Conv": ("weight", "bias"),
+    "ConvTranspose": ("weight", "bias"),
+    "Gemm": ("weight", "bias"),
+    "MatMul": ("weight",),
+    "PRelu": ("weight",),
+    "LayerNormalization": ("weight", "bias"),
+    "InstanceNormalization": ("weight", "bias"),
+    "GroupNormalization": ("weight", "bias"),
+    "BatchNormalization": ("weight", "bias", "running_mean", "running_var"),
+}
+"""What torch calls the constant inputs of operators, which stand behind the first."""
+
+_CHANNELS_FIRST = [
+    "Conv",
+    "ConvTranspose",
+    "BatchNormalization",
+    "InstanceNormalization",
+    "GroupNormalization",
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+]
+_KEEPS_AXES = [
+    "Relu",
+    "LeakyRelu",
+    "PRelu",
+    "Clip",
+    "Sigmoid",
+    "HardSigmoid",
+    "HardSwish",
+    "Tanh",
+    "Elu",
+    "Selu",
+    "Celu",
+    "Gelu",
+    "Mish",
+    "Softplus",
+    "Erf",
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Concat",
+    "Resize",
+    "Upsample",
+    "Pad",
+    "Dropout",
+    "Identity",
+    "Cast",
+]
+"""Operators whose outputs have channels where their inputs have them."""
+
+
+class OnnxInput(NamedTuple):
+    """An input of the graph."""
+
+    name: str
+    argument: str
+    """The name of forward's argument: its own, with underscores for what Python does
+    not allow."""
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+    """None for any size."""
+    channels_last: bool
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is taken for a batch of images."""
+        return len(self.shape) == 4
+
+    @property
+    def fixed(self) -> Fixed:
+        """The channels, and the height and width, of the images that it takes."""
+        if not self.is_image:
+            return None, None
+        _, channels, height, width = self.shape
+        if self.channels_last:
+            _, height, width, channels = self.shape
+        if height is None or width is None:
+            return channels, None
+        return channels, (height, width)
+
+    def feed(self, value: Any) -> np.ndarray:
+        """What the session takes for a tensor [N, C, H, W], or any other."""
+        tensor = torch.as_tensor(value).detach().cpu()
+        if self.channels_last and tensor.ndim == 4:
+            tensor = tensor.permute(0, 2, 3, 1)
+        takes_integers = not self.dtype.is_floating_point
+        if takes_integers and self.is_image and tensor.is_floating_point():
+            # a graph of integers has its normalisation inside, and takes levels 0..255
+            tensor = (tensor * 255).round().clamp(0, 255)
+        array: np.ndarray = tensor.to(self.dtype).contiguous().numpy()
+        return array
+
+
+class OnnxLayer(nn.Module):
+    """A node of the graph, or a module that the graph was exported from."""
+
+    computed_by = RUNTIME
+    channel_order: Literal["first"] | None = None
+    """Where the channels of its output are, if its operator says it."""
+    body: Callable[[], Any] | None = None
+    """Set while it is called: plays the calls inside it, and gives its value."""
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The value that the session computed; the inputs are for hooks."""
+        return None if self.body is None else self.body()
+
+
+class OnnxModel(nn.Module):
+    """A graph, whose layers take hooks."""
+
+    computed_by = RUNTIME
+
+    def __init__(self, proto: Any, inputs: Sequence[OnnxInput]) -> None:
+        """Make a model without layers.
+
+        Args:
+            proto: The ModelProto, without external data.
+        """
+        super().__init__()
+        self.content: bytes = proto.SerializeToString()
+        self.inputs = inputs
+        self.output_names = [output.name for output in proto.graph.output]
+        self.has_loops = any(n.op_type in _LOOPS for n in all_nodes(proto.graph.node))
+        self.calls: list[LayerCall] = []
+        self.layers: dict[str, OnnxLayer] = {}
+        """By qualified name; containers that are not called are left out."""
+        # Both are filled, never replaced: attributes of modules are put back after each
+        # pass.
+        self._sessions: dict[tuple[Any, ...], Any] = {}
+        self._sizes: dict[str, int] = {}
+        """Bytes of values that were seen, by name."""
+
+    def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """The graph's outputs: a tensor, or a dict of several by their names."""
+        arguments = self._arguments(images, named)
+        feeds = {item.name: item.feed(arguments[item.argument]) for item in self.inputs}
+        needed = [*self._needed(self.calls), *self.output_names]
+        seen = {item.name: arguments[item.argument] for item in self.inputs}
+        values = _PassValues(
+            partial(self._compute, set(needed), feeds), needed, self._sizes, seen
+        )
+        self._play(self.calls, values)
+        outputs = [values.take(name) for name in self.output_names]
+        if len(outputs) == 1:
+            return outputs[0]
+        return dict(zip(map(_argument_name, self.output_names), outputs, strict=True))
+
+    def _arguments(
+        self, images: Sequence[Any], named: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The argument of each input; UsageError where one is missing."""
+        arguments = dict(named)
+        free = [item.argument for item in self.inputs if item.argument not in named]
+        arguments |= dict(zip(free, images, strict=False))
+        for item in self.inputs:
+            if arguments.get(item.argument) is None:
+                sizes = by("?" if side is None else side for side in item.shape)
+                dtype = str(item.dtype).removeprefix("torch.")
+                message = f"the graph also takes {quoted(item.name)}, {dtype} {sizes}"
+                hint = f"--forward-arg {item.argument}=VALUE"
+                raise UsageError(message, hint)
+        return arguments
+
+    def _needed(self, calls: Sequence[LayerCall]) -> list[str]:
+        """The values that hooks will see, in the order in which `_play` takes them."""
+        needed: list[str] = []
+        for call in calls:
+            module = self.layers[call.name]
+            is_called = bool(call.outputs) and _is_hooked(module)
+            if is_called and module._forward_pre_hooks:
+                needed += call.inputs
+            needed += self._needed(call.inner)
+            if is_called:
+                needed += call.outputs
+        return needed
+
+    def _play(self, calls: Sequence[LayerCall], values: _PassValues) -> None:
+        """Call the layers that have hooks."""
+        for call in calls:
+            module = self.layers[call.name]
+            if not call.outputs or not _is_hooked(module):
+                self._play(call.inner, values)
+                continue
+            inputs = call.inputs if module._forward_pre_hooks else ()
+            arguments = [values.take(name) for name in inputs]
+            module.body = partial(self._finish, call, values)
+            module(*arguments)
+            module.body = None
+
+    def _finish(self, call: LayerCall, values: _PassValues) -> Any:
+        self._play(call.inner, values)
+        outputs = [values.take(name) for name in call.outputs]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _compute(
+        self,
+        all_names: Collection[str],
+        feeds: Mapping[str, np.ndarray],
+        names: Sequence[str],
+    ) -> list[Any]:
+        """Some values of the graph; None for those that numpy has no type for.
+
+        Args:
+            all_names: Of this pass, all of which the session can give.
+            names: The values.
+        """
+        import onnxruntime
+
+        session = self.session(all_names)
+        readable = {
+            output.name
+            for output in session.get_outputs()
+            if _READABLE.fullmatch(output.type)
+        }
+        options = onnxruntime.RunOptions()
+        watchdog = Timer(MOST_SECONDS, setattr, (options, "terminate", True))
+        watchdog.daemon = True
+        fetched = [name for name in names if name in readable]
+        try:
+            if self.has_loops:
+                watchdog.start()
+            arrays = session.run(fetched, feeds, options)
+        except Exception as error:  # of ONNX Runtime's own classes
+            raise RuntimeError(_reason(error)) from error
+        finally:
+            watchdog.cancel()
+        by_name = dict(zip(fetched, arrays, strict=True))
+        return [by_name.get(name) for name in names]
+
+    def session(self, names: Collection[str] = ()) -> Any:
+        """A session that gives these values beside the graph's outputs.
+
+        Its threads do not survive a fork, and workers have another number of them."""
+        threads = torch.get_num_threads()
+        key = (os.getpid(), threads, frozenset(names))
+        if key in self._sessions:
+            return self._sessions[key]
+        import onnx
+        import onnxruntime
+
+        fragment = onnx.ModelProto()
+        input_names = {item.name for item in self.inputs}
+        for name in sorted(set(names) - set(self.output_names) - input_names):
+            fragment.graph.output.append(onnx.ValueInfoProto(name=name))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # errors are raised; stderr is featviz's own
+        # threads that wait busily would take the cores of those that draw
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if _memory_is_bounded():
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        while len(self._sessions) >= _SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        # the bytes of two messages of protobuf, one behind the other, are those of both
+        # joined: its encoding says so, and no copy of the weights is parsed for it
+        self._sessions[key] = onnxruntime.InferenceSession(
+            self.content + fragment.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+        )
+        return self._sessions[key]
+
+
+@lru_cache(maxsize=1)
+def _memory_is_bounded() -> bool:
+    """Let all sessions together take half of the machine's memory, since a graph can
+    ask for any size, and the system would end the process. False where it is unknown
+    how much there is."""
+    if not hasattr(os, "sysconf"):
+        return False
+    import onnxruntime as runtime
+
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    default = -1
+    arena = runtime.OrtArenaCfg(memory // 2, default, default, default)
+    info = runtime.OrtMemoryInfo(
+        "Cpu",
+        runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+        0,
+        runtime.OrtMemType.DEFAULT,
+    )
+    runtime.create_and_register_allocator(info, arena)
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """What ONNX Runtime says, without where in its code."""
+    text = first_line(error)
+    if _NO_MEMORY.search(text):
+        return "an operator needs more memory than there is"
+    return quoted(_PREFIX.sub("", text))
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+class _PassValues:
+    """The values of one pass. They come in as few runs of the session as their size
+    allows, and go when no later layer needs them."""
+
+    def __init__(
+        self,
+        compute: Callable[[Sequence[str]], list[Any]],
+        needed: Sequence[str],
+        sizes: dict[str, int],
+        seen: Mapping[str, Any],
+    ) -> None:
+        """Begin with nothing but the inputs.
+
+        Args:
+            compute: Runs the session for values of these names.
+            needed: Names in the order in which they will be taken.
+            sizes: Bytes of each value, as far as known.
+            seen: Values that need no run, by name.
+        """
+        self.compute = compute
+        self.needed = needed
+        self.sizes = sizes
+        self.seen = seen
+        self.values: dict[str, Any] = dict(seen)
+        self.position = 0
+
+    def take(self, name: str) -> Any:
+        """The next value, which has this name."""
+        if name not in self.values:
+            self._fetch()
+        self.position += 1
+        return self.values[name]
+
+    def _fetch(self) -> None:
+        """Let go what is not needed again, and get as much as there is room for."""
+        later = dict.fromkeys(self.needed[self.position :])
+        self.values = {
+            name: value
+            for name, value in self.values.items()
+            if name in later or name in self.seen
+        }
+        names: list[str] = []
+        size = 0
+        for name in later:
+            if name in self.values:
+                continue
+            size += self.sizes.get(name, _UNKNOWN_BYTES)
+            if names and size > MOST_BYTES_AT_ONCE:
+                break
+            names.append(name)
+        for name, value in zip(names, self.compute(names), strict=True):
+            self.values[name] = _to_torch(value)
+            self.sizes[name] = getattr(value, "nbytes", 0)
+
+
+def _to_torch(value: Any) -> Any:
+    """An array as a tensor, a sequence as a list; None for what torch has no type for."""
+    if isinstance(value, list):
+        return [_to_torch(item) for item in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return torch.from_numpy(value)
+    return None
+
+
+# From a file to a model
+
+
+def load_onnx(path: Path) -> Loaded:
+    """Load a graph.
+
+    Raises:
+        LoadError: The packages are missing, the file is no model or a harmful one, or
+            ONNX Runtime cannot run it.
+    """
+    require_onnx(path.name)
+    proto = read_graph(path)
+    graph = proto.graph
+    inputs = _inputs(graph, path.name)
+    model = _model_class(inputs)(proto, inputs)
+    try:
+        model.session()
+    except Exception as error:  # of ONNX Runtime's own classes, which share no base
+        message = f"{path.name}: {RUNTIME} cannot run it: {_reason(error)}"
+        raise LoadError(message, "export it again, or update onnxruntime") from error
+    model.calls, values = layer_calls(graph)
+    _add_layers(model, values, {tensor.name: tensor for tensor in graph.initializer})
+    record = {"kind": "file", **weights.record(path), "runtime": RUNTIME}
+    image = next((item for item in inputs if item.is_image), inputs[0])
+    entry = None
+    channels, size = image.fixed
+    if not image.dtype.is_floating_point:
+        entry = Chain(size, channels=channels or 3)
+    return Loaded(model, record, entry, image.fixed)
+
+
+def _argument_name(name: str) -> str:
+    """A name that Python allows for an argument."""
+    name = re.sub(r"\W", "_", name)
+    return name if name.isidentifier() else f"_{name}"
+
+
+def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
+    """The inputs of a graph that have no default."""
+    import onnx
+
+    defaults = {tensor.name for tensor in graph.initializer}
+    inputs: list[OnnxInput] = []
+    for value in graph.input:
+        if value.name in defaults:
+            continue
+        tensor_type = value.type.tensor_type
+        try:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type)
+            torch_dtype = torch.from_numpy(np.zeros(0, dtype)).dtype
+        except (KeyError, TypeError, ValueError):
+            message = f"{file_name}: the input {quoted(value.name)} is no tensor"
+            raise LoadError(f"{message} of numbers", None) from None
+        sides = tensor_type.shape.dim
+        shape = tuple(side.dim_value if side.dim_value > 0 else None for side in sides)
+        inputs.append(
+            OnnxInput(
+                name=value.name,
+                argument=_argument_name(value.name),
+                dtype=torch_dtype,
+                shape=shape,
+                channels_last=_has_channels_last(shape),
+            )
+        )
+    if not inputs:
+        raise LoadError(f"{file_name} takes no input", None)
+    return inputs
+
+
+def _has_channels_last(shape: Sequence[int | None]) -> bool:
+    if len(shape) != 4:
+        return False
+    return shape[3] in _PICTURE_CHANNELS and shape[1] not in _PICTURE_CHANNELS
+
+
+def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
+    """A class whose forward has the arguments of a graph: those that are no image have
+    a default, since they are not made of images."""
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = []
+    for item in sorted(inputs, key=lambda item: not item.is_image):
+        is_needed = item.is_image or len(inputs) == 1
+        parameters.append(
+            inspect.Parameter(
+                item.argument,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=inspect.Parameter.empty if is_needed else None,
+            )
+        )
+
+    def forward(self: OnnxModel, *images: Any, **named: Any) -> Any:
+        return self.run(images, named)
+
+    signature = inspect.Signature([self_parameter, *parameters])
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return type(OnnxModel.__name__, (OnnxModel,), {"forward": forward})
+
+
+def _add_layers(model: OnnxModel, values: Values, tensors: Mapping[str, Any]) -> None:
+    """Give a model a module for each layer that its calls name.
+
+    Args:
+        tensors: The graph's initializers, by name.
+    """
+    channels_first: set[str] = set()
+    parameters: dict[str, nn.Parameter | None] = {}
+    for call in all_calls(model.calls):
+        layer = model.layers.get(call.name)
+        if layer is None:
+            layer = type(_class_name(call.type), (OnnxLayer,), {})()
+            model.layers[call.name] = layer
+            _place(model, call.name, layer)
+        if call.node is None:
+            continue
+        if _gives_channels_first(call, channels_first):
+            channels_first.update(call.outputs)
+            layer.channel_order = "first"
+        _add_parameters(layer, call.node, values, tensors, parameters)
+
+
+def _class_name(type_name: str) -> str:
+    """A class name for an operator, which a file may call as it likes."""
+    return quoted(re.sub(r"\W", "_", type_name), 60)
+
+
+def _gives_channels_first(call: LayerCall, channels_first: Collection[str]) -> bool:
+    if call.type in _CHANNELS_FIRST:
+        return True
+    return (
+        call.type in _KEEPS_AXES
+        and bool(call.inputs)
+        and all(name in channels_first for name in call.inputs)
+    )
+
+
+def _place(model: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put a layer where its qualified name says, into containers where there is
+    nothing."""
+    *containers, last = name.split(".")
+    parent = model
+    for container in containers:
+        # a ModuleDict stands for a list of modules, which nobody calls
+        inside = parent._modules.setdefault(container, nn.ModuleDict())
+        assert inside is not None
+        parent = inside
+    before = parent._modules.get(last)
+    if before is not None:
+        layer._modules.update(before._modules)
+    parent._modules[last] = layer
+
+
+def _add_parameters(
+    layer: nn.Module,
+    node: Any,
+    values: Values,
+    tensors: Mapping[str, Any],
+    parameters: dict[str, nn.Parameter | None],
+) -> None:
+    """Give a layer the constants that its node takes, for what lists parameters.
+
+    Args:
+        parameters: Those of the graph, filled as they are met; None for what is none.
+    """
+    names = ("", *_PARAMETER_NAMES.get(node.op_type, ()))
+    for index, value in enumerate(node.input):
+        tensor_name = values.constants.get(value)
+        if not tensor_name:
+            continue
+        if tensor_name not in parameters:
+            parameters[tensor_name] = _parameter(tensors[tensor_name])
+        parameter = parameters[tensor_name]
+        name = tensor_name.rpartition(".")[2]
+        if index < len(names) and names[index]:
+            name = names[index]
+        elif not name.isidentifier():
+            name = f"constant{index}"
+        if parameter is not None and name not in layer._parameters:
+            layer._parameters[name] = parameter
+
+
+def _parameter(tensor: Any) -> nn.Parameter | None:
+    """A tensor of the graph as a parameter; None for shapes, axes and texts."""
+    import onnx
+
+    array = onnx.numpy_helper.to_array(tensor)
+    is_quantised = array.dtype in (np.int8, np.uint8)
+    if array.dtype.kind != "f" and not is_quantised:
+        return None
+    return nn.Parameter(torch.from_numpy(np.array(array)), requires_grad=False)

@@ -1,0 +1,203 @@
+"""Graphs of ONNX that mean harm: data from elsewhere, operators of somebody's own,
+shapes beyond all memory, functions without end, files that are none."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hostile_harness import TITLE, Attack, Sandbox
+
+Change = Callable[[Any, Path], None]
+"""Changes a ModelProto, and the folder in which it will lie."""
+
+COMMAND = "layers {given}/model.onnx"
+RUN = "run {given}/model.onnx {given}/photo.png --layers * --out out{n}"
+
+
+def _model() -> Any:
+    """A convolution and a ReLU."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = numpy_helper.from_array(np.ones((2, 3, 3, 3), np.float32), "weight")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "weight"], ["a"], "conv"),
+            helper.make_node("Relu", ["a"], ["y"], "relu"),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 9
+    return model
+
+
+def _external(location: str, **numbers: str) -> Change:
+    """Lets the weights lie in another file."""
+
+    def change(model: Any, folder: Path) -> None:
+        (folder / "inside").mkdir(exist_ok=True)
+        (folder / "weights.bin").write_bytes(bytes(216))
+        (folder / "link.bin").symlink_to("../secret/id_secret")
+        (folder / "linked").symlink_to("../secret")
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = 1
+        for key, value in {"location": location, **numbers}.items():
+            tensor.external_data.add(key=key, value=value)
+
+    return change
+
+
+def _nodes(*nodes: tuple[str, Sequence[str], Sequence[str]], **fields: Any) -> Change:
+    """Puts other nodes in the place of the model's."""
+
+    def change(model: Any, folder: Path) -> None:
+        from onnx import helper
+
+        del model.graph.node[:]
+        for operator, inputs, outputs in nodes:
+            model.graph.node.append(
+                helper.make_node(operator, inputs, outputs, **fields)
+            )
+
+    return change
+
+
+def _shape(*sides: int) -> Change:
+    """A value of this shape, which depends on the image."""
+
+    def change(model: Any, folder: Path) -> None:
+        import numpy as np
+        from onnx import numpy_helper
+
+        model.graph.initializer.append(
+            numpy_helper.from_array(np.array(sides, np.int64), "shape")
+        )
+        _nodes(("Relu", ["x"], ["r"]), ("Expand", ["r", "shape"], ["y"]))(model, folder)
+
+    return change
+
+
+def _functions(count: int, last: str) -> Change:
+    """Functions of which each calls the next one twice."""
+
+    def change(model: Any, folder: Path) -> None:
+        from onnx import helper
+
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+        for number in range(count):
+            callee = f"F{number + 1}" if number + 1 < count else last
+            domain = "f" if callee.startswith("F") else ""
+            calls = [
+                helper.make_node(callee, ["a"], ["b"], domain=domain),
+                helper.make_node(callee, ["b"], ["c"], domain=domain),
+            ]
+            name = f"F{number}"
+            model.functions.append(
+                helper.make_function("f", name, ["a"], ["c"], calls, opsets)
+            )
+        model.opset_import.append(opsets[1])
+        _nodes(("F0", ["x"], ["y"]), domain="f")(model, folder)
+
+    return change
+
+
+def _initializer(**fields: Any) -> Change:
+    def change(model: Any, folder: Path) -> None:
+        tensor = model.graph.initializer[0]
+        for name, value in fields.items():
+            tensor.ClearField(name)
+            if isinstance(value, list):
+                getattr(tensor, name).extend(value)
+            else:
+                setattr(tensor, name, value)
+
+    return change
+
+
+def _names(name: str) -> Change:
+    def change(model: Any, folder: Path) -> None:
+        for node in model.graph.node:
+            node.name = name
+
+    return change
+
+
+def _scopes(text: str) -> Change:
+    def change(model: Any, folder: Path) -> None:
+        for node in model.graph.node:
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=text)
+
+    return change
+
+
+REFUSED: dict[str, Change] = {
+    "data of a parent folder": _external("../secret/id_secret"),
+    "data by an absolute path": _external("/etc/passwd"),
+    "data through a link": _external("link.bin"),
+    "data through a linked folder": _external("linked/id_secret"),
+    "data in a folder": _external("inside"),
+    "data beyond the end of the file": _external("weights.bin", offset="100"),
+    "data of a negative offset": _external("weights.bin", offset="-100"),
+    "data longer than its shape": _external("weights.bin", length="217"),
+    "data in this process's memory": _external("*/_ORT_MEM_ADDR_/*", offset="4096"),
+    "an operator of a library": _nodes(("Run", ["x"], ["y"]), domain="com.evil"),
+    "an operator that is not there": _nodes(("Evil", ["x"], ["y"])),
+    "nodes in a circle": _nodes(("Add", ["x", "y"], ["b"]), ("Relu", ["b"], ["y"])),
+    "a value from nowhere": _nodes(("Add", ["x", "nowhere"], ["y"])),
+    "a value that is made twice": _nodes(("Relu", ["x"], ["y"]), ("Abs", ["x"], ["y"])),
+    "a function that calls itself": _functions(1, "F0"),
+    "functions that become 2^40 nodes": _functions(40, "Relu"),
+    "weights of 10^12 values that are not there": _initializer(
+        dims=[10**6, 10**6, 3, 3], raw_data=b""
+    ),
+    "weights of a negative size": _initializer(dims=[-2, 3, 3, 3]),
+    "weights of no type": _initializer(data_type=99),
+    "a value of 4 TB": _shape(1, 10**4, 10**4, 10**4),
+}
+"""Each ends in one line."""
+
+ANSWERED: dict[str, Change] = {
+    "a name of 10,000 folders": _names("a." * 10_000),
+    "a name that sets a terminal's title": _names(TITLE),
+    "a name that leads out": _names("../../../secret/id_secret"),
+    "modules that are code": _scopes("__import__('os').system('id')"),
+    "modules inside 10,000 modules": _scopes(str(["a"] * 10_000)),
+    "brackets without end": _scopes("[" * 10_000),
+}
+"""What a file says of its names; the graph itself is whole."""
+
+
+def _placed(change: Change) -> Callable[[Sandbox], None]:
+    def make(box: Sandbox) -> None:
+        from hostile_images import png
+
+        model = _model()
+        change(model, box.given)
+        (box.given / "model.onnx").write_bytes(model.SerializeToString())
+        (box.given / "photo.png").write_bytes(png())
+
+    return make
+
+
+def _truncated(box: Sandbox) -> None:
+    content = _model().SerializeToString()
+    (box.given / "model.onnx").write_bytes(content[: len(content) // 2])
+
+
+def all_attacks() -> Iterator[Attack]:
+    """The attacks, where the packages are that read such files."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return
+    yield Attack("onnx: half of a file", _truncated, [COMMAND], "refused")
+    for name, change in REFUSED.items():
+        yield Attack(f"onnx: {name}", _placed(change), [RUN], "refused")
+    for name, change in ANSWERED.items():
+        yield Attack(f"onnx: {name}", _placed(change), [COMMAND, RUN], "any")
