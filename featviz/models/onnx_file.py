@@ -209,7 +209,7 @@ def _byte_size(tensor: Any) -> int | None:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except (ValueError, KeyError):
         return None
-    count = math.prod(tensor.dims)
+    count: int = math.prod(tensor.dims)
     if type_name in _FOUR_BITS:
         return (count + 1) // 2
     return count * int(dtype.itemsize) if dtype.kind != "O" else None
