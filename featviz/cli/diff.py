@@ -20,6 +20,7 @@ from featviz.text import listed, quoted
 
 if TYPE_CHECKING:
     from featviz.diff.comparison import Comparison
+    from featviz.models.load import LoadedModel
     from featviz.run.results import ImageResult
 
 log = logging.getLogger(__name__)
@@ -41,13 +42,14 @@ def diff(values: Values) -> int:
 
     BASE and NEW are run directories. With IMAGE... they are models, as of
     `featviz run`, which are run first; --arch, --layers, --size and so on hold
-    for both.
+    for both. One may be an .onnx file that was exported from the other.
 
     \b
     Examples:
       featviz diff runs/main runs/branch
       featviz diff old.pth new.pth photos/ --arch resnet18 --html diff.html
       featviz diff float.pth int8.pth photos/ --fail-on 'sqnr<20'
+      featviz diff model.pth model.onnx photos/ --layers Conv2d,ReLU
       featviz diff before after --json | jq .first_divergence
 
     \b
@@ -132,16 +134,21 @@ def _diff_models(
     check_arguments(images)
     with model_runs(files) as runs:
         require_torch(alone=True)
+        from featviz.run.partners import run_models
+
+        inputs = read_from(DiffModels, dict(values)).inputs
+        models = run_models(sources[0], sources[1], inputs, values["layers"])
         exit_codes = []
-        for source, folder in zip(sources, (runs.base, runs.new), strict=True):
+        folders = (runs.base, runs.new)
+        for spec, (model, layers), folder in zip(specs, models, folders, strict=True):
             options = RunOptions(
-                layers=values["layers"],
+                layers=layers,
                 out=folder,
                 overwrite=files.overwrite,
                 draw=DrawOptions(tensors="npy"),
-                inputs=read_from(DiffModels, dict(values)).inputs,
+                inputs=inputs,
             )
-            exit_codes.append(_run(source, images, options))
+            exit_codes.append(_run(spec, model, images, options))
             # 3 says that some images failed; the others are compared
             if exit_codes[-1] not in (0, 3):
                 return exit_codes[-1]
@@ -159,8 +166,13 @@ def _diff_models(
     return result.exit_code or max(exit_codes)
 
 
-def _run(source: ModelOptions, images: Sequence[str], options: RunOptions) -> int:
-    """Run a model, and return the exit code of the run."""
+def _run(
+    spec: str,
+    model: ModelOptions | LoadedModel,
+    images: Sequence[str],
+    options: RunOptions,
+) -> int:
+    """Run a model, and return the exit code of the run; `spec` names it in messages."""
     from featviz.run.run import run
 
     skipped: dict[str, str] = {}
@@ -174,12 +186,12 @@ def _run(source: ModelOptions, images: Sequence[str], options: RunOptions) -> in
             for skip in result.skipped:
                 skipped[skip.layer or skip.type] = skip.reason
 
-        result = run(source, images, options, keep)
+        result = run(model, images, options, keep)
     if skipped:
         layers = [f"{layer} ({reason})" for layer, reason in skipped.items()]
-        log.warning("%s: skipped: %s", source.spec, listed(layers, _NAMED))
+        log.warning("%s: skipped: %s", spec, listed(layers, _NAMED))
     if result.drew_nothing:
-        output.error(f"{source.spec}: no picture was drawn", NOTHING_DRAWN)
+        output.error(f"{spec}: no picture was drawn", NOTHING_DRAWN)
     return result.exit_code
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import structs
 
+from featviz.diff.pairing import LayerPair
 from featviz.errors import CHECK_FAILED
 from featviz.files.urls import Url
 from featviz.options.commands import DiffThresholds
@@ -171,6 +172,8 @@ class ComparedLayer:
     changed: Sequence[int]
     """The channels that differ, the most changed first."""
     difference: DifferenceMap | None = None
+    pair: LayerPair | None = None
+    """How its tensor of NEW was found; None where it has the same name in both runs."""
 
     @property
     def label(self) -> str:
@@ -198,6 +201,7 @@ class ComparedLayer:
             "SQNR": "",
             "most changed": self.reason or "",
             "by": "",
+            "in NEW": "" if self.pair is None else self.pair.description,
         }
         if self.reason is None:
             unlike = self.channels.unlike.max()
@@ -259,6 +263,8 @@ class Comparison:
     """Names of images that are left out as incomplete, under `base` and `new`."""
     predictions: tuple[PredictionChange, ...] = ()
     """Of the images of which both runs have one."""
+    folded: tuple[str, ...] = ()
+    """See `diff.pairing.Alignment`."""
     gates: tuple[Verdict, ...] = ()
     """Whether each gate of the thresholds held."""
     out: Path | None = None
@@ -294,6 +300,7 @@ class Comparison:
             "layers": layers,
             "only_in_base": _only_in_json(self.only_in_base),
             "only_in_new": _only_in_json(self.only_in_new),
+            "folded": list(self.folded),
             "incomplete": {
                 side: list(names) for side, names in self.incomplete.items()
             },
@@ -381,6 +388,7 @@ class Comparison:
         return {
             "Only in BASE": self.only_in_base.lines,
             "Only in NEW": self.only_in_new.lines,
+            "Folded into the norm behind it": self.folded,
             **{
                 f"Incomplete in {side.upper()}": names
                 for side, names in self.incomplete.items()
@@ -405,6 +413,7 @@ def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
         **layer.key._asdict(),
         "image": layer.image,
         "by": layer.by,
+        "in_new": None if layer.pair is None else layer.pair.document,
         "reason": layer.reason,
         "images": {name: change._asdict() for name, change in layer.images.items()},
         "differing": differing,

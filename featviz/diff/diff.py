@@ -12,6 +12,7 @@ from typing import NamedTuple
 from featviz.diff import maps, output
 from featviz.diff.comparison import Comparison
 from featviz.diff.matching import compare_runs
+from featviz.diff.pairing import align
 from featviz.errors import UsageError
 from featviz.files.urls import Url
 from featviz.options.commands import DiffFiles, DiffThresholds
@@ -77,7 +78,14 @@ def diff(
             outputs.check_free(folder, outputs.DIFF, True)
         before = _read("BASE", base_root, base)
         after = _read("NEW", new_root, new)
+        aligned = align(before, after)
+        before = aligned.base
+        after = aligned.new
         result = compare_runs(before, after, thresholds)
+        layers = [
+            replace(layer, pair=aligned.pairs.get(layer.key)) for layer in result.layers
+        ]
+        result = replace(result, layers=tuple(layers), folded=aligned.folded)
         if titles is not None:
             result = replace(result, base=titles[0], new=titles[1])
         texts = {

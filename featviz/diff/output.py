@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from featviz.diff.comparison import ComparedLayer, Comparison
 from featviz.records import Verdict
 from featviz.text import TextTable, counted, listed
@@ -15,9 +17,10 @@ def diff_table(result: Comparison) -> TextTable:
     """A row for each layer that differs, for people."""
     rows = [layer.cells for layer in result.differing]
     headings = list(rows[0]) if rows else []
-    # known of kept tensors alone
-    if not any(row["SQNR"] for row in rows):
-        headings = [heading for heading in headings if heading != "SQNR"]
+    # known of kept tensors alone, and of a network and its graph
+    for optional in ("SQNR", "in NEW"):
+        if not any(row[optional] for row in rows):
+            headings = [heading for heading in headings if heading != optional]
     footer = [f"only in BASE: {line}" for line in result.only_in_base.lines]
     footer += [f"only in NEW: {line}" for line in result.only_in_new.lines]
     if result.predictions:
@@ -25,6 +28,7 @@ def diff_table(result: Comparison) -> TextTable:
         count = f"{len(changed)} of {counted(len(result.predictions), 'prediction')}"
         names = f": {listed(changed, _NAMED, '; ')}" if changed else ""
         footer.append(f"{count} changed{names}")
+    footer += _pairing_lines(result)
     footer.append(result.summary)
     for verdict in result.gates:
         state = "held" if verdict.held else "failed"
@@ -35,6 +39,19 @@ def diff_table(result: Comparison) -> TextTable:
         rows=[[row[heading] for heading in headings] for row in rows],
         footer=footer,
     )
+
+
+def _pairing_lines(result: Comparison) -> list[str]:
+    """How the layers of a network and of its graph were paired."""
+    counts = Counter(layer.pair.found_by for layer in result.layers if layer.pair)
+    lines = []
+    if counts:
+        found = ", ".join(f"{count} by {rule}" for rule, count in counts.most_common())
+        lines.append(f"paired: {found}")
+    if result.folded:
+        names = listed(result.folded, 3)
+        lines.append(f"folded into the norm behind it: {names}")
+    return lines
 
 
 def verdicts(result: Comparison) -> list[Verdict]:

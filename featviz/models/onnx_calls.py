@@ -62,7 +62,7 @@ class LayerCall:
     """The NodeProto; None for a module."""
 
 
-class Values(NamedTuple):
+class GraphValues(NamedTuple):
     """What is known of the values of a graph, by name."""
 
     constants: Mapping[str, str]
@@ -86,7 +86,7 @@ class ScopedNode(NamedTuple):
     outputs: tuple[str, ...]
 
 
-def layer_calls(graph: Any) -> tuple[list[LayerCall], Values]:
+def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
     """The calls of a graph in the order of its nodes, which is that of a forward pass.
 
     Left out are constants, the arithmetic of shapes, and the nodes that quantise.
@@ -116,7 +116,7 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], Values]:
 # Values
 
 
-def _read_values(graph: Any) -> Values:
+def _read_values(graph: Any) -> GraphValues:
     """Follow constants and quantised values through the nodes."""
     constants = {tensor.name: tensor.name for tensor in graph.initializer}
     constants |= {sparse.values.name: "" for sparse in graph.sparse_initializer}
@@ -144,7 +144,7 @@ def _read_values(graph: Any) -> Values:
                 stand_in.setdefault(value, user.output[0])
                 origin[user.output[0]] = value
             origin[quantised] = value
-    return Values(constants, stand_in, origin)
+    return GraphValues(constants, stand_in, origin)
 
 
 def _is_constant(node: Any, constants: Collection[str]) -> bool:
@@ -244,7 +244,7 @@ class _Builder:
         self,
         graph: Any,
         nodes: Sequence[ScopedNode],
-        values: Values,
+        values: GraphValues,
         classes: Mapping[str, str],
     ) -> None:
         self.nodes = nodes

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from featviz.errors import LoadError, UsageError
 from featviz.models import weights
-from featviz.models.onnx_calls import LayerCall, Values, all_calls, layer_calls
+from featviz.models.onnx_calls import GraphValues, LayerCall, all_calls, layer_calls
 from featviz.models.onnx_file import all_nodes, read_graph, require_onnx
 from featviz.models.preprocess import Chain
 from featviz.models.requirements import first_line
@@ -527,7 +527,9 @@ def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
     return type(OnnxModel.__name__, (OnnxModel,), {"forward": forward})
 
 
-def _add_layers(model: OnnxModel, values: Values, tensors: Mapping[str, Any]) -> None:
+def _add_layers(
+    model: OnnxModel, values: GraphValues, tensors: Mapping[str, Any]
+) -> None:
     """Give a model a module for each layer that its calls name.
 
     Args:
@@ -583,7 +585,7 @@ def _place(model: nn.Module, name: str, layer: nn.Module) -> None:
 def _add_parameters(
     layer: nn.Module,
     node: Any,
-    values: Values,
+    values: GraphValues,
     tensors: Mapping[str, Any],
     parameters: dict[str, nn.Parameter | None],
 ) -> None:

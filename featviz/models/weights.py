@@ -243,9 +243,13 @@ Shape = tuple[int | None, ...]
 """The sizes of a tensor; None for any."""
 
 _NEEDED = re.compile(
-    rb'(?<=\\"type\\": \\")[\w.]+(?=\.\w+\\")|(?<=torch\.ops\.)torchvision(?=\.)'
+    rb'(?<=\\"type\\": \\")[\w.]+(?=\.\w+\\")'
+    rb"|(?<=torch\.ops\.)(?:torchvision|quantized_decomposed)(?=\.)"
 )
-"""Modules that have classes of a program's outputs, or operators."""
+"""Modules that have classes of a program's outputs, and namespaces of operators."""
+
+_OPERATOR_HOMES = {"quantized_decomposed": "torch.ao.quantization.fx._decomposed"}
+"""Modules whose import makes a namespace of operators: that of programs of PT2E."""
 
 
 def read_program(
@@ -322,8 +326,8 @@ def _import_needed(path: Path) -> None:
         for name in archive.namelist():
             if name.endswith("models/model.json"):
                 needed.update(_NEEDED.findall(archive.read(name)))
-    for module in needed:
-        import_module(module.decode())
+    for name in {module.decode() for module in needed}:
+        import_module(_OPERATOR_HOMES.get(name, name))
 
 
 def _input_shape(path: Path, program: Any) -> Shape:

@@ -217,6 +217,31 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
 that is zero there in all images is dead."""
 
 
+FUNCTIONS_OF_OPERATORS = {
+    "Add": "add",
+    "Clip": "relu6 hardtanh clamp",
+    "Concat": "cat",
+    "Div": "div",
+    "Flatten": "flatten",
+    "Gelu": "gelu",
+    "GlobalAveragePool": "adaptive_avg_pool2d mean",
+    "HardSigmoid": "hardsigmoid",
+    "HardSwish": "hardswish",
+    "LeakyRelu": "leaky_relu",
+    "MatMul": "matmul bmm",
+    "MaxPool": "max_pool2d",
+    "Mul": "mul silu",
+    "ReduceMean": "mean adaptive_avg_pool2d",
+    "Relu": "relu",
+    "Resize": "interpolate",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+    "Sub": "sub",
+    "Tanh": "tanh",
+}
+"""Operators of ONNX, and the functions of torch that become them, the likeliest first."""
+
+
 class InputPreset(NamedTuple):
     """How images become the input of a family of models; steps that are None are left
     out."""

@@ -3,13 +3,16 @@ a clone."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import tarfile
+import warnings
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from conftest import ROOT, SCENES
 from PIL import Image
@@ -93,6 +96,60 @@ def _models(folder: Path) -> None:
         layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.ReLU()]
         nn.init.constant_(layers[2].bias, 3.0)  # type: ignore[arg-type]
         torch.save(nn.Sequential(*layers), folder / f"{name}.pth")
+        if seed == 0:
+            _graphs(folder, nn.Sequential(*layers).eval())
     weights = {"conv.weight": torch.randn(8, 3, 3, 3), "conv.bias": torch.zeros(8)}
     torch.save(weights, folder / "weights.pth")
     save_file(models.squeezenet1_1().state_dict(), folder / "weights.safetensors")
+
+
+def _graphs(folder: Path, net: nn.Module) -> None:
+    """The graph of a network, one with a fault, and one of int8; none without the
+    package."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return
+    import onnx
+    from onnx import helper, numpy_helper
+
+    path = folder / "model.onnx"
+    axes = {"image": {2: "height", 3: "width"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            net,
+            (torch.zeros(1, 3, 64, 64),),
+            path,
+            dynamo=False,
+            input_names=["image"],
+            dynamic_axes=axes,
+        )
+    model = onnx.load(path)
+    tensor = next(t for t in model.graph.initializer if t.name == "2.weight")
+    faulty = numpy_helper.to_array(tensor) * 1.5
+    tensor.CopyFrom(numpy_helper.from_array(faulty, tensor.name))
+    onnx.save(model, folder / "broken.onnx")
+    model = onnx.load(path)
+    # as onnxruntime.quantization writes it: a quantiser behind each activation
+    for node in [node for node in model.graph.node if node.op_type == "Relu"]:
+        value = node.output[0]
+        number = list(model.graph.node).index(node)
+        users = [other for other in model.graph.node if value in other.input]
+        scale = numpy_helper.from_array(np.float32(0.05), f"{value}_scale")
+        zero = numpy_helper.from_array(np.uint8(0), f"{value}_zero")
+        model.graph.initializer.extend([scale, zero])
+        if not users:
+            continue
+        for other in users:
+            other.input[:] = [f"{value}_d" if n == value else n for n in other.input]
+        quantisers = [scale.name, zero.name]
+        model.graph.node.insert(
+            number + 1,
+            helper.make_node("QuantizeLinear", [value, *quantisers], [f"{value}_q"]),
+        )
+        model.graph.node.insert(
+            number + 2,
+            helper.make_node(
+                "DequantizeLinear", [f"{value}_q", *quantisers], [f"{value}_d"]
+            ),
+        )
+    onnx.save(model, folder / "int8.onnx")

@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 import torch  # noqa: E402
 from conftest import Run  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
+from onnx_graphs import conv_weights, exported, graph_file, small_net  # noqa: E402
 from torch import nn  # noqa: E402
 
 from featviz.errors import FeatvizError, LoadError, UsageError  # noqa: E402
@@ -25,8 +26,6 @@ from featviz.models import onnx_model  # noqa: E402
 from featviz.models.load import LoadedModel, load_model  # noqa: E402
 from featviz.options import InputOptions, ModelOptions  # noqa: E402
 from featviz.records import CaptureSite  # noqa: E402
-
-from .onnx_graphs import conv_weights, exported, graph_file, small_net  # noqa: E402
 
 
 def load(path: Path, **inputs: Any) -> LoadedModel:

@@ -1,0 +1,284 @@
+"""Which layers of two runs are the same one, where one model was made from the other
+and runs elsewhere: a network of PyTorch, and the graph of ONNX that was exported of it.
+
+    PyTorch                     graph                  found by
+    relu           ReLU         relu          Relu     name
+    layer1.0.bn1   BatchNorm2d  layer1.0.bn1  Conv     name; conv1 has no partner, since
+                                                       its norm is folded into it
+    layer1.0.bn1   BatchNorm2d  layer1.0.conv1  Conv   folded norm (the older exporter)
+    layer1.0/fn:add             layer1.0/Add           module path
+    model.9.m.act  SiLU         model.9.act   Mul      order, among equal shapes
+
+Runs of one kind of model have the same names, and need none of this."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from featviz.diff.tensors import map_shape
+from featviz.records import CaptureKey, Floats
+from featviz.records.tables import FUNCTIONS_OF_OPERATORS
+from featviz.rundir.image import ReadImage
+from featviz.rundir.read import ReadRun
+from featviz.rundir.schema import Capture
+
+BY_NAME = "name"
+BY_FOLDED_NORM = "folded norm"
+BY_PATH = "module path"
+BY_ORDER = "order"
+
+Rows = Mapping[CaptureKey, Capture]
+
+
+class LayerPair(NamedTuple):
+    """A tensor of BASE and the one of NEW that it is compared with."""
+
+    base: CaptureKey
+    new: CaptureKey
+    found_by: str
+    """`name`, `folded norm`, `module path` or `order`."""
+
+    @property
+    def description(self) -> str:
+        """What it is called in NEW, where that is another name: `conv1 (folded norm)`."""
+        if self.base == self.new:
+            return ""
+        call = f".call{self.new.call}" if self.new.call else ""
+        return f"{self.new.layer}{call} ({self.found_by})"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**self.new._asdict(), "found_by": self.found_by}
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Two runs of which NEW has the names of BASE."""
+
+    base: ReadRun
+    new: ReadRun
+    pairs: Mapping[CaptureKey, LayerPair] = field(default_factory=dict)
+    """By the key in BASE; empty for runs that have the same names anyway."""
+    folded: tuple[str, ...] = ()
+    """Convolutions of PyTorch that the graph computes together with the norm behind
+    them, so that their own output exists nowhere."""
+
+
+@dataclass(frozen=True)
+class RenamedImage(ReadImage):
+    """An image of a run under the names of another one."""
+
+    names: Mapping[CaptureKey, CaptureKey | None] = field(default_factory=dict)
+    """By the image's own key; None for a tensor that is left out."""
+
+    @cached_property
+    def captures(self) -> Rows:
+        """In the order of the model."""
+        renamed: dict[CaptureKey, Capture] = {}
+        for row in self.manifest.captures:
+            key = self.names.get(row.place, row.place)
+            if key is not None:
+                renamed[key] = row
+        return renamed
+
+    def stats(self) -> Mapping[str, Floats]:
+        """All statistics, float32 [maps, 6] under the new keys."""
+        arrays = super().stats()
+        return {
+            key.stats_key: arrays[row.place.stats_key]
+            for key, row in self.captures.items()
+        }
+
+
+def align(base: ReadRun, new: ReadRun) -> Alignment:
+    """Give the layers of NEW the names that they have in BASE."""
+    base_runtime = _runtime(base)
+    new_runtime = _runtime(new)
+    if base_runtime == new_runtime:
+        return Alignment(base, new)
+    base_rows = _rows(base, new)
+    new_rows = _rows(new, base)
+    new_is_graph = new_runtime is not None
+    network, graph = (base_rows, new_rows) if new_is_graph else (new_rows, base_rows)
+    found = _Pairing(network, graph).pairs()
+    pairs: dict[CaptureKey, LayerPair] = {}
+    for of_network, (of_graph, found_by) in found.partners.items():
+        pair = LayerPair(of_network, of_graph, found_by)
+        if not new_is_graph:
+            pair = LayerPair(of_graph, of_network, found_by)
+        pairs[pair.base] = pair
+    names: dict[CaptureKey, CaptureKey | None] = {}
+    for key in new_rows:
+        if key in base_rows:  # which may be another layer there
+            names[key] = key._replace(layer=f"{key.layer} of NEW")
+    names.update((pair.new, pair.base) for pair in pairs.values())
+    folded = dict.fromkeys(found.folded)
+    return Alignment(
+        base=_renamed(base, folded) if new_is_graph else base,
+        new=_renamed(new, names if new_is_graph else {**names, **folded}),
+        pairs=pairs,
+        folded=tuple(dict.fromkeys(key.layer for key in found.folded)),
+    )
+
+
+def _runtime(run: ReadRun) -> object:
+    """What computed the model of a run, if torch did not."""
+    model = run.record.get("model")
+    return model.get("runtime") if isinstance(model, dict) else None
+
+
+def _rows(run: ReadRun, other: ReadRun) -> Rows:
+    """The rows of the images that both runs have, in the order of the model."""
+    rows: dict[CaptureKey, Capture] = {}
+    for name, image in run.images.items():
+        if name in other.images:
+            rows = {**image.captures, **rows}
+    return rows
+
+
+def _renamed(run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]) -> ReadRun:
+    images: dict[str, ReadImage] = {}
+    for name, image in run.images.items():
+        images[name] = RenamedImage(
+            root=image.root,
+            folder=image.folder,
+            manifest=image.manifest,
+            input_size=image.input_size,
+            sizes=image.sizes,
+            kept_stats=image.kept_stats,
+            pixels=image.pixels,
+            names=names,
+        )
+    return replace(run, images=images)
+
+
+class _Partner(NamedTuple):
+    """The tensor of a graph that stands for one of a network."""
+
+    of_graph: CaptureKey
+    found_by: str
+
+
+class _Partners(NamedTuple):
+    """What was found of two runs."""
+
+    partners: dict[CaptureKey, _Partner]
+    """By key of the network."""
+    folded: list[CaptureKey]
+    """Keys of the network."""
+
+
+class _Pairing:
+    """Looks for the tensors of a network among those of a graph, by one rule after the
+    other; each takes what the earlier ones have left."""
+
+    def __init__(self, network: Rows, graph: Rows) -> None:
+        self.network = dict(network)
+        self.graph = dict(graph)
+        self.norm_behind = _norms_behind(network)
+        self.found = _Partners({}, [])
+
+    def pairs(self) -> _Partners:
+        """All that can be paired."""
+        self.by_folded_norms()
+        for key in [key for key in self.graph if key in self.network]:
+            self.pair(key, key, BY_NAME)
+        self.by_paths()
+        self.leave_out_folded()
+        self.by_order()
+        return self.found
+
+    def pair(self, of_network: CaptureKey, of_graph: CaptureKey, found_by: str) -> None:
+        """Note a pair, which no later rule looks at."""
+        del self.network[of_network]
+        del self.graph[of_graph]
+        self.found.partners[of_network] = _Partner(of_graph, found_by)
+
+    def by_folded_norms(self) -> None:
+        """What the graph has of a convolution whose norm is no layer of it, although
+        the network has one, gives what the norm gives."""
+        layers = {key.layer for key in self.graph}
+        for key in [*self.graph]:
+            norm = self.norm_behind.get(key.layer)
+            if norm is None or norm in layers:
+                continue
+            of_norm = key._replace(layer=norm)
+            if of_norm in self.network:
+                self.pair(of_norm, key, BY_FOLDED_NORM)
+
+    def by_paths(self) -> None:
+        """A node that a module made itself is a function that the module calls."""
+        for key in [*self.graph]:
+            path, _, operator = key.layer.rpartition("/")
+            for function in FUNCTIONS_OF_OPERATORS.get(operator, "").split():
+                name = f"{path}/fn:{function}" if path else f"fn:{function}"
+                if key._replace(layer=name) in self.network:
+                    self.pair(key._replace(layer=name), key, BY_PATH)
+                    break
+
+    def leave_out_folded(self) -> None:
+        """Convolutions of the network whose norm is paired with a convolution."""
+        partners = {
+            key.layer: value.of_graph for key, value in self.found.partners.items()
+        }
+        for key in [*self.network]:
+            norm = self.norm_behind.get(key.layer)
+            if norm in partners:
+                self.found.folded.append(key)
+                del self.network[key]
+
+    def by_order(self) -> None:
+        """What is left of one family and shape, if it is equally many in both."""
+        families = defaultdict[object, list[CaptureKey]](list)
+        for key, row in self.network.items():
+            families[_family(key, row)].append(key)
+        of_graph = defaultdict[object, list[CaptureKey]](list)
+        for key, row in self.graph.items():
+            of_graph[_family(key, row)].append(key)
+        for family, keys in families.items():
+            if len(keys) == len(of_graph[family]):
+                for key, partner in zip(keys, of_graph[family], strict=True):
+                    self.pair(key, partner, BY_ORDER)
+
+
+def _is_convolution(row: Capture) -> bool:
+    return "Conv" in row.type
+
+
+def _norms_behind(network: Rows) -> dict[str, str]:
+    """The norm that stands right behind each convolution in its module, by name."""
+    norms = {row.index: row.layer for row in network.values() if "Norm" in row.type}
+    behind: dict[str, str] = {}
+    for row in network.values():
+        norm = norms.get(row.index + 1)
+        if norm is None or not _is_convolution(row):
+            continue
+        if norm.rpartition(".")[0] == row.layer.rpartition(".")[0]:
+            behind[row.layer] = norm
+    return behind
+
+
+_FAMILIES = {
+    "convolution": "Conv conv",
+    "linear": "Linear linear Gemm MatMul",
+    "norm": "Norm norm",
+    "activation": "LU lu Relu Sigmoid sigmoid Tanh tanh wish Mish mish Erf Clip Mul",
+    "addition": "add Add",
+    "pool": "Pool pool ReduceMean",
+}
+"""Endings and pieces of the names of classes, functions and operators."""
+
+
+def _family(key: CaptureKey, row: Capture) -> object:
+    """What two tensors have in common that may be paired by their order."""
+    name = row.type
+    for family, pieces in _FAMILIES.items():
+        if any(piece in row.type for piece in pieces.split()):
+            name = family
+            break
+    return key.kind, name, row.maps, map_shape(row)

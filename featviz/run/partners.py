@@ -1,0 +1,153 @@
+"""Which layers are drawn of two models of which one was exported from the other: those
+that the selectors take in one of them, and in the other those that stand for them.
+
+`--layers Conv2d,ReLU` names no class of a graph of ONNX, whose convolution may give what
+the norm behind it gives; the layers are found by their names instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from msgspec import structs
+from torch import Tensor, nn
+
+from featviz.errors import UsageError
+from featviz.hooks.layers import list_layers
+from featviz.models.load import LoadedModel, load_model
+from featviz.options import InputOptions, ModelOptions
+from featviz.records import Layer
+from featviz.records.tables import FUNCTIONS_OF_OPERATORS
+from featviz.run.choose import choose_layers, functions
+
+
+class RunModel(NamedTuple):
+    """A model, and the selectors of its layers."""
+
+    model: ModelOptions | LoadedModel
+    layers: str | None
+
+
+def run_models(
+    base: ModelOptions, new: ModelOptions, inputs: InputOptions, text: str | None
+) -> tuple[RunModel, RunModel]:
+    """Choose the layers of two models that are to be compared.
+
+    A graph whose preprocessing is a guess gets that of the network. Two models of one
+    kind have the same layers, and keep their selectors.
+
+    Args:
+        inputs: how images go into both.
+        text: selectors of both, of which each must match in one model; None for one
+            layer of each stage.
+
+    Raises:
+        UsageError: no layer of either model matches.
+    """
+    graphs = [options.spec.endswith(".onnx") for options in (base, new)]
+    if graphs[0] == graphs[1]:
+        return RunModel(base, text), RunModel(new, text)
+    network, graph = (new, base) if graphs[0] else (base, new)
+    # the architecture of the network's weights is none of the graph's
+    graph = structs.replace(graph, arch=None, weights=None, model_args={})
+    of_network, of_graph = _with_partners(
+        load_model(network, inputs), load_model(graph, inputs), text
+    )
+    return (of_graph, of_network) if graphs[0] else (of_network, of_graph)
+
+
+def _with_partners(
+    network: LoadedModel, graph: LoadedModel, text: str | None
+) -> tuple[RunModel, RunModel]:
+    if graph.preprocess.guessed:
+        graph = replace(graph, preprocess=network.preprocess)
+    of_network, of_graph = _chosen(network, graph, text)
+    return (
+        RunModel(network, _as_selectors(of_network)),
+        RunModel(graph, _as_selectors(of_graph)),
+    )
+
+
+def _chosen(
+    network: LoadedModel, graph: LoadedModel, text: str | None
+) -> tuple[list[Layer], list[Layer]]:
+    """The chosen layers of a network and of the graph that was exported of it."""
+    blank = network.preprocess.blank()
+    of_network = _matching(network, text, blank)
+    of_graph = _matching(graph, text, blank)
+    if not of_network and not of_graph:
+        choose_layers(network, text, blank)  # raises, and says what there is
+    norms = _norms_behind(network.module)
+    by_name = {layer.name: layer for layer in list_layers(graph.module)}
+    of_graph_by_name = {layer.name: layer for layer in of_graph}
+    for layer in of_network:
+        for name in (*_node_names(layer), norms.get(layer.name, layer).name):
+            if name in by_name:
+                of_graph_by_name[name] = by_name[name]
+    network_layers = list_layers(network.module)
+    if any("/" in name for name in of_graph_by_name):
+        network_layers += functions(network, blank)
+    of_network_names = {layer.name for layer in of_network}
+    chosen: list[Layer] = []
+    for layer in network_layers:
+        names = {layer.name, *layer.aliases, *_node_names(layer)}
+        if layer.name in of_network_names or names & of_graph_by_name.keys():
+            chosen.append(layer)
+    present = {layer.name for layer in chosen}
+    norm_names = {norms[name].name for name in present if name in norms}
+    chosen += [layer for layer in network_layers if layer.name in norm_names - present]
+    if not of_graph_by_name:
+        raise UsageError(
+            f"the graph has no layer that stands for {text!r} of the network",
+            "featviz layers MODEL.onnx lists its layers",
+        )
+    return chosen, [*of_graph_by_name.values()]
+
+
+def _matching(
+    model: LoadedModel, text: str | None, blank: Sequence[Tensor]
+) -> list[Layer]:
+    try:
+        return choose_layers(model, text, blank)
+    except UsageError:
+        if text is None:
+            raise
+        return []
+
+
+def _norms_behind(module: nn.Module) -> dict[str, Layer]:
+    """The norm that stands right behind each convolution in its module, by name."""
+    layers = list_layers(module)
+    behind: dict[str, Layer] = {}
+    for layer, following in pairwise(layers):
+        is_norm = "_BatchNorm" in following.classes
+        is_convolution = "_ConvNd" in layer.classes
+        parents = [name.rpartition(".")[0] for name in (layer.name, following.name)]
+        if is_convolution and is_norm and parents[0] == parents[1]:
+            behind[layer.name] = following
+    return behind
+
+
+def _node_names(layer: Layer) -> list[str]:
+    """The names that a graph may have for a layer of the network."""
+    if not layer.is_function:
+        return [layer.name, *layer.aliases]
+    function = layer.type.removeprefix("fn:")
+    names = []
+    for operator, called in FUNCTIONS_OF_OPERATORS.items():
+        if function in called.split():
+            names.append(f"{layer.owner}/{operator}" if layer.owner else operator)
+    return names
+
+
+def _as_selectors(layers: Sequence[Layer]) -> str:
+    """Selectors that take these layers alone."""
+    texts = []
+    for layer in layers:
+        if layer.is_function:
+            texts.append(f"{layer.type}@{layer.owner}")
+        elif layer.name:
+            texts.append(layer.name)
+    return ",".join(texts)
