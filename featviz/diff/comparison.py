@@ -388,7 +388,7 @@ class Comparison:
         return {
             "Only in BASE": self.only_in_base.lines,
             "Only in NEW": self.only_in_new.lines,
-            "Folded into the norm behind it": self.folded,
+            "Inside another layer": self.folded,
             **{
                 f"Incomplete in {side.upper()}": names
                 for side, names in self.incomplete.items()

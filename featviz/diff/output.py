@@ -50,7 +50,7 @@ def _pairing_lines(result: Comparison) -> list[str]:
         lines.append(f"paired: {found}")
     if result.folded:
         names = listed(result.folded, 3)
-        lines.append(f"folded into the norm behind it: {names}")
+        lines.append(f"inside another layer: {names}")
     return lines
 
 

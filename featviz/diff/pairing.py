@@ -65,8 +65,9 @@ class Alignment:
     pairs: Mapping[CaptureKey, LayerPair] = field(default_factory=dict)
     """By the key in BASE; empty for runs that have the same names anyway."""
     folded: tuple[str, ...] = ()
-    """Convolutions of PyTorch that the graph computes together with the norm behind
-    them, so that their own output exists nowhere."""
+    """Layers whose output exists in one of the models alone, since it is inside a layer
+    of the other: convolutions of the network with their norm folded in, and nodes that
+    make up one module (the Sigmoid of a SiLU)."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,15 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
         if key in base_rows:  # which may be another layer there
             names[key] = key._replace(layer=f"{key.layer} of NEW")
     names.update((pair.new, pair.base) for pair in pairs.values())
-    folded = dict.fromkeys(found.folded)
+    left_out = (found.of_network, found.of_graph)
+    if not new_is_graph:
+        left_out = (found.of_graph, found.of_network)
+    folded = [key.layer for key in (*found.of_network, *found.of_graph)]
     return Alignment(
-        base=_renamed(base, folded) if new_is_graph else base,
-        new=_renamed(new, names if new_is_graph else {**names, **folded}),
+        base=_renamed(base, dict.fromkeys(left_out[0])),
+        new=_renamed(new, {**names, **dict.fromkeys(left_out[1])}),
         pairs=pairs,
-        folded=tuple(dict.fromkeys(key.layer for key in found.folded)),
+        folded=tuple(dict.fromkeys(folded)),
     )
 
 
@@ -169,8 +173,10 @@ class _Partners(NamedTuple):
 
     partners: dict[CaptureKey, _Partner]
     """By key of the network."""
-    folded: list[CaptureKey]
-    """Keys of the network."""
+    of_network: list[CaptureKey]
+    """Convolutions whose norm is folded in."""
+    of_graph: list[CaptureKey]
+    """Nodes inside a module that is paired."""
 
 
 class _Pairing:
@@ -181,7 +187,7 @@ class _Pairing:
         self.network = dict(network)
         self.graph = dict(graph)
         self.norm_behind = _norms_behind(network)
-        self.found = _Partners({}, [])
+        self.found = _Partners({}, [], [])
 
     def pairs(self) -> _Partners:
         """All that can be paired."""
@@ -222,15 +228,21 @@ class _Pairing:
                     break
 
     def leave_out_folded(self) -> None:
-        """Convolutions of the network whose norm is paired with a convolution."""
+        """Convolutions of the network whose norm is paired with a convolution, and
+        nodes of the graph that make up a module which is paired."""
         partners = {
             key.layer: value.of_graph for key, value in self.found.partners.items()
         }
         for key in [*self.network]:
             norm = self.norm_behind.get(key.layer)
             if norm in partners:
-                self.found.folded.append(key)
+                self.found.of_network.append(key)
                 del self.network[key]
+        paired = {partner.of_graph.layer for partner in self.found.partners.values()}
+        for key in [*self.graph]:
+            if key.layer.rpartition("/")[0] in paired:
+                self.found.of_graph.append(key)
+                del self.graph[key]
 
     def by_order(self) -> None:
         """What is left of one family and shape, if it is equally many in both."""

@@ -33,7 +33,7 @@ from featviz.models.onnx_calls import GraphValues, LayerCall, all_calls, layer_c
 from featviz.models.onnx_file import all_nodes, read_graph, require_onnx
 from featviz.models.preprocess import Chain
 from featviz.models.requirements import first_line
-from featviz.models.sources import Fixed, Loaded
+from featviz.models.sources import ANY_INPUT, FixedInput, Loaded
 from featviz.text import by, quoted
 
 RUNTIME = "ONNX Runtime"
@@ -137,16 +137,16 @@ class OnnxInput(NamedTuple):
         return len(self.shape) == 4
 
     @property
-    def fixed(self) -> Fixed:
+    def fixed(self) -> FixedInput:
         """The channels, and the height and width, of the images that it takes."""
         if not self.is_image:
-            return None, None
+            return ANY_INPUT
         _, channels, height, width = self.shape
         if self.channels_last:
             _, height, width, channels = self.shape
         if height is None or width is None:
-            return channels, None
-        return channels, (height, width)
+            return FixedInput(channels)
+        return FixedInput(channels, (height, width))
 
     def feed(self, value: Any) -> np.ndarray:
         """What the session takes for a tensor [N, C, H, W], or any other."""
@@ -454,10 +454,10 @@ def load_onnx(path: Path) -> Loaded:
     record = {"kind": "file", **weights.record(path), "runtime": RUNTIME}
     image = next((item for item in inputs if item.is_image), inputs[0])
     entry = None
-    channels, size = image.fixed
+    fixed = image.fixed
     if not image.dtype.is_floating_point:
-        entry = Chain(size, channels=channels or 3)
-    return Loaded(model, record, entry, image.fixed)
+        entry = Chain(fixed.size, channels=fixed.channels or 3)
+    return Loaded(model, record, entry, fixed)
 
 
 def _argument_name(name: str) -> str:
