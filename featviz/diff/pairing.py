@@ -240,7 +240,8 @@ class _Pairing:
                 del self.network[key]
         paired = {partner.of_graph.layer for partner in self.found.partners.values()}
         for key in [*self.graph]:
-            if key.layer.rpartition("/")[0] in paired:
+            path = key.layer.rpartition("/")[0]
+            if path and path in paired:
                 self.found.of_graph.append(key)
                 del self.graph[key]
 
