@@ -82,10 +82,10 @@ def diff(
         before = aligned.base
         after = aligned.new
         result = compare_runs(before, after, thresholds)
-        layers = [
+        paired = tuple(
             replace(layer, pair=aligned.pairs.get(layer.key)) for layer in result.layers
-        ]
-        result = replace(result, layers=tuple(layers), folded=aligned.folded)
+        )
+        result = replace(result, layers=paired, folded=aligned.folded)
         if titles is not None:
             result = replace(result, base=titles[0], new=titles[1])
         texts = {
