@@ -82,7 +82,7 @@ class RenamedImage(ReadImage):
         """In the order of the model."""
         renamed: dict[CaptureKey, Capture] = {}
         for row in self.manifest.captures:
-            key = self.names.get(row.place, row.place)
+            key = self.names.get(row.capture_key, row.capture_key)
             if key is not None:
                 renamed[key] = row
         return renamed
@@ -91,7 +91,7 @@ class RenamedImage(ReadImage):
         """All statistics, float32 [maps, 6] under the new keys."""
         arrays = super().stats()
         return {
-            key.stats_key: arrays[row.place.stats_key]
+            key.stats_key: arrays[row.capture_key.stats_key]
             for key, row in self.captures.items()
         }
 
