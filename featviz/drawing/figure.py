@@ -91,8 +91,6 @@ class TableLayout(NamedTuple):
     width: float
     height: float
     grid: TileGrid
-    labels: float
-    """The right edge of the labels."""
 
 
 def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
@@ -105,31 +103,28 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     Raises:
         UsageError: the columns have no room in this width.
     """
-    ruler = Canvas(1, 1)
-    labels = max(ruler.width(row.label, _LETTERS) for row in table.rows)
-    left = _MARGIN + (labels + _MARGIN if labels else 0)
-    if any(row.block for row in table.rows):
-        left += _BLOCK
-    left = ceil(left * DPI) / DPI  # a tile begins with a whole pixel
+    left = _left_edge(table)
     right = _MARGIN + (_BAR_ROOM if table.scale is not None else 0)
     columns = len(table.heads)
-    shapes = [
-        tile.shape for row in table.rows for tile in row.tiles if tile is not None
-    ]
     cell_width = _natural_width(table)
     if width is not None:
-        room = width / _CENTIMETRES - left - right - (columns - 1) * _GAP
-        cell_width = room / columns
+        free = width / _CENTIMETRES - left - right - (columns - 1) * _GAP
+        cell_width = free / columns
         if cell_width < _NARROWEST_CELL:
             raise UsageError(
                 f"--width {width:g} has no room for {columns} columns beside the labels",
                 "a greater --width, or fewer --images",
             )
-    cell_height = cell_width * max(shape[0] / shape[1] for shape in shapes)
-    top = _MARGIN + (_TITLE if table.title else 0)
-    top += _HEAD if any(table.heads) else 0
-    has_captions = any(any(row.captions) for row in table.rows)
-    down = cell_height + _GAP + (_CAPTION if has_captions else 0)
+    top = _MARGIN
+    if table.title:
+        top += _TITLE
+    if any(table.heads):
+        top += _HEAD
+    tiles = [tile for row in table.rows for tile in row.tiles if tile is not None]
+    cell_height = cell_width * max(len(tile) / tile.shape[1] for tile in tiles)
+    down = cell_height + _GAP
+    if any(any(row.captions) for row in table.rows):
+        down += _CAPTION
     grid = TileGrid(
         columns,
         width=cell_width,
@@ -143,8 +138,19 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
         width=left + columns * grid.across - _GAP + right,
         height=grid.top + len(table.rows) * down - _GAP + _MARGIN,
         grid=grid,
-        labels=left - _MARGIN,
     )
+
+
+def _left_edge(table: TileTable) -> float:
+    """Inches from the edge of the paper to the first column: names stand there."""
+    ruler = Canvas(1, 1)
+    labels = max(ruler.width(row.label, _LETTERS) for row in table.rows)
+    left = _MARGIN
+    if any(row.block for row in table.rows):
+        left += _BLOCK
+    if labels:
+        left += labels + _MARGIN
+    return ceil(left * DPI) / DPI  # a tile begins with a whole pixel
 
 
 def _natural_width(table: TileTable) -> float:
@@ -198,7 +204,7 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
         x = cell.left + cell.width / 2
         canvas.write(head, x, cell.top - _HEAD / 2, _LETTERS, "middle", cell.width)
     for number, row in enumerate(table.rows):
-        _draw_row(canvas, row, grid, number, layout.labels)
+        _draw_row(canvas, row, grid, number)
     _draw_blocks(canvas, table.rows, grid)
     if table.scale is not None:
         cmap, low, high = table.scale
@@ -208,15 +214,14 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
         draw_color_bar(canvas, bar, (low, high), colormap.ramp(cmap))
 
 
-def _draw_row(
-    canvas: Canvas, row: TableRow, grid: TileGrid, number: int, labels: float
-) -> None:
-    """Draw the tiles of a row, which fill their cells in one direction."""
+def _draw_row(canvas: Canvas, row: TableRow, grid: TileGrid, number: int) -> None:
+    """Draw the label of a row, and its tiles, which fill their cells in one
+    direction."""
+    first = grid.cell(number * grid.columns)
+    middle = first.top + first.height / 2
+    canvas.write(row.label, first.left - _MARGIN, middle, _LETTERS, "left")
     for column, tile in enumerate(row.tiles):
         cell = grid.cell(number * grid.columns + column)
-        if column == 0:
-            y = cell.top + cell.height / 2
-            canvas.write(row.label, labels, y, _LETTERS, "left")
         if tile is None:
             continue
         height, width = tile.shape[:2]

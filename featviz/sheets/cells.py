@@ -189,7 +189,9 @@ def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
         matching = []
         for name in names:
             path = PurePosixPath(name)
-            if any(fnmatchcase(s, pattern) for s in (name, path.name, path.stem)):
+            texts = (name, path.name, path.stem)
+            # a name may hold what is special in a glob: `a[1].png`
+            if pattern in texts or any(fnmatchcase(text, pattern) for text in texts):
                 matching.append(name)
         if not matching:
             shown = [quoted(name) for name in names]
