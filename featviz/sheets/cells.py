@@ -113,7 +113,10 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
     inputs: dict[str, list[Bytes]] = {}
     damaged: dict[str, str] = {}
     for label in labels:
-        of_layer = {key: pair for key, pair in captures.items() if key.layer == label}
+        # over all runs: before and after show the same channels
+        of_layer = {
+            key: capture for key, capture in captures.items() if key.layer == label
+        }
         if options.reduce is not None or options.similar_to is not None:
             layers.append(SheetLayer(label, [ALL]))
             for key, tile in _place_tiles(of_layer, options).items():
@@ -205,6 +208,7 @@ def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
     """The labels of the layers that `--layers` selects, in the order of the model."""
+    # a manifest names the class of a layer, not its ancestors
     by_label = {
         row.label: Layer(row.index, row.layer, row.type, classes=(row.type,))
         for row in rows

@@ -117,6 +117,7 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
         frames = _moving(content, are_steps, options.title)
     scale = _shared_scale(content)
     tables = [_table(content, frame, scale) for frame in frames]
+    # the frames of an animation have one size: all are laid out as the first
     layout = lay_out(tables[0], options.width)
     first = draw_table(tables[0], layout, options.dpi).pixels
     if options.out is not None:
@@ -199,14 +200,16 @@ def _table(
 
 def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     """What the model saw, and a row for each channel of each layer of each run."""
-    seen = [content.inputs[name] for name in frame.images]
-    rows = [TableRow("input", [content.shown(one, frame.slice) for one in seen])]
+    inputs = []
+    for name in frame.images:
+        inputs.append(content.shown(content.inputs[name], frame.slice))
+    rows = [TableRow("input", inputs)]
     for run, layer in _blocks(content, frame):
         for channel in layer.channels:
             tiles = []
             for name in frame.images:
-                found = content.tiles.get(CellKey(run, layer.label, name), {})
-                tiles.append(content.shown(found.get(channel), frame.slice))
+                by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
+                tiles.append(content.shown(by_channel.get(channel), frame.slice))
             label = _label(content, layer)
             if channel != ALL:
                 label = (
@@ -224,11 +227,11 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     seen = content.shown(content.inputs[name], frame.slice)
     rows: list[TableRow] = []
     for run, layer in _blocks(content, frame):
-        tiles_by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
+        by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
         tiles = [None if rows else seen]
         captions = [""]
         for channel in layer.channels:
-            tiles.append(content.shown(tiles_by_channel.get(channel), frame.slice))
+            tiles.append(content.shown(by_channel.get(channel), frame.slice))
             captions.append("" if channel == ALL else str(channel))
         missing = columns + 1 - len(tiles)
         tiles += [None] * missing
@@ -265,6 +268,7 @@ def _label(content: SheetContent, layer: SheetLayer) -> str:
 def _shared_scale(content: SheetContent) -> ColorScale | None:
     """The scale of a colour bar; None where tiles have scales of their own, or the
     colours stand for no value."""
+    # tiles keep the colours of their runs, so a bar is true only if all agree
     scales = set()
     for key, row in content.rows.items():
         low, high = row.range or (None, None)
