@@ -90,7 +90,8 @@ class CamOptions(Struct, frozen=True):
         option(GRADIENTS, first=True, default_text="what is predicted"),
     ] = None
     method: Annotated[
-        str, option(GRADIENTS, first=True, choices=(*CLASS_MAPS, *ATTENTION_MAPS))
+        str,
+        option(GRADIENTS, "METHOD", first=True, choices=(*CLASS_MAPS, *ATTENTION_MAPS)),
     ] = "gradcam"
     overlay: Annotated[Share, option(DRAWING, "ALPHA")] = 0.5
     cmap: Annotated[str, option(DRAWING, "CMAP")] = "auto"
@@ -279,8 +280,8 @@ class SheetOptions(Struct, frozen=True):
         option(LAYERS, first=True, default_text="all, of more than 24 top:24"),
     ] = None
     tensor: Annotated[str, option(LAYERS, "FILE")] = "output"
-    reduce: Annotated[Literal["pca"] | None, option(DRAWING, first=True)] = None
-    similar_to: Annotated[str | None, option(DRAWING, "IMAGE@X,Y", first=True)] = None
+    reduce: Annotated[Literal["pca"] | None, option(DRAWING)] = None
+    similar_to: Annotated[str | None, option(DRAWING, "IMAGE@X,Y")] = None
     title: Annotated[str, option(DRAWING, "TEXT")] = ""
     width: Annotated[
         Annotated[float, Meta(gt=0, le=500)] | None,

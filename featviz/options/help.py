@@ -214,8 +214,9 @@ HELP: dict[str, dict[str, str]] = {
             f" class:tabby or box:1.\f Other targets are {TARGETS}"
         ),
         "method": (
-            "Make the map by this method; xgradcam and gradxact also show what speaks "
-            "against the target, and rollout and attention where a transformer looks."
+            "Make the map by gradcam, gradcam++, layercam or hirescam; xgradcam or"
+            " gradxact, which also show what speaks against the target; or rollout or"
+            " attention of a transformer."
         ),
         "overlay": _OVERLAY,
         "channels": _CHANNELS.format(verb="Weigh only"),

@@ -213,8 +213,9 @@ const lens = {
     this.where.replaceChildren(make("a", { href: images[this.image].address, textContent: name }));
     this.input.setAttribute("aria-label", `${name} with places like the one at ${x.toFixed(2)}, ${y.toFixed(2)}. Arrow keys move.`);
     this.showCrops(grid);
-    this.showThumbs();
     this.showChannels(layer, grid);
+    cancelAnimationFrame(this.later); // the answer itself comes first
+    this.later = requestAnimationFrame(() => this.asking && this.showThumbs());
     const missing = layer.reason || (grid ? "" : "this image has none");
     this.note.textContent = missing ? `${layer.name} has no places to compare: ${missing}.`
       : `Cosines of all ${layer.channels} channels, from ${layer.units.length} shared components: at most ${layer.error} off in 500 random pairs.`
