@@ -50,7 +50,7 @@ SHOTS = (
     Shot("places", "digits/report/image-000.html#3@0.55,0.30", (1280, 620)),
     Shot("findings", "digits/report/index.html#findings"),
     Shot("audit", "audit/report/index.html", (1280, 640)),
-    Shot("compare", "diff.html?changed=1&sort=change"),
+    Shot("compare", "diff.html?changed=1"),
     Shot("series", "series/report/index.html?step=100#layer-002", (1000, 470)),
     Shot("phone", "colour/report/index.html", (400, 860), dark=True),
 )

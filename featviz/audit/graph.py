@@ -80,31 +80,36 @@ class CallGraph:
         self.output_types[call] = (
             "nested tensor" if is_nested else type(output).__name__
         )
-        part = function_part(call, args, kwargs) or self.module_parts.get(call.name)
+        call_part = function_part(call, args, kwargs)
+        call_part = call_part or self.module_parts.get(call.name)
         node = None
-        if part is not None:
-            node = self._add_node(
-                call, part, map(made_by, tensors([args, kwargs])), output
-            )
-            if layer.is_function and part.activation is not None and call.index == 0:
-                self.layers.append(
-                    Layer(len(self.layers), call.name, call.type, (call.type,))
-                )
+        if call_part is not None:
+            sources = map(made_by, tensors([args, kwargs]))
+            node = self._add_node(call, call_part, sources, output)
+            if layer.is_function and call_part.activation is not None:
+                self._list_activation(call)
+        # of a container the last call inside it has made the output
+        makers = [node] if node is not None else list(map(made_by, tensors(output)))
         if isinstance(output, Tensor) and not is_nested:
             self.shapes[call] = tuple(output.shape)
-            maker = made_by(output) if node is None else node
-            if maker is not None:
-                self.node_of[call] = maker
+            if makers[0] is not None:
+                self.node_of[call] = makers[0]
         # the model itself, whose output is a node, so that its makers have users
         if not call.name:
-            makers = map(made_by, tensors(output)) if node is None else [node]
             self._add_node(
                 Call("the model's output", ""), Part("other"), makers, output
             )
         return node
 
+    def _list_activation(self, call: Call) -> None:
+        """Add an activation function to the layers, at its first call."""
+        if call.index == 0:
+            self.layers.append(
+                Layer(len(self.layers), call.name, call.type, (call.type,))
+            )
+
     def _add_node(
-        self, call: Call, part: Part, sources: Iterable[int | None], output: Any
+        self, call: Call, call_part: Part, sources: Iterable[int | None], output: Any
     ) -> int | None:
         """Add a node; a call that returns no tensor (a size, say) has none."""
         if not tensors(output):
@@ -113,11 +118,11 @@ class CallGraph:
         known_sources = tuple(
             dict.fromkeys(node for node in sources if node is not None)
         )
-        axis = part.axis
-        keeps_axis = part.role in ("activation", *_KEEPS_CHANNELS_APART)
+        axis = call_part.axis
+        keeps_axis = call_part.role in ("activation", *_KEEPS_CHANNELS_APART)
         if axis is None and keeps_axis and len(known_sources) == 1:
             axis = self.nodes[known_sources[0]].channel_axis
-        self.nodes.append(CallNode(call, part, axis, known_sources, users=[]))
+        self.nodes.append(CallNode(call, call_part, axis, known_sources, users=[]))
         for source in known_sources:
             self.nodes[source].users.append(number)
         return number

@@ -95,8 +95,8 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
                 f"dead in {row['label']}: {ranges(dead, _MAX_RANGES, comma=', ')}"
             )
     if len(dead_lines) > _MAX_DEAD_LAYERS:
-        more = len(dead_lines) - _MAX_DEAD_LAYERS
-        dead_lines[_MAX_DEAD_LAYERS:] = [f"dead in {counted(more, 'more layer')}"]
+        hidden = len(dead_lines) - _MAX_DEAD_LAYERS
+        dead_lines[_MAX_DEAD_LAYERS:] = [f"dead in {counted(hidden, 'more layer')}"]
     total_counts = [total["findings"][name] for name in findings]
     figures = ("channels", "APoZ", *findings)
     return TextTable(

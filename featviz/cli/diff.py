@@ -141,6 +141,7 @@ def _diff_models(
         exit_codes = []
         folders = (runs.base, runs.new)
         for spec, (model, layers), folder in zip(specs, models, folders, strict=True):
+            # with tensors: the levels of pictures have noise of their own, and no SQNR
             options = RunOptions(
                 layers=layers,
                 out=folder,

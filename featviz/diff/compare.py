@@ -117,20 +117,26 @@ def compare(
     """
     if slack is None:
         slack = np.zeros(len(base))
+    channels = len(base)
+    change = Change(
+        absolute=np.empty(channels),
+        relative=np.empty(channels),
+        cosine=np.empty(channels),
+        unlike=np.empty(channels, np.int64),
+        products=np.empty((channels, 4)),
+    )
     step = max(1, _BLOCK // max(1, base.shape[1]))
-    blocks = []
-    for start in range(0, len(base), step):
+    for start in range(0, channels, step):
         rows = slice(start, start + step)
         old = base[rows].astype(np.float64)
         now = new[rows].astype(np.float64)
-        blocks.append(_compare_block(old, now, scale, slack[rows]))
-    return Change(
-        absolute=np.concatenate([block.absolute for block in blocks]),
-        relative=np.concatenate([block.relative for block in blocks]),
-        cosine=np.concatenate([block.cosine for block in blocks]),
-        unlike=np.concatenate([block.unlike for block in blocks]),
-        products=np.concatenate([block.products for block in blocks]),
-    )
+        block = _compare_block(old, now, scale, slack[rows])
+        change.absolute[rows] = block.absolute
+        change.relative[rows] = block.relative
+        change.cosine[rows] = block.cosine
+        change.unlike[rows] = block.unlike
+        change.products[rows] = block.products
+    return change
 
 
 def _compare_block(
@@ -149,11 +155,13 @@ def _compare_block(
     products[:, _NEW] = np.einsum("ij,ij->i", now, now)
     products[:, _NOISE] = np.einsum("ij,ij->i", noise, noise)
     # the cosine of two single numbers says no more than their signs
-    has_direction = old.shape[1] > 1
+    cosine = np.full(len(old), np.nan)
+    if old.shape[1] > 1:
+        cosine = _cosine(products)
     return Change(
         absolute=abs(differences.absolute).max(1),
         relative=abs(differences.relative).max(1),
-        cosine=_cosine(products) if has_direction else np.full(len(old), np.nan),
+        cosine=cosine,
         unlike=differences.unlike.sum(1),
         products=products,
     )

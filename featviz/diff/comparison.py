@@ -302,7 +302,7 @@ class Comparison:
             "only_in_new": _only_in_json(self.only_in_new),
             "folded": list(self.folded),
             "incomplete": {
-                side: list(names) for side, names in self.incomplete.items()
+                title: list(names) for title, names in self.incomplete.items()
             },
             "maps": [
                 _map_json(layer.difference) for layer in self.layers if layer.difference
@@ -390,8 +390,8 @@ class Comparison:
             "Only in NEW": self.only_in_new.lines,
             "Inside another layer": self.folded,
             **{
-                f"Incomplete in {side.upper()}": names
-                for side, names in self.incomplete.items()
+                f"Incomplete in {title.upper()}": names
+                for title, names in self.incomplete.items()
             },
         }
 

@@ -4,7 +4,7 @@ JUnit."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -57,18 +57,8 @@ def diff(
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
     """
-    for origin in (base, new):
-        if isinstance(origin, Url) and files.html is not None:
-            message = (
-                f"the page of --html shows pictures where they are, and {origin} is no"
-                " folder"
-            )
-            raise UsageError(message, "leave --html out, or copy the run here first")
-    output_files = []
-    if files.html is not None:
-        output_files.append(OutputFile("--html", files.html, outputs.PAGE))
-    if files.junit is not None:
-        output_files.append(OutputFile("--junit", files.junit, outputs.JUNIT))
+    _refuse_page_of_url((base, new), files)
+    output_files = _output_files(files)
     folder = maps_folder(files)
     with copied(base) as base_root, copied(new) as new_root:
         for output_file in output_files:
@@ -92,22 +82,49 @@ def diff(
             outputs.JUNIT: junit({str(result.new): output.verdicts(result)}, "diff")
         }
         if folder is not None:
-            with outputs.replacing(folder, outputs.DIFF) as hidden_folder:
-                layers, contents = maps.draw(result.layers, before, after)
-                result = replace(result, layers=layers)
-                if files.html is not None and render is not None:
-                    page, assets = render(result, before, after, files.html, folder)
-                    texts[outputs.PAGE] = page.encode("utf-8", "replace")
-                    for name, text in assets.items():
-                        contents[name] = text.encode("utf-8", "replace")
-                for name, content in contents.items():
-                    with hidden_folder.write(name) as file:
-                        file.write(content)
-                write_record(hidden_folder, DIFF_FILE, result.document)
+            layers, contents = maps.draw(result.layers, before, after)
+            result = replace(result, layers=layers)
+            if files.html is not None and render is not None:
+                page, assets = render(result, before, after, files.html, folder)
+                texts[outputs.PAGE] = page.encode("utf-8", "replace")
+                for name, text in assets.items():
+                    contents[name] = text.encode("utf-8", "replace")
+            _write_folder(folder, result, contents)
         for option, path, file_kind in output_files:
             with outputs.writing(path, file_kind, option, files.overwrite) as file:
                 file.write(texts[file_kind])
     return result
+
+
+def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None:
+    """Refuse a page with pictures that lie in a store."""
+    for origin in origins:
+        if isinstance(origin, Url) and files.html is not None:
+            raise UsageError(
+                "the page of --html shows pictures where they are, and"
+                f" {origin} is no folder",
+                "leave --html out, or copy the run here first",
+            )
+
+
+def _output_files(files: DiffFiles) -> list[OutputFile]:
+    output_files = []
+    if files.html is not None:
+        output_files.append(OutputFile("--html", files.html, outputs.PAGE))
+    if files.junit is not None:
+        output_files.append(OutputFile("--junit", files.junit, outputs.JUNIT))
+    return output_files
+
+
+def _write_folder(
+    folder: Path, result: Comparison, contents: Mapping[str, bytes]
+) -> None:
+    """Write the maps, what the page loads, and diff.json, in place of earlier ones."""
+    with outputs.replacing(folder, outputs.DIFF) as hidden_folder:
+        for name, content in contents.items():
+            with hidden_folder.write(name) as file:
+                file.write(content)
+        write_record(hidden_folder, DIFF_FILE, result.document)
 
 
 def _check_file(
@@ -126,14 +143,14 @@ def maps_folder(files: DiffFiles) -> Path | None:
     return files.html.with_name(f"{files.html.stem}-maps")
 
 
-def _read(side: str, root: Path, origin: Path | Url) -> ReadRun:
+def _read(title: str, root: Path, origin: Path | Url) -> ReadRun:
     """Read a run, and warn of what it lacks.
 
     Args:
         origin: where the user finds it, which is elsewhere if it is a copy.
     """
     run = replace(read_run(root), url=origin if isinstance(origin, Url) else None)
-    warn_of(run.left_out, f"{side}: ", ", and left out")
+    warn_of(run.left_out, f"{title}: ", ", and left out")
     if run.missing:
-        log.warning("%s: the run did not come to %d more images", side, run.missing)
+        log.warning("%s: the run did not come to %d more images", title, run.missing)
     return run

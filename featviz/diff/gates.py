@@ -96,23 +96,11 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
         UsageError: there is no such layer, or the number of none is known, so that the
             gate could never fail.
     """
-    matching = []
-    for layer in layers:
-        if fnmatchcase(layer.label, gate.layers) or fnmatchcase(
-            layer.type, gate.layers
-        ):
-            matching.append(layer)
-    if not matching:
-        names = listed([layer.label for layer in layers], 8)
-        raise UsageError(
-            f"--fail-on {gate.text!r}: no compared layer is called {gate.layers!r}",
-            f"there is {names}",
-        )
     measure = MEASURES[gate.measure]
     lowest = math.inf
     failed = []
     is_known = False
-    for layer in matching:
+    for layer in _matching_layers(gate, layers):
         value = measure.of_layer(layer)
         if layer.reason is not None:
             failed.append(f"{layer.label} ({layer.reason})")
@@ -132,3 +120,21 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
         if lowest == math.inf:
             message = "nothing differs"
     return Verdict(gate.text, not failed, message)
+
+
+def _matching_layers(
+    gate: DiffGate, layers: Sequence[ComparedLayer]
+) -> list[ComparedLayer]:
+    """The layers that a gate is about; UsageError where there is none."""
+    matching = []
+    for layer in layers:
+        names = (layer.label, layer.type)
+        if any(fnmatchcase(name, gate.layers) for name in names):
+            matching.append(layer)
+    if not matching:
+        labels = listed([layer.label for layer in layers], 8)
+        raise UsageError(
+            f"--fail-on {gate.text!r}: no compared layer is called {gate.layers!r}",
+            f"there is {labels}",
+        )
+    return matching

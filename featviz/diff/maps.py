@@ -212,13 +212,13 @@ def _pictures(
         (difference.before_file, values.base),
         (difference.after_file, values.new),
     ):
-        noted = {**text, "Range": f"{low:g} to {high:g}"}
-        pictures[file] = _png(difference.plan, data, scale, greys, noted)
+        described = {**text, "Range": f"{low:g} to {high:g}"}
+        pictures[file] = _png(difference.plan, data, scale, greys, described)
     signed_scale = ValueLimits.fixed(-limit, limit)
     signed_colors = colormap.colored("coolwarm", _GAP_GREY)
-    noted = {**text, "Range": f"NEW - BASE, relative: {-limit:g} to {limit:g}"}
+    described = {**text, "Range": f"NEW - BASE, relative: {-limit:g} to {limit:g}"}
     pictures[difference.file] = _png(
-        difference.plan, values.signed, signed_scale, signed_colors, noted
+        difference.plan, values.signed, signed_scale, signed_colors, described
     )
     return pictures
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -189,7 +190,7 @@ def _check_input(base: ReadImage, new: ReadImage) -> None:
         raise _incomparable(reason)
 
 
-def _only_in(run: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
+def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> OnlyIn:
     """What one run has and the other has not.
 
     Args:
@@ -197,18 +198,20 @@ def _only_in(run: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
     """
     lacking = {}
     for name in run.images:
-        if name in other.images:
+        if name in compared_run.images:
             continue
-        if name in other.failures:
-            lacking[name] = f"failed: {other.failures[name]}"
+        if name in compared_run.failures:
+            lacking[name] = f"failed: {compared_run.failures[name]}"
         else:
-            lacking[name] = "incomplete" if name in other.left_out else "not there"
+            lacking[name] = (
+                "incomplete" if name in compared_run.left_out else "not there"
+            )
     captures: dict[CaptureKey, MissingCapture] = {}
     for name in images:
-        other_image = other.images[name]
+        counterpart = compared_run.images[name]
         for key, row in run.images[name].captures.items():
-            if key not in other_image.captures and key not in captures:
-                reason = _absence(other_image, key)
+            if key not in counterpart.captures and key not in captures:
+                reason = _absence(counterpart, key)
                 captures[key] = MissingCapture(key, row.type, reason)
     return OnlyIn(lacking, list(captures.values()))
 
@@ -228,19 +231,25 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
     """One tensor of the model, from its change in each image."""
     first = changes[0]
     worst = max(changes, key=lambda change: change.severity)
-    reasons = [change.reason for change in changes if change.reason]
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
+    differing = 0
+    total = 0
+    comparable = []
+    reasons = []
+    cosine = math.nan
+    sqnr = math.nan
     for change in changes:
+        # an image of another shape may have other channels
         differs[: len(change.differs)] |= change.differs
-    channels = _worst_of_channels(
-        [change for change in changes if change.reason is None]
-    )
-    cosines = []
-    sqnrs = []
-    for change in changes:
-        if change.reason is None:
-            cosines.append(change.change.layer_cosine)
-            sqnrs.append(change.sqnr)
+        differing += int(change.differs.sum())
+        total += len(change.differs)
+        if change.reason is not None:
+            reasons.append(change.reason)
+            continue
+        comparable.append(change)
+        cosine = float(np.fmin(cosine, change.change.layer_cosine))
+        sqnr = float(np.fmin(sqnr, change.sqnr))
+    channels = _worst_of_channels(comparable)
     most_changed = worst_first(channels.relative, channels.unlike, differs)
     return ComparedLayer(
         key=first.key,
@@ -250,13 +259,10 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
         reason=reasons[0] if reasons else None,
         images={change.image: _image_change(change) for change in changes},
         count=ChannelCount(int(differs.sum()), len(differs)),
-        channel_images=ChannelCount(
-            differing=sum(int(change.differs.sum()) for change in changes),
-            total=sum(len(change.differs) for change in changes),
-        ),
+        channel_images=ChannelCount(differing, total),
         channels=channels,
-        cosine=float(np.fmin.reduce(cosines, initial=np.nan)),
-        sqnr=float(np.fmin.reduce(sqnrs, initial=np.nan)),
+        cosine=cosine,
+        sqnr=sqnr,
         most_changed=[] if reasons else most_changed[:_MAX_LISTED],
         image=worst.image,
         severity=worst.severity[0],
@@ -285,9 +291,16 @@ def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
         nothing = np.zeros(0)
         return ChannelChanges(nothing, nothing, nothing, nothing)
     common = min(len(change.differs) for change in changes)
-    return ChannelChanges(
-        absolute=np.max([change.change.absolute[:common] for change in changes], 0),
-        relative=np.max([change.change.relative[:common] for change in changes], 0),
-        unlike=np.max([change.change.unlike[:common] for change in changes], 0),
-        cosine=np.fmin.reduce([change.change.cosine[:common] for change in changes], 0),
-    )
+    first = changes[0].change
+    absolute = first.absolute[:common]
+    relative = first.relative[:common]
+    unlike = first.unlike[:common]
+    cosine = first.cosine[:common]
+    for image_change in changes[1:]:
+        change = image_change.change
+        absolute = np.maximum(absolute, change.absolute[:common])
+        relative = np.maximum(relative, change.relative[:common])
+        unlike = np.maximum(unlike, change.unlike[:common])
+        # fmin passes over NaN, the cosine of single numbers
+        cosine = np.fmin(cosine, change.cosine[:common])
+    return ChannelChanges(absolute, relative, unlike, cosine)

@@ -21,24 +21,31 @@ def diff_table(result: Comparison) -> TextTable:
     for optional in ("SQNR", "in NEW"):
         if not any(row[optional] for row in rows):
             headings = [heading for heading in headings if heading != optional]
-    footer = [f"only in BASE: {line}" for line in result.only_in_base.lines]
-    footer += [f"only in NEW: {line}" for line in result.only_in_new.lines]
-    if result.predictions:
-        changed = [change.text for change in result.changed_predictions]
-        count = f"{len(changed)} of {counted(len(result.predictions), 'prediction')}"
-        names = f": {listed(changed, _NAMED, '; ')}" if changed else ""
-        footer.append(f"{count} changed{names}")
-    footer += _pairing_lines(result)
-    footer.append(result.summary)
-    for verdict in result.gates:
-        state = "held" if verdict.held else "failed"
-        footer.append(f"gate {verdict.gate} {state}: {verdict.message}")
     return TextTable(
         headings=headings,
         numbers=_NUMBERS,
         rows=[[row[heading] for heading in headings] for row in rows],
-        footer=footer,
+        footer=_closing_lines(result),
     )
+
+
+def _closing_lines(result: Comparison) -> list[str]:
+    """What only one run has, changed predictions, the summary, and the gates."""
+    lines = [f"only in BASE: {line}" for line in result.only_in_base.lines]
+    lines += [f"only in NEW: {line}" for line in result.only_in_new.lines]
+    if result.predictions:
+        changed = [change.text for change in result.changed_predictions]
+        line = f"{len(changed)} of {counted(len(result.predictions), 'prediction')}"
+        line += " changed"
+        if changed:
+            line += f": {listed(changed, _NAMED, '; ')}"
+        lines.append(line)
+    lines += _pairing_lines(result)
+    lines.append(result.summary)
+    for verdict in result.gates:
+        state = "held" if verdict.held else "failed"
+        lines.append(f"gate {verdict.gate} {state}: {verdict.message}")
+    return lines
 
 
 def _pairing_lines(result: Comparison) -> list[str]:
@@ -78,5 +85,5 @@ def _layer_verdict(layer: ComparedLayer, is_within: bool) -> Verdict:
         absolute = layer.channels.absolute.max(initial=0)
         relative = layer.channels.relative.max(initial=0)
         message += f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
-    held = is_within or not layer.differs
-    return Verdict(f"{layer.label} {layer.key.stem}", held, message)
+    is_equal = is_within or not layer.differs
+    return Verdict(f"{layer.label} {layer.key.stem}", is_equal, message)

@@ -170,6 +170,7 @@ def render_comparison(
     def address(file: str) -> str:
         return maps_address + quote(os.fsencode(file))
 
+    # what both models saw is the same within a level, or `compare_runs` had refused
     inputs = {}
     for position, name in enumerate(result.images):
         image = new.images[name]

@@ -101,13 +101,13 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
         report = _report_alone(source, options)
         if report is not None:
             return _write(report, out, options)
-    with copied(source) as root, copied(options.compare or root) as other_root:
+    with copied(source) as root, copied(options.compare or root) as base_root:
         run = replace(read_run(root), url=source if isinstance(source, Url) else None)
         comparison = None
         if options.compare is not None:
             url = options.compare if isinstance(options.compare, Url) else None
-            other = replace(read_run(other_root), url=url)
-            comparison = _compared(run, other)
+            base = replace(read_run(base_root), url=url)
+            comparison = _compared(run, base)
         max_maps = None
         if options.single_file:
             run, comparison, max_maps = _fitted(run, comparison)
@@ -257,8 +257,8 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
         with outputs.writing(
             out, outputs.REPORT_ALONE, "--out", options.overwrite
         ) as file:
-            ((_, parts),) = report.render(Links())
-            file.writelines(_encoded(parts))
+            ((_, pieces),) = report.render(Links())
+            file.writelines(_encoded(pieces))
         return ReportResult(out, (out,), report.left_out)
     if options.zip:
         with (
@@ -271,9 +271,9 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
         return ReportResult(out, (out,), report.left_out)
     written = []
     with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
-        for name, parts in report.render(Links(out.absolute())):
+        for name, pieces in report.render(Links(out.absolute())):
             with folder.write(name) as page:
-                page.writelines(_encoded(parts))
+                page.writelines(_encoded(pieces))
             written.append(out / name)
         write_record(folder, REPORT_RECORD, {})
     files = (*written, out / REPORT_RECORD)
@@ -301,7 +301,7 @@ def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:
         archive.writestr(info, content)
 
     links = Links(packed=True)
-    for name, parts in render(links):
-        add(name, b"".join(_encoded(parts)), zipfile.ZIP_DEFLATED)
+    for name, pieces in render(links):
+        add(name, b"".join(_encoded(pieces)), zipfile.ZIP_DEFLATED)
     for name, view in links.packed.values():
         add(name, view.image.content(view.file), zipfile.ZIP_STORED)

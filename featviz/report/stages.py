@@ -196,10 +196,10 @@ def _titles(steps: Sequence[NetworkStep]) -> list[str]:
     has_several = len({*sizes} - {_VECTORS}) > 1
     if len(steps) <= _FEW or (has_several and _runs(sizes) <= _MAX_STAGES):
         return sizes
-    most = min(max(_MAX_STAGES, len(steps) // 4), len(steps) // 2)
+    max_stages = min(max(_MAX_STAGES, len(steps) // 4), len(steps) // 2)
     for depth in range(1, 5):
         modules = [".".join(step.group.layer.split(".")[:depth]) for step in steps]
-        if 2 < _runs(modules) <= most:
+        if 2 < _runs(modules) <= max_stages:
             return modules
     return sizes
 
@@ -257,10 +257,8 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
     half = order[: max(count, len(order) // 2)]
     varied = half[strength[half] > 0]
     chosen = varied[_farthest_first(points[varied], count)]
-    others = half[strength[half] <= 0]
-    channels: list[int | None] = drawn[
-        np.concatenate([chosen, others])[:count]
-    ].tolist()
+    flat = half[strength[half] <= 0]
+    channels: list[int | None] = drawn[np.concatenate([chosen, flat])[:count]].tolist()
     return channels
 
 

@@ -1,6 +1,7 @@
 // Owns the view of one channel on the page of its layer: its map for every image of the run,
-// strongest first, with the input, the numbers of its row in the table, and kernels, suspects or
-// exemplars of it. The address names the channel: layer-003.html#c17. report.js opens and closes it.
+// strongest first, with the input and the map of a compared run, the numbers of its row in the table,
+// and kernels, suspects or exemplars of it. The address names the channel: layer-003.html#c17.
+// report.js opens and closes it.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";

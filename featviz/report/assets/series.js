@@ -1,5 +1,6 @@
-// Owns the slider of a series (series.html): it shows one training step at a time, moves the line in
-// the charts, and keeps the step in the address. Without the script all steps stand side by side.
+// Owns the slider of a series (series.html) and the button that plays it: they show one training step
+// at a time, move the line in the charts, and keep the step in the address. Without the script all
+// steps stand side by side.
 "use strict";
 
 const slider = document.getElementById("step");

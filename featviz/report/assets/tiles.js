@@ -1,9 +1,9 @@
 // Owns the grids of feature maps, and the helpers that all scripts use (make, digits, percent).
 //
 //   Grid    where the tiles of one picture lie, and the statistics of its channels
-//   Frame   a grid on the page: canvases over the picture show sorted or enlarged tiles, the input
-//           below the maps, and outlines
-//   Group   the frames of one tensor, which are sorted and marked alike
+//   Frame   a grid on the page: canvases over the picture show its tiles, sorted or enlarged, with the
+//           numbers of their channels, the input below the maps, and outlines
+//   Group   the frames of one tensor, which are sorted, folded and marked alike
 //
 // It reads window.FEATVIZ, which the scripts with the numbers of the page have filled (grids.py). It
 // paints pictures on canvases but never reads pixels back, which a browser refuses from file://.
