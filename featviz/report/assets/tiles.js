@@ -241,6 +241,7 @@ class Frame {
       if (wide || (view.caption && !element.closest(".labelled"))) this.view = view;
     }
     const own = this.view === grid;
+    element.style.width = own ? "" : "fit-content"; // canvases are as wide as the frame
     image.style.width = own ? "" : `${this.view.size[0]}px`;
     image.style.height = own ? "" : `${this.view.size[1]}px`;
     this.paint();
