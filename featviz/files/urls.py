@@ -210,6 +210,7 @@ def _connected(
     """
     import fsspec
 
+    # what a user has set for all of fsspec's programs holds here, too
     all_options = {**fsspec.config.conf.get(protocol, {}), **dict(options)}
     return _class_for(protocol)(**all_options, skip_instance_cache=True)
 
@@ -318,6 +319,7 @@ def open_parts(url: Url) -> Any:
         "block_size": _BLOCK,
     }
     file = asked(url, lambda: url.filesystem().open(url.key, "rb", **blocks))
+    # a zip has its directory at the end, so that a stream would be read as a whole
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
         message = "the server gives no parts of files, which an archive needs"
         raise FileError(message, "download the archive, and give the file")
