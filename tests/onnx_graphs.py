@@ -55,6 +55,12 @@ def small_net() -> nn.Module:
     return net.eval()
 
 
+def silu_net() -> nn.Module:
+    """A convolution and a SiLU, which exporters take apart."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU()).eval()
+
+
 def exported(
     net: nn.Module, path: Path, dynamo: bool, size: int = 32, **options: Any
 ) -> Path:

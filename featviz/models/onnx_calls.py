@@ -39,6 +39,8 @@ _DEEPEST = 60
 _QUANTISE = "QuantizeLinear"
 _DEQUANTISE = "DequantizeLinear"
 _SHAPES = ("Shape", "Size")
+_KEEPS_SOURCE = (_DEQUANTISE, "Transpose", "Cast", "Identity")
+"""Operators that give their first input in another form."""
 _RANDOM = ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
 
 MODULE = "Module"
@@ -120,31 +122,47 @@ def _read_values(graph: Any) -> GraphValues:
     """Follow constants and quantised values through the nodes."""
     constants = {tensor.name: tensor.name for tensor in graph.initializer}
     constants |= {sparse.values.name: "" for sparse in graph.sparse_initializer}
+    for node in graph.node:
+        if not _is_constant(node, constants) and node.op_type not in _SHAPES:
+            continue
+        # which tensor a convolution's weights are, also where they are quantised
+        source = ""
+        if node.op_type in _KEEPS_SOURCE:
+            source = constants.get(node.input[0], "")
+        constants |= dict.fromkeys(node.output, source)
+    quantised = _quantised_values(graph, constants)
+    return GraphValues(constants, quantised.stand_in, quantised.origin)
+
+
+class _QuantisedValues(NamedTuple):
+    """The last two fields of `GraphValues`."""
+
+    stand_in: Mapping[str, str]
+    origin: Mapping[str, str]
+
+
+def _quantised_values(graph: Any, constants: Collection[str]) -> _QuantisedValues:
+    """The values that are quantised at once, and nowhere taken as they are."""
     users = defaultdict[str, list[Any]](list)
     for node in graph.node:
         for name in node.input:
             users[name].append(node)
-        is_constant = _is_constant(node, constants)
-        if is_constant or node.op_type in _SHAPES:
-            source = constants.get(node.input[0], "") if node.input else ""
-            keeps = node.op_type in (_DEQUANTISE, "Transpose", "Cast", "Identity")
-            constants |= dict.fromkeys(node.output, source if keeps else "")
     outputs = {output.name for output in graph.output}
     stand_in: dict[str, str] = {}
     origin: dict[str, str] = {}
     for node in graph.node:
-        value = node.input[0] if node.input else ""
-        if node.op_type != _QUANTISE or value in constants or not node.output:
+        if node.op_type != _QUANTISE or not node.input or not node.output:
             continue
+        value = node.input[0]
         quantised = node.output[0]
-        behind = [user.op_type for user in users[quantised]]
-        alone = len(users[value]) == 1 and value not in outputs
-        if alone and behind and set(behind) == {_DEQUANTISE}:
-            for user in users[quantised]:
-                stand_in.setdefault(value, user.output[0])
-                origin[user.output[0]] = value
-            origin[quantised] = value
-    return GraphValues(constants, stand_in, origin)
+        is_taken = len(users[value]) > 1 or value in outputs or value in constants
+        operators = {user.op_type for user in users[quantised]}
+        if is_taken or operators != {_DEQUANTISE}:
+            continue
+        stand_in[value] = users[quantised][0].output[0]
+        origin[quantised] = value
+        origin.update((user.output[0], value) for user in users[quantised])
+    return _QuantisedValues(stand_in, origin)
 
 
 def _is_constant(node: Any, constants: Collection[str]) -> bool:

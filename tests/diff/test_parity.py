@@ -21,6 +21,7 @@ from onnx_graphs import (  # noqa: E402
     conv_weights,
     exported,
     graph_file,
+    silu_net,
     small_net,
 )
 
@@ -81,6 +82,20 @@ def test_functions_are_paired_by_their_module(
     outcome = featviz(*command, "--layers", "fn:add", "--tolerance", "0")
     assert "blocks.0/Add (module path)" in outcome.out
     assert "paired: 2 by module path" in outcome.out
+
+
+def test_nodes_inside_a_module_are_no_difference(
+    featviz: Run, tmp_path: Path, picture: Path
+) -> None:
+    """A SiLU is compared as a whole; its Sigmoid is listed as inside it."""
+    path = exported(silu_net(), tmp_path / "silu.onnx", dynamo=False)
+    network = NETWORK.replace("small_net", "silu_net")
+    code, document = compared(
+        featviz, network, path, picture, "--layers", "SiLU,Sigmoid"
+    )
+    assert code == 0
+    assert [layer["layer"] for layer in document["layers"]] == ["1"]
+    assert document["folded"] == ["1/Sigmoid"]
 
 
 # Faults
