@@ -192,7 +192,8 @@ def test_axe_finds_nothing_in_the_panel(browser: Any, run: Path) -> None:
 
 
 def test_an_answer_takes_less_than_50_ms(browser: Any, tmp_path: Path) -> None:
-    """For six layers of 20 images, whose scripts have come."""
+    """For six layers of 20 images, whose scripts have come. The best of twelve counts:
+    other work on the machine disturbs some."""
     layers = [nn.Conv2d(3, 64, 3, padding=1)]
     layers += [nn.Conv2d(64, 64, 1) for _ in range(5)]
     out = tmp_path / "many"
@@ -202,7 +203,7 @@ def test_an_answer_takes_less_than_50_ms(browser: Any, tmp_path: Path) -> None:
     page = Page(browser, out).open("image-000.html#0@0.4,0.6")
     page.until("return lens.thumbs?.children.length === 19")
     code = (
-        "return [0, 1, 2, 3, 4, 5].map((layer) => Math.min(...[1, 2, 3, 4].map(() => {"
+        "return [0, 1, 2, 3, 4, 5].map((layer) => Math.min(...Array.from({ length: 12 }, () => {"
         " lens.layer = layer; const begin = performance.now(); lens.show();"
         " return performance.now() - begin; })))"
     )
