@@ -198,7 +198,10 @@ class Drawing:
                     pictures=len(manifest.captures),
                     skipped=tuple(manifest.skipped),
                     never_ran=tuple(manifest.never_ran),
-                    outcome=Outcome(tuple(manifest.prediction)),
+                    outcome=Outcome(
+                        prediction=tuple(manifest.prediction),
+                        detections=tuple(manifest.detections),
+                    ),
                     kept=True,
                 )
         folder.discard()
