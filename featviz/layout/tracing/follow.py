@@ -38,6 +38,9 @@ from featviz.layout.tracing.functions import FUNCTIONS, FollowedFunction
 from featviz.layout.tracing.positions import MISFITS, SourceMaps, shared_positions
 from featviz.records import Layer, Trace
 
+_DENSE = torch.strided
+"""The layout of tensors that are followed."""
+
 MadeBy: TypeAlias = Callable[[Tensor], int | None]
 """The number of the call that made a tensor; None where no call did."""
 
@@ -180,8 +183,11 @@ class Follower:
             if not isinstance(tensor, Tensor):
                 continue
             self._note(layer, "output", key, tensor)
+            # a sparse tensor has no storage that could have been changed
+            if self.constants is None or tensor.is_nested or tensor.layout != _DENSE:
+                continue
             # what sees nothing has no tables
-            fields = None if self.constants is None else self._fields_of(tensor)
+            fields = self._fields_of(tensor)
             if fields:
                 self.fields[layer.name, number, key] = fields
 
