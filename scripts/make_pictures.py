@@ -304,7 +304,7 @@ TABLE: dict[str, Picture] = {
             ),
             "featviz diff before after --html difference.html --out difference",
         ),
-        part_of("difference/00_relu_up2.output.png", 560, (0, 0, 650, 326)),
+        part_of("difference/00_relu_up2.output.png", 560, (0, 0, 785, 407)),
     ),
     "one-channel": Picture(
         (
