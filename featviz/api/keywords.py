@@ -270,7 +270,15 @@ def check_module(model: Any) -> None:
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
     """Paths as they are, and images in memory as files for a while; of a mapping of
-    tensors the values of `--input`."""
+    tensors the values of `--input`.
+
+    Args:
+        images: a path, a PIL image, an array or a tensor; a sequence of these; or a
+            mapping of tensors by the names of forward's arguments.
+
+    Raises:
+        UsageError: it is empty, or holds anything else.
+    """
     is_one = isinstance(images, (str, bytes)) or not isinstance(
         images, (Sequence, Mapping)
     )

@@ -144,7 +144,13 @@ def _model_label(model: ModelOptions | LoadedModel) -> str:
 
 
 def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
-    """Warn of layers that are not audited, or not for everything."""
+    """Warn of layers that are not audited, or not for everything.
+
+    Args:
+        document: the content of audit.json.
+    """
+    # An activation that cannot be judged for dead (a sigmoid is never zero) is no news:
+    # its own row says so.
     activations = {target.call.label for target in plan.targets if target.activation}
     not_judged = []
     for row in document["layers"]:

@@ -146,6 +146,7 @@ def _rows(run: ReadRun, other: ReadRun) -> Rows:
 
 
 def _renamed(run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]) -> ReadRun:
+    """A run whose captures have the names of their partners; None leaves one out."""
     images: dict[str, ReadImage] = {}
     for name, image in run.images.items():
         images[name] = RenamedImage(

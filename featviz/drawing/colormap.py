@@ -69,7 +69,8 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
     magenta.
 
     Args:
-        cmap: a name.
+        cmap: a name of GREYS, or of matplotlib's colormaps, which `check_cmap` has let
+            pass; another one is a KeyError.
         pad: the grey between tiles, 0..255.
         labelled: whether there are labels. On colours they take black and white, so
             there are 252 levels, else 254.
@@ -120,7 +121,8 @@ def table(colors: Palette) -> Bytes:
 
 
 def ramp(cmap: str, levels: int = 256) -> Bytes:
-    """A colormap from its darkest to its brightest, uint8 [levels, 3]."""
+    """A colormap from its darkest to its brightest, uint8 [levels, 3]; KeyError for a
+    name that is neither of GREYS nor one of matplotlib's."""
     if cmap in GREYS:
         greys = np.round(np.linspace(0, 255, levels)).astype(np.uint8)
         return greys[:, None].repeat(3, axis=1)

@@ -161,7 +161,13 @@ def _exemplar_tile(
     picture: Image.Image, receptive_field: ReceptiveField | None, exemplar: Exemplar
 ) -> ExemplarTile:
     """Cut an exemplar to what its unit sees, or show the whole image where that is not
-    known."""
+    known.
+
+    Args:
+        picture: the image as the model took it, resized and cropped; receptive fields
+            and `Exemplar.box` count its pixels.
+        receptive_field: of the exemplar's layer; None where it cannot be computed.
+    """
     box: PixelBox | None = PixelBox(0, 0, picture.width, picture.height)
     largest = picture.height, picture.width
     position = None

@@ -421,7 +421,12 @@ def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
 
 
 def _head_of_boxes(shown: Bytes, detections: Sequence[Detection]) -> _Head:
-    """The input with the first boxes of a detector, which are numbered."""
+    """The input with the first boxes of a detector, which are numbered.
+
+    Args:
+        shown: the input, uint8 [H, W, 3].
+        detections: at least one, the most confident first; boxes in pixels of `shown`.
+    """
     drawn = detections[:MOST_BOXES]
     count = len(detections)
     title = f"boxes 0 to {len(drawn) - 1} of {count}" if count > 1 else "1 box"

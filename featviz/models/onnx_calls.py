@@ -85,6 +85,8 @@ class ScopedNode(NamedTuple):
     """Qualified names, the innermost last; none for a node of the model itself. None
     where the file does not know."""
     inputs: tuple[str, ...]
+    """Names of the values that it takes: no weights or other constants, and nothing for
+    an input that is left out."""
     outputs: tuple[str, ...]
 
 

@@ -201,6 +201,7 @@ class Chain:
 
     @property
     def _side(self) -> int:
+        """The input's side in pixels: the wanted one, rounded up to whole strides."""
         assert isinstance(self.resize, int)
         return math.ceil(self.resize / self.stride) * self.stride
 

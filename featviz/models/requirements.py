@@ -102,9 +102,12 @@ def require_torch(alone: bool = False) -> None:
     the current folder while threads read images.
 
     Args:
-        alone: the process has begun for this, so all that there is stays, and glibc
-            keeps freed memory, else the next layer waits for new pages (of vgg16's 160
-            ms an image, 15).
+        alone: whether this is a command's own process, whose memory may be set up for
+            the run: all objects that there are stay, and glibc keeps freed memory,
+            else the next layer waits for new pages (of vgg16's 160 ms an image, 15).
+
+    Raises:
+        FeatvizError: a library is missing, does not load, or lacks memory.
     """
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
@@ -129,7 +132,8 @@ def require_torchvision() -> None:
 
 
 def _import(package: str) -> None:
-    """Import a package, and collect no garbage meanwhile."""
+    """Import a package, and collect no garbage meanwhile; whatever goes wrong is a
+    FeatvizError."""
     collecting = gc.isenabled()
     gc.disable()
     try:

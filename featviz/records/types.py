@@ -54,6 +54,7 @@ class Layer:
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
     classes: tuple[str, ...] = ()
+    """Names of the module's class and of its base classes, which selectors match."""
     aliases: tuple[str, ...] = ()
     """Further qualified names of a shared module in the same place."""
 

@@ -209,7 +209,12 @@ def _kernel_text(row: Capture) -> str:
 def _exemplar_extras(
     record: ExemplarRecord, pictures: ReadImage
 ) -> dict[_Tensor, list[Extra]]:
-    """The sheets of each tensor, one for each class with `--per-class`."""
+    """The sheets of each tensor, one for each class with `--per-class`.
+
+    Args:
+        pictures: the folder of the exemplars, whose pictures are read like those of an
+            image.
+    """
     extras: defaultdict[_Tensor, list[Extra]] = defaultdict(list)
     ranked_by = "value" if record.options["by"] == "max" else "mean"
     for n, layer in enumerate(record.layers):

@@ -243,7 +243,8 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
 
 
 def _holds_vector(sample: Sample, features: int) -> bool:
-    """Whether a file holds so many numbers along one axis."""
+    """Whether a file holds so many numbers along one axis; not where it cannot be read,
+    which is an error of this image when its turn comes."""
     with suppress(ImageError):
         raw = ExpectedImage(0, raw=True)
         (image,), _ = decode.decode(sample, "white", 1, raw, read_tensor, quiet=True)
