@@ -63,7 +63,7 @@ class LayerField:
     call: int
     key: str
     unit: tuple[int, int]
-    """Row and column of the unit."""
+    """Row and column of the unit in the layer's map, from 0."""
     map_size: tuple[int, int]
     """Height and width of the layer's maps."""
     values: np.ndarray = field(repr=False, compare=False)
@@ -136,6 +136,11 @@ def measure_fields(
 ) -> FieldResult:
     """Measure the effective receptive fields of layers, and draw them in one picture.
 
+    Args:
+        images: as for `run`; the model must take all in one size.
+        options: `also` names further models, which are measured on the same images;
+            without `out` nothing is written.
+
     Raises:
         FeatvizError: no such model, layer or image; no layer has places of the image,
             or no image went through.
@@ -148,6 +153,7 @@ def measure_fields(
     samples = find_images(images, run)
     if options.out is not None:
         check_files("field", [options.out], model, samples, options.overwrite)
+    # models beside each other share all options but their architecture
     models = [model]
     for spec in options.also:
         base = model if isinstance(model, ModelOptions) else ModelOptions(spec)
@@ -185,6 +191,9 @@ def square_side(values: np.ndarray, share: float) -> int:
     Args:
         values: [H, W], none below zero.
         share: 0..1.
+
+    Returns:
+        Pixels, from 1 to the longer side of `values`.
     """
     # A summed-area table (Crow, 1984) holds the sum above and left of each corner, so
     # that four corners give the sum in any rectangle.
@@ -197,6 +206,7 @@ def square_side(values: np.ndarray, share: float) -> int:
         sums = sums - table[height:, :-width] + table[:-height, :-width]
         return float(sums.max())
 
+    # a greater square holds no less, so the sides are searched by halves
     sides = range(1, max(values.shape))
     return 1 + bisect_left(sides, share * table[-1, -1], key=most_held)
 
@@ -263,8 +273,11 @@ class _Measure:
         self.calls.clear()
         with kept_attributes(self.module):
             with self.functions:
-                # copies, since no leaf may be changed in place
+                # Copies: autograd refuses a model that changes a leaf in place, as one
+                # does whose first layer is an in-place ReLU.
                 forward(self.module, [arg.clone() for arg in inputs])
+            # All units are read from one graph, which has to last. A layer that does not
+            # depend on the first input, the image, has no gradient there.
             for site, number in self.numbers.items():
                 (gradient,) = torch.autograd.grad(
                     number, inputs[:1], retain_graph=True, allow_unused=True
@@ -274,7 +287,15 @@ class _Measure:
                     self.units[site].values += sizes.cpu().numpy()
 
     def _follow(self, args: Sequence[Tensor]) -> None:
-        """Follow the pixels through a pass on zeros, once."""
+        """Follow the pixels through a pass on zeros, once.
+
+        Args:
+            args: the model's arguments, of which the first is the image.
+
+        Raises:
+            UsageError: the image has no height and width, or not those of the first
+                image: gradients of two sizes have no mean.
+        """
         shape = tuple(args[0].shape)
         if len(shape) < 4 or shape[-2:] == (1, 1):
             raise UsageError(
@@ -308,6 +329,12 @@ class _Measure:
                     self._take(site, value, self.book)
 
     def _take(self, site: CaptureSite, tensor: Tensor, book: HintBook) -> None:
+        """Keep the sum of the channels of a tensor's middle unit, or the reason why it
+        has no field.
+
+        Args:
+            tensor: an output, still attached to the graph.
+        """
         try:
             maps = to_maps(tensor, book.of_tensor(site, tensor))[""]
         except LayoutError as error:
@@ -325,9 +352,8 @@ class _Measure:
             self.units.setdefault(site, _MiddleUnit(unit, (height, width), nothing))
 
 
-def _measured(prepared: Prepared, name: str) -> FieldResult:
-    """The fields of one model's layers."""
-    measure = _Measure(prepared)
+def _show_all(prepared: Prepared, measure: _Measure) -> dict[str, FeatvizError]:
+    """Show all images to the model; the errors of those that failed, by their names."""
     module = prepared.model.module
     functions = {layer.name for layer in prepared.layers if layer.is_function}
     errors: dict[str, FeatvizError] = {}
@@ -342,12 +368,28 @@ def _measured(prepared: Prepared, name: str) -> FieldResult:
             module,
             measure.leave,
             layers=[layer for layer in prepared.layers if not layer.is_function],
+            # None where no function is selected: to watch them slows down every call
             functions=(lambda layer: layer.name in functions) if functions else None,
         ) as measure.functions,
     ):
         for job in visit(prepared.samples, read, measure.show):
             if job.error is not None:
                 errors[job.sample.name] = job.error
+    return errors
+
+
+def _measured(prepared: Prepared, model_name: str) -> FieldResult:
+    """The fields of one model's layers.
+
+    Args:
+        model_name: as the picture and messages name the model.
+
+    Raises:
+        FeatvizError: all images failed; the message is that of the first one.
+        UsageError: no layer has a field.
+    """
+    measure = _Measure(prepared)
+    errors = _show_all(prepared, measure)
     seen = len(prepared.samples) - len(errors)
     if not seen:
         image, error = next(iter(errors.items()))
@@ -355,28 +397,44 @@ def _measured(prepared: Prepared, name: str) -> FieldResult:
     fields = []
     for site, unit in measure.units.items():
         if unit.values.any():
-            fields.append(_field_at(measure, site, name, unit.values / seen))
+            mean = unit.values / seen
+            fields.append(_field_at(measure, site, model_name, mean))
         else:
             measure.reasons[site] = "does not depend on the input"
     if not fields:
-        reasons = [f"{at.layer.label} {why}" for at, why in measure.reasons.items()]
+        reasons = []
+        for site, reason in measure.reasons.items():
+            reasons.append(f"{site.layer.label} {reason}")
         raise UsageError(
-            f"no layer of {name} has a receptive field: {listed(reasons, 3, '; ')}",
+            f"no layer of {model_name} has a receptive field: {listed(reasons, 3, '; ')}",
             "--layers names others; `featviz layers MODEL` lists them",
         )
     failures = {image: error.message for image, error in errors.items()}
-    skipped = [
-        Skip(
-            at.layer.name, at.layer.type, at.layer.index, at.kind, at.call, at.key, why
-        )
-        for at, why in measure.reasons.items()
-    ]
+    skipped = [_skip(site, reason) for site, reason in measure.reasons.items()]
     return FieldResult(tuple(fields), seen, failures, tuple(skipped))
+
+
+def _skip(site: CaptureSite, reason: str) -> Skip:
+    return Skip(
+        layer=site.layer.name,
+        type=site.layer.type,
+        index=site.layer.index,
+        kind=site.kind,
+        call=site.call,
+        key=site.key,
+        reason=reason,
+    )
 
 
 def _field_at(
     measure: _Measure, site: CaptureSite, model: str, values: np.ndarray
 ) -> LayerField:
+    """The field of a tensor.
+
+    Args:
+        model: its name.
+        values: the mean over images, float64 [H, W] of the input.
+    """
     assert measure.book is not None, "a layer with a field has run"
     middle = measure.units[site]
     theoretical = measure.book.receptive_field(site)

@@ -68,10 +68,16 @@ class FieldTile(NamedTuple):
 
 def drawn_field(values: np.ndarray, theoretical: PixelBox | None, cmap: str) -> Bytes:
     """A field in colours, uint8 [h, w, 3], enlarged by a whole factor where it is
-    small: from the largest value down to a ten-thousandth of it."""
+    small: from the largest value down to a ten-thousandth of it.
+
+    Args:
+        values: [H, W] of the input, none below zero, and not all zero.
+        theoretical: a frame in pixels of `values`; None draws none.
+    """
     share = values / values.max()
     exponents = np.log10(np.maximum(share, 10.0**-_DECADES))
     levels = np.rint(255 * (1 + exponents / _DECADES)).astype(np.uint8)
+    # a whole factor, by repetition: each pixel of a small input stays a sharp square
     factor = ceil(_PIXELS / max(values.shape))
     pixels: Bytes = colormap.ramp(cmap)[levels].repeat(factor, 0).repeat(factor, 1)
     if theoretical is None:
@@ -85,6 +91,7 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     """All fields and their chart, uint8 [H, W, 3].
 
     Args:
+        tiles: at least one.
         images: how many images the fields are the mean of.
     """
     columns = min(len(tiles), _COLUMNS)
@@ -120,26 +127,46 @@ def _draw_tile(canvas: Canvas, tile: FieldTile, cell: Cell, cmap: str) -> None:
 
 
 def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None:
-    """Draw for each layer the sides of the squares, one bar over the other."""
+    """Draw for each layer the sides of the squares, one bar over the other.
+
+    Args:
+        tiles: at least one, all with the same shares.
+        chart: the rectangle of all bars; the key stands below it.
+    """
     names = [f"{tile.model} {tile.layer}" for tile in tiles]
     letters = Letters(8, INK)
     column = min(max(canvas.width(name, letters) for name in names), chart.width / 3)
-    left = chart.left + column + 0.15
+    zero = chart.left + column + 0.15
+    # one scale for all layers, so that the bars can be compared; 0.9 inches behind the
+    # longest one are for the numbers
     longest = max(max(tile.values.shape) for tile in tiles)
-    inch = (chart.left + chart.width - left - 0.9) / longest
+    inches_per_pixel = (chart.left + chart.width - zero - 0.9) / longest
     for number, (name, tile) in enumerate(zip(names, tiles, strict=True)):
         y = chart.top + (number + 0.5) * _BAR
         canvas.write(name, chart.left, y, letters, max_width=column)
-        by_size = sorted(tile.sides.values(), reverse=True)
-        for side, shade in zip(by_size, _SHADES, strict=True):
-            bar = Cell(left, y - _BAR / 3, side * inch, _BAR * 2 / 3)
-            canvas.fill(bar, shade)
-        numbers = " · ".join(str(side) for side in reversed(by_size))
-        if tile.theoretical_side is not None:
-            x = left + tile.theoretical_side * inch
-            canvas.fill(Cell(x - 0.01, y - _BAR / 2, 0.02, _BAR), _LINE)
+        _draw_bars(canvas, tile, zero, y, inches_per_pixel)
+        numbers = " · ".join(str(pixels) for pixels in sorted(tile.sides.values()))
         canvas.write(numbers, chart.left + chart.width, y, letters, "left")
     y = chart.top + chart.height + 0.6 * _BAR
     shares = " · ".join(f"{100 * share:g}" for share in sorted(tiles[0].sides))
     key = f"side in pixels of the square that holds {shares} %; red: theoretical field"
     canvas.write(key, chart.left, y, Letters(8, _SOFT), max_width=chart.width)
+
+
+def _draw_bars(
+    canvas: Canvas, tile: FieldTile, zero: float, y: float, inches_per_pixel: float
+) -> None:
+    """Draw the bars of one layer, and the line of its theoretical field.
+
+    Args:
+        zero: inches from the left at which a square of no pixels would end.
+        y: inches from the top of the middle of the bars.
+    """
+    # the largest first: smaller squares lie over it, in darker shades
+    by_size = sorted(tile.sides.values(), reverse=True)
+    for pixels, shade in zip(by_size, _SHADES, strict=True):
+        bar = Cell(zero, y - _BAR / 3, pixels * inches_per_pixel, _BAR * 2 / 3)
+        canvas.fill(bar, shade)
+    if tile.theoretical_side is not None:
+        x = zero + tile.theoretical_side * inches_per_pixel
+        canvas.fill(Cell(x - 0.01, y - _BAR / 2, 0.02, _BAR), _LINE)

@@ -4,7 +4,7 @@ which are cut from the runs' grids."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -56,9 +56,11 @@ class CellKey(NamedTuple):
     """Whose tiles stand in some cells of a sheet."""
 
     run: int
-    """Its number."""
+    """Its number among the runs of the sheet."""
     layer: str
+    """The label of the layer, as in `SheetLayer`."""
     image: str
+    """Its name in the run."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +87,72 @@ class SheetContent:
     def shown(
         self, pictures: Sequence[Bytes] | None, slice: int | None
     ) -> Bytes | None:
-        """The picture of a cell: that which belongs to a slice of a clip, or all slices
-        side by side; None where there is none."""
+        """The picture of a cell.
+
+        Args:
+            pictures: those of its slices, or of its frames, at least one, all of one
+                size; None for a cell of which the run has none.
+            slice: of a clip, below `slices`; None lays all side by side.
+
+        Returns:
+            uint8 [h, w, 3]; None where there are no pictures.
+        """
         if pictures is None:
             return None
         if slice is None:
             return np.hstack(pictures)
-        # of fewer pictures than slices each stands for several, of more the middle one
+        # Layers shorten a clip by strides: 16 frames went in where a map has 4 slices.
+        # Of fewer pictures than slices each stands for several, of more the middle one.
         return pictures[int((slice + 0.5) * len(pictures) / self.slices)]
+
+
+@dataclass
+class _Cells:
+    """The cells of a sheet, which are read layer by layer; fields as in
+    `SheetContent`."""
+
+    rows: dict[CellKey, Capture] = field(default_factory=dict)
+    tiles: dict[CellKey, dict[int, list[Bytes]]] = field(default_factory=dict)
+    inputs: dict[str, list[Bytes]] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    def add_place_tiles(
+        self, captures: Mapping[CellKey, ImageCapture], options: SheetOptions
+    ) -> None:
+        """Add the one tile that --reduce or --similar-to makes of each capture."""
+        for key, tile in _place_tiles(captures, options).items():
+            image, row = captures[key]
+            # its colours are no values of the layer: no colour bar may name any
+            self.rows[key] = replace(row, range=None)
+            self.tiles[key] = {ALL: [tile]}
+            self._add_input(key.image, image)
+
+    def add_channels(
+        self, captures: Mapping[CellKey, ImageCapture], channels: Sequence[int]
+    ) -> None:
+        """Add the tiles of channels of each capture. An image whose files are damaged is
+        noted, and costs the others nothing."""
+        for key, (image, row) in captures.items():
+            self.rows[key] = row
+            try:
+                self.tiles[key] = _cut_tiles(image, row, channels)
+                self._add_input(key.image, image)
+            except DamagedError as error:
+                self.damaged[key.image] = error.message
+
+    def _add_input(self, name: str, image: ReadImage) -> None:
+        """Read what the model saw of an image, once for all its layers and runs."""
+        if name not in self.inputs:
+            self.inputs[name] = _input_frames(image)
 
 
 def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetContent:
     """Find the images, layers and channels that the options name in the runs, and cut
     their tiles out of the runs' grids.
+
+    Args:
+        runs: at least one, read with their statistics (`keep_stats=True`): channels are
+            ranked by these.
 
     Raises:
         UsageError: the runs have no such image, layer, tensor or channels.
@@ -107,50 +162,59 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
     images = _chosen_images(list(names), options.images)
     captures = _captures(runs, images, options.tensor)
     labels = _chosen_layers([row for _, row in captures.values()], options.layers)
+    is_of_places = options.reduce is not None or options.similar_to is not None
     layers = []
-    rows: dict[CellKey, Capture] = {}
-    tiles: dict[CellKey, dict[int, list[Bytes]]] = {}
-    inputs: dict[str, list[Bytes]] = {}
-    damaged: dict[str, str] = {}
+    cells = _Cells()
     for label in labels:
         # over all runs: before and after show the same channels
         of_layer = {
             key: capture for key, capture in captures.items() if key.layer == label
         }
-        if options.reduce is not None or options.similar_to is not None:
+        if is_of_places:
             layers.append(SheetLayer(label, [ALL]))
-            for key, tile in _place_tiles(of_layer, options).items():
-                image, row = of_layer[key]
-                # its colours are no values of the layer
-                rows[key] = replace(row, range=None)
-                tiles[key] = {ALL: [tile]}
-                inputs[key.image] = inputs.get(key.image) or _input_frames(image)
-            continue
-        channels = _chosen_channels(label, list(of_layer.values()), options.channels)
-        layers.append(SheetLayer(label, channels))
-        for key, (image, row) in of_layer.items():
-            rows[key] = row
-            try:
-                tiles[key] = _cut_tiles(image, row, channels)
-                inputs[key.image] = inputs.get(key.image) or _input_frames(image)
-            except DamagedError as error:
-                damaged[key.image] = error.message
-    if not inputs:
-        raise StoreError(next(iter(damaged.values())))
-    images = [name for name in images if name in inputs]
-    return SheetContent(runs, images, layers, rows, tiles, inputs, damaged)
+            cells.add_place_tiles(of_layer, options)
+        else:
+            layer_captures = list(of_layer.values())
+            channels = _chosen_channels(label, layer_captures, options.channels)
+            layers.append(SheetLayer(label, channels))
+            cells.add_channels(of_layer, channels)
+    if not cells.inputs:
+        first_reason, *_ = cells.damaged.values()
+        raise StoreError(first_reason)
+    return SheetContent(
+        runs=runs,
+        images=[name for name in images if name in cells.inputs],
+        layers=layers,
+        rows=cells.rows,
+        tiles=cells.tiles,
+        inputs=cells.inputs,
+        damaged=cells.damaged,
+    )
 
 
 def _place_tiles(
     captures: Mapping[CellKey, ImageCapture], options: SheetOptions
 ) -> dict[CellKey, Bytes]:
-    """The tiles of a layer that are made of all places of all images of a run."""
+    """The tiles of a layer that are made of all places of all images of a run.
+
+    Args:
+        captures: of one layer, of all runs.
+        options: with `reduce` or `similar_to`.
+
+    Returns:
+        uint8 [h, w, 3] of each capture.
+
+    Raises:
+        UsageError: both are there, or `channels` too; or a grid has no values of places.
+    """
     if options.channels is not None or None not in (options.reduce, options.similar_to):
         raise UsageError(
             "--reduce, --similar-to and --channels exclude each other",
             "the first two make one tile of all channels",
         )
     tiles: dict[CellKey, Bytes] = {}
+    # For each run apart: directions in the channels of one model mean nothing in those
+    # of another.
     for run in sorted({key.run for key in captures}):
         keys = {key.image: key for key in captures if key.run == run}
         of_run = {name: captures[key] for name, key in keys.items()}
@@ -165,7 +229,16 @@ def _place_tiles(
 def _captures(
     runs: Sequence[SheetRun], images: Sequence[str], tensor: str
 ) -> dict[CellKey, ImageCapture]:
-    """The tensors of this name of all layers and images."""
+    """The tensors of a name, of all layers and images.
+
+    Args:
+        images: names; a run that has not all of them leaves cells white.
+        tensor: the stem of a capture's file, as --tensor takes it: `output`,
+            `output.call1`.
+
+    Raises:
+        UsageError: no image of any run has such a tensor.
+    """
     captures = {}
     stems: set[str] = set()
     for number, run in enumerate(runs):
@@ -184,7 +257,15 @@ def _captures(
 
 
 def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Images by their names, file names or globs, in the order of the patterns."""
+    """Images by their names, file names or globs, in the order of the patterns.
+
+    Args:
+        names: those of all runs.
+        patterns: empty for all images. An image that two of them fit comes once.
+
+    Raises:
+        UsageError: a pattern fits no image.
+    """
     if not patterns:
         return list(names)
     chosen: dict[str, None] = {}
@@ -207,7 +288,14 @@ def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 
 def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
-    """The labels of the layers that `--layers` selects, in the order of the model."""
+    """The labels of the layers that `--layers` selects, in the order of the model.
+
+    Args:
+        text: selectors; None is enough where the runs have a single layer.
+
+    Raises:
+        UsageError: they select none, or there are several to choose from.
+    """
     # a manifest names the class of a layer, not its ancestors
     by_label = {
         row.label: Layer(row.index, row.layer, row.type, classes=(row.type,))
@@ -231,7 +319,18 @@ def _chosen_channels(
     label: str, captures: Sequence[ImageCapture], text: str | None
 ) -> list[int]:
     """The channels of a layer that are shown of all images: those that `text` names, or
-    the first of a ranking over all images."""
+    the first of a ranking over all images.
+
+    Args:
+        label: of the layer, for messages.
+        captures: of the layer, of all images and runs.
+        text: as --channels takes it; None for all that were drawn, or the MOST_ROWS with
+            the greatest means.
+
+    Raises:
+        UsageError: none of the channels was drawn.
+    """
+    # runs may have drawn different channels: one that any of them drew can be shown
     drawn = sorted({channel for _, row in captures for channel in row.drawn})
     if not drawn:
         if text is not None:
@@ -244,6 +343,8 @@ def _chosen_channels(
         if len(drawn) <= MOST_ROWS:
             return drawn
         text = f"top:{MOST_ROWS}"
+    # a run of another model may have fewer channels: its rows end in NaN, which the
+    # averages leave out
     count = max(row.maps for _, row in captures)
     means = np.full((len(captures), count), np.nan)
     shares = np.full((len(captures), count), np.nan)
@@ -272,13 +373,18 @@ def _average(numbers: Floats) -> Floats:
 def _cut_tiles(
     image: ReadImage, row: Capture, channels: Sequence[int]
 ) -> dict[int, list[Bytes]]:
-    """The tiles of those channels that were drawn."""
+    """The tiles of those channels that were drawn, by channel, one for each slice.
+
+    Raises:
+        DamagedError: the picture cannot be read.
+    """
     picture = np.asarray(image.picture(row.file).convert("RGB"))
     tiles: dict[int, list[Bytes]] = {}
     for position, channel in enumerate(row.drawn or [ALL]):
         if channel not in channels:
             continue
         tiles[channel] = []
+        # a grid has the slices of a channel one behind the other
         for number in range(
             position * row.slice_count, (position + 1) * row.slice_count
         ):
@@ -289,7 +395,8 @@ def _cut_tiles(
 
 
 def _input_frames(image: ReadImage) -> list[Bytes]:
-    """What the model saw; the frames of a clip stand side by side in its file."""
+    """What the model saw, frame by frame, at least one picture [h, w, 3]; the frames of
+    a clip stand side by side in its file."""
     picture = np.asarray(image.picture(INPUT_FILE).convert("RGB"))
     shapes = image.manifest.input.shapes
     width = shapes[0][-1] if len(shapes) == 1 else picture.shape[1]

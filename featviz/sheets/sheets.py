@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -15,6 +15,7 @@ from featviz.drawing import animation, vector
 from featviz.drawing.colormap import check_cmap, resolved
 from featviz.drawing.figure import (
     ColorScale,
+    TableLayout,
     TableRow,
     TileTable,
     draw_table,
@@ -82,7 +83,9 @@ class SheetFrame(NamedTuple):
 
     title: str
     runs: Sequence[int]
+    """Numbers among the runs of the sheet."""
     images: Sequence[str]
+    """Names; of a single one the channels stand side by side."""
     slice: int | None = None
     """Of a clip; None lays all side by side."""
 
@@ -92,23 +95,18 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     row for each channel, layer and run, with the tiles that are in the runs' grids.
 
     Args:
-        sources: run directories, or the folder of a `featviz.Watcher`.
+        sources: run directories, at least one, local or behind URLs; or the folder of a
+            `featviz.Watcher`, whose steps are the runs.
+        options: `out` chooses the format by its ending; without it nothing is written.
 
     Raises:
         UsageError: there is no such image, layer or channel, or the figure would be too
             large.
         StoreError: the runs have no complete image.
     """
-    format = "png"
-    if options.out is not None:
-        format = options.out.suffix[1:].lower()
-        if format not in FORMATS:
-            raise UsageError(
-                f"--out {quoted(str(options.out))} is none of {', '.join(FORMATS)}",
-                "--out figure.pdf",
-            )
-        check_file(options.out, _SHEET_FILE, overwrite=options.overwrite)
-        animation.check_format(format)
+    format = _checked_format(options)
+    # Runs behind URLs are copies, which go when the block ends; tiles and inputs are in
+    # memory then.
     with ExitStack() as copies:
         runs, are_steps = _read_runs(sources, copies)
         content = read_content(runs, options)
@@ -122,15 +120,13 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     first = draw_table(tables[0], layout, options.dpi).pixels
     if options.out is not None:
         with writing(options.out, _SHEET_FILE, overwrite=options.overwrite) as file:
-            if format in vector.FORMATS:
-                draw_vectors(tables[0], layout).save(file, format)
-            elif format in animation.FORMATS:
-                pictures = (draw_table(t, layout, options.dpi).pixels for t in tables)
-                animation.write_animation(pictures, file, format, options.fps)
-            else:
+            if format == "png":
+                # a paper takes the figure in the size in which it was laid out
                 dpi = (options.dpi, options.dpi)
                 picture = Image.fromarray(first)
                 picture.save(file, "png", pnginfo=_TEXT_CHUNK, dpi=dpi)
+            else:
+                _write(file, format, tables, layout, options)
     left_out = dict(content.damaged)
     for run in runs:
         left_out |= run.run.left_out
@@ -147,8 +143,59 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     )
 
 
+def _checked_format(options: SheetOptions) -> str:
+    """The format of the sheet's file, `png` without one.
+
+    Asked before a run is read, so that a mistake costs no time.
+
+    Raises:
+        UsageError: the ending is none of FORMATS, the file is somebody else's, or what
+            writes the format is not installed.
+    """
+    if options.out is None:
+        return "png"
+    format = options.out.suffix[1:].lower()
+    if format not in FORMATS:
+        raise UsageError(
+            f"--out {quoted(str(options.out))} is none of {', '.join(FORMATS)}",
+            "--out figure.pdf",
+        )
+    check_file(options.out, _SHEET_FILE, overwrite=options.overwrite)
+    animation.check_format(format)
+    return format
+
+
+def _write(
+    file: BinaryIO,
+    format: str,
+    tables: Sequence[TileTable],
+    layout: TableLayout,
+    options: SheetOptions,
+) -> None:
+    """Write a figure as vectors, or an animation.
+
+    Args:
+        format: one of FORMATS, but not `png`.
+        tables: the frames; vectors are of the first one.
+        options: `dpi` and `fps` of an animation.
+    """
+    if format in vector.FORMATS:
+        draw_vectors(tables[0], layout).save(file, format)
+        return
+    # a generator: each frame is drawn when it is written, and one is in memory at a time
+    pictures = (draw_table(table, layout, options.dpi).pixels for table in tables)
+    animation.write_animation(pictures, file, format, options.fps)
+
+
 def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
-    """Read run directories; one folder of a training stands for the run of each step."""
+    """Read run directories; one folder of a training stands for the run of each step.
+
+    Args:
+        copies: gets the local copies of runs behind URLs, and removes them at its end.
+
+    Raises:
+        StoreError: none of the runs has a complete image.
+    """
     if len(sources) == 1 and isinstance(sources[0], Path):
         steps = read_steps(sources[0])
         if steps:
@@ -204,6 +251,7 @@ def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     for name in frame.images:
         inputs.append(content.shown(content.inputs[name], frame.slice))
     rows = [TableRow("input", inputs)]
+    has_several = len(content.layers) > 1
     for run, layer in _blocks(content, frame):
         for channel in layer.channels:
             tiles = []
@@ -212,9 +260,8 @@ def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
                 tiles.append(content.shown(by_channel.get(channel), frame.slice))
             label = _label(content, layer)
             if channel != ALL:
-                label = (
-                    f"{label}  {channel}" if len(content.layers) > 1 else f"{channel}"
-                )
+                # of one layer the channels alone tell rows apart
+                label = f"{label}  {channel}" if has_several else str(channel)
             rows.append(TableRow(label, tiles, _block(content, frame, run)))
     return rows
 
@@ -233,6 +280,7 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
         for channel in layer.channels:
             tiles.append(content.shown(by_channel.get(channel), frame.slice))
             captions.append("" if channel == ALL else str(channel))
+        # a layer of fewer channels leaves the rest of its row white
         missing = columns + 1 - len(tiles)
         tiles += [None] * missing
         captions += [""] * missing
