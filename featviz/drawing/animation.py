@@ -19,7 +19,11 @@ _CODEC = "libx264"
 
 
 def check_format(format: str) -> None:
-    """Say early that a video cannot be written here."""
+    """Say before the work that a video cannot be written here.
+
+    Raises:
+        UsageError: the format is `mp4`, and the package av is not installed.
+    """
     if format == "mp4":
         _library()
 
@@ -42,7 +46,7 @@ def write_animation(
     Args:
         frames: uint8 [H, W, 3], all of one size.
         format: one of FORMATS.
-        fps: frames in a second.
+        fps: frames in a second, above 0.
     """
     if format == "mp4":
         _write_video(frames, file, fps)
@@ -58,14 +62,16 @@ def write_animation(
 def _write_video(frames: Iterable[Bytes], file: BinaryIO, fps: float) -> None:
     av = _library()
     with av.open(file, "w", format="mp4") as container:
+        # encoders count time in fractions: 12.5 frames a second are 25 / 2
         rate = Fraction(fps).limit_denominator(1000)
         stream = container.add_stream(_CODEC, rate=rate, options={"crf": "18"})
+        # the one pixel format of H.264 that every browser plays
         stream.pix_fmt = "yuv420p"
         for number, pixels in enumerate(_of_even_size(frames)):
             if number == 0:
                 stream.height, stream.width = pixels.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, "rgb24")))
-        container.mux(stream.encode())
+        container.mux(stream.encode())  # frames that the encoder still holds back
 
 
 def _of_even_size(frames: Iterable[Bytes]) -> Iterator[Bytes]:

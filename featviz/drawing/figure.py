@@ -97,18 +97,19 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     """Choose the size of the tiles and of the figure.
 
     Args:
+        table: with at least one row and one tile.
         width: of the figure in centimetres; None enlarges the tiles by a whole factor
             until they can be seen.
 
     Raises:
         UsageError: the columns have no room in this width.
     """
-    left = _left_edge(table)
+    first_column = _left_edge(table)
     right = _MARGIN + (_BAR_ROOM if table.scale is not None else 0)
     columns = len(table.heads)
     cell_width = _natural_width(table)
     if width is not None:
-        free = width / _CENTIMETRES - left - right - (columns - 1) * _GAP
+        free = width / _CENTIMETRES - first_column - right - (columns - 1) * _GAP
         cell_width = free / columns
         if cell_width < _NARROWEST_CELL:
             raise UsageError(
@@ -121,6 +122,7 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     if any(table.heads):
         top += _HEAD
     tiles = [tile for row in table.rows for tile in row.tiles if tile is not None]
+    # the tallest tile fills its cell; a column of mixed shapes keeps one row height
     cell_height = cell_width * max(len(tile) / tile.shape[1] for tile in tiles)
     down = cell_height + _GAP
     if any(any(row.captions) for row in table.rows):
@@ -129,13 +131,14 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
         columns,
         width=cell_width,
         height=cell_height,
-        left=left,
+        left=first_column,
+        # a tile begins with a whole pixel, or its squares would be of two sizes
         top=ceil(top * DPI) / DPI,
         across=cell_width + _GAP,
         down=down,
     )
     return TableLayout(
-        width=left + columns * grid.across - _GAP + right,
+        width=first_column + columns * grid.across - _GAP + right,
         height=grid.top + len(table.rows) * down - _GAP + _MARGIN,
         grid=grid,
     )
@@ -150,16 +153,18 @@ def _left_edge(table: TileTable) -> float:
         left += _BLOCK
     if labels:
         left += labels + _MARGIN
-    return ceil(left * DPI) / DPI  # a tile begins with a whole pixel
+    return ceil(left * DPI) / DPI  # a whole pixel, as in `lay_out`
 
 
 def _natural_width(table: TileTable) -> float:
     """Inches of a cell by the pixels of the widest map. What the model saw, which stands
     in the first row, may be many times as large, and is made smaller."""
-    tiles = [tile for row in table.rows[1:] for tile in row.tiles]
-    widths = [
-        tile.shape[1] for tile in tiles or table.rows[0].tiles[1:] if tile is not None
-    ]
+    tiles: list[Bytes | None] = []
+    for row in table.rows[1:]:
+        tiles.extend(row.tiles)
+    if not tiles:  # of a single row the first tile is what the model saw
+        tiles.extend(table.rows[0].tiles[1:])
+    widths = [tile.shape[1] for tile in tiles if tile is not None]
     pixels = max(widths, default=_LARGEST_CELL)
     if pixels < _SMALLEST_CELL:
         pixels *= ceil(_SMALLEST_CELL / pixels)
@@ -168,6 +173,11 @@ def _natural_width(table: TileTable) -> float:
 
 def draw_table(table: TileTable, layout: TableLayout, dpi: int = DPI) -> Canvas:
     """Draw a figure in pixels.
+
+    Args:
+        layout: of this table, or of another of the same rows and columns, as the first
+            frame of an animation.
+        dpi: pixels in an inch.
 
     Raises:
         UsageError: it would be too large.
@@ -216,7 +226,11 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
 
 def _draw_row(canvas: Canvas, row: TableRow, grid: TileGrid, number: int) -> None:
     """Draw the label of a row, and its tiles, which fill their cells in one
-    direction."""
+    direction.
+
+    Args:
+        number: of the row, from 0.
+    """
     first = grid.cell(number * grid.columns)
     middle = first.top + first.height / 2
     canvas.write(row.label, first.left - _MARGIN, middle, _LETTERS, "left")

@@ -51,7 +51,14 @@ class Place(NamedTuple):
 
 
 def parse_place(text: str) -> Place:
-    """Read a spot of an image; UsageError for what is none."""
+    """Read a spot of an image.
+
+    Args:
+        text: `IMAGE@X,Y`, X and Y from 0 to 1; the name may hold `@`, too.
+
+    Raises:
+        UsageError: it is none.
+    """
     match = _ADDRESS.fullmatch(text)
     numbers = []
     if match is not None:
@@ -104,6 +111,7 @@ def similarity_tiles(
             no such place.
     """
     similarities = similarities_to(captures, place)
+    # one scale for all images, so that equal colours are equal likeness
     least = min(float(grid.min()) for grid in similarities.values())
     tiles = {}
     for name, grid in similarities.items():
@@ -134,11 +142,18 @@ def similarities_to(
 
 
 def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
+    """The places of each image, by its name.
+
+    Raises:
+        UsageError: a grid does not hold the values of all channels.
+    """
     read = {}
     for name, (image, row) in captures.items():
         table = image.stats()[row.capture_key.stats_key]
         reason = why_no_places(row)
-        places = None if reason else read_places(image, row, table, _EVERY_PLACE)
+        places = None
+        if not reason:
+            places = read_places(image, row, table, _EVERY_PLACE)
         if places is None:
             reason = reason or "its picture does not show values"
             raise UsageError(

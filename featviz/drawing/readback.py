@@ -66,7 +66,14 @@ def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScal
 
 
 def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
-    """Whether the pixels of a grid are levels in the places that the manifest says."""
+    """Whether the pixels of a grid are levels in the places that the manifest says.
+
+    Both are files that somebody may have changed, or that another version wrote.
+
+    Args:
+        levels: of the picture, uint8 [h, w].
+        palette: of the picture, [entries, 3]; None for grey levels.
+    """
     plan = row.plan
     if levels.shape != (plan.height, plan.width):
         return False
@@ -74,6 +81,7 @@ def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
         return False
     if palette is not None and len(palette) != 256:
         return False
+    # the last entry is magenta for what is not finite: else it is no palette of ours
     if palette is not None and (palette[-1] != colormap.MAGENTA).any():
         return False
     # of constant maps with several slices a picture may show only some
@@ -81,11 +89,17 @@ def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
 
 
 def tiles_of(levels: Bytes, row: Capture) -> Bytes:
-    """The tiles [N, H, W] of a grid, each pixel once."""
+    """The tiles [N, H, W] of a grid, each value once, however much they are enlarged.
+
+    Args:
+        levels: of a grid that `is_readable`.
+    """
     plan = row.plan
     height, width = plan.tile
     down, across = plan.scale
     padding = plan.padding
+    # Each slot is a tile with the padding below it and to its right, so that the whole
+    # grid is one reshape, and the tiles are read without a loop.
     slots = levels[padding:, padding:].reshape(
         plan.rows, height + padding, plan.columns, width + padding
     )
@@ -218,6 +232,9 @@ def main_axes(vectors: Floats, count: int) -> Floats:
 def principal_components(vectors: Floats) -> Floats:
     """Three principal components of all places together, float32 [N, 3], in standard
     deviations; those along which nothing varies are 0.
+
+    Args:
+        vectors: [N, C]; with fewer than three channels the last components are 0.
 
     The largest number of each direction is positive, so that the same vectors give the
     same colours on every machine."""

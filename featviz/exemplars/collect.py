@@ -73,9 +73,19 @@ class TopImages(NamedTuple):
         )
 
     def with_image(self, image: int, strongest: Strongest) -> TopImages:
-        """Rank one image more. A channel whose value is not finite does not take it."""
+        """Rank one image more. A channel whose value is not finite does not take it.
+
+        Args:
+            image: its number among the samples.
+            strongest: what it gives in all C channels.
+
+        Returns:
+            The new ranking, or this one where the image is not among the best of any
+            channel.
+        """
         finite = np.isfinite(strongest.values)
         new_values = np.where(finite, strongest.values, np.float32(-np.inf))
+        # the common case after some hundred images: nothing to sort
         if not (new_values >= self.values[:, -1]).any():
             return self
         new_images = np.where(finite, image, _NO_IMAGE)
@@ -153,7 +163,12 @@ class ExemplarCollector:
         }
 
     def _add_sources(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the first pass."""
+        """The sink of the first pass: note which tensors have channels, and how many.
+
+        Raises:
+            LayoutError: the tensor has none, which the recorder notes as the reason why
+                its layer is skipped.
+        """
         for key, maps in to_maps(tensor, self._book.of_tensor(site, tensor)).items():
             source = ExemplarSource(
                 site=site.inside(key),
@@ -186,6 +201,7 @@ class ExemplarCollector:
             self.recorder.skipped.clear()
 
     def _book_of(self, batch: Batch) -> HintBook:
+        """The hints for inputs of the batch's shape."""
         module = self._model.module
         shape = (1, *batch.inputs[0].shape[1:])
         if shape in self._books:
@@ -197,6 +213,7 @@ class ExemplarCollector:
                 forward(
                     module, [arg[:1].to(self._model.device) for arg in batch.inputs]
                 )
+        # in a folder of photos each may have a size of its own, and a book for it
         if len(self._books) > _MAX_BOOKS:
             self._books = {self._first_book.input_shape: self._first_book}
         self._books[shape] = book
@@ -214,7 +231,10 @@ class ExemplarCollector:
         self._candidates = []
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks.
+        """The sink of the hooks: keep what each image of the batch gives at a tensor.
+
+        Args:
+            tensor: of the whole batch; only numbers of it outlive the hook.
 
         Raises:
             LayoutError: the tensor cannot be divided among the images of the batch, or
@@ -237,7 +257,11 @@ class ExemplarCollector:
 
     def _image_slices(self, site: CaptureSite, tensor: Tensor) -> Sequence[Tensor]:
         """The tensor of each image. The first axis must count images, or windows of
-        images."""
+        images.
+
+        Raises:
+            LayoutError: it counts something else, or what it counts is unknown.
+        """
         images = len(self._batch.images)
         if images == 1:
             return (tensor,)
@@ -262,11 +286,16 @@ def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
     Args:
         maps: those of one image, [C, S, H, W].
         rank_by: `max`, or `mean` of the whole map, which has no position.
+
+    Returns:
+        Of all C channels, on the CPU.
     """
     flat = maps.data.flatten(1)
     positions = np.full((len(flat), 4), -1)
     if rank_by == "mean":
-        means, finite = flat.mean(1), flat.isfinite()
+        means = flat.mean(1)
+        finite = flat.isfinite()
+        # one NaN in a map would hide what all its other values say
         if not finite.all():
             count = finite.sum(1)
             means = torch.where(finite, flat, 0).sum(1) / count

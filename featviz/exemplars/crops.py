@@ -80,10 +80,16 @@ class CropReader:
         self, source: ExemplarSource, top: TopImages, channels: Sequence[int]
     ) -> dict[int, list[ExemplarTile]]:
         """The exemplars of some channels, by channel, the best first. The tile of an
-        image that cannot be read again is empty."""
+        image that cannot be read again is empty.
+
+        Args:
+            top: the ranking of the source's channels.
+            channels: those that are shown. All their tiles are in memory at once.
+        """
         empty = Image.new("RGB", (TILE, TILE), _BACKGROUND)
         tiles: dict[int, list[ExemplarTile]] = {}
         ranks_of_image: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        # By image, not by channel: an image that excites many channels is read once.
         for channel in channels:
             exemplars = self._exemplars(top, channel)
             tiles[channel] = [ExemplarTile(exemplar, empty) for exemplar in exemplars]
@@ -109,7 +115,7 @@ class CropReader:
                 Exemplar(
                     image=self.study.samples[number].name,
                     number=number,
-                    # the shortest decimals
+                    # the shortest decimals of the float32: 0.1, not 0.10000000149
                     value=float(str(top.values[channel, rank])),
                     place=[position.row, position.column] if has_position else None,
                     map=[position.rows, position.columns] if has_position else None,
@@ -121,6 +127,9 @@ class CropReader:
     def _field(
         self, source: ExemplarSource, args: Sequence[Tensor]
     ) -> ReceptiveField | None:
+        """The receptive field of a source in inputs of this shape; None where it is
+        unknown."""
+        # fields are cut off at the edges of the input, so each shape has its own
         shape = tuple(args[0].shape)
         if shape not in self.fields:
             if len(self.fields) == _MAX_CACHED_SHAPES:
@@ -139,6 +148,7 @@ class CropReader:
         for batch in batches(
             study.samples, study.model, self.inputs, 1, self._vanished, missing
         ):
+            # what the model saw, not the file: fields count pixels after crop and resize
             pixels = to_pixels(study.model.preprocess.shown(batch.inputs)[0])
             rgb = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
             args = [arg.to("meta") for arg in batch.inputs]
@@ -189,6 +199,8 @@ def cut(
     """A crop of an image in the middle of a tile; an empty tile without a box.
 
     Args:
+        picture: RGB, as the model took it.
+        box: what is cut out, in pixels of the picture; None where a unit sees nothing.
         largest: height and width of the layer's largest crop, which fills a tile;
             smaller ones are drawn to the same scale.
         position: framed where the crop is the whole image, and so does not tell the
@@ -211,7 +223,13 @@ def cut(
 
 
 def _draw_frame(tile: Image.Image, inside: PixelBox, position: MapPosition) -> None:
-    """Frame the cell of a map that covers a rectangle of the tile."""
+    """Frame the cell of a map that covers a rectangle of the tile.
+
+    Args:
+        tile: is drawn on.
+        inside: the rectangle, in pixels of the tile, over which the map is stretched.
+        position: the cell.
+    """
     # a cell may be a pixel wide, of which no frame would be seen
     cell_width = (inside.right - inside.left) / position.columns
     cell_height = (inside.bottom - inside.top) / position.rows

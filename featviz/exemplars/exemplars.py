@@ -75,6 +75,8 @@ def find_exemplars(
 
     Args:
         arguments: files, folders, archives, URLs or globs, as on the command line.
+        options: `out` is the folder that is written; an earlier result in it is replaced
+            only with `overwrite`.
         progress: called with each image's name, its error if it failed, and the number
             of images.
 
@@ -107,6 +109,8 @@ def find_exemplars(
             study, options.inputs, sources, {tuple(blank[0].shape): fields}
         )
         rows = []
+        # Only now are pictures drawn: which images are the best is known when all have
+        # been seen.
         for source in sources:
             if source.site in fields:
                 view = FieldOfView("computed", list(fields[source.site].largest))
@@ -139,11 +143,13 @@ def class_names(samples: Sequence[Sample]) -> list[str | None]:
             PurePosixPath(path.shown_path) if isinstance(path, Url) else path.absolute()
         )
         is_clip = len(sample.paths) > 1
-        names.append(absolute.parents[1 if is_clip else 0].name)
+        folder = absolute.parent.parent if is_clip else absolute.parent
+        names.append(folder.name)
     return names
 
 
 def _no_channels(layers: Sequence[Layer], collector: ExemplarCollector) -> UsageError:
+    """The error where nothing can be drawn, with the first reasons."""
     reasons = [f"{layer} {reason}" for layer, reason in collector.skipped.items()]
     reasons += [f"{layer} never ran" for layer in collector.never_ran]
     message = f"none of the {len(layers)} selected layers gives a tensor with channels"
@@ -156,16 +162,18 @@ def _row(
     """A row of exemplars.json, before its channels are drawn.
 
     Args:
-        number: that of the class, which keeps names of sheets apart.
+        view: what a unit sees of the image.
+        number: that of the class, which keeps names of sheets apart: two classes may
+            have one name after `safe_name`.
+        class_name: None where classes are not told apart.
     """
     site = source.site
     sheet = safe_name(f"{site.layer.index:03d}_{site.layer.label}")
     if class_name is None:
         sheet += f"/{safe_name(site.stem + '.png')}"
     else:
-        sheet += (
-            f"/{safe_name(site.stem)}/{safe_name(f'{number:03d}_{class_name}.png')}"
-        )
+        file_name = safe_name(f"{number:03d}_{class_name}.png")
+        sheet += f"/{safe_name(site.stem)}/{file_name}"
     return ExemplarLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -187,6 +195,11 @@ def _record(
     collector: ExemplarCollector,
     rows: list[ExemplarLayer],
 ) -> studies.ExemplarRecord:
+    """The content of exemplars.json.
+
+    Args:
+        rows: of the tensors that were drawn.
+    """
     failures = study.failures
     skipped = sorted(collector.skipped.items())
     return studies.ExemplarRecord(
@@ -221,13 +234,18 @@ def _draw_layer(
         source: where the tensor is captured.
         top: the highest values of each channel and their images, [channels, k].
         row: the tensor's record so far, without channels.
+        folder: the result's, in which `row.sheet` is a path.
 
     Returns:
         The record, with its channels.
+
+    Raises:
+        LayoutError: the tensor has none of the channels of --channels.
     """
     top_count = top.values.shape[1]
     chosen = _chosen(options, top)
     channels = len(chosen)
+    # fewer images than --top leave no empty columns
     tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))
     label = printable(row.label + (f".{row.key}" if row.key else ""))
     label += f" call {row.call}" if row.call else ""
@@ -241,6 +259,7 @@ def _draw_layer(
             exemplars = [exemplar for exemplar, _ in shown]
             tiles = [tile for _, tile in shown]
             path = None
+            # a channel that no image gave a finite value has no picture of its own
             if exemplars:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
                 title = (f"{label}, channel {channel}", lines[-1])
@@ -268,10 +287,17 @@ def _sheet_title(
     row: ExemplarLayer, label: str, channels: int, rank_by: str, images_seen: int
 ) -> list[str]:
     """What a sheet says above its tiles: the layer, what was ranked, and what a unit
-    sees."""
-    of_class = (
-        "" if row.class_name is None else f" of class {printable(row.class_name)}"
-    )
+    sees.
+
+    Args:
+        label: of the tensor, printable.
+        channels: how many are on the sheet.
+        rank_by: `max` or `mean`.
+        images_seen: how many were ranked.
+    """
+    of_class = ""
+    if row.class_name is not None:
+        of_class = f" of class {printable(row.class_name)}"
     view = row.receptive_field
     if rank_by == "mean":
         criterion = "the highest mean of their map"

@@ -35,8 +35,11 @@ _FAINT: sheet.Color = (102, 112, 124)
 
 
 def tile_grid(count: int) -> TileGrid:
-    """Where the tiles lie in the picture of a channel that has room for `count`, about
-    square."""
+    """Where the tiles lie in the picture of a channel, in pixels.
+
+    Args:
+        count: tiles that there is room for, at least 1; they stand about square.
+    """
     columns = max(1, ceil(sqrt(count)))
     down = TILE + _CAPTION + _GAP
     return TileGrid(
@@ -51,7 +54,18 @@ def draw_channel(
     count: int,
 ) -> Image.Image:
     """A channel's tiles, the best first, each above its value and the name of its
-    image."""
+    image.
+
+    Args:
+        title: two lines.
+        tiles: RGB, TILE × TILE.
+        texts: value and image of each tile.
+        count: tiles that there is room for: all channels of a layer get pictures of one
+            size, as they stand beside each other in a viewer.
+
+    Returns:
+        RGB.
+    """
     grid = tile_grid(count)
     last = grid.cell(count - 1)
     width = max(grid.columns * (TILE + _GAP), 2 * (TILE + _GAP)) + _GAP
@@ -98,8 +112,13 @@ class LayerPicture:
     channels."""
 
     def __init__(self, title: Sequence[str], channels: int, count: int) -> None:
-        """Begin the picture of a layer with so many channels, each of up to `count`
-        images."""
+        """Begin the picture of a layer.
+
+        Args:
+            title: the lines above the tiles; another says what has no room.
+            channels: how many will be added, at least 1.
+            count: of images of each channel, at least 1.
+        """
         self._row = _fitting_row(channels, count)
         area = self._row.width * self._row.height
         self._channels = min(channels, _MOST_PIXELS // area)
@@ -112,6 +131,7 @@ class LayerPicture:
             omissions.append(f"the first {self._channels} of {channels} channels")
         if omissions:
             lines.append(f"for want of room only {' of '.join(omissions)}")
+        # columns c and rows n / c are as wide as high where c² · width = n · height
         square = self._channels * self._row.height / self._row.width
         columns = max(1, round(sqrt(square)))
         self._rows = ceil(self._channels / columns)
@@ -141,9 +161,17 @@ class LayerPicture:
     def add_row(
         self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]
     ) -> None:
-        """Draw the row of a channel, its tiles and their values, the best first."""
+        """Draw the row of a channel. Beyond the channels that have room, nothing is
+        drawn.
+
+        Args:
+            channel: its index, for its name.
+            tiles: RGB, the best first; those that have no room are left out.
+            values: of each tile; none where the channel has no exemplar.
+        """
         if self._drawn == self._channels:
             return
+        # channels run down, then across; the cells of a TileGrid run across
         column, row = divmod(self._drawn, self._rows)
         self._drawn += 1
         cell = self._grid.cell(row * self._grid.columns + column)
@@ -167,6 +195,7 @@ def _fitting_row(channels: int, count: int) -> _RowSize:
     """The row with which a layer's picture is not too large; the smallest there is
     where it is anyway."""
     images = min(count, _MOST_SHOWN)
+    # in the order in which something is given up: the size of tiles, then images
     rows = [_RowSize(tile, images) for tile in _SMALL_TILES]
     rows += [_RowSize(_SMALL_TILES[-1], fewer) for fewer in range(images - 1, 0, -1)]
     for row in rows:

@@ -189,6 +189,10 @@ def cam(
 
     What goes wrong with one image is in its result.
 
+    Args:
+        images: as for `run`.
+        options: without `out` nothing is written, and results have no path.
+
     Raises:
         FeatvizError: a bad option, no such model, layer or image, no layer with places,
             or a file cannot be written; nothing was written before.
@@ -334,8 +338,17 @@ def _explain(
     channels: str | None,
     images: Sequence[ImageJob[ModelInput, ImageCam]],
 ) -> ImageCam:
-    """Show one image to the model, go back from the target, and draw each layer's map,
-    of these channels alone, unless `channels` is None."""
+    """Show one image to the model, go back from the target, and draw each layer's map.
+
+    Args:
+        show: runs the model, with its hooks in place.
+        cmap: a colormap by its name, not `auto`.
+        channels: as --channels takes it: these alone make the maps; None for all.
+        images: exactly one, which was read.
+
+    Raises:
+        UsageError: there is no map, or no such target in this image.
+    """
     image = images[0].input
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
@@ -417,7 +430,16 @@ def _shown_to_model(
 
 
 def _chosen(text: str, output: Maps, border: int) -> list[int]:
-    """The channels of an output that `--channels` chooses."""
+    """The channels of an output that `--channels` chooses.
+
+    Args:
+        text: as --channels takes it.
+        border: pixels of the map at each edge that padding makes, which do not count for
+            how much a map varies.
+
+    Raises:
+        LayoutError: the output has none of them.
+    """
     stats, _ = statistics(output.data)
     deviations = inner_deviations(output.data, border)
     return choose_channels(text, range(len(stats)), stats[:, MEAN], deviations)
@@ -431,7 +453,13 @@ def _drawn(
     outcome: Outcome,
 ) -> LayerCam:
     """A map over what the model saw, with the box or the edge of the region that it
-    explains."""
+    explains.
+
+    Args:
+        evidence: the map, in the resolution of its layer.
+        scale: of its values.
+        outcome: its `focus` is marked; of a clip nothing is.
+    """
     picture = draw_maps(evidence.maps, options, scale)
     over = lay_over(picture, image.background(), options, image.window)
     steps = evidence.maps.data[0].cpu().numpy()
@@ -452,7 +480,15 @@ def _drawn(
 def _marked(
     pixels: Bytes, focus: Detection | Integers | None, window: Window | None = None
 ) -> Bytes:
-    """A picture of the input, or of its window, with a box or the edge of a region."""
+    """A picture of the input, or of its window, with a box or the edge of a region.
+
+    Args:
+        pixels: uint8 [H, W, C].
+        focus: a box in pixels of the whole input, or a mask [h, w] of the region; None
+            marks nothing.
+        window: the part of the input that `pixels` are, without the padding; None for
+            all of it.
+    """
     if focus is None:
         return pixels
     pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
@@ -466,7 +502,12 @@ def _marked(
 
 
 def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
-    """One scale for the maps of all levels of a head."""
+    """One scale for the maps of all levels of a head, from the least value to the
+    greatest.
+
+    Args:
+        signed: whether 0 stands in the middle, for evidence for and against.
+    """
     low = min(float(level.maps.data.min()) for level in evidence)
     high = max(float(level.maps.data.max()) for level in evidence)
     if signed:
@@ -476,7 +517,12 @@ def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
 
 
 def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evidence:
-    """The largest value of all levels at each pixel of the input."""
+    """The largest value of all levels at each pixel of the input.
+
+    Args:
+        evidence: at least one, each in its own resolution.
+        input_shape: [1, C, H, W].
+    """
     size = list(input_shape[-2:])
     layers = [
         functional.interpolate(level.maps.data.float(), size, mode="bilinear")

@@ -166,6 +166,7 @@ class Listing:
 def _cells(row: LayerRow, tree: bool) -> list[str]:
     """A row of the table; with `tree` its name is indented below its parents."""
     name = row.name
+    # a function stands below the module that calls it: `layer1.0/fn:relu`
     if tree and name:
         *parents, last = name.replace("/fn:", ".fn:").split(".")
         name = "  " * (len(parents) + 1) + last
@@ -193,10 +194,15 @@ def list_model(
     cannot be run on zeros is listed without shapes.
 
     Args:
+        options: of the model, or a model that is loaded.
+        inputs: by these the shape of the zeros is chosen.
         selectors: which rows are marked; None for one layer of each stage.
         functions: list the functions that modules call, too; so do selectors of
             functions.
         tree: indent names in the table.
+
+    Raises:
+        FeatvizError: no such model, or the selectors match nothing.
     """
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
@@ -251,7 +257,11 @@ def _module_rows(
 
 
 def _totals(network: nn.Module, whole: LayerRow) -> Totals:
-    """The figures of a network, whose own row has `whole`."""
+    """The figures of a network.
+
+    Args:
+        whole: the network's own row, which includes all modules inside it.
+    """
     sizes = [p.numel() * p.element_size() for p in _initialised(network)]
     return Totals(
         # `modules()` names each shared module once, as the parameters are counted
@@ -268,6 +278,11 @@ def _totals(network: nn.Module, whole: LayerRow) -> Totals:
 def _module_row(
     layer: Layer, module: nn.Module, selected: bool, usage: Usage | None
 ) -> LayerRow:
+    """The row of a module.
+
+    Args:
+        usage: None where the model could not be run.
+    """
     parameters = _initialised(module)
     row = LayerRow(
         index=layer.index,
@@ -315,10 +330,20 @@ def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
-    """What every module takes for one input [1, C, H, W]; leaves no hook behind."""
-    meter, running = Meter(), Running(model.module)
+    """What every module takes for one input; leaves no hook behind.
+
+    Args:
+        blank: the model's arguments, [1, C, H, W] each.
+
+    Raises:
+        ForwardError: the model cannot be run on them.
+    """
+    meter = Meter()
+    running = Running(model.module)
     layers = list_layers(model.module)
     with in_eval_mode(model.module), ExitStack() as stack:
+        # A module under two names runs as either: `running` knows under which it was
+        # called, and so whose row the call belongs in.
         for module in model.module.modules():
             now = partial(running.now, running.of_module[id(module)])
             enter = module.register_forward_pre_hook(

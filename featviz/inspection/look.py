@@ -179,10 +179,17 @@ def look(
 
     Args:
         images: as for `run`; of several the first one is shown.
+        options: without `out`, the page is written into the current folder, by the
+            names of model and image.
+
+    Raises:
+        FeatvizError: no such model, layer or image; the model fails; or no layer gives
+            maps.
     """
     colormap.check_cmap(options.cmap)
     run = RunOptions(
         layers=options.layers,
+        # all slices are drawn, since the one in the middle is shown
         draw=DrawOptions(cmap=options.cmap, max_slices=2**31),
         inputs=options.inputs,
     )
@@ -193,9 +200,9 @@ def look(
     name = Path(spec).name
     out = options.out
     if out is None:
-        short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name).replace(
-            ":", "-"
-        )
+        short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name)
+        # a colon, as of `net.py:Net`, is no letter of a file's name on Windows
+        short = short.replace(":", "-")
         out = Path(safe_name(f"look-{short}-{Path(samples[0].name).stem}.png"))
     check_files("look", [out], model, samples, options.overwrite)
     prepared = prepare(model, samples, run)
@@ -215,7 +222,15 @@ def look(
 
 
 def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
-    """Show the image to the model, and draw the page of what its layers make of it."""
+    """Show the image to the model, and draw the page of what its layers make of it.
+
+    Args:
+        name: of the model, for the page.
+        out: the page's file, which the result names; it is written by the caller.
+
+    Raises:
+        FeatvizError: no layer gives maps.
+    """
     stages = prepared.layers
     if options.layers is None:
         stages = spread(stages)
@@ -261,8 +276,18 @@ def check_files(
     samples: Sequence[Sample],
     overwrite: bool,
 ) -> None:
-    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded;
-    with `overwrite` any file may go."""
+    """Refuse bad files for the pictures of `look`, `cam` or `field`, before the model is
+    loaded.
+
+    Args:
+        command: its name, by which its earlier pictures are known.
+        paths: of the pictures.
+        samples: the images, none of which may be overwritten.
+        overwrite: replace any file, also one of another command.
+
+    Raises:
+        UsageError: a file is no PNG, is read as an input, or is there already.
+    """
     inputs = files_read(model, samples)
     for path in paths:
         if path.suffix.lower() != ".png":
@@ -318,6 +343,7 @@ class _Collector:
         """The sink of the hooks: of a stage the first maps that it gives; numbers only
         where it gives no maps."""
         name = site.layer.name
+        # the empty name is that of the model itself, whose outputs head the page
         if not name and not tensor.is_nested:
             if not self.output_shapes:
                 input_size = self.hints.input_shape[-2:]
@@ -327,6 +353,7 @@ class _Collector:
         if name not in self._stages or not (before is None or before.strip):
             return
         hints = self.hints.of_tensor(site, tensor)
+        # of complex numbers the magnitude, which comes before the phase
         if tensor.is_complex():
             halves = magnitude_and_phase(site, tensor, hints, DrawOptions())
             site, tensor, hints = next(halves)
@@ -367,7 +394,7 @@ def _page(
 ) -> Bytes:
     """The page, uint8 [H, W, 3]."""
     head = _head(result, outcome, collector)
-    # the steps stand between commas, but for those inside brackets
+    # each step gets a line; they stand between commas, but for those inside brackets
     steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
     return draw_page(
         Page(
@@ -504,6 +531,10 @@ def _telling(
 ) -> ShownLayer:
     """The most telling maps of a tensor that is drawn, or those of `--channels`.
 
+    Args:
+        tensor: as the layer returned it; only its shape counts.
+        picture: its grid, with all channels and slices.
+
     Raises:
         LayoutError: it has none of these channels.
     """
@@ -512,19 +543,19 @@ def _telling(
     colors = colormap.table(picture.palette)
     levels = picture.tiles[:]
     order = ranked(stats, picture.deviations)
-    most = options.maps
+    count = options.maps
     if options.channels is not None:
         means = stats[:, values.MEAN]
         order = choose_channels(
             options.channels, range(len(stats)), means, picture.deviations
         )
-        most = len(order)
+        count = len(order)
     spans = [
         (finite(float(low)), finite(float(high)))
         for low, high in stats[:, : values.MEAN]
     ]
     if picture.strip:
-        channels = order[:most]
+        channels = order[:count]
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
         ranges = [_overall(spans)]
     else:
@@ -532,7 +563,7 @@ def _telling(
         middles = levels[slices // 2 :: slices]
         channels = order
         if options.channels is None:
-            channels = unlike(middles, order, most)
+            channels = unlike(middles, order, count)
         tiles = [colors[middles[channel]] for channel in channels]
         ranges = [spans[channel] for channel in channels]
     return ShownLayer(
@@ -562,9 +593,9 @@ def _overall(spans: Sequence[Span]) -> Span:
 
 
 def ranked(stats: Floats, deviations: Floats) -> list[int]:
-    """Channels by how much their maps vary, or by the mean where all maps are constant.
+    """Order channels by how much their maps vary, or by the mean where all maps are constant.
 
-    Constant maps are left out where others are; those without a finite value come last,
+    Constant maps are left out where others are. Those without a finite value come last,
     and equal ones in their order.
 
     Args:
@@ -579,9 +610,14 @@ def ranked(stats: Floats, deviations: Floats) -> list[int]:
 
 
 def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
-    """The first `count` channels of an order of which no two look alike, and none is
-    blank, in levels [C, H, W]; where there are fewer, the others follow in their
-    order."""
+    """The first channels of an order of which no two look alike, and none is blank.
+
+    Args:
+        maps: levels, uint8 [C, H, W].
+        order: channels, the most telling one first.
+        count: how many are chosen; where there are fewer that are unlike, the others
+            follow in their order.
+    """
     # Thinned out: maps that look alike do so at 64 pixels, too.
     step = max(1, max(maps.shape[1:]) // _COMPARED_SIDE)
     chosen: list[int] = []
