@@ -20,7 +20,14 @@ _LARGEST = 2**13
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
     """Make the values in a file the defaults of this command: those at its top, and
-    those in the table of the command, which win. Values are what one would type."""
+    those in the table of the command, which win. Values are what one would type.
+
+    Args:
+        path: None where no --config was given.
+
+    Raises:
+        UsageError: the file is no TOML, or has a key that is no option of the command.
+    """
     if path is None:
         return
     params = _params_by_key(ctx.command)
@@ -75,11 +82,18 @@ def _params_by_key(command: click.Command) -> dict[str, click.Parameter]:
 
 
 def _unknown(
-    path: Path, key: str, problem: str, known: Collection[str], name: str | None = None
+    path: Path, key: str, problem: str, names: Collection[str], name: str | None = None
 ) -> UsageError:
-    close = close_to(name or key, known)
+    """The error for a key of the file.
+
+    Args:
+        problem: behind `which`.
+        names: what the key may be.
+        name: the key as `names` are written, with dashes; None for the key itself.
+    """
+    close = close_to(name or key, names)
     remedy = (
-        f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+        f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
     )
     return UsageError(
         f"{path} has {quoted(repr(key))}, which {problem}; {remedy}",

@@ -107,7 +107,16 @@ def _diff_models(
     thresholds: DiffThresholds,
     files: DiffFiles,
 ) -> int:
-    """Run both models on the images, and compare the runs."""
+    """Run both models on the images, and compare the runs.
+
+    Args:
+        values: of the command line, with `base` and `new` as models.
+        images: as they were typed, or as TOML has them; empty with `--input` alone.
+
+    Returns:
+        The exit code: of a run that failed; else of the comparison; where that found
+        nothing, 3 if some images failed.
+    """
     from featviz.diff import diff
     from featviz.diff.runs import model_runs
     from featviz.images.find import check_arguments
@@ -127,6 +136,7 @@ def _diff_models(
         raise UsageError(
             "- lists images on stdin, which can be read only once", "name a folder"
         )
+    # all that can be refused without torch, which takes seconds to import
     check_current_folder()
     sources = [read_from(ModelOptions, dict(values), spec=spec) for spec in specs]
     for source in sources:
@@ -173,7 +183,14 @@ def _run(
     images: Sequence[str],
     options: RunOptions,
 ) -> int:
-    """Run a model, and return the exit code of the run; `spec` names it in messages."""
+    """Run a model, and say what went wrong with images and layers.
+
+    Args:
+        spec: the model as it was typed, for messages.
+
+    Returns:
+        The exit code of the run.
+    """
     from featviz.run.run import run
 
     skipped: dict[str, str] = {}

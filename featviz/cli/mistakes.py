@@ -48,7 +48,14 @@ class Advice(NamedTuple):
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     """The error's hint, and behind it the command to go on with, where the error knows
-    it."""
+    it.
+
+    Args:
+        arguments: the command line, without `featviz`.
+
+    Returns:
+        None where there is nothing to advise.
+    """
     if not error.add and error.replace is None:
         if isinstance(error, UsageError):
             return _joined_words(error.message, arguments) or error.hint
@@ -113,7 +120,11 @@ def _exists(path: str) -> bool:
 
 
 def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
-    """What to say of an error that click has found: the nearest option, or command."""
+    """What to say of an error that click has found: the nearest option, or command.
+
+    Args:
+        arguments: the command line, without `featviz`, for the corrected one.
+    """
     ctx: click.Context | None = getattr(error, "ctx", None)
     message = error.format_message()
     if ctx is None:
@@ -137,7 +148,12 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
 def _option_hint(
     wrong: str, command: click.Command, arguments: Sequence[str]
 ) -> str | None:
-    """The option that a wrong one stands for; None where none is near."""
+    """The option that a wrong one stands for; None where none is near.
+
+    Args:
+        wrong: as it was typed, with its dashes.
+        arguments: the command line, in which it is replaced.
+    """
     option_names = ["--help"]
     for param in command.params:
         option_names += [
@@ -181,7 +197,13 @@ def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
 
 def close_to(name: str, names: Iterable[str], likeness: float = 0.6) -> list[str]:
     """The name that a misspelt one is most like, in a list; empty where none is like
-    it."""
+    it.
+
+    Args:
+        name: in any case; of a long one the first 80 letters count.
+        names: in lower case.
+        likeness: 0..1: difflib's ratio from which on a name is like it.
+    """
     return difflib.get_close_matches(name[:80].lower(), list(names), 1, likeness)
 
 
@@ -196,14 +218,27 @@ def _with_command(hint: str, arguments: Sequence[str]) -> str:
 
 
 def missing(argument: str, ctx: click.Context) -> UsageError:
-    """The error for an argument that is not there."""
+    """The error for an argument that is not there.
+
+    Args:
+        argument: its name, `model` or `images`.
+    """
     hint = f"{ctx.command_path} --help has examples"
     return UsageError(f"{ctx.command_path} needs {argument.upper()}", hint)
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
     """Refuse an image where MODEL stands, and weights of a model of code where IMAGE
-    does."""
+    does.
+
+    Args:
+        ctx: its `obj` is the command line.
+        model: as it was typed.
+        images: as they were typed, or as TOML has them.
+
+    Raises:
+        UsageError: with the corrected command as its hint.
+    """
     arguments: list[str] = list(ctx.obj or ())
     _refuse_weights_among(images, model, arguments)
     if not looks_like_image(model):

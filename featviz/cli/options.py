@@ -50,9 +50,12 @@ class ClickOption(click.Option):
     """An option with its place in help; a flag, unless it has a type.
 
     Args:
+        help_text: what it does; behind a form feed, for --help-all alone.
+        *flags: its names, `-o` and `--out`.
         group: one of GROUPS.
         first: whether `--help` of a long command shows it.
-        default_text: its default for people.
+        default_text: its default for people; empty shows none.
+        **settings: of click.Option.
     """
 
     def __init__(
@@ -156,7 +159,11 @@ def _set_level(ctx: click.Context, param: click.Parameter, is_given: bool) -> No
 
 
 def _existing_file(text: str) -> Path:
-    """A file of this machine that is there; a folder is refused by who reads it."""
+    """A file of this machine that is there; a folder is refused by who reads it.
+
+    Raises:
+        UsageError: it is not there, or `text` is a URL.
+    """
     return _existing(text, "File")
 
 
@@ -382,7 +389,15 @@ def _default_text(option: Option) -> str:
 def _read(
     option: Option, ctx: click.Context, param: click.Parameter, value: Any
 ) -> Any:
-    """click's callback: the value of an option, checked."""
+    """click's callback: the value of an option, checked.
+
+    Args:
+        value: text as it was typed; a tuple of an option that may be repeated; a bool of
+            a flag.
+
+    Raises:
+        UsageError: the field, or the grammar of its value, refuses it.
+    """
     # a default needs no check, and a shell that completes wants no error
     source = ctx.get_parameter_source(option.name)
     if source is ParameterSource.DEFAULT or ctx.resilient_parsing:

@@ -23,14 +23,28 @@ log = logging.getLogger(__name__)
 
 
 def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
-    """Print one JSON document on stdout; without `indent`, on one line."""
+    """Print one JSON document on stdout.
+
+    Args:
+        indent: spaces a level; None puts it on one line, for what prints several.
+    """
     text(printable_json(content, indent))
 
 
-def text(words: str = "") -> None:
-    """Print our own words on stdout, with their line ends, and hand all to the system."""
+def text(message: str = "") -> None:
+    """Print our own text on stdout, and hand all to the system, so that a disk that is
+    full, or a reader that has gone, shows here and not at Python's end.
+
+    Args:
+        message: without control characters from outside; it gets a line end where it has
+            none. Empty text prints nothing.
+
+    Raises:
+        BrokenPipeError: the reader has gone.
+        StoreError: stdout cannot be written.
+    """
     try:
-        click.echo(words, nl=words[-1:] not in ("", "\n"))
+        click.echo(message, nl=message[-1:] not in ("", "\n"))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -47,7 +61,12 @@ def drop_stdout() -> None:
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print on stderr what went wrong, and what helps."""
+    """Print on stderr what went wrong, and what helps.
+
+    Args:
+        message: may hold anything: control characters are escaped.
+        hint: empty or None prints no second line.
+    """
     click.echo(f"error: {printable(message)}", err=True)
     if hint:
         click.echo(f"hint: {printable(hint)}", err=True)
@@ -55,6 +74,7 @@ def error(message: str, hint: str | None = None) -> None:
 
 def image_error(image: str, message: str, hint: str | None = None) -> None:
     """Print on stderr what went wrong with an image, which is named once."""
+    # some messages begin with the image's name already
     is_named = message.startswith((f"{image} ", f"{image}:"))
     error(message if is_named else f"{image}: {message}", hint)
 
@@ -70,7 +90,13 @@ def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
 
 def written(what: str, page: Path, show: bool) -> None:
     """Say where a report or a picture is, and open it in the user's browser if that is
-    asked."""
+    asked.
+
+    Args:
+        what: was written, as the message begins: `report`, `3 layers`.
+        page: the file, or a folder of several.
+        show: whether to open it; without a browser the message has its address.
+    """
     import webbrowser
 
     address = page.absolute().as_uri() if show else ""
@@ -88,6 +114,7 @@ def written(what: str, page: Path, show: bool) -> None:
 def progress_bar() -> Iterator[Callable[[int], None]]:
     """A progress bar over images, on a terminal only; call it with how many there are
     in all."""
+    # a log or a pipe gets lines alone: a bar would fill it with control characters
     if not sys.stderr.isatty():
         yield lambda total: None
         return

@@ -217,7 +217,7 @@ class RunPrinter:
 
 
 def _as_json(result: ImageResult) -> dict[str, Any]:
-    """The JSON line of an image."""
+    """The JSON line of an image: of one that failed its error alone."""
     if result.error is not None:
         return {"image": result.name, "error": result.error}
     line: dict[str, Any] = {
@@ -269,7 +269,11 @@ def _log_outcome(name: str, outcome: Outcome) -> None:
 
 def shard_of_process() -> Shard | None:
     """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS,
-    name; None for a process that runs alone."""
+    name; None for a process that runs alone.
+
+    Raises:
+        UsageError: they are no numbers, or the first is not below the second.
+    """
     for index_name, count_name in (
         ("RANK", "WORLD_SIZE"),
         ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -299,7 +303,12 @@ def _number_in(environment: Mapping[str, str], name: str) -> int:
 
 
 def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions:
-    """The options of a process that draws one part of the images."""
+    """The options of a process that draws one part of the images.
+
+    Raises:
+        UsageError: the images are listed on stdin, which the processes of torchrun
+            cannot divide.
+    """
     if "-" in images and _runs_in_torchrun():
         raise UsageError(
             "- lists images on stdin, which the processes of torchrun cannot divide",

@@ -88,6 +88,7 @@ class Boxes:
 
         Raises:
             NothingFoundError: no such box in this image.
+            UsageError: the detector has no such class.
         """
         if target.kind not in ("box", "class"):
             return None
@@ -115,6 +116,8 @@ class Boxes:
             return None
         count = self.scores.shape[1]
         index = class_index(target, count, self.names, self.examples)
+        # `class:dog` is the candidate that is most of a dog, whether it is a box or not;
+        # `box:dog` is the most confident box that is one
         if target.kind == "class":
             row = int(self.scores[:, index].argmax())
             return LabelledBox(row, index) if self.scores[row, index] else None
@@ -214,6 +217,7 @@ class Regions:
 
         Raises:
             NothingFoundError: the class wins no pixel of this image.
+            UsageError: the model has no such class, or the input no such pixel.
         """
         if target.kind == "pixel":
             return self._at_pixel(target)
@@ -282,7 +286,11 @@ class Values:
 
     def value(self, target: Target) -> TargetValue | None:
         """The number of a reduction, of the strongest peak of heat maps, or at a pixel;
-        None for others."""
+        None for others.
+
+        Raises:
+            UsageError: there is no such keypoint or pixel.
+        """
         if target.kind in ("mean", "sum", "norm"):
             return TargetValue(getattr(self.tensor, target.kind)(), target.text)
         if target.kind not in self.kinds:
@@ -323,6 +331,9 @@ def _position(
         target: `pixel:X,Y`, in pixels of the input.
         input_size: height and width of the input.
         size: height and width of the map.
+
+    Raises:
+        UsageError: the input has no such pixel.
     """
     x, y = map(int, target.argument.split(","))
     height, width = input_size

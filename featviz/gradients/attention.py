@@ -48,8 +48,13 @@ class AttentionPath:
         self.reason = ""
 
     def take(self, weights: Tensor) -> None:
-        """Go on with the weights of a block, [1, heads, T, T]; what is not from all
-        tokens to all, as the attention of a pooling, is left out."""
+        """Go on with the weights of a block.
+
+        Args:
+            weights: [1, heads, T, T], or without the first axis. What is not from all
+                tokens to all, as the attention of a pooling, is left out; of windows
+                there is no map, and `reason` says so.
+        """
         if weights.ndim < 4:
             weights = weights[None]
         if weights.shape[-1] != weights.shape[-2] or weights.shape[-1] == 1:
@@ -75,6 +80,10 @@ class AttentionPath:
     ) -> Tensor:
         """The attention up to a layer, in the layout of its output with one channel.
 
+        Args:
+            tensor: the layer's output; only its shape counts.
+            method: `rollout`, or `attention` for that of the last block alone.
+
         Raises:
             LayoutError: there is none.
         """
@@ -86,6 +95,7 @@ class AttentionPath:
                 "has no attention weights before it: no softmax or"
                 " scaled_dot_product_attention of [1, heads, T, T] has run"
             )
+        # all axes of length 1, but those along which the tokens stand
         hints = book.of_tensor(site, tensor)
         arrangement = hints.arrangement or recognise(list(tensor.shape), hints)
         layout = LAYOUTS[arrangement.layout]
@@ -97,6 +107,8 @@ class AttentionPath:
                 f"has {torch.Size(shape).numel()} places and tokens, and its attention"
                 f" {len(attention)}"
             )
+        # A prefix begins with the class token, but where a model has registers alone:
+        # there the mean of the patches stands in for it.
         prefix = arrangement.prefix
         if prefix and prefix[0] != "register_tokens":
             return attention[0].reshape(shape)
@@ -134,6 +146,8 @@ def attended(path: AttentionPath) -> Iterator[None]:
     def softmax(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
+        """What attention in plain tensor operations calls; other softmaxes, as of
+        classes, are told apart by their shape."""
         result = func(*args, **kwargs)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if result.ndim == 4 and dim in (-1, 3):

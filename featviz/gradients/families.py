@@ -158,7 +158,15 @@ def _corners(boxes: Tensor) -> Tensor:
 
 
 def _bounds(boxes: Tensor, angles: Tensor) -> Tensor:
-    """The upright boxes around boxes that are turned by angles [N] in radians."""
+    """The upright boxes around boxes that are turned.
+
+    Args:
+        boxes: [N, 4] of a centre, a width and a height, before they are turned.
+        angles: [N] in radians.
+
+    Returns:
+        Left, top, right and bottom, [N, 4].
+    """
     cos = angles.cos().abs()
     sin = angles.sin().abs()
     width, height = boxes[:, 2:].unbind(dim=1)
@@ -353,7 +361,14 @@ def _at_path(module: nn.Module, path: str) -> Any:
 
 def _first_of(*names: str) -> Callable[[nn.Module], list[str]]:
     """The first of these modules that a model has; of a list, which does not run, its
-    items."""
+    items.
+
+    Args:
+        *names: paths of attributes.
+
+    Returns:
+        What `Family.layers` is: it names no layer where the model has none of them.
+    """
 
     def layers(module: nn.Module) -> list[str]:
         for name in names:
@@ -374,7 +389,12 @@ def _has(key: str, ndim: int) -> Callable[[ModelOutput], bool]:
 def _of_regions(
     title: str, key: str, matches: Callable[[ModelOutput], bool] | None = None
 ) -> Family:
-    """A family whose scores of pixels [1, C, h, w] stand at a key of its output."""
+    """A family whose scores of pixels [1, C, h, w] stand at a key of its output.
+
+    Args:
+        key: empty for the output itself.
+        matches: None for any output with four axes there.
+    """
 
     def read(output: ModelOutput) -> Regions:
         scores = output_at(output.value, key)[0]
@@ -390,8 +410,14 @@ def _of_values(
     kinds: Sequence[str],
     matches: Callable[[ModelOutput], bool] | None = None,
 ) -> Family:
-    """A family whose numbers are one tensor of its output; the first kind of target is
-    the default."""
+    """A family whose numbers are one tensor of its output.
+
+    Args:
+        key: of the tensor in the output; empty for the output itself.
+        ndim: its axes, of which the first counts one image.
+        kinds: targets that make sense, the default first.
+        matches: None for any output with such a tensor.
+    """
 
     def read(output: ModelOutput) -> Values:
         return Values(output_at(output.value, key), kinds, output.input_size)
@@ -440,7 +466,8 @@ FAMILIES = (
     _of_values("an encoder", "", 3, _OF_EMBEDDINGS),
     _of_values("an encoder", "", 2, _OF_EMBEDDINGS),
 )
-"""In the order in which they are tried."""
+"""In the order in which they are tried; the first that matches reads the output. An
+output of four axes is an encoder's only where it is no segmentation."""
 
 
 class Reading(NamedTuple):
@@ -451,7 +478,12 @@ class Reading(NamedTuple):
 
     def value(self, target: Target) -> TargetValue | None:
         """The number that is the target; None where it is none of the family's, but one
-        that any model may have."""
+        that any model may have.
+
+        Raises:
+            UsageError: the family has no such target, or this image none (a
+                NothingFoundError).
+        """
         if target.keys or target.layer is not None:
             return None
         if target.is_default:
@@ -501,7 +533,7 @@ def read(
 
     Args:
         output: of the model.
-        arg: its first argument, [1, C, H, W].
+        arg: its first argument, [1, C, H, W]; only its height and width count.
         threshold: of a detector of torchvision, where `weak_boxes_too` has taken it
             away.
     """

@@ -35,8 +35,14 @@ class Intervention:
     selectors: str
     """The layers, as in `--layers`."""
     channels: tuple[int, ...] = ()
+    """Indices, each once, in the order of the text; none for a change of all channels."""
     numbers: tuple[float, ...] = ()
     """A factor, a deviation, or the lower and the upper limit."""
+
+
+# Each takes a change, an output, its axis of channels (-1 where the change names none)
+# and a source of noise. None works in place: the model may use the output under another
+# name, too.
 
 
 def _zero(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
@@ -62,6 +68,7 @@ def _indices(change: Intervention, output: Tensor) -> Tensor:
 
 
 def _clamp(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+    """Limits all values; NaN stays NaN."""
     return output.clamp(*change.numbers)
 
 
@@ -197,10 +204,15 @@ def intervene(
     """Make these changes to a layer's output, in their order.
 
     Args:
+        changes: those of this layer.
         layer: its name, for messages.
+        output: what the layer returned, of any type.
         axis_of: which axis of a tensor counts channels; takes the option, for its
             message.
         noise: the source of noise, on the CPU.
+
+    Returns:
+        The changed output; the same object without changes.
 
     Raises:
         UsageError: the output is no dense tensor, or has fewer channels.

@@ -60,13 +60,15 @@ def plan(
     nothing.
 
     Args:
+        options: as they were read; interventions and target are still text.
         blank: the model's arguments, zeros.
         book: the hints for inputs of their shape.
 
     Raises:
         UsageError: no such layer or target, or a change that cannot be made.
     """
-    # all layers: an intervention may change one that is not drawn
+    # All layers, not only those of --layers: an intervention may change one that is not
+    # drawn, and what it does be looked at in another.
     layers = list_layers(model.module)
     runtime = computed_by(model.module)
     if runtime is not None and (options.gradients or options.interventions):
@@ -104,7 +106,14 @@ def plan(
 
 
 def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[Layer]:
-    """The layers that an intervention speaks of; UsageError where there is none."""
+    """The layers that an intervention speaks of.
+
+    Args:
+        layers: all of the model.
+
+    Raises:
+        UsageError: the selectors match none, or speak of functions.
+    """
     parsed = selectors.parse(change.selectors)
     if selectors.of_functions(parsed):
         raise UsageError(f"{change.option}: functions cannot be changed, only modules")
@@ -135,7 +144,12 @@ def watched(
     model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]
 ) -> Iterator[Watched]:
     """Place the hooks that capture layers, and those of interventions and of the
-    target, for any number of inputs; all are removed afterwards."""
+    target, for any number of inputs; all are removed afterwards.
+
+    Args:
+        plan: of this model.
+        layers: those that are captured; none to capture nothing.
+    """
     hooks = Watched(model, plan, layers)
     # the layer of the target changes nothing, but what it returns is wanted
     changed = set(plan.changes)
@@ -186,8 +200,14 @@ class Watched:
     """What each call of the target's layer returned."""
 
     def change(self, layer: Layer, output: Any) -> Any:
-        """Change a layer's output, or keep it for the target; None where it stays as it
-        is."""
+        """Change a layer's output, or keep it for the target.
+
+        Returns:
+            None where the output stays as it is, as torch's forward hooks have it.
+
+        Raises:
+            UsageError: the change cannot be made to this output.
+        """
         if self._book is None:  # the undisturbed pass
             return None
         changes = self.plan.changes.get(layer, ())
@@ -314,7 +334,14 @@ class Watched:
         """Forward and backward; hooks on tensors take the gradients. Parameters get
         none. The input requires gradients, so that a frozen model has a graph; the
         model gets a copy of it, since an in-place operation is not allowed on the input
-        itself."""
+        itself.
+
+        Args:
+            args: the model's arguments, on its device.
+
+        Raises:
+            UsageError: the target is none of this output, or no gradient flows back.
+        """
         model = self.model
         target = self.plan.target
         # leaves of the graph, whose gradients end the way back
@@ -341,7 +368,11 @@ class Watched:
         return BackwardPass(output, value)
 
     def _target_output(self, book: HintBook) -> Any:
-        """What the target's layer returned last, or the target's channel of it."""
+        """What the target's layer returned last, or the target's channel of it.
+
+        Raises:
+            UsageError: the layer did not run, or has no such channel.
+        """
         target = self.plan.target
         if not self._target_outputs or self.plan.target_layer is None:
             raise target.error(": the layer does not run")
@@ -360,8 +391,15 @@ class Watched:
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, subject: str) -> int:
-    """The axis of a layer's output that counts channels; the error begins with its
-    subject."""
+    """The axis of a layer's output that counts channels.
+
+    Args:
+        tensor: the output; only its shape counts.
+        subject: what asks, with which the error begins.
+
+    Raises:
+        UsageError: the shape does not tell.
+    """
     shape = list(tensor.shape)
     axis = channel_axis(shape, book.of_layer(layer))
     if axis is None:
@@ -376,7 +414,12 @@ def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, subject: str) ->
 def _idle(
     plan: PassPlan, ran: set[Layer], relu_calls: Counter[str] | None
 ) -> Iterator[str]:
-    """A message for each option that changed nothing."""
+    """A message for each option that changed nothing.
+
+    Args:
+        ran: the layers that were changed.
+        relu_calls: how often a ReLU was called; None where no rule was in force.
+    """
     if relu_calls is not None and not relu_calls:
         yield (
             f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no"
@@ -519,7 +562,12 @@ class OutputChange(NamedTuple):
 
 def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputChange:
     """Compare the tensors of two outputs. They cannot be compared where there are none,
-    their shapes differ, or one has no real, dense values."""
+    their shapes differ, or one has no real, dense values.
+
+    Args:
+        before: of one output, in the order in which they stand in it.
+        after: of the other.
+    """
     try:
         old_values = [_exact(tensor) for tensor in before]
         new_values = [_exact(tensor) for tensor in after]

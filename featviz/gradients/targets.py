@@ -105,7 +105,12 @@ class Target:
         return UsageError(f"target {quoted(repr(self.text))}{message}", hint)
 
     def _tensor(self, output: Any) -> Tensor:
-        """The tensor inside an output, dense and of a type that torch can sum."""
+        """The tensor inside an output, dense and of a type that torch can sum.
+
+        Raises:
+            UsageError: nothing stands at the target's keys, or what does has no
+                gradient.
+        """
         from torch import Tensor
 
         # one key after the other: `output[out][0]`
@@ -187,9 +192,13 @@ def class_index(
     """The index of a class that is asked for by its index or its name, in any case.
 
     Args:
+        target: its argument is the index or the name.
         count: of classes.
         names: of the classes, as far as they are known.
         examples: targets that there are, for the hint.
+
+    Raises:
+        UsageError: there is no such class.
     """
     # a class may be called `3`; its number comes first
     name = target.argument.lower()
@@ -346,7 +355,15 @@ def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOption
 
 def check_options(options: PassOptions, draw: DrawOptions) -> None:
     """Refuse bad values, and those that would do nothing beside the others, before any
-    work."""
+    work.
+
+    Args:
+        options: after `for_drawing`.
+        draw: what is drawn of it.
+
+    Raises:
+        UsageError: an option is one of these.
+    """
     if draw.weighs and options.capture != PAIRED:
         message = (
             f"reduce={draw.reduce} is made of a layer's output and its gradient, and"
