@@ -134,6 +134,11 @@ class Option:
         """The value of the field: from text as a user types it, or as a program passes
         it.
 
+        Args:
+            value: a text; a list of texts where the option is `repeatable`; what a TOML
+                file holds; any object of Python. None takes what happens without the
+                option, where it may be left out.
+
         Raises:
             UsageError: the value is none that this option takes.
         """
@@ -153,19 +158,29 @@ class Option:
     def _refused(self, value: Any) -> UsageError:
         """The error for a value that this option does not take: with the choice that is
         nearest to it, or what the option is for, which may show why it is wrong."""
+        # the command line passes a repeatable option as a list, and one typed no list
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         shown = quoted(str(value))
         close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
-        first_sentence = re.split(r"\.[ \f]|: {", self.help)[0].rstrip(".")
-        hint = f"did you mean {close[0]}?" if close else first_sentence
+        # a help text's first sentence ends before a table that stands in braces, too
+        hint = re.split(r"\.[ \f]|: {", self.help)[0].rstrip(".")
+        if close:
+            hint = f"did you mean {close[0]}?"
         return UsageError(f"{self.name}={shown}: expected {self.expects}", hint)
 
 
 @cache
 def declared(record_type: type[Struct]) -> dict[str, Option]:
-    """The options of a record by name, in the order of help; not those of records in
-    it."""
+    """The options that a record itself declares.
+
+    Args:
+        record_type: a Struct whose option fields are annotated by `option`.
+
+    Returns:
+        By the name of the field, in the order of fields, which is that of help. Left out
+        are the options of records in it, see `every_option`.
+    """
     # a field without a text is no option: it is for programs alone
     help_texts: dict[str, str] = {}
     # a record inherits fields with their texts, and may say something else of one
@@ -187,7 +202,7 @@ def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
 
     Args:
         field: as msgspec knows it.
-        hint: its annotation.
+        hint: its annotation, with the `Meta` of `option`; KeyError without one.
         help_text: see `Option.help`.
     """
     leaves, extras = _taken_apart(field.type)
@@ -220,8 +235,15 @@ def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
 
 
 def _taken_apart(field_type: types.Type) -> tuple[list[types.Type], dict[str, Any]]:
-    """The types in a union, and what annotations say at any level: `notes` and
-    `reader`."""
+    """The types in a union, and what annotations say at any level.
+
+    Args:
+        field_type: as msgspec knows it: Metadata around a UnionType around Metadata …
+
+    Returns:
+        The plain types; and by name what `option` (`notes`) and a type of
+        `options.values` (`reader`) put into the annotation.
+    """
     if isinstance(field_type, types.Metadata):
         leaves, extras = _taken_apart(field_type.type)
         return leaves, extras | (field_type.extra or {})
@@ -238,7 +260,13 @@ def _taken_apart(field_type: types.Type) -> tuple[list[types.Type], dict[str, An
 def _reader_of(
     leaves: Sequence[types.Type], hint: Any, choices: Sequence[str]
 ) -> ValueReader:
-    """The reader of a plain type: choices, a number, true or false, texts or a text."""
+    """The reader of a plain type: choices, a number, true or false, texts or a text.
+
+    Args:
+        leaves: the types in the field's union.
+        hint: its annotation, which has the bounds of a number.
+        choices: empty where it takes others.
+    """
     if choices:
         several = "one of " if len(choices) > 1 else ""
         return ValueReader(
@@ -263,6 +291,10 @@ def _read_choice(value: Any, choices: Sequence[str]) -> str:
 
     Args:
         value: a text; True stands for the first choice, as in `tensors=True`.
+        choices: at least one, of which the result is one, in its own case.
+
+    Raises:
+        ValueError: a text that is none of them; AttributeError: no text.
     """
     name = choices[0] if value is True else value.strip().lower()
     if name == "jpeg":
@@ -285,7 +317,7 @@ def _bounds_text(number: types.IntType | types.FloatType) -> str:
 
 
 def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
-    """The records in a record, by field."""
+    """The types of the records in a record, by field; not of those deeper inside."""
     records: dict[str, type[Struct]] = {}
     for field in structs.fields(record_type):
         if isinstance(field.type, type) and issubclass(field.type, Struct):
@@ -294,8 +326,16 @@ def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
 
 
 def every_option(*record_types: type[Struct]) -> dict[str, Option]:
-    """The options of records and of those in them, whose defaults are the outer
-    record's."""
+    """The options of records and of those in them, at any depth.
+
+    Args:
+        record_types: Structs whose nested records have a default. Where two declare an
+            option, the outer one counts, and of several the last.
+
+    Returns:
+        By name; the default of a nested record's option is the one in the outer
+        record's default (`kernels` normalises differently from `run`).
+    """
     options: dict[str, Option] = {}
     for record_type in record_types:
         options |= declared(record_type)
@@ -310,8 +350,12 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
 
 
 def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
-    """A record of values as a user or a program passes them; other fields are passed as
-    they are.
+    """A record of values as a user or a program passes them.
+
+    Args:
+        record_type: the record; those in it are made as well, of the same values.
+        values: by name of the option. Fields that are no options are passed as they
+            are; what is missing has its default.
 
     Raises:
         UsageError: a value is wrong, or there is no such option.
@@ -338,9 +382,14 @@ def read_from(
     """A record, and the records in it, of those values that are their options.
 
     Args:
-        values: by name; what the record takes is removed.
+        record_type: the record, each of whose nested records has a default.
+        values: by name; what the record takes is removed from it, so that what several
+            records leave is no option of any.
         but: names that it does not take.
         **fields: values of fields as they stand.
+
+    Raises:
+        UsageError: a value is none that its option takes.
     """
     defaults = {field.name: field.default for field in structs.fields(record_type)}
     for name, inner_type in nested(record_type).items():
@@ -371,6 +420,7 @@ def no_option(wrong: Iterable[str], options: Iterable[str]) -> UsageError:
     """
     names = list(wrong)
     close = difflib.get_close_matches(names[0], sorted(options), 1)
+    # the whole list is long, and a misspelt name is the usual mistake
     hint = f"there is {', '.join(sorted(options))}"
     if close:
         hint = f"did you mean {close[0]}?"

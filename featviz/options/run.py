@@ -69,6 +69,8 @@ class ModelOptions(Struct, frozen=True):
     """The model, and how it is loaded."""
 
     spec: str
+    """MODEL as the user typed it: `net.pth`, `net.py:make`, `timm:resnet50`, `hf:DIR`.
+    """
     arch: Annotated[str | None, option(MODEL, "MODEL", first=True, is_path=True)] = None
     weights: Annotated[WeightsSource | None, option(MODEL, first=True)] = None
     seed: Annotated[Seed, option(MODEL)] = 0
@@ -187,7 +189,12 @@ class DrawOptions(Struct, frozen=True):
         return PAD_GREY if self.padding is None else 0.0
 
     def check(self) -> None:
-        """Refuse options that would do nothing beside `reduce`."""
+        """Refuse options that would do nothing beside `reduce`.
+
+        Raises:
+            UsageError: `order`, `collapse`, `labels` or `channels` differs from its
+                default; beside pca also `normalize` or `cmap`.
+        """
         if self.reduce is None:
             return
         # what has its default may have been left out, which nobody can tell apart
@@ -255,8 +262,11 @@ class RunOptions(Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        """Where the run is written: `out`, or the folder with the last name of its URL."""
-        return Path(safe_name(self.out.name)) if self.mirror else Path(self.out)
+        """Where the run is written: `out`, or the folder with the last name of its URL,
+        in the current one."""
+        if self.mirror:
+            return Path(safe_name(self.out.name))
+        return Path(self.out)
 
     @property
     def mirror(self) -> Url | None:
@@ -265,6 +275,12 @@ class RunOptions(Struct, frozen=True):
 
 
 def flag(name: str) -> str:
-    """What an option of `run` is called on the command line."""
+    """What an option of `run` is called on the command line.
+
+    Args:
+        name: in Python or in run.json; one that a later featviz may have is spelt alike.
+    """
     options = every_option(ModelOptions, RunOptions)
-    return options[name].flags[-1] if name in options else f"--{name.replace('_', '-')}"
+    if name in options:
+        return options[name].flags[-1]
+    return f"--{name.replace('_', '-')}"

@@ -52,6 +52,10 @@ def convert(value: Any, value_type: Any) -> Any:
     """A value of a type, also from its text; numbers of numpy and torch become
     Python's.
 
+    Args:
+        value: a text of the command line (`.5`, `true`), or whatever a program passes.
+        value_type: an annotation that msgspec understands, with its bounds.
+
     Raises:
         ValueError: a float that is not finite.
         msgspec.ValidationError: another type, or out of its bounds.
@@ -84,7 +88,8 @@ def split_list(value: Any) -> list[Any]:
 
     Args:
         value: a text (`224x224`, `.5,.5`, `1 2`), a number, or a sequence of these: an
-            option may be given once for each item, or once for some of them.
+            option may be given once for each item, or once for some of them. Of an
+            empty text, and behind a last comma, there is an item without letters.
     """
     # x is between sides as people type them, × as messages show them
     if isinstance(value, str):
@@ -101,7 +106,18 @@ def split_list(value: Any) -> list[Any]:
 
 
 def _read_size(value: Any) -> int | tuple[int, int]:
-    """One number of pixels, the shorter side; or two, height and width."""
+    """A size in pixels, 1..LONGEST_SIDE.
+
+    Args:
+        value: a number, or one or two as `split_list` takes them.
+
+    Returns:
+        One number, for the shorter side; or two, height and width.
+
+    Raises:
+        ValueError: more than two, or no whole numbers within the bounds
+            (msgspec.ValidationError is one).
+    """
     pixels = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
     sides = [convert(item, pixels) for item in split_list(value)]
     if len(sides) == 1:
@@ -144,7 +160,18 @@ class ChannelChoice(NamedTuple):
 
 @lru_cache(64)
 def channel_choice(text: str) -> ChannelChoice:
-    """Read `12,40-43`, `top` or `varied:16`; ValueError where it is neither."""
+    """Read which channels are drawn.
+
+    Args:
+        text: `12,40-43`, `top` or `varied:16`, in small letters.
+
+    Returns:
+        The choice; whether a tensor has such channels is known when it is drawn.
+
+    Raises:
+        ValueError: neither numbers nor a rule, or a rule with the number 0.
+    """
+    # read for each picture, and a run has one text for all of them: cached
     match = _CHANNEL_RULE.fullmatch(text)
     if match is None:
         return ChannelChoice("", 0, tuple(read_ranges(text)))
@@ -152,6 +179,7 @@ def channel_choice(text: str) -> ChannelChoice:
 
 
 def _read_channels(value: Any) -> str:
+    """The text that `channel_choice` reads, of a text, a number or several."""
     if isinstance(value, str):
         text = value.strip().lower()
     else:
@@ -162,7 +190,8 @@ def _read_channels(value: Any) -> str:
 
 
 def _read_names(value: Any) -> tuple[str, ...]:
-    # each text may be a list
+    """Names or globs, of one text or several with commas between them; () of empty
+    ones."""
     names = []
     for text in read_texts(value):
         names += [name.strip() for name in text.split(",") if name.strip()]
@@ -177,7 +206,13 @@ def _read_auto(value: Any) -> int | None:
 
 
 def _read_path(value: Any) -> Path:
-    """A path of this machine, whether or not something is there."""
+    """A path of this machine, whether or not something is there.
+
+    Raises:
+        ValueError: it is neither text nor a path, or has a NUL, of which the system
+            knows no file.
+        UsageError: it is a URL.
+    """
     if not isinstance(value, (str, PathLike)) or "\0" in str(value):
         raise ValueError(value)
     refuse_url(fspath(value))  # Path would make a folder `s3:` of it
@@ -221,7 +256,8 @@ def _read_run_location(value: Any) -> Path | Url:
 
 
 def _read_shard(value: Any) -> Shard:
-    """`2/8`, the second of eight; digits of other scripts are none."""
+    """`2/8` as the second of eight, whose index is 1; digits of other scripts are
+    none."""
     # nine digits: int() of thousands takes long, or raises
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -239,7 +275,8 @@ _INDEXED = re.compile(
 def _read_selectors(value: Any) -> str:
     """Selectors in one text, whose grammar `hooks.selectors.parse` reads when the layers
     are known."""
-    # Conv2d[0] is as Python writes it; as a glob it would match nothing
+    # Conv2d[0] is as Python writes it; as a glob it would match nothing. A program may
+    # pass a list of selectors.
     text = value if isinstance(value, str) else ",".join(value)
     return _INDEXED.sub(r"\1#\2", text)
 
@@ -250,13 +287,18 @@ def _read_target(value: Any) -> str:
     if not isinstance(value, str):
         value = convert(value, NonNegativeInt)
     text = str(value).strip()
-    return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return f"class:{text}"
+    return text
 
 
 def _read_weights(value: Any) -> str:
     """`none` or `default` in any case; a file or the name of an entry, as it is."""
     text: str = fspath(value)
-    return text.lower() if text.lower() in ("none", "default") else text
+    # anything else may be a path, whose letters count
+    if text.lower() in ("none", "default"):
+        return text.lower()
+    return text
 
 
 def _read_arguments(value: Any) -> Mapping[str, Any]:
@@ -265,6 +307,12 @@ def _read_arguments(value: Any) -> Mapping[str, Any]:
     Args:
         value: a mapping; or `KEY=VALUE`, once or several times, whose value is a Python
             literal or else text. `@hparams` stands for those of a checkpoint.
+
+    Returns:
+        The values by name, of which a later one of the same name counts.
+
+    Raises:
+        ValueError: a text without `=`, or with a key that is no name in Python.
     """
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return value
@@ -279,14 +327,21 @@ def _read_arguments(value: Any) -> Mapping[str, Any]:
             raise ValueError(value)
         try:
             arguments[key] = ast.literal_eval(text)
-        # a text that nests too deep, or is no literal, is a text
+        # `--model-arg act=gelu` without quotes; and a text that nests too deep
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             arguments[key] = text
     return arguments
 
 
 def read_texts(value: Any) -> tuple[str, ...]:
-    """One text, or several, of an option that may be repeated."""
+    """The texts of an option that may be repeated.
+
+    Args:
+        value: one text, or a tuple or list of them, which may be empty.
+
+    Raises:
+        TypeError: it is something else; msgspec.ValidationError: so is an item.
+    """
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (tuple, list)):
