@@ -91,9 +91,16 @@ class ScopedNode(NamedTuple):
 
 
 def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
-    """The calls of a graph in the order of its nodes, which is that of a forward pass.
+    """The calls of a graph in the order of its nodes, which is that of a forward pass:
+    ONNX wants a node behind those whose values it takes.
 
     Left out are constants, the arithmetic of shapes, and the nodes that quantise.
+
+    Args:
+        graph: The GraphProto; its local functions are inlined.
+
+    Returns:
+        The outermost calls, with those inside them, and what is known of the values.
     """
     values = _read_values(graph)
     classes: dict[str, str] = {}
@@ -106,15 +113,22 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
         )
         if not outputs or is_left_out:
             continue
-        inputs = [
-            values.stand_in.get(values.origin.get(name, name), name)
-            for name in node.input
-            if name and name not in values.constants
-        ]
+        inputs = _inputs_of(node, values)
         scopes = _scopes(node, classes)
         modules = path if scopes is None else scopes
-        scoped_nodes.append(ScopedNode(node, modules, tuple(inputs), outputs))
+        scoped_nodes.append(ScopedNode(node, modules, inputs, outputs))
     return _Builder(graph, scoped_nodes, values, classes).calls(), values
+
+
+def _inputs_of(node: Any, values: GraphValues) -> tuple[str, ...]:
+    """`ScopedNode.inputs`. A quantised value has a name of its own at each step, of
+    which the last one, behind DequantizeLinear, stands for all."""
+    inputs = []
+    for name in node.input:
+        if name and name not in values.constants:
+            origin = values.origin.get(name, name)
+            inputs.append(values.stand_in.get(origin, name))
+    return tuple(inputs)
 
 
 # Values
@@ -127,7 +141,8 @@ def _read_values(graph: Any) -> GraphValues:
     for node in graph.node:
         if not _is_constant(node, constants) and node.op_type not in _SHAPES:
             continue
-        # which tensor a convolution's weights are, also where they are quantised
+        # Which tensor a convolution's weights are, also where they are quantised. A
+        # shape is known without the image, once the input's size is.
         source = ""
         if node.op_type in _KEEPS_SOURCE:
             source = constants.get(node.input[0], "")
@@ -159,6 +174,7 @@ def _quantised_values(graph: Any, constants: Collection[str]) -> _QuantisedValue
         quantised = node.output[0]
         is_taken = len(users[value]) > 1 or value in outputs or value in constants
         operators = {user.op_type for user in users[quantised]}
+        # integers that an operator takes as they are (QLinearConv) are values themselves
         if is_taken or operators != {_DEQUANTISE}:
             continue
         stand_in[value] = users[quantised][0].output[0]
@@ -197,11 +213,14 @@ def _list_of_names(text: str) -> list[str]:
     if not text.startswith("[") or len(text) > _LONGEST:
         return []
     try:
+        # evaluates no names and no calls; a deep text exhausts the parser's stack
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
     are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)
-    return names if are_names and len(names) <= _DEEPEST else []
+    if not are_names or len(names) > _DEEPEST:
+        return []
+    return names
 
 
 def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
@@ -213,6 +232,7 @@ def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
     a member of an nn.Sequential repeats the name of the Sequential. At the second call
     of a module its name is counted: relu_1."""
     names_of_nodes = [_old_parts(node) for node in nodes]
+    # the names that occur inside each module
     siblings = defaultdict[tuple[str, ...], set[str]](set)
     for names in names_of_nodes:
         for depth, name in enumerate(names or ()):
@@ -225,6 +245,7 @@ def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
         path: list[str] = []
         previous = ""
         for depth, name in enumerate(names):
+            # relu_1 may also be an attribute's own name: only beside a relu it is a count
             first_call = re.sub(r"_\d+$", "", name)
             if first_call in siblings[names[:depth]]:
                 name = first_call
@@ -244,7 +265,10 @@ def _old_parts(node: Any) -> tuple[str, ...] | None:
     first, *names = node.name.split("/")
     if first or not names or len(names) > _DEEPEST or not all(names):
         return None
-    return tuple(names[:-1]) if names[-1].startswith(node.op_type) else None
+    # `Relu`, or of a second one in the same module `Relu_1`
+    if names[-1].startswith(node.op_type):
+        return tuple(names[:-1])
+    return None
 
 
 # Calls
@@ -298,6 +322,8 @@ class _Builder:
                 yield self._node_call(number, modules)
                 number += 1
                 continue
+            # all nodes in a row that are in the same module are one call of it; with
+            # nodes of others between them they are several
             end = number
             while end < run.end and self._is_in(end, modules[: depth + 1]):
                 end += 1
@@ -311,8 +337,11 @@ class _Builder:
         modules = self.nodes[run.start].modules or ()
         name = modules[depth]
         leaving = self._leaving(run)
+        # of several values nobody knows which of them the module returned
         maker = leaving[0] if len(leaving) == 1 else None
-        if name not in self.parents:  # its nodes are no modules of their own
+        # A module without modules is its nodes: the one that gives its value has its
+        # name, and nodes before it (the MatMul of an nn.Linear with bias) have their operator's.
+        if name not in self.parents:
             for number in range(run.start, run.end):
                 is_output = maker is not None and number == maker.number
                 yield self._node_call(number, modules, name if is_output else None)
@@ -364,8 +393,11 @@ class _Builder:
     def _goes_on(self, run: _Run, maker: _Maker, modules: tuple[str, ...]) -> bool:
         """Whether nodes of the same module that stand elsewhere take its value, so that
         the run is only a piece of its call."""
-        others = [n for n in self.users[maker.value] if not run.start <= n < run.end]
-        return any(self._is_in(number, modules) for number in others)
+        for number in self.users[maker.value]:
+            is_elsewhere = not run.start <= number < run.end
+            if is_elsewhere and self._is_in(number, modules):
+                return True
+        return False
 
     def _entering(self, run: _Run) -> tuple[str, ...]:
         """The values that a run of nodes takes from outside."""

@@ -62,11 +62,13 @@ def read_graph(path: Path) -> Any:
         raise LoadError(message, "export or fetch it again") from error
     if not model.graph.node:
         raise LoadError(f"{path.name} is an ONNX model without nodes", None)
+    # before inlining, which would not end
     if model.functions:
         _check_functions(model, path.name)
         model = onnx.inliner.inline_local_functions(model)
     _check_operators(model, path.name)
     folder = ReadFolder(path.parent)
+    # what protobuf takes in one piece counts the graph and all weights together
     total_bytes = model.ByteSize()
     for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -118,6 +120,7 @@ def _check_functions(model: Any, file_name: str) -> None:
             if key not in bodies:
                 total += 1
                 continue
+            # it is counted right now, further out
             if key in open_calls:
                 message = f"{file_name}: the function {quoted(key.name)} calls itself"
                 raise LoadError(message, None)
@@ -164,6 +167,7 @@ def _take_in(tensor: Any, folder: ReadFolder, most: int, file_name: str) -> int:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "").removeprefix("./")
     subject = f"{file_name}: the values of {quoted(tensor.name, 60)!r}"
+    # offset and length may be left out: then the values are all of the file
     size = _byte_size(tensor)
     offset = _number(entries, "offset", 0)
     length = _number(entries, "length", size)
@@ -184,6 +188,7 @@ def _take_in(tensor: Any, folder: ReadFolder, most: int, file_name: str) -> int:
     if len(values) != size:
         message = f"{subject} lie beyond the end of {quoted(location)!r}"
         raise LoadError(message, "fetch the file again")
+    # with its values inside, the tensor must not name a file any more
     tensor.raw_data = values
     del tensor.external_data[:]
     tensor.ClearField("data_location")
@@ -191,11 +196,20 @@ def _take_in(tensor: Any, folder: ReadFolder, most: int, file_name: str) -> int:
 
 
 def _number(entries: Mapping[str, str], key: str, default: int | None) -> int | None:
-    """A number of bytes; None where the text is none."""
+    """A number of bytes; None where the text is none.
+
+    Args:
+        entries: Of a tensor's external data.
+        key: `offset` or `length`.
+        default: What it is where there is no such entry.
+    """
     text = entries.get(key)
     if text is None:
         return default
-    return int(text) if text.isdecimal() and len(text) < 20 else None
+    # 2^63 has 19 digits; int() of thousands takes long, or raises
+    if not text.isdecimal() or len(text) >= 20:
+        return None
+    return int(text)
 
 
 def _byte_size(tensor: Any) -> int | None:

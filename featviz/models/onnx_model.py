@@ -148,14 +148,28 @@ class OnnxInput(NamedTuple):
             return FixedInput(channels)
         return FixedInput(channels, (height, width))
 
+    @property
+    def description(self) -> str:
+        """Its type and shape for people: `int64 1×?`."""
+        sizes: list[int | str] = []
+        for side in self.shape:
+            sizes.append("?" if side is None else side)
+        return str(self.dtype).removeprefix("torch.") + " " + by(sizes)
+
     def feed(self, value: Any) -> np.ndarray:
-        """What the session takes for a tensor [N, C, H, W], or any other."""
+        """What the session takes.
+
+        Args:
+            value: a tensor of images [N, C, H, W], values 0..1 where the graph takes
+                integers; for an input that is no image any tensor, or what torch makes
+                one of.
+        """
         tensor = torch.as_tensor(value).detach().cpu()
         if self.channels_last and tensor.ndim == 4:
             tensor = tensor.permute(0, 2, 3, 1)
         takes_integers = not self.dtype.is_floating_point
         if takes_integers and self.is_image and tensor.is_floating_point():
-            # a graph of integers has its normalisation inside, and takes levels 0..255
+            # levels 0..255, see `load_onnx`
             tensor = (tensor * 255).round().clamp(0, 255)
         array: np.ndarray = tensor.to(self.dtype).contiguous().numpy()
         return array
@@ -201,7 +215,20 @@ class OnnxModel(nn.Module):
         """Bytes of values that were seen, by name."""
 
     def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """The graph's outputs: a tensor, or a dict of several by their names."""
+        """A forward pass, in which the layers with hooks are called.
+
+        Args:
+            images: Positional arguments of forward: tensors [N, C, H, W] for the inputs
+                that are not named, in the graph's order.
+            named: Keyword arguments, by `OnnxInput.argument`.
+
+        Returns:
+            The graph's output: a tensor, or a dict of several by their names.
+
+        Raises:
+            UsageError: An input has no argument.
+            RuntimeError: The session fails, such as on an image of another size.
+        """
         arguments = self._arguments(images, named)
         feeds = {item.name: item.feed(arguments[item.argument]) for item in self.inputs}
         needed = [*self._needed(self.calls), *self.output_names]
@@ -224,11 +251,10 @@ class OnnxModel(nn.Module):
         arguments |= dict(zip(free, images, strict=False))
         for item in self.inputs:
             if arguments.get(item.argument) is None:
-                sizes = by("?" if side is None else side for side in item.shape)
-                dtype = str(item.dtype).removeprefix("torch.")
-                message = f"the graph also takes {quoted(item.name)}, {dtype} {sizes}"
-                hint = f"--forward-arg {item.argument}=VALUE"
-                raise UsageError(message, hint)
+                raise UsageError(
+                    f"the graph also takes {quoted(item.name)}, {item.description}",
+                    f"--forward-arg {item.argument}=VALUE",
+                )
         return arguments
 
     def _needed(self, calls: Sequence[LayerCall]) -> list[str]:
@@ -253,6 +279,8 @@ class OnnxModel(nn.Module):
                 continue
             inputs = call.inputs if module._forward_pre_hooks else ()
             arguments = [values.take(name) for name in inputs]
+            # Hooks before the call see its inputs, then the calls inside it happen, then
+            # hooks behind it see its outputs: as in a module that computes.
             module.body = partial(self._finish, call, values)
             module(*arguments)
             module.body = None
@@ -276,16 +304,18 @@ class OnnxModel(nn.Module):
         """
         import onnxruntime
 
+        # All values of a pass, also in each of its runs: another set is another session,
+        # whose graph is read and optimised anew.
         session = self.session(all_names)
-        readable = {
-            output.name
-            for output in session.get_outputs()
-            if _READABLE.fullmatch(output.type)
-        }
+        readable: set[str] = set()
+        for output in session.get_outputs():
+            if _READABLE.fullmatch(output.type):
+                readable.add(output.name)
+        fetched = [name for name in names if name in readable]
+        # a session cannot be interrupted but by its options, from another thread
         options = onnxruntime.RunOptions()
         watchdog = Timer(MOST_SECONDS, setattr, (options, "terminate", True))
         watchdog.daemon = True
-        fetched = [name for name in names if name in readable]
         try:
             if self.has_loops:
                 watchdog.start()
@@ -298,16 +328,22 @@ class OnnxModel(nn.Module):
         return [by_name.get(name) for name in names]
 
     def session(self, names: Collection[str] = ()) -> Any:
-        """A session that gives these values beside the graph's outputs.
+        """A session that gives these values beside the graph's outputs; the one that
+        there is for the same values, or a new one.
 
-        Its threads do not survive a fork, and workers have another number of them."""
+        Args:
+            names: Of values; those of inputs and outputs may be among them.
+        """
         threads = torch.get_num_threads()
+        # its threads do not survive a fork, and workers have another number of them
         key = (os.getpid(), threads, frozenset(names))
         if key in self._sessions:
             return self._sessions[key]
         import onnx
         import onnxruntime
 
+        # Optimising the graph joins nodes, and values between them are gone: what is an
+        # output of the graph stays.
         fragment = onnx.ModelProto()
         input_names = {item.name for item in self.inputs}
         for name in sorted(set(names) - set(self.output_names) - input_names):
@@ -319,6 +355,7 @@ class OnnxModel(nn.Module):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if _memory_is_bounded():
             options.add_session_config_entry("session.use_env_allocators", "1")
+        # each session has the weights once more
         while len(self._sessions) >= _SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         # the bytes of two messages of protobuf, one behind the other, are those of both
@@ -354,7 +391,7 @@ def _memory_is_bounded() -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What ONNX Runtime says, without where in its code."""
+    """What ONNX Runtime says, without where in its code, and on one line."""
     text = first_line(error)
     if _NO_MEMORY.search(text):
         return "an operator needs more memory than there is"
@@ -392,7 +429,7 @@ class _PassValues:
         self.position = 0
 
     def take(self, name: str) -> Any:
-        """The next value, which has this name."""
+        """The next value, which has this name: calls come in the order of `needed`."""
         if name not in self.values:
             self._fetch()
         self.position += 1
@@ -401,17 +438,15 @@ class _PassValues:
     def _fetch(self) -> None:
         """Let go what is not needed again, and get as much as there is room for."""
         later = dict.fromkeys(self.needed[self.position :])
-        self.values = {
-            name: value
-            for name, value in self.values.items()
-            if name in later or name in self.seen
-        }
+        for name in self.values.keys() - later.keys() - self.seen.keys():
+            del self.values[name]
         names: list[str] = []
         size = 0
         for name in later:
             if name in self.values:
                 continue
             size += self.sizes.get(name, _UNKNOWN_BYTES)
+            # a single one may be larger: it is needed all the same
             if names and size > MOST_BYTES_AT_ONCE:
                 break
             names.append(name)
@@ -452,9 +487,11 @@ def load_onnx(path: Path) -> Loaded:
     model.calls, values = layer_calls(graph)
     _add_layers(model, values, {tensor.name: tensor for tensor in graph.initializer})
     record = {"kind": "file", **weights.record(path), "runtime": RUNTIME}
-    image = next((item for item in inputs if item.is_image), inputs[0])
+    images = [item for item in inputs if item.is_image]
+    image = images[0] if images else inputs[0]
     entry = None
     fixed = image.fixed
+    # a graph of integers has its normalisation inside, and takes levels
     if not image.dtype.is_floating_point:
         entry = Chain(fixed.size, channels=fixed.channels or 3)
     return Loaded(model, record, entry, fixed)
@@ -470,6 +507,7 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
     """The inputs of a graph that have no default."""
     import onnx
 
+    # before version 4 of its format a graph lists its weights among its inputs
     defaults = {tensor.name for tensor in graph.initializer}
     inputs: list[OnnxInput] = []
     for value in graph.input:
@@ -482,14 +520,16 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
         except (KeyError, TypeError, ValueError):
             message = f"{file_name}: the input {quoted(value.name)} is no tensor"
             raise LoadError(f"{message} of numbers", None) from None
-        sides = tensor_type.shape.dim
-        shape = tuple(side.dim_value if side.dim_value > 0 else None for side in sides)
+        # a side of any size has a name in place of a number, and 0 or -1 in some files
+        shape: list[int | None] = []
+        for side in tensor_type.shape.dim:
+            shape.append(side.dim_value if side.dim_value > 0 else None)
         inputs.append(
             OnnxInput(
                 name=value.name,
                 argument=_argument_name(value.name),
                 dtype=torch_dtype,
-                shape=shape,
+                shape=tuple(shape),
                 channels_last=_has_channels_last(shape),
             )
         )
@@ -499,6 +539,8 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
 
 
 def _has_channels_last(shape: Sequence[int | None]) -> bool:
+    """Whether a shape is [N, H, W, C], as TensorFlow's exporter writes it; nothing in
+    the file says so but the sizes."""
     if len(shape) != 4:
         return False
     return shape[3] in _PICTURE_CHANNELS and shape[1] not in _PICTURE_CHANNELS
@@ -509,6 +551,7 @@ def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
     a default, since they are not made of images."""
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = []
+    # Python wants parameters without a default first
     for item in sorted(inputs, key=lambda item: not item.is_image):
         is_needed = item.is_image or len(inputs) == 1
         parameters.append(
@@ -522,6 +565,7 @@ def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
     def forward(self: OnnxModel, *images: Any, **named: Any) -> Any:
         return self.run(images, named)
 
+    # how many images a model takes, and which keywords, is read from its forward
     signature = inspect.Signature([self_parameter, *parameters])
     forward.__signature__ = signature  # type: ignore[attr-defined]
     return type(OnnxModel.__name__, (OnnxModel,), {"forward": forward})
@@ -535,10 +579,13 @@ def _add_layers(
     Args:
         tensors: The graph's initializers, by name.
     """
+    # values whose second axis is channels, followed from node to node
     channels_first: set[str] = set()
+    # one tensor may be the weight of several nodes, and is one parameter then
     parameters: dict[str, nn.Parameter | None] = {}
     for call in all_calls(model.calls):
         layer = model.layers.get(call.name)
+        # a module that is called twice is one layer with two calls
         if layer is None:
             layer = type(_class_name(call.type), (OnnxLayer,), {})()
             model.layers[call.name] = layer
@@ -576,6 +623,7 @@ def _place(model: nn.Module, name: str, layer: nn.Module) -> None:
         inside = parent._modules.setdefault(container, nn.ModuleDict())
         assert inside is not None
         parent = inside
+    # modules inside it may have been placed already, in a container
     before = parent._modules.get(last)
     if before is not None:
         layer._modules.update(before._modules)
@@ -602,6 +650,7 @@ def _add_parameters(
         if tensor_name not in parameters:
             parameters[tensor_name] = _parameter(tensors[tensor_name])
         parameter = parameters[tensor_name]
+        # exporters keep torch's name, `layer1.0.conv1.weight`; others number tensors
         name = tensor_name.rpartition(".")[2]
         if index < len(names) and names[index]:
             name = names[index]
@@ -616,6 +665,7 @@ def _parameter(tensor: Any) -> nn.Parameter | None:
     import onnx
 
     array = onnx.numpy_helper.to_array(tensor)
+    # int64 holds shapes and axes; weights of 8 bits are those of a quantised model
     is_quantised = array.dtype in (np.int8, np.uint8)
     if array.dtype.kind != "f" and not is_quantised:
         return None
