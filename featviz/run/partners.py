@@ -6,7 +6,7 @@ the norm behind it gives; the layers are found by their names instead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,7 +55,9 @@ def run_models(
     of_network, of_graph = _with_partners(
         load_model(network, inputs), load_model(graph, inputs), text
     )
-    return (of_graph, of_network) if graphs[0] else (of_network, of_graph)
+    if graphs[0]:
+        return of_graph, of_network
+    return of_network, of_graph
 
 
 def _with_partners(
@@ -73,45 +75,78 @@ def _with_partners(
 def _chosen(
     network: LoadedModel, graph: LoadedModel, text: str | None
 ) -> tuple[list[Layer], list[Layer]]:
-    """The chosen layers of a network and of the graph that was exported of it."""
+    """The chosen layers of a network and of the graph that was exported of it.
+
+    Args:
+        text: selectors, or None, as `run_models` has them.
+
+    Raises:
+        UsageError: no layer of either matches, or none of the graph stands for one of
+            the network.
+    """
     blank = network.preprocess.blank()
     of_network = _matching(network, text, blank)
     of_graph = _matching(graph, text, blank)
     if not of_network and not of_graph:
         choose_layers(network, text, blank)  # raises, and says what there is
     norms = _norms_behind(network.module)
-    by_name = {layer.name: layer for layer in list_layers(graph.module)}
-    of_graph_by_name = {layer.name: layer for layer in of_graph}
-    for layer in of_network:
-        for name in (*_node_names(layer), norms.get(layer.name, layer).name):
-            if name in by_name:
-                of_graph_by_name[name] = by_name[name]
-    network_layers = list_layers(network.module)
-    if any("/" in name for name in of_graph_by_name):
-        network_layers += functions(network, blank)
-    of_network_names = {layer.name for layer in of_network}
-    chosen: list[Layer] = []
-    for layer in network_layers:
-        names = {layer.name, *layer.aliases, *_node_names(layer)}
-        if layer.name in of_network_names or names & of_graph_by_name.keys():
-            chosen.append(layer)
-    present = {layer.name for layer in chosen}
-    norm_names = {norms[name].name for name in present if name in norms}
-    chosen += [layer for layer in network_layers if layer.name in norm_names - present]
-    if not of_graph_by_name:
+    graph_layers = _nodes_of(graph, of_graph, of_network, norms)
+    if not graph_layers:
         raise UsageError(
             f"the graph has no layer that stands for {text!r} of the network",
             "featviz layers MODEL.onnx lists its layers",
         )
-    return chosen, [*of_graph_by_name.values()]
+    candidates = list_layers(network.module)
+    # functions have the names of nodes, and take a forward pass to be listed
+    if any("/" in name for name in graph_layers):
+        candidates += functions(network, blank)
+    names = {layer.name for layer in of_network}
+    chosen: list[Layer] = []
+    for layer in candidates:
+        node_names = {layer.name, *layer.aliases, *_node_names(layer)}
+        if layer.name in names or node_names & graph_layers.keys():
+            chosen.append(layer)
+    # which of the two a node with a folded norm stands for, the values will tell
+    present = {layer.name for layer in chosen}
+    norm_names = {norms[name].name for name in present & norms.keys()}
+    chosen += [layer for layer in candidates if layer.name in norm_names - present]
+    return chosen, [*graph_layers.values()]
+
+
+def _nodes_of(
+    graph: LoadedModel,
+    of_graph: Sequence[Layer],
+    of_network: Sequence[Layer],
+    norms: Mapping[str, Layer],
+) -> dict[str, Layer]:
+    """The layers of a graph that were chosen in it, and those that stand for the ones
+    chosen in the network, by name.
+
+    Args:
+        norms: as `_norms_behind` has them. A convolution with its norm folded in has
+            the norm's name in a graph of the newer exporter.
+    """
+    by_name = {layer.name: layer for layer in list_layers(graph.module)}
+    nodes = {layer.name: layer for layer in of_graph}
+    for layer in of_network:
+        names = _node_names(layer)
+        if layer.name in norms:
+            names.append(norms[layer.name].name)
+        for name in names:
+            if name in by_name:
+                nodes[name] = by_name[name]
+    return nodes
 
 
 def _matching(
     model: LoadedModel, text: str | None, blank: Sequence[Tensor]
 ) -> list[Layer]:
+    """The layers that selectors take; none where they match nothing, which may be so in
+    one of two models."""
     try:
         return choose_layers(model, text, blank)
     except UsageError:
+        # without selectors the model itself is the fault
         if text is None:
             raise
         return []
