@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -57,6 +58,9 @@ class View:
 def html_of(result: Any) -> str:
     """A result of the public functions as HTML, its pictures as data URIs.
 
+    Args:
+        result: of a class in VIEWS; KeyError for another.
+
     A large picture is made smaller, a small one is shown larger by a whole factor, and
     one that cannot be read says so. It ends with a line where there are more than
     MOST_PICTURES, or more than MOST_BYTES of them."""
@@ -81,7 +85,15 @@ def html_of(result: Any) -> str:
 
 
 def _figure(shot: Shot, side: int) -> NotebookFigure:
-    """Read and encode one picture."""
+    """Read and encode one picture.
+
+    Args:
+        side: pixels that its longer side has at most.
+
+    Returns:
+        The figure; where the picture was changed or is gone since, one without a
+        picture, whose caption says so.
+    """
     try:
         picture = shot.load()
     except StoreError as error:
@@ -130,7 +142,8 @@ def _failure_lines(images: Sequence[ImageResult]) -> list[str]:
 
 
 def _run_view(run: RunResult) -> View:
-    shots = (shot for image in run.images for shot in _image_shots(image))
+    # read as they are shown: a run may have thousands of pictures
+    shots = chain.from_iterable(map(_image_shots, run.images))
     return View(shots, [_title(run), *_failure_lines(run.images)])
 
 
@@ -148,11 +161,12 @@ def _look_view(page: LookResult) -> View:
 
 def _cam_view(cams: ClassMaps) -> View:
     failures = [f"{name} failed: {reason}" for name, reason in cams.failures.items()]
-    shots = (
-        Shot(partial(getattr, cam, "image"), f"{image.title} at {cam.name}")
-        for image in cams.images
-        for cam in image.maps
-    )
+    shots: list[Shot] = []
+    for image in cams.images:
+        for cam in image.maps:
+            # a property, which reads the picture: not before it is shown
+            load = partial(getattr, cam, "image")
+            shots.append(Shot(load, f"{image.title} at {cam.name}"))
     return View(shots, [_title(cams), *failures])
 
 

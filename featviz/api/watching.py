@@ -115,10 +115,8 @@ class Watcher:
             raise UsageError(
                 "resume and overwrite exclude each other", "give one of them"
             )
-        known = names_of(InputOptions, DrawOptions) | _KEYWORDS
-        unknown = options.keys() - (known - _NOT_WATCHED)
-        if unknown:
-            raise no_option(sorted(unknown), known - _NOT_WATCHED)
+        _check_keywords(options)
+        # what each reader takes is removed, and the next one sees the rest
         keywords: dict[str, Any] = dict(options)
         self._feeding = read_feeding(keywords)
         self.out: Path = declared(KernelOptions)["out"].value(out)
@@ -144,7 +142,7 @@ class Watcher:
             return
         board = declared(RunOptions)["tensorboard"].value(tensorboard)
         self._inputs = read_from(InputOptions, keywords)
-        run_options = RunOptions(
+        self._options = RunOptions(
             selectors(layers),
             self.out,
             tensorboard=board,
@@ -155,21 +153,26 @@ class Watcher:
         earlier = check_series(self.out, overwrite, resume, board)
         # a checkpoint of an earlier training does not say how many steps it has taken
         self._is_numbered = self.number > 0 or not (resume and earlier)
+        self._begin(images)
+
+    def _begin(self, images: Pictures) -> None:
+        """Prepare the images, and open what stays open until `close`."""
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
             with self._borrowed() as source:
                 self._prepared = prepare(
-                    source, find_images(files, run_options), run_options
+                    source, find_images(files, self._options), self._options
                 )
                 self._health = self._health_check(source, self._prepared)
-            self._board = stack.enter_context(boards.opened(board))
-            # nothing failed: what was opened stays open until `close`
+            self._board = stack.enter_context(boards.opened(self._options.tensorboard))
+            # nothing failed: from now on `close` closes it
             self._open = stack.pop_all()
 
     def _health_check(
         self, source: LoadedModel, prepared: Prepared
     ) -> HealthCheck | None:
-        """None where no layer can be audited, which a warning says."""
+        """The audit of each step; None where no layer can be audited, which a warning
+        says."""
         try:
             return health_check(
                 source, prepared.samples, prepared.layers, self._inputs, prepared.blank
@@ -187,8 +190,14 @@ class Watcher:
                 `every` is drawn.
 
         Returns:
-            The run directory of this step if it was written, else None.
+            The run directory of this step if it was written, else None: it was not due,
+            this is not the first process, or a later step than the first could not be
+            written, of which the log warns.
 
+        Raises:
+            UsageError: the number is less than the one before, or missing where nobody
+                can know it.
+            FeatvizError: the first step cannot be drawn.
         """
         if number is None and not self._is_numbered:
             raise UsageError(
@@ -196,7 +205,9 @@ class Watcher:
                 "Watcher(..., start=STEPS) or step(STEPS), the steps that the"
                 " checkpoint has taken",
             )
-        now = self.number + 1 if number is None else _whole("step", number, least=0)
+        now = self.number + 1
+        if number is not None:
+            now = _whole("step", number, least=0)
         before = self.number if self._is_numbered else now - 1
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
@@ -262,10 +273,10 @@ class Watcher:
         try:
             # what may be removed is known before anything is drawn: a folder with files
             # of others is refused as a whole
-            files = {
-                path: check_free(path, RUN, True)
-                for path in (step_folder(self.out, step) for step in surplus)
-            }
+            files = {}
+            for step in surplus:
+                path = step_folder(self.out, step)
+                files[path] = check_free(path, RUN, True)
             if surplus:
                 names = listed([str(step) for step in surplus], 3)
                 log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
@@ -287,15 +298,19 @@ class Watcher:
         """The steps of an earlier training that go when this one has written its first."""
         if self.steps:
             return []
-        return [
-            step
-            for step in read_steps(self.out)
-            if step > self.number or (self._overwrite and step != self.number)
-        ]
+        surplus = []
+        for step in read_steps(self.out):
+            # that of this very number is replaced when the new one is whole
+            is_later = step > self.number
+            if is_later or (self._overwrite and step < self.number):
+                surplus.append(step)
+        return surplus
 
     def _draw(self, folder: Folder, prepared: Prepared) -> None:
         """Write the run directory of this step, and post it."""
-        board = None if self._board is None else replace(self._board, step=self.number)
+        board = self._board
+        if board is not None:
+            board = replace(board, step=self.number)
         results = pipeline.draw_into(folder, prepared, board)
         failed = [result for result in results if result.error is not None]
         for result in failed:
@@ -306,17 +321,17 @@ class Watcher:
             raise ForwardError(
                 f"no image went through: {failed[0].error}", failed[0].hint
             )
-        if self._health is not None:
-            document = self._health(prepared.model, folder)
-            if board is not None:
-                board.post(
-                    {
-                        "tag": f"{finding}_channels/{row['label']}",
-                        "simple_value": len(channels),
-                    }
-                    for row in document["layers"]
-                    for finding, channels in row["findings"].items()
-                )
+        if self._health is None:
+            return
+        document = self._health(prepared.model, folder)
+        if board is None:
+            return
+        curves = []
+        for row in document["layers"]:
+            for finding, channels in row["findings"].items():
+                tag = f"{finding}_channels/{row['label']}"
+                curves.append({"tag": tag, "simple_value": len(channels)})
+        board.post(curves)
 
     @contextmanager
     def _borrowed(self) -> Iterator[LoadedModel]:
@@ -324,9 +339,8 @@ class Watcher:
         (accelerate's) keeps no copies of weights, which made in inference mode would be
         of no use to the training."""
         module = self._model.module
-        device = next(
-            iter([*module.parameters(), *module.buffers()]), torch.empty(0)
-        ).device
+        tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
+        device = tensors[0].device  # where the training has put it by now
         source = {"kind": "module", "type": type(module).__name__, "step": self.number}
         with (
             alone_with(module),
@@ -335,6 +349,14 @@ class Watcher:
             model = replace(self._model, device=device, source=source)
             with borrowed(model, self._inputs, self._feeding) as source:
                 yield source
+
+
+def _check_keywords(options: Mapping[str, Any]) -> None:
+    """Refuse options that a watcher lacks."""
+    known = (names_of(InputOptions, DrawOptions) | _KEYWORDS) - _NOT_WATCHED
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise no_option(unknown, known)
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -357,7 +379,9 @@ def _is_first_process() -> bool:
 
 
 def _whole(name: str, value: Any, *, least: int) -> int:
-    """A keyword's value as a whole number."""
+    """A keyword's value as a whole number; UsageError for anything else, True, or less
+    than `least`."""
+    # operator.index takes integers of numpy and torch, and refuses 2.0
     with suppress(TypeError):
         if not isinstance(value, bool) and operator.index(value) >= least:
             return operator.index(value)
@@ -366,7 +390,13 @@ def _whole(name: str, value: Any, *, least: int) -> int:
 
 class FitWatch:
     """A part of a callback: begins a `Watcher` when a trainer begins, and ends it with
-    the training."""
+    the training.
+
+    Args:
+        part: the qualified name of the module that is watched, in the trainer's; empty
+            for the whole of it.
+        images, layers, every, out, tensorboard, overwrite, options: as for `Watcher`.
+    """
 
     def __init__(
         self,
@@ -396,6 +426,7 @@ class FitWatch:
     def _begin(self, model: Any, number: int) -> None:
         """Watch a model that has taken `number` steps: from 0 a new series begins, or
         else the earlier one goes on."""
+        # a trainer may begin again, after a failure or for another phase
         self._end(draw_last=False)
         try:
             watched = model.get_submodule(self._part)
@@ -412,6 +443,7 @@ class FitWatch:
             start=number,
             **self._options,
         )
+        # no `with`: it ends in another method, which the trainer calls
         self._watcher = watcher.__enter__()
 
     def _step(self, number: int) -> None:
