@@ -74,6 +74,8 @@ class Folder(OpenFolder):
             raise OSError(errno.EINVAL, f"it lies outside {self.path}")
         folder = self
         try:
+            # One name at a time, each by the descriptor of the folder before: the system
+            # itself would follow links within a longer path.
             for name in names:
                 if make:
                     with suppress(FileExistsError):
@@ -109,7 +111,14 @@ class Folder(OpenFolder):
 
     def create(self, relative: str) -> BinaryIO:
         """Open a new file for writing; for a folder that is itself hidden until it is
-        whole."""
+        whole.
+
+        Args:
+            relative: its path; folders that are missing are made.
+
+        Raises:
+            FileExistsError: something is there.
+        """
         above, _, name = relative.rpartition("/")
         with self.folder(above, make=True) as folder:
             descriptor = os.open(folder.at(name), _NEW, 0o666, dir_fd=folder.descriptor)
@@ -199,6 +208,7 @@ class Folder(OpenFolder):
                 folder.remove(rest)
             self.remove_empty(first)
             return
+        # a link to a folder is none itself, and is unlinked
         with suppress(OSError):
             if stat.S_ISDIR(self.stat(first).st_mode):
                 # by descriptors where the system has them, so that no link is followed

@@ -190,16 +190,28 @@ class Manifest:
     @property
     def named(self) -> list[str]:
         """The files of the image, but for the manifest itself."""
-        rows = [name for row in self.captures for name in row.files]
-        return [*dict.fromkeys([INPUT_FILE, *rows, STATS_FILE])]
+        names = [INPUT_FILE]
+        for row in self.captures:
+            names += row.files
+        return [*dict.fromkeys([*names, STATS_FILE])]
 
 
 _MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """A manifest that can be trusted to be one; else a ValueError that names the first
-    misfit."""
+    """Check the content of a manifest.json.
+
+    Args:
+        data: all of the file, from anywhere.
+
+    Returns:
+        A manifest whose fields have their types and agree with one another; that the
+        files are there and fit it, `read_image` checks.
+
+    Raises:
+        ValueError: the message names the first misfit.
+    """
     # The fast way first; what it does not take is read again by the one that says why.
     manifest: Manifest | None = None
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
@@ -291,11 +303,18 @@ class ReadImage:
             return None
         colors = picture.getpalette()
         # Pillow has a flat list: red, green and blue of each level
-        palette = None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
+        palette = None
+        if colors is not None:
+            palette = np.array(colors, np.uint8).reshape(-1, 3)
         return np.asarray(picture), palette
 
     def picture(self, relative: str) -> Image.Image:
-        """A picture of this image, decoded."""
+        """A picture of this image, decoded.
+
+        Args:
+            relative: its path in the image's folder; KeyError for the ending of no
+                picture.
+        """
         # Pillow would start Ghostscript for EPS that is called .png
         formats = [format_of(relative).pillow]
         with (
@@ -316,7 +335,14 @@ class ReadImage:
 
     @contextmanager
     def open(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file of this image; no link is followed below the run directory."""
+        """Open a file of this image; no link is followed below the run directory.
+
+        Args:
+            relative: its path in the image's folder, with forward slashes.
+
+        Raises:
+            DamagedError: it is gone, or has become a link.
+        """
         with self._opened() as folder:
             file = folder.open(relative)
         with file:
@@ -372,6 +398,7 @@ def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
             if row.tensor is not None:
                 sizes[row.tensor] = opened.size(row.tensor)
         sizes_on_disk = {**sizes, STATS_FILE: opened.size(STATS_FILE)}
+    # cheaper than checksums, and finds every file that was cut off
     for entry in manifest.files:
         size = sizes_on_disk[entry.file]  # read_manifest has compared the names
         if size != entry.bytes:
@@ -598,8 +625,14 @@ def _stats_of_row(arrays: Mapping[str, np.ndarray], row: Capture) -> dict[str, F
 
 
 def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
-    """The array in an open npy file; a ValueError where it is not of the expected
-    shape."""
+    """The array in an open npy file.
+
+    Args:
+        expected: its shape by the manifest.
+
+    Raises:
+        ValueError: it has another shape, or more bytes than any tensor.
+    """
     # the header of an npy file may claim any shape
     size = os.fstat(file.fileno()).st_size
     if size > MOST_TENSOR:

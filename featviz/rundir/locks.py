@@ -135,6 +135,7 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
                 made[:0] = [folder for folder in above if not folder.exists()]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _acquire(lock, path, holder, patience)
+        # what was locked, to tell it from what may stand under its name in the end
         identity = None
         try:
             if not isinstance(lock, SoftFileLock):  # which writes its own text

@@ -155,7 +155,11 @@ class Contents(NamedTuple):
 
 
 def look(root: Path) -> Contents:
-    """Tell what is ours in a folder from what is not."""
+    """Tell what is ours in a folder from what is not.
+
+    Args:
+        root: any folder; nothing is in one that does not exist.
+    """
     is_regular = {path: regular for path, regular in walk(root) if not is_lock(path)}
     listed = set[str]()
     for path in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
@@ -192,6 +196,7 @@ def _files_of_image(root: Path, path: str) -> set[str]:
     manifest = record_of(root, path)
     if not isinstance(manifest, WrittenManifest):
         return set()
+    # a manifest that was copied elsewhere says nothing of the files it lies beside
     image = manifest.image.get("path", "")  # none in the manifest of kernels
     if not isinstance(image, str) or safe_way(image) != folder:
         return set()
@@ -242,6 +247,7 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
                 inner.append(f"{folder}{entry.name}/")
             else:
                 yield f"{folder}{entry.name}", entry.is_file(follow_symlinks=False)
+        # the last one waiting is next: in order of names, they wait in reverse
         waiting += reversed(inner)
 
 
@@ -300,6 +306,7 @@ def _head(path: Path) -> bytes:
     """The first bytes of a file, or of the first page of a report that is a zip file."""
     with open_regular(path) as file:
         head = file.read(_HEAD)
+        # as every zip file with something in it begins
         if not head.startswith(b"PK"):
             return head
         with zipfile.ZipFile(file) as archive, archive.open(INDEX_FILE) as page:

@@ -209,6 +209,7 @@ def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
     its place, and what is ours in those that have stood there, if their result is there
     again or was replaced. A process that still runs holds the lock of its own."""
     for entry in above.entries():
+        # only what has this result's digest in its name: others are somebody's work
         if not hides(entry.name, final.name) or not entry.is_dir(follow_symlinks=False):
             continue
         try:
@@ -226,7 +227,16 @@ def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
 def check_file(
     out: Path, file_kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> None:
-    """Refuse a place that holds something else than an earlier file of the same kind."""
+    """Refuse a place that holds something else than an earlier file of the same kind.
+
+    Args:
+        out: need not exist.
+        option: the one that names the file, for messages.
+        overwrite: allow any file; a folder is refused all the same.
+
+    Raises:
+        StoreError: it is a folder, or another file.
+    """
     if out.is_dir():
         raise StoreError(
             f"{option} {out} is a folder, not a file", f"name a file with {option}"
@@ -243,7 +253,13 @@ def check_file(
 def writing(
     out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> Iterator[BinaryIO]:
-    """Write a file of a kind, which takes its place when all is written."""
+    """Write a file of a kind, which takes its place when all is written.
+
+    Args:
+        kind: an earlier file of this kind is replaced, anything else refused.
+        option: the one that names the file, for messages.
+        overwrite: replace any file.
+    """
     check_file(out, kind, option, overwrite)
     with write_file(out) as file:
         yield file
@@ -260,7 +276,15 @@ def write_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
-    """Refuse to write where an input is: over it, or into a folder that holds it."""
+    """Refuse to write where an input is: over it, or into a folder that holds it.
+
+    Args:
+        option: the one that names `out`, for the message.
+        inputs: files or folders, which need not exist.
+
+    Raises:
+        UsageError: the first input that is in the way.
+    """
     destination = os.path.realpath(out)
     within = destination.rstrip(os.sep) + os.sep
     real_folder = cache(os.path.realpath)  # 10,000 images are in few folders

@@ -128,7 +128,9 @@ class Capture:
         """The channels that have a tile of their own, in tile order."""
         if self.reduce is not None:
             return []
-        return [*range(self.maps)] if self.channels is None else self.channels
+        if self.channels is None:
+            return [*range(self.maps)]
+        return self.channels
 
     @property
     def slice_count(self) -> int:
@@ -138,7 +140,9 @@ class Capture:
     @property
     def drawn_slices(self) -> list[int]:
         """The slices that are side by side for each channel, from 0."""
-        return [*range(self.slice_count)] if self.steps is None else self.steps
+        if self.steps is None:
+            return [*range(self.slice_count)]
+        return self.steps
 
     @property
     def plan(self) -> GridPlan:
@@ -149,6 +153,7 @@ class Capture:
             channels = 1
         # a picture of all channels has one tile for each slice
         tiles = channels * self.slice_count
+        # one factor stands for both directions
         scale = grid["scale"]
         if isinstance(scale, int):
             scale = [scale, scale]
@@ -204,7 +209,10 @@ def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
         ValueError: its message goes on from the document's name.
     """
     # before anything else: fields of another version mean other things
-    version = content.get("schema_version") if isinstance(content, dict) else None
+    version = None
+    if isinstance(content, dict):
+        version = content.get("schema_version")
+    # True is an int, and equal to 1
     if type(version) is not int:
         raise ValueError(
             f"cannot be read: its schema_version is {quoted(repr(version))}"

@@ -156,8 +156,14 @@ class ExemplarRecord:
 
 
 def read_exemplars(root: Path) -> ExemplarRecord:
-    """The exemplars that a folder holds; StoreError where it holds none, or
-    exemplars.json does not fit."""
+    """The exemplars that a folder holds.
+
+    Args:
+        root: what the user named; it need not exist.
+
+    Raises:
+        StoreError: it holds none, or exemplars.json does not fit.
+    """
     path = root / EXEMPLARS_FILE
     if not path.exists():
         raise StoreError(
@@ -259,9 +265,7 @@ class Audit:
     @property
     def clean(self) -> bool:
         """Whether nothing was found in any channel."""
-        return not any(
-            channels for row in self.layers for channels in row.findings.values()
-        )
+        return not any(any(row.findings.values()) for row in self.layers)
 
 
 def is_audit(root: Path) -> bool:
@@ -286,6 +290,7 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
     if requested is None or path.is_dir():
         path /= AUDIT_FILE
     try:
+        # beside a run it comes from whoever made the folder: no link is followed
         if requested is None:
             with ReadFolder(root) as folder:
                 content = folder.read_json(AUDIT_FILE, MOST_RECORD)
@@ -326,7 +331,10 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
     Raises:
         StoreError: the folder holds no kernels, or they cannot be read.
     """
-    record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
+    record = {}
+    # without a run.json it is no result at all, of which the next message speaks
+    if (root / RUN_FILE).exists():
+        record = read_json(root / RUN_FILE)
     if record.get("kind") != "kernels":
         raise StoreError(
             f"{quoted(str(root))} holds no kernels",
@@ -344,6 +352,7 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         rows = schema.convert(kernel_rows, list[Capture])
         schema.check_rows(rows)
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
+    # a page names the model; it can do without, and the pictures are whole
     for key in ("model", "options"):
         if not isinstance(record.get(key), dict):
             record[key] = {}
@@ -389,7 +398,10 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
 def _legal(text: str) -> str:
     """A text without the characters that XML 1.0 cannot hold, which file names may
     have (https://www.w3.org/TR/xml/#charsets)."""
-    characters = [c if c.isprintable() or c in "\t\n\r" else "\ufffd" for c in text]
+    characters = []
+    for character in text:
+        is_legal = character.isprintable() or character in "\t\n\r"
+        characters.append(character if is_legal else "\ufffd")
     return "".join(characters)
 
 
@@ -428,7 +440,13 @@ def check_series(
     it holds.
 
     Args:
+        root: the folder; it need not exist.
+        overwrite: replace the series that is there.
+        resume: go on with it. Not both; without either there must be none.
         board: the folder of TensorBoard's events, which may lie in it.
+
+    Raises:
+        StoreError: it is a file, holds a series, or files of others.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(

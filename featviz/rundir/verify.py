@@ -51,6 +51,7 @@ def verify(
         `unlisted`, the files that nothing lists (no fault, but `--overwrite` would
         refuse them).
     """
+    # hashing lets other threads of Python run, and a disk serves several at once
     with (
         ExitStack() as copies,
         ThreadPoolExecutor(thread_name_prefix="featviz-verify") as pool,
@@ -137,7 +138,7 @@ class _Verdict:
 
 
 class _ImageCheck(NamedTuple):
-    """What the files of one image are."""
+    """What was found of the files of one image."""
 
     files: int
     """How many there are, the manifest included; 0 where it cannot be read."""
@@ -230,6 +231,7 @@ def faults_of(image: ReadImage) -> Iterator[str]:
     def where(name: str) -> str:
         return quoted(f"{image.folder}/{name}")
 
+    # the manifest has the checksums of all other files, and at its end its own
     with image.open(MANIFEST_FILE) as file:
         content = file.read(MOST_RECORD)
     seal = _SEAL.search(content)
@@ -273,6 +275,7 @@ def merge(
             cannot be read or written. Then nothing is left under `out`.
     """
     with ExitStack() as copies:
+        # of each run in a store a copy, for as long as it is read
         folders = [copies.enter_context(copied(location)) for location in locations]
         _check_folders(folders, out)
         # before parts are read, which may take long; `replacing` asks once more
@@ -285,7 +288,10 @@ def merge(
             for image in images.values():
                 _copy(image, folder)
             RunDirectory(folder).write_run(record)
-    incomplete = {name for run in runs for name in run.incomplete}
+    # an image that one part lacks may be whole in another
+    incomplete: set[str] = set()
+    for run in runs:
+        incomplete.update(run.incomplete)
     return {
         "out": str(out),
         "total": record["images"]["total"],
@@ -297,6 +303,7 @@ def merge(
 
 def _check_folders(folders: Sequence[Path], out: Path) -> None:
     """Refuse a part that is named twice, and a result in a part or around it."""
+    # links resolved: a folder may be named in two ways
     destination = real(out)
     earlier: dict[Path, Path] = {}
     for path in folders:

@@ -119,6 +119,7 @@ class ImageFolder:
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
         with self.writing(MANIFEST_FILE) as file:
             file.write(as_json(content, sealed=True))
+        # kernels are written into a folder that is itself hidden
         if self._new is None:
             return
         self.run.check_place()
@@ -196,6 +197,7 @@ class RunDirectory:
     @property
     def complete(self) -> list[str]:
         """The folders that have an image's manifest, whatever run.json says."""
+        # a hidden folder has a manifest where a process was killed between the two
         complete: list[str] = []
         for path, _ in walk(self.root):
             folder, _, name = path.rpartition("/")
@@ -206,7 +208,9 @@ class RunDirectory:
 
     def record(self) -> dict[str, Any] | None:
         """The content of run.json; None where there is none of featviz."""
-        return read_json(self.root / RUN_FILE) if holds_run(self.root) else None
+        if not holds_run(self.root):
+            return None
+        return read_json(self.root / RUN_FILE)
 
     def before(self) -> EarlierImages:
         """The images that run.json names by now; none where it does not fit."""
@@ -266,9 +270,9 @@ class RunDirectory:
             # nothing behind a link is ours
             with suppress(OSError, StoreError), self.folder.folder(above) as folder:
                 hidden = [e.name for e in folder.entries() if is_hidden(e.name)]
-                left_over = [h for h in hidden if any(hides(h, s) for s in siblings)]
-                for name in left_over:
-                    self.folder.remove(f"{above}/{name}".lstrip("/"))
+                for name in hidden:
+                    if any(hides(name, sibling) for sibling in siblings):
+                        self.folder.remove(f"{above}/{name}".lstrip("/"))
 
     def clear(self, ours: Iterable[str]) -> None:
         """Remove an earlier run, image by image: killed here, this leaves no part of
@@ -321,6 +325,8 @@ def write_record(
     others, by which --overwrite knows what featviz wrote.
 
     Args:
+        name: of the record, such as audit.json.
+        content: its entries but for `schema_version`, `featviz` and `files`.
         files: relative to the folder; None takes all that are in it.
     """
     if files is None:
