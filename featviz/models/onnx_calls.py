@@ -214,7 +214,7 @@ def _list_of_names(text: str) -> list[str]:
         return []
     try:
         # evaluates no names and no calls; a deep text exhausts the parser's stack
-        names = ast.literal_eval(text)
+        names: list[str] = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
     are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)

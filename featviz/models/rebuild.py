@@ -393,7 +393,7 @@ def _check_module(module: nn.Module) -> None:
         module._save_to_state_dict({}, "", keep_vars=True)
         # goes through its tensors as any .to, changing none
         if type(module)._apply is nn.Module._apply:
-            module._apply(_itself, recurse=False)
+            module._apply(_itself, recurse=False)  # type: ignore[no-untyped-call]
         else:  # nn.LSTM lists its weights anew, Ultralytics changes its head, too
             module.to(non_blocking=False)
         # reads the settings of a layer, which others rely on
