@@ -242,7 +242,8 @@ class Shard:
         """The indices of those samples that are in this part, in their order.
 
         Args:
-            samples: of the whole run, in the same order for all shards.
+            samples: of the whole run, in the same order for all shards; there may be
+                fewer than shards, and then some have none.
         """
         archives = list(dict.fromkeys(sample.archive for sample in samples))
         if None in archives or len(archives) < self.count:
@@ -268,7 +269,7 @@ class GridPlan:
     padding: int
     """Between tiles, and around all of them."""
 
-    # cached: a report asks for each of many thousand tiles
+    # cached: a report needs them for each of many thousand tiles
     @cached_property
     def tile(self) -> tuple[int, int]:
         """Height and width of one drawn tile without its padding."""
@@ -290,7 +291,11 @@ class GridPlan:
         return self.height * self.width
 
     def box(self, number: int) -> tuple[int, int, int, int]:
-        """Left, top, width and height of a tile in the picture."""
+        """Left, top, width and height of a tile in the picture, in pixels.
+
+        Args:
+            number: of the tile, from 0, row by row; it is not compared with `maps`.
+        """
         row, column = divmod(number, self.columns)
         height, width = self.tile
         left = self.padding + column * (width + self.padding)
@@ -358,15 +363,20 @@ class RegionMap:
 
     def title(self, index: int) -> str:
         """A class for people: `dog`, or `class 12`."""
-        return self.names[index] if index < len(self.names) else f"class {index}"
+        # a model may have more classes than the list of names that came with it
+        if index < len(self.names):
+            return self.names[index]
+        return f"class {index}"
 
     def share(self, index: int) -> float:
-        """The share of the pixels that a class wins, 0..1."""
+        """The share of the pixels that a class wins, 0..1; 0 for one that wins none."""
+        # of all pixels, those that no class wins among them
         return float((self.winners == index).mean())
 
 
 def finite(value: float | None) -> float | None:
-    """The value for JSON, which has neither NaN nor infinity: None for these."""
+    """The value for JSON, which has neither NaN nor infinity: None for these, and for
+    None."""
     if value is None or not math.isfinite(value):
         return None
     return value
@@ -377,7 +387,9 @@ class Outcome:
     """What the model said of an input."""
 
     prediction: tuple[ClassScore, ...] = ()
+    """The likeliest class first; none where the output is no vector of scores."""
     before: tuple[ClassScore, ...] = ()
+    """The same without the interventions; none where there are none."""
     intervened: bool = False
     largest_change: float | None = None
     """Of a finite value of the output by the interventions; None for UNLIKE_OUTPUTS."""

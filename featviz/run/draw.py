@@ -396,7 +396,9 @@ class ImageWriter:
             tensor: of which there is to be a histogram.
         """
         plain = as_make_grid(picture, self.options)
-        counts = None if tensor is None else histogram(layout.to_floats(tensor))
+        counts = None
+        if tensor is not None:
+            counts = histogram(layout.to_floats(tensor))
         png = self.run.encoders.submit(plain.tiles.nbytes, partial(to_png, plain))
         self._other_tasks.append(png)
         maps = len(plain.drawn)

@@ -228,7 +228,9 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     refuse_meta(loaded.module)
     preprocess = loaded.preprocess
     # an MLP of flattened digits takes images as well, which its own code flattens
-    features = first_features(loaded.module) if preprocess.transform is None else None
+    features = None
+    if preprocess.transform is None:
+        features = first_features(loaded.module)
     if features is not None and _holds_vector(samples[0], features):
         vector = UserTransform.vector(features).preprocess(3)
         preprocess = replace(vector, dtype=preprocess.dtype)

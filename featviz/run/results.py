@@ -311,14 +311,16 @@ class RunResult:
     def exit_code(self) -> int:
         """0 all complete, 3 some failed, 1 all failed, stopped at one or drew nothing,
         130 interrupted."""
-        # 128 + SIGINT, as a shell says it
+        # 128 + SIGINT, as a shell has it
         if self.interrupted:
             return 130
         if self.drew_nothing:
             return 1
         if not self.failures:
             return 0
-        return 3 if len(self.failures) < len(self.images) and not self.missing else 1
+        if len(self.failures) == len(self.images) or self.missing:
+            return 1
+        return 3
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""

@@ -106,7 +106,8 @@ def probe(
     """Run the model once.
 
     Args:
-        blank: zeros, as the model takes them.
+        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
+        layers: those of `list_layers`, or some of them.
         capture_kinds: `output`, and `input` for the floats that layers take.
 
     Returns:
@@ -190,11 +191,12 @@ def _calls(
 
 def _layers_of_vectors(shapes: Shapes) -> set[Layer]:
     """Layers that give one vector, but for the model itself."""
-    return {
-        side.layer
-        for side, outputs in shapes.items()
-        if side.kind == "output" and side.layer.index and any(map(_is_vector, outputs))
-    }
+    layers: set[Layer] = set()
+    for side, outputs in shapes.items():
+        is_output = side.kind == "output"
+        if is_output and side.layer.index and any(map(_is_vector, outputs)):
+            layers.add(side.layer)
+    return layers
 
 
 def _is_vector(shape: Sequence[int]) -> bool:
@@ -273,15 +275,18 @@ class CallTree:
     def is_trunk(self, call: Ran) -> bool:
         """Whether the children of a module, or of one in it, have two resolutions or
         more that are new; the latter is so in a wrapper."""
-        children = [] if call.takes_several else self.children.get(call.layer.name, [])
-        # of the image's proportions, give or take a column
+        # the head of a detector has a resolution for each input, and is no trunk
+        if call.takes_several:
+            return False
+        children = self.children.get(call.layer.name, [])
         across = self.image[1] / self.image[0]
-        new = {
-            child.size
-            for child in children
-            if child.size is not None
-            and abs(child.size[1] - child.size[0] * across) <= 1
-        }
+        new: set[Size] = set()
+        for child in children:
+            if child.size is not None:
+                height, width = child.size
+                # of the image's proportions, give or take a column
+                if abs(width - height * across) <= 1:
+                    new.add(child.size)
         new.discard(self.size_before[call.layer.name])
         return len(new) > 1 or any(map(self.is_trunk, children))
 
@@ -314,12 +319,11 @@ class CallTree:
         """The outermost modules in a stage that stand in a row with others of their
         class, and hold modules."""
         units = {unit.layer.name for unit in stage.units if not unit.takes_several}
-        candidates = {
-            call.layer
-            for call in self.calls
-            if call.size == stage.size and self.is_parent(call)
-            if self.within(call.layer.name, units) is not None
-        }
+        candidates: set[Layer] = set()
+        for call in self.calls:
+            is_inside = self.within(call.layer.name, units) is not None
+            if call.size == stage.size and self.is_parent(call) and is_inside:
+                candidates.add(call.layer)
         in_row = Counter((_container(layer), layer.type) for layer in candidates)
         blocks: list[Layer] = []
         for layer in sorted(candidates, key=lambda layer: layer.index):
@@ -374,21 +378,20 @@ def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[
     the last module behind them at their resolution, which is the neck."""
     last = blocks[-1]
     siblings = tree.children[tree.parents[last.name]]
-    necks = [
-        call.layer
-        for call in (*siblings, *stage.units)
-        if call.learned and tree.is_parent(call) and call.size == stage.size
-    ]
+    necks: list[Layer] = []
+    for call in (*siblings, *stage.units):
+        if call.learned and tree.is_parent(call) and call.size == stage.size:
+            necks.append(call.layer)
     behind = [layer for layer in necks if layer.index > last.index]
     return [*blocks, *behind[-1:]]
 
 
 def _last_parent(tree: CallTree, stage: Stage) -> list[Layer]:
     """The last unit that holds modules: a whole stage of a CNN, or its last block."""
-    parents = [
-        unit.layer for unit in stage.units if unit.learned and tree.is_parent(unit)
-    ]
-    return parents[-1:]
+    for unit in reversed(stage.units):
+        if unit.learned and tree.is_parent(unit):
+            return [unit.layer]
+    return []
 
 
 def _last_change(stage: Stage) -> list[Layer]:
