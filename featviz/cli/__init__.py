@@ -152,19 +152,17 @@ def _end(code: int) -> None:
     """End at once, after what asked to be called at the end: with torch and numba
     Python's own end takes 0.8 s. A tracer, or a thread that is still at work, gets
     Python's own."""
-    others = [
+    threads = [
         thread for thread in enumerate_threads() if thread is not current_thread()
     ]
     # A thread of ours that still loads a library in C++ would abort the process while
     # something is called or taken down
-    if not any(
-        thread.daemon and thread.name.startswith("featviz-") for thread in others
-    ):
-        if (
-            sys.gettrace()
-            or sys.getprofile()
-            or not all(thread.daemon for thread in others)
-        ):
+    is_loading = any(
+        thread.daemon and thread.name.startswith("featviz-") for thread in threads
+    )
+    if not is_loading:
+        is_traced = sys.gettrace() or sys.getprofile()
+        if is_traced or not all(thread.daemon for thread in threads):
             sys.exit(code)
         atexit._run_exitfuncs()
     with suppress(OSError, ValueError):
@@ -174,7 +172,14 @@ def _end(code: int) -> None:
 
 
 def guarded(arguments: list[str]) -> int:
-    """Run a command line and return its exit code."""
+    """Run a command line and return its exit code: the one error boundary.
+
+    Args:
+        arguments: without `featviz`.
+
+    Raises:
+        Exception: a bug of featviz, which is to be seen as a traceback.
+    """
     _log_to_stderr()
     try:
         # click would end the process itself, with messages and codes of its own

@@ -60,11 +60,9 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path, _LARGEST))
     except (OSError, FileError, ValueError, RecursionError) as error:
-        reason = (
-            "too many levels"
-            if isinstance(error, RecursionError)
-            else quoted(str(error))
-        )
+        reason = quoted(str(error))
+        if isinstance(error, RecursionError):  # Python's own text speaks of its stack
+            reason = "too many levels"
         raise UsageError(
             f"{quoted(str(path))} cannot be read: {reason}",
             'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND]'
@@ -92,9 +90,9 @@ def _unknown(
         name: the key as `names` are written, with dashes; None for the key itself.
     """
     close = close_to(name or key, names)
-    remedy = (
-        f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
-    )
+    remedy = f"one of {', '.join(sorted(names))}"
+    if close:
+        remedy = f"did you mean {close[0]}?"
     return UsageError(
         f"{path} has {quoted(repr(key))}, which {problem}; {remedy}",
         "a key is an option's long name without dashes, or model or images; "

@@ -41,6 +41,7 @@ def field(values: Values) -> int:
     """
     from featviz.inspection.field import measure_fields, picture_name
 
+    # in Python no file is written without `out`; a command has nothing else to give
     if values["out"] is None:
         values["out"] = Path(picture_name(values["source"].spec))
     result = measure_fields(
@@ -52,8 +53,8 @@ def field(values: Values) -> int:
         output.image_error(image, message)
     output.left_out(result.skipped)
     for layer in result.layers:
-        sides = [f"{100 * share:g} % {side}" for share, side in layer.sides.items()]
-        log.info("%s %s: %s px", layer.model, layer.title, ", ".join(sides))
+        squares = [f"{100 * share:g} % {size}" for share, size in layer.sides.items()]
+        log.info("%s %s: %s px", layer.model, layer.title, ", ".join(squares))
     fields = counted(len(result.layers), "field")
     assert result.path is not None, "a name was given above"
     output.written(fields, result.path, values["open"])

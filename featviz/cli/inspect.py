@@ -246,7 +246,7 @@ def cam(values: Values) -> int:
         )
         if result.path is not None:
             pictures.append(result.path)
-    if not pictures:
+    if not pictures:  # each image has said why
         return 1
     path = pictures[0] if values["open"] or len(pictures) == 1 else pictures[0].parent
     output.written(counted(len(pictures), "picture"), path, values["open"])

@@ -140,7 +140,9 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
     if hint is None:
-        option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
+        option = "--help"
+        if getattr(ctx.command, "is_long", False):
+            option = "--help-all"
         hint = f"{ctx.command_path} {option} lists all options"
     return Advice(message, hint)
 
@@ -156,28 +158,28 @@ def _option_hint(
     """
     option_names = ["--help"]
     for param in command.params:
-        option_names += [
-            name
-            for name in (*param.opts, *param.secondary_opts)
-            if name.startswith("--")
-        ]
+        flags = [*param.opts, *param.secondary_opts]
+        option_names += [flag for flag in flags if flag.startswith("--")]
     name = wrong.lstrip("-").replace("_", "-")
     meant = _SYNONYMS.get(f"--{name}", f"--{name}")
     if meant.partition("=")[0] not in option_names:
         # without dashes, which are alike in all; and nobody should trust a file by
         # mistake
         names = [option[2:] for option in option_names if option != "--trust"]
-        begun = [
-            option for option in names if len(name) > 2 and option.startswith(name)
-        ]
-        close = begun[:1] if len(begun) == 1 else close_to(name, names, 0.7)
+        close = []
+        if len(name) > 2:  # one or two letters begin too many options
+            close = [option for option in names if option.startswith(name)]
+        # the beginning of one option alone means that one, else likeness decides
+        if len(close) != 1:
+            close = close_to(name, names, 0.7)
         if not close:
             return None
         meant = f"--{close[0]}"
     corrected = []
     for argument in arguments:
-        is_wrong = argument.partition("=")[0] == wrong
-        corrected.append(meant + argument[len(wrong) :] if is_wrong else argument)
+        if argument.partition("=")[0] == wrong:
+            argument = meant + argument[len(wrong) :]
+        corrected.append(argument)
     return _with_command(f"did you mean {meant}?", corrected)
 
 
@@ -190,7 +192,7 @@ def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
     close = close_to(name, commands) if name.isalpha() else []
     if close:
         return _with_command(f"did you mean {close[0]}?", [close[0], *rest])
-    if any(looks_like_image(word) for word in rest):
+    if any(looks_like_image(argument) for argument in rest):
         return _with_command("did you mean run?", ["run", *arguments])
     return f"featviz --help describes them: {', '.join(commands)}"
 
@@ -243,13 +245,15 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
     _refuse_weights_among(images, model, arguments)
     if not looks_like_image(model):
         return
-    others = [image for image in images if not looks_like_image(image)]
-    if images and not others and not Path(model).is_file():
+    models = [image for image in images if not looks_like_image(image)]
+    if images and not models and not Path(model).is_file():
         return
-    noun = "a folder of images" if Path(model).is_dir() else "an image"
+    noun = "an image"
+    if Path(model).is_dir():
+        noun = "a folder of images"
     raise UsageError(
         f"MODEL {quoted(model)!r} is {noun}",
-        _with_command("MODEL comes first", _swapped(arguments, model, others)),
+        _with_command("MODEL comes first", _swapped(arguments, model, models)),
     )
 
 
@@ -260,7 +264,7 @@ def _refuse_weights_among(
     # MODEL and IMAGE may be one path with a space
     if not weights or _exists(model) or _exists(f"{model} {images[0]}"):
         return
-    corrected = [word for word in arguments if word != weights[0]]
+    corrected = [text for text in arguments if text != weights[0]]
     raise UsageError(
         f"{quoted(weights[0])!r} is a file of a model, where an image stands",
         _with_command(
@@ -270,22 +274,26 @@ def _refuse_weights_among(
 
 
 def _swapped(
-    arguments: Sequence[str], image: str, others: Collection[str]
+    arguments: Sequence[str], image: str, models: Collection[str]
 ) -> list[str]:
-    """A command line in which the first of the others, or a model, stands before an
-    image."""
-    model = next(iter(others), "resnet18")
+    """A command line in which a model stands before an image.
+
+    Args:
+        models: arguments that may be meant as the model, of which the first is taken;
+            without any, a name stands in for it.
+    """
+    model = next(iter(models), "resnet18")
     corrected = [word for word in arguments if word != model]
     corrected.insert(corrected.index(image), model)
     return corrected
 
 
-def looks_like_image(word: str) -> bool:
-    """Whether a word names an image, or a folder that holds no model."""
+def looks_like_image(text: str) -> bool:
+    """Whether an argument names an image, or a folder that holds no model."""
     from featviz.images.decode import SUFFIXES
     from featviz.models import sources
 
-    path = Path(word)
+    path = Path(text)
     if path.suffix.lower() in SUFFIXES:
         return not (path.is_file() and sources.sniff(path) in sources.FILE_FORMATS)
     is_model = any(

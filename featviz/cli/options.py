@@ -127,9 +127,9 @@ def _write_options(
         brief, _, rest = text.partition("\f")
         default_text = getattr(option, "default_text", "")
         text = brief + rest if _SHOW_ALL in ctx.meta else brief
-        rows.append(
-            (flags, f"{text}  [default: {default_text}]" if default_text else text)
-        )
+        if default_text:
+            text += f"  [default: {default_text}]"
+        rows.append((flags, text))
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)
@@ -177,9 +177,10 @@ def _existing(text: str, noun: str) -> Path:
     refuse_url(text)
     path = Path(text)
     if not path.exists():
-        hint = (
-            "check the path" if os.path.lexists(path) else hint_of(path, misspelt(path))
-        )
+        hint = "check the path"
+        # of a link whose target is gone the name is right
+        if not os.path.lexists(path):
+            hint = hint_of(path, misspelt(path))
         raise UsageError(f"{noun} {quoted(text)!r} does not exist.", hint)
     return path
 
@@ -379,11 +380,12 @@ def click_option(option: Option) -> ClickOption:
 def _default_text(option: Option) -> str:
     if option.default_text:
         return option.default_text
-    # tuples and None would be shown as Python writes them
-    is_plain = isinstance(option.default, (str, int, float, Path))
-    return (
-        str(option.default) if is_plain and not isinstance(option.default, bool) else ""
-    )
+    # tuples and None would be shown as Python writes them; a bool is an int, too
+    if isinstance(option.default, bool):
+        return ""
+    if isinstance(option.default, (str, int, float, Path)):
+        return str(option.default)
+    return ""
 
 
 def _read(

@@ -138,7 +138,9 @@ def verify(values: Values) -> int:
         steps = [_log_run(run) for run in group]
         if series is not None:
             damaged = steps.count(False)
-            state = f"{counted(damaged, 'step')} damaged" if damaged else "whole"
+            state = "whole"
+            if damaged:
+                state = f"{counted(damaged, 'step')} damaged"
             log.info(
                 "%s: a series of %s: %s", series, counted(len(steps), "step"), state
             )
@@ -159,7 +161,9 @@ def _log_run(run: Mapping[str, Any]) -> bool:
     state = "whole"
     if run["faults"]:
         damaged = {row["image"] for row in run["faults"] if row["image"] is not None}
-        state = f"{counted(len(damaged), 'image')} damaged" if damaged else "damaged"
+        state = "damaged"
+        if damaged:  # not run.json alone
+            state = f"{counted(len(damaged), 'image')} damaged"
     if run["missing"]:
         state += f"; {counted(run['missing'], 'image')} failed or not drawn yet"
     images = counted(run["images"], "image")

@@ -109,10 +109,9 @@ def run(values: Values) -> int:
     shard = shard_of_process() if options.shard is None else None
     if values["dry_run"]:
         # the first process speaks for all
-        is_first_process = shard is None or shard.index == 0
-        return (
-            _dry_run(source, images, options, values["json"]) if is_first_process else 0
-        )
+        if shard is not None and shard.index > 0:
+            return 0
+        return _dry_run(source, images, options, values["json"])
     if shard is not None:
         options = _sharded(options, shard, images)
     with_report = values["report"] or values["open"]
@@ -127,7 +126,9 @@ def run(values: Values) -> int:
 
         page = build_report(options.folder, ReportOptions()).page
         output.written("report", page, values["open"])
-    return result.exit_code if shard is None else _exit_code_of_shard(result)
+    if shard is None:
+        return result.exit_code
+    return _exit_code_of_shard(result)
 
 
 def _dry_run(
@@ -283,12 +284,10 @@ def shard_of_process() -> Shard | None:
         index = _number_in(os.environ, index_name)
         count = _number_in(os.environ, count_name)
         if not 0 <= index < count:
-            shown = [
-                f"{name}={quoted(os.environ[name], 20)}"
-                for name in (index_name, count_name)
-            ]
+            index_text = f"{index_name}={quoted(os.environ[index_name], 20)}"
+            count_text = f"{count_name}={quoted(os.environ[count_name], 20)}"
             raise UsageError(
-                f"{' and '.join(shown)} name no process of several: numbers begin"
+                f"{index_text} and {count_text} name no process of several: numbers begin"
                 " with 0",
                 "start with torchrun or srun, or unset them",
             )

@@ -39,6 +39,7 @@ def sheet(values: Values) -> int:
     from featviz.sheets.sheets import make_sheet
 
     options = read_from(SheetOptions, dict(values))
+    # in Python no file is written without `out`; a command has nothing else to give
     if options.out is None:
         options = structs.replace(options, out=Path("sheet.png"))
     result = make_sheet(values["runs"], options)

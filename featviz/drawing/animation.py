@@ -29,6 +29,12 @@ def check_format(format: str) -> None:
 
 
 def _library() -> Any:
+    """PyAV, which reads videos, too: another writer, as imageio-ffmpeg, would bring a
+    second FFmpeg of 30 MB.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     try:
         return importlib.import_module("av")
     except ImportError as error:

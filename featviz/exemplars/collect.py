@@ -156,11 +156,12 @@ class ExemplarCollector:
         self._note_skipped(recorder.skipped)
         self.never_ran = [layer.label for layer in recorder.never_ran]
         self.class_names = sorted(set(classes), key=str)
-        self.tops = {
-            (source.site, class_name): TopImages.empty(source.channels, top)
-            for source in self.sources.values()
-            for class_name in self.class_names
-        }
+        self.tops: dict[tuple[CaptureSite, str | None], TopImages] = {}
+        """By tensor and class."""
+        for source in self.sources.values():
+            for class_name in self.class_names:
+                empty = TopImages.empty(source.channels, top)
+                self.tops[source.site, class_name] = empty
 
     def _add_sources(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the first pass: note which tensors have channels, and how many.

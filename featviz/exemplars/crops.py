@@ -109,7 +109,11 @@ class CropReader:
         exemplars = []
         for rank in np.flatnonzero(np.isfinite(top.values[channel])).tolist():
             position = MapPosition(*top.positions[channel, rank].tolist())
-            has_position = position.row >= 0
+            row_and_column = None
+            map_size = None
+            if position.row >= 0:
+                row_and_column = [position.row, position.column]
+                map_size = [position.rows, position.columns]
             number = int(top.images[channel, rank])
             exemplars.append(
                 Exemplar(
@@ -117,8 +121,8 @@ class CropReader:
                     number=number,
                     # the shortest decimals of the float32: 0.1, not 0.10000000149
                     value=float(str(top.values[channel, rank])),
-                    place=[position.row, position.column] if has_position else None,
-                    map=[position.rows, position.columns] if has_position else None,
+                    place=row_and_column,
+                    map=map_size,
                     box=None,
                 )
             )

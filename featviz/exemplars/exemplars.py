@@ -89,7 +89,9 @@ def find_exemplars(
     with begun(model, arguments, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
-        classes = class_names(samples) if options.per_class else [None] * len(samples)
+        classes: list[str | None] = [None] * len(samples)
+        if options.per_class:
+            classes = class_names(samples)
         collector = ExemplarCollector(
             loaded, layers, blank, options.rank_by, options.top, classes
         )

@@ -127,10 +127,10 @@ def attended(path: AttentionPath) -> Iterator[None]:
         returns the weights."""
         result = func(*args, **kwargs)
         with unwatched(), torch.no_grad():
-            query, key, _, *others = args
+            query, key, _, *options = args
             identity = torch.eye(key.shape[-2], dtype=query.dtype, device=query.device)
             values = identity.expand(*key.shape[:-1], key.shape[-2])
-            path.take(func(query, key, values, *others, **kwargs))
+            path.take(func(query, key, values, *options, **kwargs))
         return result
 
     def multi_head(

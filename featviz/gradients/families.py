@@ -62,7 +62,9 @@ class ModelOutput(NamedTuple):
             return None
         if tensor.is_nested or tensor.layout is not torch.strided:
             return None
-        return tensor if tensor.ndim == ndim and tensor.shape[0] == 1 else None
+        if tensor.ndim != ndim or tensor.shape[0] != 1:
+            return None
+        return tensor
 
 
 # Ultralytics
@@ -212,12 +214,12 @@ def _torchvision_boxes(output: ModelOutput) -> Boxes:
 def _class_count(module: nn.Module) -> int:
     """How many classes the head of a detector of torchvision tells apart, the
     background included; 0 for another model."""
-    for part in module.modules():
-        if not type(part).__module__.startswith(_DETECTORS):
+    for submodule in module.modules():
+        if not type(submodule).__module__.startswith(_DETECTORS):
             continue
         # of an R-CNN; of SSD; of RetinaNet and FCOS
         for name in ("cls_score.out_features", "num_columns", "num_classes"):
-            count = _at_path(part, name)
+            count = _at_path(submodule, name)
             if isinstance(count, int):
                 return count
     return 0
@@ -235,12 +237,14 @@ def weak_boxes_too(module: nn.Module) -> Iterator[float | None]:
         The threshold; None for other models.
     """
     heads: list[Any] = []
-    for part in module.modules():
-        is_theirs = type(part).__module__.startswith(_DETECTORS)
+    for submodule in module.modules():
+        if not type(submodule).__module__.startswith(_DETECTORS):
+            continue
         # the threshold of a region proposal network is of other boxes
-        is_head = is_theirs and not type(part).__name__.startswith("RegionProposal")
-        if is_head and isinstance(getattr(part, "score_thresh", None), float):
-            heads.append(part)
+        if type(submodule).__name__.startswith("RegionProposal"):
+            continue
+        if isinstance(getattr(submodule, "score_thresh", None), float):
+            heads.append(submodule)
     thresholds = [head.score_thresh for head in heads]
     try:
         for head in heads:
@@ -266,8 +270,9 @@ def _detr(output: ModelOutput) -> Boxes:
     each query. RT-DETR and Deformable DETR have a sigmoid for each class, and as many
     boxes as queries at most."""
     logits = output.value["logits"][0]
+    # boxes are shares of the input, whatever the library resized it from
     height, width = output.input_size
-    sides = logits.new_tensor([width, height, width, height])
+    size = logits.new_tensor([width, height, width, height])
     config = getattr(output.module, "config", None)
     has_no_object = logits.shape[1] == getattr(config, "num_labels", 0) + 1
     if has_no_object:
@@ -284,7 +289,7 @@ def _detr(output: ModelOutput) -> Boxes:
         row, index = divmod(number, logits.shape[1])
         kept.append(LabelledBox(row, index))
     return Boxes(
-        corners=_corners(output.value["pred_boxes"][0].detach()) * sides,
+        corners=_corners(output.value["pred_boxes"][0].detach()) * size,
         numbers=logits,
         scores=scores,
         kept=kept,
@@ -503,8 +508,9 @@ class Reading(NamedTuple):
     @property
     def remark(self) -> str:
         """What a detector without a box has in its place."""
-        answer = self.answer
-        return answer.shortage if isinstance(answer, Boxes) and not answer.kept else ""
+        if isinstance(self.answer, Boxes) and not self.answer.kept:
+            return self.answer.shortage
+        return ""
 
     @property
     def regions(self) -> RegionMap | None:
@@ -540,10 +546,10 @@ def read(
     if isinstance(output, Tensor) and output.ndim == 2 and model.scores is not None:
         return None
     height, width = arg.shape[-2:]
-    known = ModelOutput(
+    model_output = ModelOutput(
         output, model.module, (height, width), tuple(model.categories), threshold
     )
     for family in FAMILIES:
-        if family.matches(known):
-            return Reading(family, family.read(known))
+        if family.matches(model_output):
+            return Reading(family, family.read(model_output))
     return None

@@ -158,11 +158,9 @@ def watched(
     changes = {layer: partial(hooks.change, layer) for layer in changed}
     # weak boxes are of use where the target may be one
     of_output = plan.target.layer is None and not plan.target.keys
-    candidates = (
-        families.weak_boxes_too(model.module)
-        if plan.backward and of_output
-        else nullcontext()
-    )
+    candidates: AbstractContextManager[float | None] = nullcontext()
+    if plan.backward and of_output:
+        candidates = families.weak_boxes_too(model.module)
     capture = plan.options.capture
     with (
         candidates as hooks.threshold,

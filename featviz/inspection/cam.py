@@ -287,6 +287,7 @@ def picture_files(
     if target is not None:
         behind = "-" + re.sub(r"^(\w+):(?=\d+$)", r"\1", target).replace(":", "-")
     flat_names = {sample.name: sample.name.replace("/", "__") for sample in samples}
+    # `a/cat.jpg` and `a/cat.png` are two images: both keep their endings
     stems = Counter(Path(name).stem for name in flat_names.values())
     files = {}
     for name, flat_name in flat_names.items():
@@ -300,10 +301,10 @@ def picture_files(
 def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     """Write the picture of an image; the result with its path."""
     assert result.shown is not None, "only images that failed have none"
-    tiles = [
-        Tile(printable(f"{at.name} ({at.site.layer.type})"), at.picture, at.limits)
-        for at in result.maps
-    ]
+    tiles = []
+    for layer_map in result.maps:
+        title = printable(f"{layer_map.name} ({layer_map.site.layer.type})")
+        tiles.append(Tile(title, layer_map.picture, layer_map.limits))
     if result.maximum is not None:
         maximum = result.maximum
         tiles.insert(0, Tile(maximum.name, maximum.picture, maximum.limits))
@@ -410,14 +411,13 @@ def _shown_to_model(
         evidence.append(_Evidence(site, Maps(output.layout, values)))
 
     outcome, recorder = show(image.args, hints, take)
-    if method not in ATTENTION_MAPS:
+    if method not in ATTENTION_MAPS:  # which are made of outputs alone
         evidence.reverse()  # gradients come from the last layer to the first
     if evidence:
         return _Explanation(evidence, outcome, recorder.skipped)
-    reasons = [
-        f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}"
-        for skip in recorder.skipped
-    ]
+    reasons = []
+    for skip in recorder.skipped:
+        reasons.append(f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}")
     for layer in recorder.never_ran:
         reasons.append(f"layer {quoted(layer.label)} did not run")
     hint = "--layers names another one"
@@ -441,6 +441,7 @@ def _chosen(text: str, output: Maps, border: int) -> list[int]:
         LayoutError: the output has none of them.
     """
     stats, _ = statistics(output.data)
+    # the frame that padding makes varies more than a flat map
     deviations = inner_deviations(output.data, border)
     return choose_channels(text, range(len(stats)), stats[:, MEAN], deviations)
 
@@ -491,14 +492,17 @@ def _marked(
     """
     if focus is None:
         return pixels
-    pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    if pixels.shape[2] == 1:  # the marks are in colour
+        pixels = np.repeat(pixels, 3, axis=2)
     if not isinstance(focus, Detection):
         return with_outline(pixels, focus)
-    top, left = (0, 0) if window is None else window[:2]
     x0, y0, x1, y1 = focus.box
-    return with_boxes(
-        pixels, [(x0 - left, y0 - top, x1 - left, y1 - top)], [focus.text]
-    )
+    if window is not None:  # the box counts pixels of the whole input
+        x0 -= window.left
+        x1 -= window.left
+        y0 -= window.top
+        y1 -= window.top
+    return with_boxes(pixels, [(x0, y0, x1, y1)], [focus.text])
 
 
 def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
@@ -513,7 +517,10 @@ def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
     if signed:
         high = max(-low, high)
         low = -high
-    return Scale("range", (low, high)) if high > low else Scale("map")
+    # of maps of one value there is no range to draw
+    if high <= low:
+        return Scale("map")
+    return Scale("range", (low, high))
 
 
 def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evidence:
@@ -524,11 +531,11 @@ def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evid
         input_shape: [1, C, H, W].
     """
     size = list(input_shape[-2:])
-    layers = [
-        functional.interpolate(level.maps.data.float(), size, mode="bilinear")
-        for level in evidence
-    ]
-    data = torch.stack(layers).amax(dim=0)
+    enlarged = []
+    for level in evidence:
+        data = level.maps.data.float()
+        enlarged.append(functional.interpolate(data, size, mode="bilinear"))
+    data = torch.stack(enlarged).amax(dim=0)
     return _Evidence(evidence[-1].site, Maps(evidence[-1].maps.layout, data))
 
 

@@ -53,7 +53,9 @@ def default_layers(prepared: Prepared) -> list[Layer]:
         return [last]
     smallest = min(seen.sizes[layer] for layer in seen.ran)
     bottleneck = [layer for layer in seen.ran if seen.sizes[layer] == smallest][-1]
-    return [last] if bottleneck == last else [bottleneck, last]
+    if bottleneck == last:
+        return [last]
+    return [bottleneck, last]
 
 
 def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -66,16 +68,21 @@ def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
 def _seen(
     prepared: Prepared, layers: Sequence[Layer], args: Sequence[Tensor]
 ) -> _MapsSeen:
-    """Show an input without an image to the model, and go back from the target."""
+    """Show an input without an image to the model, and go back from the target.
+
+    Args:
+        layers: all of the model.
+        args: the model's arguments: zeros, or noise.
+    """
     model = prepared.model
     shape = args[0].shape
     book = HintBook(model.module, shape, prepared.options.draw.tensor_layout)
     seen = _MapsSeen(book)
-    useful = [
-        layer
-        for layer in layers
-        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
-    ]
+    useful = []
+    for layer in layers:
+        # index 0 is the model itself, whose output is the answer and no evidence for it
+        if layer.index and not ADDS_NOTHING.intersection(layer.classes):
+            useful.append(layer)
     with (
         in_eval_mode(model.module, gradients=True),
         passes.watched(model, prepared.plan, useful) as hooks,
@@ -123,19 +130,20 @@ class _MapsSeen:
         attention. Poolings and the like add nothing to the layer before them; a layer
         inside an attention, or one that runs several times, is taken only where there
         is no other."""
-        # From the best kind of layer to the worst, and of each first those that are
-        # depended on.
+        # From the best kind of layer to the worst. A layer on which the target depends
+        # is better than one of any kind on which it does not.
         outside = [
             layer for layer in self.ran if not self.book.of_layer(layer).in_attention
         ]
         once = [layer for layer in outside if self.ran.count(layer) == 1]
         choices = (once, outside, self.ran)
-        depended_on = [
-            [layer for layer in choice if layer in self.reached] for choice in choices
-        ]
-        for candidates in (*depended_on, *choices):
-            if candidates:
-                return candidates[-1]
+        for choice in choices:
+            depended_on = [layer for layer in choice if layer in self.reached]
+            if depended_on:
+                return depended_on[-1]
+        for choice in choices:
+            if choice:
+                return choice[-1]
         raise UsageError(
             "no layer gives maps of the image, which a class activation map lies on",
             "--layers names one, and --tensor-layout says how to read it; "

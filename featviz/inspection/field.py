@@ -158,14 +158,17 @@ def measure_fields(
     for spec in options.also:
         base = model if isinstance(model, ModelOptions) else ModelOptions(spec)
         models.append(structs.replace(base, spec=spec, arch=None))
+    layers: list[LayerField] = []
+    skipped: list[Skip] = []
     results = []
     for source in models:
-        results.append(_measured(prepare(source, samples, run), _name_of(source)))
+        result = _measured(prepare(source, samples, run), _name_of(source))
+        layers.extend(result.layers)
+        skipped.extend(result.skipped)
+        results.append(result)
+    # images and failures are those of the first model: all see the same files
     result = replace(
-        results[0],
-        layers=tuple(layer for result in results for layer in result.layers),
-        skipped=tuple(skip for result in results for skip in result.skipped),
-        path=options.out,
+        results[0], layers=tuple(layers), skipped=tuple(skipped), path=options.out
     )
     if options.out is not None:
         _write(result, options.out, options.cmap)
@@ -212,16 +215,16 @@ def square_side(values: np.ndarray, share: float) -> int:
 
 
 def _write(result: FieldResult, path: Path, cmap: str) -> None:
-    tiles = [
-        FieldTile(
+    tiles = []
+    for layer in result.layers:
+        tile = FieldTile(
             model=layer.model,
             layer=layer.title,
             values=layer.values,
             theoretical=layer.theoretical,
             sides=layer.sides,
         )
-        for layer in result.layers
-    ]
+        tiles.append(tile)
     pixels = drawn_fields(tiles, result.images, cmap)
     height, width = pixels.shape[:2]
     rows = [pixels.reshape(height, -1)]

@@ -83,8 +83,8 @@ def drawn_field(values: np.ndarray, theoretical: PixelBox | None, cmap: str) -> 
     if theoretical is None:
         return pixels
     # the frame lies on the outermost pixels of the field
-    left, top, right, bottom = (edge * factor for edge in theoretical)
-    return with_boxes(pixels, [(left, top, right - 1, bottom - 1)], [""])
+    x0, y0, x1, y1 = (edge * factor for edge in theoretical)
+    return with_boxes(pixels, [(x0, y0, x1 - 1, y1 - 1)], [""])
 
 
 def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:

@@ -308,13 +308,21 @@ def _module_row(
 
 
 def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow]:
-    """A row for each function that a module calls, with the shape of its first output."""
+    """A row for each function that a module calls, with the shape of its first output.
+
+    Args:
+        blank: arguments, on which the model is run.
+
+    Raises:
+        ForwardError: the model cannot be run on them.
+    """
     calls = choose.functions(model, blank)
     first_shapes: dict[Layer, list[int] | None] = {}
     for (_, layer, _), shapes in probe(model, blank, list(calls)).items():
         first_shapes.setdefault(layer, shapes[0])
-    return [
-        LayerRow(
+    rows = []
+    for layer, count in calls.items():
+        row = LayerRow(
             index=layer.index,
             name=layer.name,
             type=layer.type,
@@ -325,8 +333,8 @@ def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow
             output_shape=first_shapes.get(layer),
             calls=count,
         )
-        for layer, count in calls.items()
-    ]
+        rows.append(row)
+    return rows
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:

@@ -242,7 +242,10 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
     )
     # The model itself is watched, too: its output may be a picture.
     root = list_layers(prepared.model.module)[0]
-    with prepared.watched(stages if root in stages else [*stages, root]) as show:
+    watched = list(stages)
+    if root not in stages:
+        watched.append(root)
+    with prepared.watched(watched) as show:
         outcome, recorder = show(image.args, collector.hints, collector.take)
     result = LookResult(
         path=out,
@@ -371,10 +374,9 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
             names = [layer.name for layer in recorder.never_ran]
             reasons.append(f"never ran: {listed(names, 3)}")
         if recorder.skipped:
-            skipped = [
-                f"{skip.layer or skip.type} ({skip.reason})"
-                for skip in recorder.skipped
-            ]
+            skipped = []
+            for skip in recorder.skipped:
+                skipped.append(f"{skip.layer or skip.type} ({skip.reason})")
             reasons.append(f"skipped: {listed(skipped, 3)}")
         raise FeatvizError(f"no picture was drawn; {'; '.join(reasons)}", NOTHING_DRAWN)
     layers = []
@@ -456,11 +458,12 @@ def _head_of_boxes(shown: Bytes, detections: Sequence[Detection]) -> _Head:
     """
     drawn = detections[:MOST_BOXES]
     count = len(detections)
-    title = f"boxes 0 to {len(drawn) - 1} of {count}" if count > 1 else "1 box"
-    bars = [
-        PageBar(f"{number}  {box.title}", box.score)
-        for number, box in enumerate(drawn[:_BARS])
-    ]
+    title = "1 box"
+    if count > 1:
+        title = f"boxes 0 to {len(drawn) - 1} of {count}"
+    bars = []
+    for number, detection in enumerate(drawn[:_BARS]):
+        bars.append(PageBar(f"{number}  {detection.title}", detection.score))
     return _Head([Tile(title, _boxed(shown, drawn))], bars, "boxes, with their scores")
 
 
@@ -469,18 +472,26 @@ def _boxed(shown: Bytes, detections: Sequence[Detection]) -> Bytes:
     that the numbers can be read."""
     height, width = shown.shape[:2]
     factor = _BOXED_SIDE / max(height, width)
-    if factor > 1:
+    if (
+        factor > 1
+    ):  # a small input is enlarged by a whole factor: its pixels stay squares
         factor = int(factor)
     image = resized(Image.fromarray(np.ascontiguousarray(shown)), factor)
-    boxes = [[x * factor for x in detection.box] for detection in detections]
-    return with_boxes(np.asarray(image), boxes, [str(n) for n in range(len(boxes))])
+    boxes = []
+    numbers = []
+    for number, detection in enumerate(detections):
+        boxes.append([edge * factor for edge in detection.box])
+        numbers.append(str(number))
+    return with_boxes(np.asarray(image), boxes, numbers)
 
 
 def _region_bars(regions: RegionMap) -> list[PageBar]:
     """A legend of the largest regions, in the colours of the picture of the output."""
     bars = []
+    # a model of one class has -1 for none: there is nothing to tell apart by colours
+    has_colors = regions.winners.min() >= 0
     for index in regions.largest[:_BARS]:
-        color = class_colors()[index % 256] if regions.winners.min() >= 0 else None
+        color = class_colors()[index % 256] if has_colors else None
         bars.append(PageBar(regions.title(index), regions.share(index), color))
     return bars
 
@@ -550,10 +561,9 @@ def _telling(
             options.channels, range(len(stats)), means, picture.deviations
         )
         count = len(order)
-    spans = [
-        (finite(float(low)), finite(float(high)))
-        for low, high in stats[:, : values.MEAN]
-    ]
+    spans = []
+    for low, high in stats[:, : values.MEAN]:
+        spans.append((finite(float(low)), finite(float(high))))
     if picture.strip:
         channels = order[:count]
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
@@ -656,12 +666,13 @@ def page_row(layer: ShownLayer) -> PageRow:
     titles = [str(channel) for channel in layer.channels]
     if layer.strip:
         low, high = layer.ranges[0]
-        remark = "all equal" if low == high else f"largest at {', '.join(titles)}"
+        remark = f"largest at {', '.join(titles)}"
+        if low == high:
+            remark = "all equal"
         titles = [f"{counted(layer.maps, 'number')}, {remark}"]
-    tiles = [
-        Tile(title, pixels, note=_span(span))
-        for title, pixels, span in zip(titles, layer.tiles, layer.ranges, strict=True)
-    ]
+    tiles = []
+    for title, pixels, span in zip(titles, layer.tiles, layer.ranges, strict=True):
+        tiles.append(Tile(title, pixels, note=_span(span)))
     return PageRow(layer.layer or layer.type, lines, tiles, layer.strip)
 
 

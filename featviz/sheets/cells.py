@@ -158,7 +158,9 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
         UsageError: the runs have no such image, layer, tensor or channels.
         StoreError: none of the images can be read.
     """
-    names = dict.fromkeys(name for run in runs for name in run.run.images)
+    names: dict[str, None] = {}  # an ordered set: runs mostly have the same images
+    for run in runs:
+        names |= dict.fromkeys(run.run.images)
     images = _chosen_images(list(names), options.images)
     captures = _captures(runs, images, options.tensor)
     labels = _chosen_layers([row for _, row in captures.values()], options.layers)
@@ -244,9 +246,11 @@ def _captures(
     for number, run in enumerate(runs):
         for name in images:
             image = run.run.images.get(name)
-            for row in image.captures.values() if image else ():
+            if image is None:
+                continue
+            for row in image.captures.values():
                 stems.add(row.capture_key.stem)
-                if image and row.capture_key.stem == tensor:
+                if row.capture_key.stem == tensor:
                     key = CellKey(number, row.label, name)
                     captures[key] = ImageCapture(image, row)
     if not captures:
@@ -297,10 +301,10 @@ def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
         UsageError: they select none, or there are several to choose from.
     """
     # a manifest names the class of a layer, not its ancestors
-    by_label = {
-        row.label: Layer(row.index, row.layer, row.type, classes=(row.type,))
-        for row in rows
-    }
+    by_label = {}
+    for row in rows:
+        layer = Layer(row.index, row.layer, row.type, classes=(row.type,))
+        by_label[row.label] = layer
     layers = sorted(by_label.values(), key=lambda layer: layer.index)
     names = listed([quoted(layer.label) for layer in layers], _NAMED)
     if text is None:
@@ -331,7 +335,10 @@ def _chosen_channels(
         UsageError: none of the channels was drawn.
     """
     # runs may have drawn different channels: one that any of them drew can be shown
-    drawn = sorted({channel for _, row in captures for channel in row.drawn})
+    in_any: set[int] = set()
+    for _, row in captures:
+        in_any.update(row.drawn)
+    drawn = sorted(in_any)
     if not drawn:
         if text is not None:
             raise UsageError(
@@ -343,6 +350,24 @@ def _chosen_channels(
         if len(drawn) <= MOST_ROWS:
             return drawn
         text = f"top:{MOST_ROWS}"
+    strength = _channel_strength(captures)
+    try:
+        return choose_channels(text, drawn, strength.means, strength.deviations)
+    except LayoutError as error:
+        message = f"{quoted(label)} {error.message}"
+        raise UsageError(message, f"it has {drawn[0]} to {drawn[-1]}") from None
+
+
+class _ChannelStrength(NamedTuple):
+    """By what the channels of a layer are ranked: averages over images, [C]."""
+
+    means: Floats
+    deviations: Floats
+    """Shares 0..1 of the largest deviation in each image."""
+
+
+def _channel_strength(captures: Sequence[ImageCapture]) -> _ChannelStrength:
+    """The averages over the captures of a layer, at least one."""
     # a run of another model may have fewer channels: its rows end in NaN, which the
     # averages leave out
     count = max(row.maps for _, row in captures)
@@ -351,14 +376,12 @@ def _chosen_channels(
     for number, (image, row) in enumerate(captures):
         stats = image.stats()
         means[number, : row.maps] = stats[row.capture_key.stats_key][:, MEAN]
+        # without the border that padding makes: a flat map with a bright frame would
+        # come first
         deviations = np.nan_to_num(stats[row.capture_key.deviations_key])
         # one image of strong contrasts would else choose for all others
         shares[number, : row.maps] = deviations / (deviations.max() or 1)
-    try:
-        return choose_channels(text, drawn, _average(means), _average(shares))
-    except LayoutError as error:
-        message = f"{quoted(label)} {error.message}"
-        raise UsageError(message, f"it has {drawn[0]} to {drawn[-1]}") from None
+    return _ChannelStrength(_average(means), _average(shares))
 
 
 def _average(numbers: Floats) -> Floats:
@@ -399,5 +422,7 @@ def _input_frames(image: ReadImage) -> list[Bytes]:
     a clip stand side by side in its file."""
     picture = np.asarray(image.picture(INPUT_FILE).convert("RGB"))
     shapes = image.manifest.input.shapes
-    width = shapes[0][-1] if len(shapes) == 1 else picture.shape[1]
+    width = picture.shape[1]
+    if len(shapes) == 1:  # several inputs stand side by side, too, and are no frames
+        width = shapes[0][-1]
     return np.array_split(picture, max(1, picture.shape[1] // width), axis=1)

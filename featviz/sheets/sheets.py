@@ -132,7 +132,8 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
         left_out |= run.run.left_out
     channels = {}
     for layer in content.layers:
-        channels[layer.label] = [n for n in layer.channels if n != ALL]
+        shown = [channel for channel in layer.channels if channel != ALL]
+        channels[layer.label] = shown
     return Sheet(
         path=options.out,
         images=list(content.images),
@@ -199,10 +200,10 @@ def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
     if len(sources) == 1 and isinstance(sources[0], Path):
         steps = read_steps(sources[0])
         if steps:
-            runs = [
-                SheetRun(f"step {number}", read_run(path, keep_stats=True))
-                for number, path in steps.items()
-            ]
+            runs = []
+            for number, path in steps.items():
+                run = read_run(path, keep_stats=True)
+                runs.append(SheetRun(f"step {number}", run))
             return _Sources(runs, are_steps=True)
     runs = []
     for source in sources:
@@ -219,16 +220,16 @@ def _moving(content: SheetContent, are_steps: bool, title: str) -> list[SheetFra
     """The frames of an animation: the steps of a training, else the slices of a clip,
     else the images."""
     all_runs = range(len(content.runs))
+    frames = []
     if are_steps:
-        return [
-            SheetFrame(f"{title} {run.name}".strip(), [number], content.images)
-            for number, run in enumerate(content.runs)
-        ]
+        for number, run in enumerate(content.runs):
+            step_title = f"{title} {run.name}".strip()
+            frames.append(SheetFrame(step_title, [number], content.images))
+        return frames
     if content.slices > 1:
-        return [
-            SheetFrame(title, all_runs, content.images, slice)
-            for slice in range(content.slices)
-        ]
+        for slice in range(content.slices):
+            frames.append(SheetFrame(title, all_runs, content.images, slice))
+        return frames
     return [SheetFrame(title, all_runs, [name]) for name in content.images]
 
 
@@ -297,8 +298,12 @@ class _Block(NamedTuple):
 def _blocks(content: SheetContent, frame: SheetFrame) -> list[_Block]:
     """The layers of each run of a frame; models differ, and some have others."""
     present = {(key.run, key.layer) for key in content.tiles}
-    blocks = [_Block(run, layer) for run in frame.runs for layer in content.layers]
-    return [block for block in blocks if (block.run, block.layer.label) in present]
+    blocks = []
+    for run in frame.runs:
+        for layer in content.layers:
+            if (run, layer.label) in present:
+                blocks.append(_Block(run, layer))
+    return blocks
 
 
 def _block(content: SheetContent, frame: SheetFrame, run: int) -> str:
