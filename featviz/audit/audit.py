@@ -62,7 +62,9 @@ def audit(
     """Audit a model on images.
 
     Args:
+        model: a loaded one, or the options by which it is loaded.
         arguments: files, folders, archives, URLs or globs, as on the command line.
+        options: what is counted and judged, and where files go.
         progress: called with each image's name, its error if it failed, and the number
             of images.
 
@@ -70,6 +72,8 @@ def audit(
         UsageError: no layer can be counted, a gate is about none, or the baseline is no
             audit.
     """
+    # Gates and the baseline are read before the model: loading it takes longest, and a
+    # typing error should not have to wait for it.
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else _read_baseline(options.baseline)
     files = []
@@ -81,7 +85,8 @@ def audit(
         plan = choose(
             loaded, options.layers, blank_input(loaded, samples, options.inputs)[0]
         )
-        # refuse gates that could never fail before any image is seen
+        # Refuse gates that could never fail before any image is seen: a misspelt layer
+        # would otherwise hold for ever.
         expected = _rows_without_channels(plan, options.thresholds)
         for gate in gates:
             findings.judged_rows(gate, expected)
@@ -93,6 +98,8 @@ def audit(
         sheets = suspects.choose_suspects(
             plan, rows, census.tallies, options.max_suspects
         )
+        # a second pass over the images of the suspects alone: to keep the maps of all
+        # channels in the first one would take memory by the image
         drawn = suspects.draw_suspects(
             folder, sheets, loaded, plan, samples, options.inputs
         )
@@ -101,26 +108,49 @@ def audit(
         verdicts = [findings.check_gate(gate, rows) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.check_baseline(rows, baseline))
-    if options.prune_out is not None:
-        with writing(
-            options.prune_out, PRUNING, "--prune-out", options.overwrite
-        ) as file:
-            file.write(write.as_json(document["prune"]))
-    if options.junit is not None:
-        with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
-            file.write(junit({_model_label(model): verdicts}))
+    _write_beside(document["prune"], {_model_label(model): verdicts}, options)
+    # a failed gate outranks failed images: it is what CI asked for
     exit_code = 3 if document["images"]["failures"] else 0
     if not all(verdict.held for verdict in verdicts):
         exit_code = CHECK_FAILED
     return AuditResult(document, tuple(verdicts), exit_code)
 
 
+def _write_beside(
+    prune: Mapping[str, Sequence[int]],
+    verdicts: Mapping[str, Sequence[Verdict]],
+    options: AuditOptions,
+) -> None:
+    """Write the files that lie outside of the folder, when that is complete.
+
+    Args:
+        prune: dead channels by the layer out of which they can be cut.
+        verdicts: by the name of the model.
+    """
+    if options.prune_out is not None:
+        with writing(
+            options.prune_out, PRUNING, "--prune-out", options.overwrite
+        ) as file:
+            file.write(write.as_json(prune))
+    if options.junit is not None:
+        with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
+            file.write(junit(verdicts))
+
+
 def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:
-    """The channels of each finding, by label of the layer."""
+    """The channels of each finding, by label of the layer.
+
+    Args:
+        path: an audit.json, which need not be called so.
+
+    Raises:
+        UsageError: it is not there, or no audit.
+    """
     try:
         audit_and_pictures = read_audit(path.parent, path)
     except StoreError as error:
         raise UsageError(f"--baseline {error.message}", error.hint) from error
+    # None is for a folder without an audit, when no file was named
     assert audit_and_pictures is not None
     return {row.label: row.findings for row in audit_and_pictures[0].layers}
 
@@ -138,6 +168,7 @@ def _rows_without_channels(
 
 
 def _model_label(model: ModelOptions | LoadedModel) -> str:
+    """What JUnit calls the model: the name of its file, where it has one."""
     if isinstance(model, LoadedModel):
         return str(model.source.get("name", type(model.module).__name__))
     return Path(model.spec).name
@@ -174,6 +205,12 @@ def _note_left_out(
     document: Mapping[str, Any],
     options: AuditOptions,
 ) -> None:
+    """Say how many suspects have no picture.
+
+    Args:
+        drawn: rows of the pictures of suspects.
+        document: the content of audit.json.
+    """
     count = sum(len(row["channels"]) for row in drawn)
     total = sum(document["total"]["findings"].values())
     if count < total:
@@ -187,9 +224,14 @@ def _note_left_out(
 def _counted(
     study: Study, plan: AuditPlan, options: AuditOptions
 ) -> tuple[Census, dict[str, Any]]:
-    """Stream all images through the model, and judge; audit.json without its pictures."""
+    """Stream all images through the model, and judge.
+
+    Returns:
+        What was counted, and the content of audit.json without its pictures.
+    """
     model = study.model
     thresholds = options.thresholds
+    # correlations take a matrix [C, C] for each call: only for who asked for them
     correlates = []
     if thresholds.redundant_at is not None:
         correlates = [target.call for target in plan.targets]
@@ -200,6 +242,7 @@ def _counted(
         plan.watching(model.module, census.take, counted_calls),
     ):
         study.show(census)
+    # a call may have no tally: a branch that a blank image takes and no other one does
     rows = []
     for target in plan.targets:
         if target.call in census.tallies and target.call not in census.refused:
@@ -207,14 +250,17 @@ def _counted(
     prunable = pruning.find_prunable(plan, rows)
     proof = None
     if options.prove:
+        # with nothing to cut out there is nothing to prove, and no image is shown again
         batches = study.batches(sorted(study.seen) if prunable.layers else [])
         with in_eval_mode(model.module):
             proof = pruning.prove(model, plan, prunable.zeroed, batches)
         proof = {"channels": sum(map(len, prunable.layers.values())), **proof}
-    skipped = [{"layer": layer, "reason": reason} for layer, reason in plan.skipped]
-    skipped += [
-        {"layer": call.label, "reason": text} for call, text in census.refused.items()
-    ]
+    skipped = [skip._asdict() for skip in plan.skipped]
+    for call, reason in census.refused.items():
+        skipped.append({"layer": call.label, "reason": reason})
+    failures = []
+    for failure in study.failures:
+        failures.append({"image": failure.image, "error": failure.error})
     document = {
         "schema_version": output.SCHEMA_VERSION,
         **study.about,
@@ -226,9 +272,7 @@ def _counted(
         "images": {
             "total": len(study.samples),
             "seen": len(study.seen),
-            "failures": [
-                {"image": row.image, "error": row.error} for row in study.failures
-            ],
+            "failures": failures,
         },
         "layers": rows,
         "total": findings.total_row(rows),
@@ -255,7 +299,10 @@ def layer_row(
     """
     call = target.call
     tally = tallies[call]
-    judge = None if target.dead_at is None else tallies.get(target.dead_at.call)
+    judge = None
+    if target.dead_at is not None:
+        # missing where the activation ran for the blank image and for no other one
+        judge = tallies.get(target.dead_at.call)
     # the most that each channel ever reaches at the activation; None where it was not
     # reached
     ceiling = None
@@ -267,6 +314,7 @@ def layer_row(
         # "Network Trimming", arXiv 1607.03250, equation 1, averaged over the channels
         zero_shares = judge.sums[:, ZEROS] / judge.values
         apoz = float(zero_shares.mean()) if len(zero_shares) else 0.0
+    # without bounds the column AT_BOUND is NaN, which is no share of anything
     saturated = None
     if target.activation is not None and target.activation.bounds:
         saturated = tally.sums[:, AT_BOUND] / tally.values
@@ -306,6 +354,9 @@ def health_check(
     """Prepare an audit that is repeated while a model is trained.
 
     Args:
+        model: as it is now; each audit takes one of the same structure.
+        samples: the images of each audit.
+        layers: functions among them are left out.
         blank: arguments of the model, whose values do not matter: the pass on them
             decides now where each layer is judged.
 
@@ -323,6 +374,7 @@ def health_check(
             f"channels are judged of modules, and all layers are functions: {functions}"
         )
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
+    # once, not at each audit: training changes weights and not the structure
     plan = choose(model, options.layers, blank)
 
     def check(model: LoadedModel, folder: Folder) -> Mapping[str, Any]:

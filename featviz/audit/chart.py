@@ -40,7 +40,16 @@ class ZeroShares(NamedTuple):
 
 
 def apoz_chart(layers: Sequence[ZeroShares], title: str) -> Bytes:
-    """Draw the shares of all layers, uint8 [H, W, 3]."""
+    """Draw the shares of all layers.
+
+    Args:
+        layers: at least one, in the order from top to bottom.
+        title: above the chart.
+
+    Returns:
+        uint8 [H, W, 3], as large as the layers and their names need.
+    """
+    # all lengths are inches until the canvas makes pixels of them
     labels = [quoted(layer.label, 60) for layer in layers]
     left = 0.3 + _LETTER * max(map(len, labels))
     top = 0.35
@@ -48,6 +57,7 @@ def apoz_chart(layers: Sequence[ZeroShares], title: str) -> Bytes:
     bottom = top + height
     canvas = Canvas(round(DPI * (bottom + 0.75)), round(DPI * (left + _FULL_BAR + 0.3)))
     canvas.write(title, left, top / 2, Letters(10))
+    # the rules come first, so that bars cover them
     for tick in range(0, 101, 20):
         x = left + _FULL_BAR * tick / 100
         canvas.fill(Cell(x, top, 0, height + 0.05), _RULE)
@@ -57,9 +67,12 @@ def apoz_chart(layers: Sequence[ZeroShares], title: str) -> Bytes:
         y = top + _ROW * row
         canvas.write(label, left - 0.08, y + _ROW / 2, Letters(9), "left")
         canvas.fill(Cell(left, y + 0.03, _FULL_BAR * layer.apoz, _ROW - 0.06), _BAR)
+        # A dead channel is all zeros (unless --eps allows for more), so the bar of the
+        # dead is the shorter one: it lies over the other, and is thinner.
         canvas.fill(
             Cell(left, y + 0.08, _FULL_BAR * layer.dead, _ROW - 0.16), _DEAD_BAR
         )
+    # last, since rules and bars reach into it
     canvas.frame(Cell(left, top, _FULL_BAR, height))
     for x, color, text in (
         (left, _BAR, "APoZ"),

@@ -74,6 +74,8 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
         raise LayoutError(
             f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1"
         )
+    # Windowed attention and regions of a detector fold pieces of an image into the
+    # first axis: all pieces of an image count as its positions.
     if axis != 1:
         tensor = tensor.movedim(axis, 1)
     rows = tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
@@ -90,7 +92,7 @@ def measure(
     Args:
         rows: [B, C, P], on any device.
         activation: whose bounds are counted.
-        correlates: whether moments are taken.
+        correlates: whether moments are taken, which cost a matrix product.
     """
     count, channels, positions = rows.shape
     on_cpu = rows.device.type == "cpu"
@@ -102,10 +104,12 @@ def measure(
             image_copy.copy_(image)
         rows = copy
     flat = rows.reshape(-1, positions)
+    # NaN is never reached: a comparison with it is false
     bounds = activation.bounds
     low = bounds[0] + activation.margin if len(bounds) > 1 else math.nan
     high = bounds[-1] - activation.margin if bounds else math.nan
     statistics, reached = values.statistics(flat, low, high, counted=bool(bounds))
+    # on a device `values.statistics` reduces by torch, and counts no bounds
     if not on_cpu:
         reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
     return Measurement(
@@ -118,6 +122,7 @@ def measure(
 
 def _moments(rows: Tensor) -> Moments:
     """Those of one batch [B, C, P]; products in float32 about the batch's own mean."""
+    # about the mean, since x² - mean² of float32 loses what channels far from 0 vary by
     channels = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
     mean = channels.mean(1)
     deviations = channels - mean[:, None]
@@ -147,10 +152,16 @@ class Tally:
     def empty(
         cls, channels: int, saturates: bool = False, correlates: bool = False
     ) -> Tally:
-        """Before the first batch."""
+        """Before the first batch.
+
+        Args:
+            saturates: whether values at a bound are counted.
+            correlates: whether moments are added up.
+        """
         sums = np.zeros((channels, 8))
         sums[:, LOW] = np.inf
         sums[:, HIGH] = -np.inf
+        # NaN stays NaN whatever is added: the mark of a layer without bounds
         sums[:, AT_BOUND] = 0 if saturates else np.nan
         moments = None
         if correlates:
@@ -166,9 +177,10 @@ class Tally:
         """Add a batch whose images have these numbers [B]."""
         from featviz.drawing import loops  # numba takes a while to import
 
-        at_bound = (
-            np.empty((0, 0), np.int64) if batch.at_bound is None else batch.at_bound
-        )
+        # compiled loops take no None: an empty array stands for a layer without bounds
+        at_bound = batch.at_bound
+        if at_bound is None:
+            at_bound = np.empty((0, 0), np.int64)
         loops.add_maps(batch.statistics, at_bound, batch.positions, self.sums)
         loops.add_images(batch.statistics, images, self.best, self.images)
         if self.moments is not None and batch.moments is not None:
@@ -183,6 +195,7 @@ class Tally:
         """Pearson's r of each pair, [C, C]; 0 where a channel does not vary."""
         if self.moments is None:
             return None
+        # the divisors n - 1 of covariance and deviations cancel out
         scale = np.sqrt(np.diag(self.moments.products))
         return _ratio(self.moments.products, np.outer(scale, scale))
 
@@ -193,13 +206,15 @@ class Tally:
         table = self.sums.copy()
         table[:, SQUARES] = _ratio(self.sums[:, SQUARES], self.sums[:, COUNT])
         table[self.sums[:, COUNT] == 0, LOW:ZEROS] = np.nan
+        # 0 / 0 where nothing was seen is NaN, which the table has for that
         with np.errstate(invalid="ignore"):
             table[:, [ZEROS, AT_BOUND]] /= self.values[:, None]
         return table
 
 
 def _joined(seen: Moments, batch: Moments) -> Moments:
-    """Chan's update, by the difference of the means."""
+    """Chan's update, by the difference of the means: the products of two sets of values
+    are those of each about its own mean, and what the means are apart adds."""
     delta = batch.mean - seen.mean
     values = seen.values + batch.values
     share = batch.values / max(1, values)
@@ -274,6 +289,8 @@ class Census:
     def take(self, call: Call, output: Any) -> None:
         """The sink of the hooks: measure an output now, count it when the batch is
         through."""
+        # Hooks hear all calls of a watched layer, also those that are not audited. One
+        # that the blank pass has not seen depends on the input: it is told, not counted.
         counted = self._calls.get(call)
         if counted is None:
             if call not in self._foreseen:
@@ -290,6 +307,7 @@ class Census:
             )
         except LayoutError as error:
             self.refused.setdefault(call, error.message)
+        # `Study` takes what a forward pass raises for the fault of an image
         except Exception as error:
             self.fault = error
             raise

@@ -26,7 +26,8 @@ AuditedRow: TypeAlias = Mapping[str, Any]
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
     """The channels of each finding; a finding for which the layer cannot be judged is
-    left out."""
+    left out, which is not the same as one that no channel has: an empty list."""
+    # what was never seen is not dead, it is unknown
     seen = evidence.count + evidence.nonfinite > 0
     flags: dict[str, Flags] = {}
     for name, finding in FINDINGS.items():
@@ -45,6 +46,8 @@ def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[in
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
+    # Breadth first from the lowest channel that is in no group yet: each step adds all
+    # that correlate with the frontier, until none is new.
     groups = []
     remaining: Flags = np.asarray(linked.any(1))
     while remaining.any():
@@ -61,6 +64,8 @@ def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[in
 def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
     """`total` of audit.json: channels, how many have each finding and are judged for
     it, APoZ."""
+    # Two counts of each finding: a gate's percentage is a share of the channels that
+    # are judged for it, and a Conv2d before an addition is not judged for dead.
     counts = {}
     judged_channels = {}
     for name in FINDINGS:
@@ -68,6 +73,7 @@ def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
         if judged:
             counts[name] = sum(len(row["findings"][name]) for row in judged)
             judged_channels[name] = sum(row["channels"] for row in judged)
+    # weighted by channels, as if all of them were one layer
     zeros = 0.0
     channels = 0
     for row in rows:
@@ -114,6 +120,7 @@ def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
     if not gate.is_of_each:
         together = _gate_figure(gate, judged)
         return Verdict(gate.text, not together.exceeds(gate), together.text)
+    # a gate that held also says how near it came to fail
     exceeding = []
     largest = _GateFigure("", 0, 1, gate.finding)
     for row in judged:
@@ -176,7 +183,9 @@ def check_baseline(
     """Whether no layer has more channels of a finding than in the baseline.
 
     Args:
-        baseline: by label of the layer the channels of each finding.
+        rows: `layers` of this audit.
+        baseline: by label of the layer the channels of each finding. A layer that it
+            lacks is named in a warning, and cannot get worse.
     """
     missing = [str(row["label"]) for row in rows if row["label"] not in baseline]
     if missing:
@@ -185,6 +194,8 @@ def check_baseline(
     for row in rows:
         before = baseline.get(row["label"], {})
         for name, channels in row["findings"].items():
+            # A baseline may not have been asked for a finding. Fewer channels are no
+            # regression, even if others are among them.
             if name not in before or len(channels) <= len(before[name]):
                 continue
             new = [str(channel) for channel in sorted({*channels} - {*before[name]})]

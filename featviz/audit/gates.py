@@ -71,6 +71,9 @@ def _dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     import numpy as np
 
+    # Two positions that compute the same may be off by a rounding. Without any finite
+    # value the span is -inf, which looks flat, and one value is flat by itself: hence
+    # the count.
     size = np.maximum(abs(evidence.low), abs(evidence.high))
     with np.errstate(invalid="ignore"):
         flat = evidence.high - evidence.low <= np.maximum(
@@ -101,6 +104,8 @@ def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
     if evidence.correlation is None or thresholds.redundant_at is None:
         return None
+    # a channel is not redundant with itself; what is not finite was counted as zero,
+    # and says nothing
     linked = evidence.correlation > thresholds.redundant_at
     np.fill_diagonal(linked, False)
     judged = (evidence.nonfinite == 0) & (evidence.count >= _MIN_CORRELATED)
@@ -173,6 +178,9 @@ class Gate:
 def parse_gate(text: str) -> Gate:
     """Read `[any:][LAYERS:]FINDING>NUMBER[%]`.
 
+    Args:
+        text: as behind `--fail-on`; LAYERS is a pattern, `*` where it is left out.
+
     Raises:
         UsageError: another form, no such finding, or a share above 100 %.
     """
@@ -191,6 +199,7 @@ def parse_gate(text: str) -> Gate:
             f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
             replace=(text, text.replace(finding, close[0], 1)) if close else None,
         )
+    # a gate that cannot fail looks like one that holds
     if match["percent"] and limit > 100:
         raise UsageError(
             f"--fail-on {text!r} can never fail", "a share is at most 100%"

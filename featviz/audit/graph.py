@@ -67,15 +67,20 @@ class CallGraph:
         """Add a call.
 
         Args:
+            layer: a module, or a function by the module that calls it.
             number: which call of its layer it is, from 0.
+            args: with `kwargs` what it was called with.
+            output: what it returned, a tensor or anything.
             made_by: the node that made a tensor, or None.
 
         Returns:
             Its node; None where calls inside it made the output.
         """
+        # a ReLU module calls relu: the module is the node
         if layer.is_function and layer.owner in self.module_parts:
             return None
         call = Call(layer.name, layer.type, number)
+        # a nested tensor holds tensors of several sizes: asked for its shape it raises
         is_nested = isinstance(output, Tensor) and output.is_nested
         self.output_types[call] = (
             "nested tensor" if is_nested else type(output).__name__
@@ -118,6 +123,8 @@ class CallGraph:
         known_sources = tuple(
             dict.fromkeys(node for node in sources if node is not None)
         )
+        # A ReLU has its channels where its input has them. What has several inputs (an
+        # addition) may join other axes, and is left to the layout of its output.
         axis = call_part.axis
         keeps_axis = call_part.role in ("activation", *_KEEPS_CHANNELS_APART)
         if axis is None and keeps_axis and len(known_sources) == 1:
@@ -138,13 +145,21 @@ class CallGraph:
                 return f"{node.call.label} comes before any activation"
             if not node.users:
                 return "nothing takes its output"
+            # in a pre-activation block a shortcut takes it, too, but later
             number = node.users[0]
         return number
 
     def maker_of(self, activation: int) -> Call | str:
         """The convolution or linear module whose channels, and no others, feed an
         activation, and can be cut out because nothing else takes them; or why there is
-        none."""
+        none.
+
+        Args:
+            activation: its node.
+        """
+        # Backwards: each node on the way must have one source, and be its only user. A
+        # shortcut or a second head would miss the channel; GroupNorm would give other
+        # numbers without it.
         user = activation
         while True:
             sources = self.nodes[user].sources

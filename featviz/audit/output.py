@@ -33,6 +33,9 @@ def write_files(
     """Write channels.npz, the chart of APoZ and audit.json.
 
     Args:
+        folder: the audit's, which is complete behind this.
+        document: the content of audit.json, but for pictures and files.
+        tallies: of all counted calls; an array of channels.npz each.
         drawn: rows of the pictures of suspects, which are in the folder.
     """
     with folder.write("channels.npz") as file:
@@ -51,6 +54,7 @@ def write_files(
 def _bars(rows: Sequence[AuditedRow]) -> list[ZeroShares]:
     """A bar for each activation that gives zeros, however many layers are judged by it;
     it has the name of the first of them."""
+    # a convolution and its BatchNorm are both judged at the ReLU behind: the same bar
     bars: dict[str, ZeroShares] = {}
     for row in rows:
         if row["apoz"] is not None and row["dead_at"] not in bars:
@@ -80,15 +84,15 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
     Args:
         document: the content of an audit.json.
     """
+    # a column only for what some layer was judged for: `redundant` if it was asked for
     total = document["total"]
     findings = [name for name in FINDINGS if name in total["findings"]]
     rows = []
     dead_lines = []
     for row in document["layers"]:
         counts = {name: len(channels) for name, channels in row["findings"].items()}
-        rows.append(
-            _cells(row["label"], row["type"], row, [counts.get(n) for n in findings])
-        )
+        cells = [counts.get(finding) for finding in findings]
+        rows.append(_cells(row["label"], row["type"], row, cells))
         dead = row["findings"].get("dead")
         if dead:
             dead_lines.append(
@@ -111,7 +115,12 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
 def _cells(
     label: str, type: str, row: Mapping[str, Any], counts: Sequence[int | None]
 ) -> list[str]:
-    """A row of the table; `-` where a layer cannot be judged."""
+    """A row of the table; `-` where a layer cannot be judged.
+
+    Args:
+        row: an entry of `layers`, or `total`.
+        counts: of each finding how many channels have it; None for not judged.
+    """
     apoz = "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
     findings = ["-" if count is None else str(count) for count in counts]
     return [label, type, str(row["channels"]), apoz, *findings]

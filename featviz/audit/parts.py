@@ -26,7 +26,10 @@ class Call:
     @property
     def label(self) -> str:
         """For people: `layer1.0.relu`, and `layer1.0.relu.call1` for its second call."""
-        return (self.name or self.type) + (f".call{self.index}" if self.index else "")
+        label = self.name or self.type
+        if self.index:
+            label += f".call{self.index}"
+        return label
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,12 @@ def _activation(activation: Activation) -> Part:
 
 
 def _clipped(low: float, high: float) -> Part:
-    """Hardtanh with its own ends: from zero up it is a ReLU with a ceiling."""
+    """Hardtanh with its own ends: from zero up it is a ReLU with a ceiling.
+
+    Args:
+        low: below `high`, as torch asks.
+    """
+    # zeros at the lower end are what makes it dead, and not saturated as well
     if low == 0:
         return _activation(Activation(zero=True, bounds=(high,), margin=_MARGIN * high))
     return _activation(Activation(bounds=(low, high), margin=_MARGIN * (high - low)))
@@ -130,6 +138,7 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
     """The modules of a model whose part is in the table, by qualified name."""
     parts: dict[str, Part] = {}
     for name, module in modules_by_name(model).items():
+        # first, since ReLU6 is a Hardtanh, and each has ends of its own
         if isinstance(module, nn.Hardtanh):
             parts[name] = _clipped(module.min_val, module.max_val)
             continue
@@ -138,6 +147,7 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
         # an exported Hardtanh has no ends; the function that it calls has
         if has_children or classes[0] == "Hardtanh":
             continue
+        # the nearest class that is known: what a subclass adds is not looked at
         for class_name in classes:
             if class_name in PARTS:
                 parts[name] = PARTS[class_name]
@@ -148,7 +158,11 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
 def function_part(
     call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Part | None:
-    """The part of a function's call; None for the call of a module."""
+    """The part of a function's call; None for the call of a module.
+
+    Args:
+        args: with `kwargs` what it was called with: hardtanh has its ends there.
+    """
     function = function_in(call.name)
     if function is None:
         return None

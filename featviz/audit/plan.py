@@ -75,19 +75,27 @@ class AuditPlan:
         self, model: nn.Module, sink: Callable[[Call, Any], None], calls: Iterable[Call]
     ) -> Iterator[None]:
         """Hand the outputs of some calls to a sink; each forward pass numbers calls
-        anew."""
+        anew.
+
+        Args:
+            sink: takes the call and its output, before anything else can change that in
+                place.
+            calls: whose layers are watched; the sink hears their other calls as well.
+        """
         names = {call.name for call in calls}
         next_call = Counter[str]()
 
         def leave(layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
             call = Call(layer.name, layer.type, next_call[layer.name])
             next_call[layer.name] += 1
+            # what the sink computes are functions, too, and would be heard as calls
             with unwatched():
                 sink(call, output)
 
         def is_watched(layer: Layer) -> bool:
             return layer.name in names
 
+        # before the pass, not behind it: one that raises would leave its numbers
         restart = model.register_forward_pre_hook(
             lambda module, args: next_call.clear()
         )
@@ -130,6 +138,8 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         layers = _selected_layers(model, graph, text, blank)
         names = {layer.name for layer in layers}
     plan = AuditPlan(graph)
+    # In the order in which calls finish, which is that of their numbers; a call whose
+    # output has no channels does not keep the others from being audited.
     ran = Counter[str]()
     for call in graph.output_types:
         if call.name not in names:
@@ -152,6 +162,8 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
 
 
 def _default_names(graph: CallGraph) -> set[str]:
+    # A model of convolutions alone, or of linear layers alone, still has channels that
+    # may be constant or not finite.
     names = {node.call.name for node in graph.nodes if node.part.activation is not None}
     for class_name in ("_ConvNd", "Linear"):
         if not names:
@@ -168,6 +180,7 @@ def _selected_layers(
     model: LoadedModel, graph: CallGraph, text: str, blank: Sequence[Tensor]
 ) -> Sequence[Layer]:
     parsed = selectors.parse(text)
+    # among the layers that the pass has met: modules, and activations that are functions
     layers = selectors.select(graph.layers, parsed)
     # functions that are no activations, or a message that says what there is
     if not layers:
@@ -197,6 +210,7 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
     if judge.activation is None or not judge.activation.zero:
         label = "it" if number == start else judge.call.label
         return replace(counted, reason=f"{label} gives no exact zeros")
+    # a reshape between them: channel i of one is not channel i of the other
     channels = graph.shapes[call][counted.channel_axis]
     if graph.shapes[judge.call][judge.channel_axis] != channels:
         reason = f"{judge.call.label}, which follows, has other channels"
@@ -207,9 +221,12 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
 def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
     """A call with the axis that counts its channels: where the layers before do not
     determine it, by the layout of the output."""
-    number = graph.node_of.get(call)
-    activation = None if number is None else graph.nodes[number].part.activation
-    axis = None if number is None else graph.nodes[number].channel_axis
+    activation = None
+    axis = None
+    if call in graph.node_of:
+        node = graph.nodes[graph.node_of[call]]
+        activation = node.part.activation
+        axis = node.channel_axis
     if axis is None:
         shape = graph.shapes[call]
         layer = next(layer for layer in graph.layers if layer.name == call.name)

@@ -34,7 +34,11 @@ class Prunable:
 
 def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
     """Follow dead channels back to the layers that make them. A layer that runs several
-    times loses a channel only if it is dead behind each of its calls."""
+    times loses a channel only if it is dead behind each of its calls.
+
+    Args:
+        rows: `layers` of audit.json.
+    """
     prunable = Prunable()
     graph = plan.graph
     dead_channels = {row["label"]: row["findings"].get("dead") for row in rows}
@@ -52,15 +56,15 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
         else:
             dead_at[activation] = channels
             activations_of.setdefault(maker.name, {})[maker] = activation
+    # calls that no activation follows count, too: they need the channel
     runs = [node.call.name for node in graph.nodes]
     for name, activations in activations_of.items():
-        everywhere = set.intersection(
-            *(set(dead_at[call]) for call in activations.values())
-        )
-        if everywhere and len(activations) == runs.count(name):
-            prunable.layers[name] = sorted(everywhere)
+        dead_sets = [set(dead_at[activation]) for activation in activations.values()]
+        dead_everywhere = sorted(set.intersection(*dead_sets))
+        if dead_everywhere and len(activations) == runs.count(name):
+            prunable.layers[name] = dead_everywhere
             for activation in activations.values():
-                prunable.zeroed[activation] = sorted(everywhere)
+                prunable.zeroed[activation] = dead_everywhere
     return prunable
 
 
@@ -70,7 +74,12 @@ def prove(
     zeroed: Mapping[Call, list[int]],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """Compare a model's output with and without channels, for `verify` of audit.json."""
+    """Compare a model's output with and without channels, for `verify` of audit.json.
+
+    Args:
+        zeroed: channels by the activation behind which they are set to zero.
+        batches: the images; without any the largest change is 0.
+    """
     counted = plan.counted_calls
 
     def set_to_zero(call: Call, output: Any) -> None:
@@ -85,12 +94,14 @@ def prove(
     comparable = True
     for batch in batches:
         inputs = [arg.to(model.device) for arg in batch.inputs]
+        # copied, since a model may return a tensor that its next pass overwrites
         before = [tensor.clone() for tensor in tensors(forward(model.module, inputs))]
         with plan.watching(model.module, set_to_zero, zeroed):
             after = tensors(forward(model.module, inputs))
         change, unlike = largest_change(before, after)
         images += len(batch.images)
         nonfinite += unlike
+        # another number or shape of outputs, as of a detector that finds fewer boxes
         if change is None:
             comparable = False
         else:

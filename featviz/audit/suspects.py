@@ -132,7 +132,12 @@ def draw_suspects(
     samples: Sequence[Sample],
     inputs: InputOptions,
 ) -> list[dict[str, Any]]:
-    """Draw the sheets into a folder; `drawn` of audit.json."""
+    """Draw the sheets into a folder; `drawn` of audit.json.
+
+    Args:
+        samples: all images of the audit; suspects know them by number.
+        inputs: how images become the model's inputs, as in the first pass.
+    """
     seen = _see_again(model, plan, sheets, samples, inputs)
     for sheet in sheets:
         with folder.write(sheet.file) as file:
@@ -147,7 +152,13 @@ def choose_suspects(
     limit: int,
 ) -> list[SuspectSheet]:
     """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst
-    first."""
+    first.
+
+    Args:
+        rows: `layers` of audit.json.
+        tallies: know which images excite a channel most.
+        limit: 0 draws none.
+    """
     sheets = []
     remaining = limit
     findings_of = {row["label"]: row["findings"] for row in rows}
@@ -159,6 +170,8 @@ def choose_suspects(
                 suspects.append(Suspect(name, channel, best[best >= 0].tolist()))
         chosen = suspects[: min(PER_LAYER, remaining)]
         remaining -= len(chosen)
+        # Of one layer two pictures: the maps of dead channels are black at an activation,
+        # so they show what comes to it.
         dead = [suspect for suspect in chosen if suspect.finding == "dead"]
         alive = [suspect for suspect in chosen if suspect.finding != "dead"]
         if dead:
@@ -196,6 +209,7 @@ def _see_again(
         for suspect in sheet.suspects:
             for number in suspect.images:
                 channels_of[number].add((sheet.source, suspect.channel))
+    # one image a batch, so that `current` says whose output a hook has
     seen = SeenMaps({}, {})
     current = 0
 
@@ -227,6 +241,8 @@ def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
     values: Floats = rows[0, channel].cpu().numpy().copy()
     shape = list(output.shape[1:])
     del shape[channel_axis - 1 if channel_axis > 0 else channel_axis]
+    # No map of its own: of tokens 14 · 14 patches are a square, 197 are one behind a
+    # class token.
     if len(shape) != 2 or shape[0] * shape[1] != values.size:
         shape = [1, values.size]
         for class_tokens in (0, 1):
@@ -256,9 +272,9 @@ def _draw(
     canvas.write("\n".join(title), _GAP, _GAP, _INK)
     grid = TileGrid(columns, _TILE, _TILE, _LABEL, _TOP, _ACROSS, _ROW_HEIGHT)
     for row, suspect in enumerate(sheet.suspects):
-        cells = [
-            grid.cell(row * columns + column) for column in range(len(suspect.images))
-        ]
+        first_cell = row * columns
+        last_cell = first_cell + len(suspect.images)
+        cells = [grid.cell(position) for position in range(first_cell, last_cell)]
         _draw_suspect(
             canvas, _TOP + row * _ROW_HEIGHT, cells, suspect, sheet.source.call, seen
         )
@@ -290,7 +306,14 @@ def _draw_suspect(
     seen: SeenMaps,
 ) -> None:
     """Draw the images of a suspect into their cells, each with its map on the right;
-    all maps have one scale, with zero in it."""
+    all maps have one scale, with zero in it.
+
+    Args:
+        top: of the row, in pixels of the canvas.
+        cells: one for each image of the suspect.
+        source: the call whose maps are drawn.
+        seen: an image or map that is not among these leaves its cell empty.
+    """
     maps = [
         seen.maps.get(MapKey(source, suspect.channel, number))
         for number in suspect.images
@@ -306,6 +329,7 @@ def _draw_suspect(
     _draw_key(canvas, top + 3 * (_TEXT + _GAP), low, high)
     colors = colormap.colored(_CMAP, 0)
     for cell, number, values in zip(cells, suspect.images, maps, strict=True):
+        # the image vanished after the first pass, or its call did not come again
         if number not in seen.images or values is None:
             continue
         canvas.paste(seen.images[number], cell)
@@ -322,5 +346,6 @@ def _draw_key(canvas: PixelCanvas, top: float, low: float, high: float) -> None:
     ramp = Image.fromarray(colormap.ramp(_CMAP)[None]).resize((_KEY, _TEXT - 3))
     canvas.paste(ramp, Cell(_GAP, top, _KEY, _TEXT - 3))
     canvas.write(f"{low:.4g}", _GAP, top + _TEXT, _INK)
+    # aligned with the right end of the colours
     right = _GAP + _KEY - round(text_width(f"{high:.4g}", _TEXT))
     canvas.write(f"{high:.4g}", right, top + _TEXT, _INK)
