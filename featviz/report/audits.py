@@ -26,6 +26,7 @@ class AuditedLayer:
     """The layer on whose page of a run it stands: itself, or where the run has no page
     of it, the layer before it whose maps come to it; empty where there is none."""
     suspects: Sequence[Extra]
+    """Pictures of its channels with a finding; none where nothing was drawn."""
 
     @property
     def findings(self) -> ChannelFindings:
@@ -49,6 +50,8 @@ class AuditView:
         """Sort the pictures of an audit to its layers, and these to the pages of a run.
 
         Args:
+            record: the content of audit.json.
+            pictures: the audit's folder; a picture that is not there is left out.
             pages: the layers that have pages; None for an audit that stands alone.
         """
         suspects: defaultdict[str, list[Extra]] = defaultdict(list)
@@ -58,6 +61,9 @@ class AuditView:
             size = pictures.pixels.get(drawn.file)
             if size is not None:
                 suspects[drawn.layer].append(_suspects(number, drawn, pictures, size))
+        # An audit looks at activations by default, and a run often draws convolutions:
+        # dead channels then stand on the page of the layer whose maps were shown for
+        # them, which feeds the activation.
         layers = []
         for number, row in enumerate(record.layers):
             homes = [row.layer or row.label, *sources[row.label]]
@@ -73,19 +79,21 @@ class AuditView:
     def total(self) -> Mapping[str, int]:
         """How many channels of all layers have each finding, those that were looked
         for."""
+        # a finding that no channel has is there with 0; one not looked for is not there
         counts: Counter[str] = Counter()
         for layer in self.layers:
-            counts.update(
-                {name: len(found) for name, found in layer.row.findings.items()}
-            )
+            for name, channels in layer.row.findings.items():
+                counts[name] += len(channels)
         return counts
 
     @property
     def dead_summary(self) -> str | None:
         """`4 in 1 layer, by the audit of 20 images`; None where no layer could be
         judged."""
-        findings = [layer.row.findings for layer in self.layers]
-        counts = [len(channels["dead"]) for channels in findings if "dead" in channels]
+        counts = []
+        for layer in self.layers:
+            if "dead" in layer.row.findings:
+                counts.append(len(layer.row.findings["dead"]))
         if not counts:
             return None
         where = "none"
@@ -94,7 +102,14 @@ class AuditView:
         return f"{where}, by the audit of {counted(self.record.images.seen, 'image')}"
 
     def findings_of(self, name: str) -> dict[str, list[int]]:
-        """What was found of a layer, all its calls together."""
+        """What was found of a layer, all its calls together.
+
+        Args:
+            name: of the layer whose page asks; one without findings has none.
+
+        Returns:
+            Channels, rising, by what was found of them.
+        """
         findings: dict[str, list[int]] = {}
         for layer in self.layers:
             if layer.home != name:
@@ -107,6 +122,12 @@ class AuditView:
 def _suspects(
     number: int, drawn: DrawnSuspects, pictures: ReadImage, size: tuple[int, int]
 ) -> Extra:
+    """The picture of a layer's suspects.
+
+    Args:
+        number: among all pictures of the audit, for its id.
+        size: width and height of the picture in pixels.
+    """
     text = (
         f"{len(drawn.channels)} of {counted(drawn.suspects, 'channel')} with a finding"
     )
@@ -116,6 +137,7 @@ def _suspects(
         f"Suspects of {drawn.layer}, channels {channel_list(drawn.channels)}, "
         "with the images that excite each most"
     )
+    # a page of a single channel shows its row alone
     boxes = {}
     if drawn.rows:
         top, height = drawn.rows

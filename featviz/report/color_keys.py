@@ -12,6 +12,7 @@ from featviz.records import REDUCTIONS
 from featviz.report.descriptions import is_saliency, number, percent, span
 from featviz.rundir.schema import Capture
 
+# levels of a key's colours: six show a colormap well, with CSS in between
 _STOPS = (0, 51, 102, 153, 204, 255)
 
 
@@ -40,7 +41,12 @@ def legend(
     options: Mapping[str, Any], captures: Iterable[Capture]
 ) -> list[LegendEntry]:
     """What single colours of some pictures of a run mean. Only maps by themselves are
-    marked: no overlay, no tile of all channels, and nothing under `--no-marks`."""
+    marked: no overlay, no tile of all channels, and nothing under `--no-marks`.
+
+    Args:
+        options: of the run, as run.json has them; any may be missing.
+        captures: what the page shows.
+    """
     entries: dict[LegendEntry, None] = {}
     for row in captures:
         mode = normalize.MODES.get(row.normalize)
@@ -54,24 +60,35 @@ def legend(
             colors = scale_colors(
                 _colormap(row, options), tuple(level for level, _ in levels)
             )
+            # without matplotlib's colormap there are no colours, and no entries
             for color, (_, meaning) in zip(colors, levels, strict=False):
                 entries[LegendEntry(color, meaning)] = None
+    # of every page: magenta is the one colour that all pictures have in common
     magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)
     return [*entries, LegendEntry(magenta, "NaN or infinite")]
 
 
 def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
-    """The key of one picture."""
+    """The key of one picture.
+
+    Args:
+        row: the picture.
+        options: of its own run, which may not be the one of the page.
+    """
     colors, is_grey = _colors(row, options)
-    over = [] if row.overlay is None else [f"{percent(row.overlay)} over the input"]
+    over = []
+    if row.overlay is not None:
+        over.append(f"{percent(row.overlay)} over the input")
     components = _component_key(row)
     if components is not None:
         return components
+    # each map has ends of its own, which stand at the tiles
     if row.range is None:
         scaling = ["scaled per map"] if len(row.drawn) > 1 else []
         return ColorKey("min", "max", ", ".join(scaling + over), colors, is_grey)
     low, high = _ends(row)
-    if row.layout == "rgb":  # kernels of three inputs
+    # kernels of three inputs are drawn as colours: there is no dark and bright
+    if row.layout == "rgb":
         return ColorKey(text=f"red, green and blue, each from {low} to {high}")
     return ColorKey(low, high, ", ".join(_scaling(row) + over), colors, is_grey)
 
@@ -86,6 +103,7 @@ def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
         return ColorKey("min", "max", "scaled per map", colors, is_grey)
     if _is_fixed(row):
         return color_key(row, options)
+    # the numbers differ from layer to layer, but not where zero is
     bottom, top = row.range
     if bottom is not None and bottom == -(top or 0):
         return ColorKey("−", "+", "0 in the middle, scaled per layer", colors, is_grey)
@@ -120,18 +138,23 @@ def _ends(row: Capture) -> tuple[str, str]:
     clips_high = False
     if mode is not None and mode.clips:
         if row.reduce is not None or row.layout == "mean":
-            # the row's extremes are not the tiles' own
+            # The row's extremes are those of the maps before they were joined, so they do
+            # not tell; limits that a user sets are taken to cut something off.
             clips_low = clips_high = ":" in mode.spelling
         else:
             clips_low = row.min is None or bottom is None or row.min < bottom
             clips_high = row.max is None or top is None or row.max > top
-    low = ("≤ " if clips_low else "") + number(bottom)
-    high = ("≥ " if clips_high else "") + number(top)
+    low = number(bottom)
+    high = number(top)
+    if clips_low:
+        low = f"≤ {low}"
+    if clips_high:
+        high = f"≥ {high}"
     return low, high
 
 
 def _scaling(row: Capture) -> list[str]:
-    """Which maps share the scale of a picture."""
+    """Which maps share the scale of a picture; nothing of a single tile."""
     if row.maps == 1 or row.reduce is not None:
         return []
     if row.constant is not None:

@@ -56,16 +56,17 @@ def read_companions(
 
     Args:
         pages: those of the run's layers.
+        options: name the folders; None for those that are not wanted.
 
     Raises:
         CompareError: something is of another model.
         StoreError: something is of none of the run's layers.
     """
-    groups = {
-        _Tensor(page.name, group.stem): group.id
-        for page in pages
-        for group in page.groups
-    }
+    groups = {}
+    for page in pages:
+        for group in page.groups:
+            groups[_Tensor(page.name, group.stem)] = group.id
+    # kernels and audits know layers, not tensors: they stand at the first one
     first_groups = {page.name: page.groups[0].id for page in pages}
     extras: dict[str, list[Extra]] = {id: [] for id in groups.values()}
     if options.kernels is not None:
@@ -87,7 +88,12 @@ def read_companions(
 def _shared_kernels(
     run: ReadRun, path: Path, layers: Container[str]
 ) -> dict[str, Extra]:
-    """The kernels of some layers of a run."""
+    """The kernels of those layers that the run has.
+
+    Args:
+        path: the folder of the kernels, as the user named it.
+        layers: names of the layers that have pages.
+    """
     record, pictures = read_kernels(path)
     check_model(run, "kernels", path, record["model"])
     kernels = dict(kernel_extras(record, pictures))
@@ -123,7 +129,13 @@ def _shared_exemplars(
 def _check_shared(
     shared: Collection[object], layers: Iterable[str], option: str, path: Path
 ) -> None:
-    """Refuse what is of none of the run's layers."""
+    """Refuse what is of none of the run's layers.
+
+    Args:
+        shared: what is of layers of the run.
+        layers: all layers that `path` knows, for the hint.
+        option: `kernels` or `exemplars`.
+    """
     if not shared:
         names = [quoted(name or ".") for name in dict.fromkeys(layers)]
         hint = f"run again with these --layers: {listed(names, 5)}"
@@ -141,8 +153,14 @@ def check_model(
     neither record has one, as torchvision's own by name, weights and seed.
 
     Args:
+        option: without its dashes; also the command that makes the right one.
+        path: as the user named it.
         record: `model` of what was read from `path`.
+
+    Raises:
+        CompareError: it is of another model.
     """
+    # the parameters come first: the same ones may be saved in files of other bytes
     model = run.record.get("model") or {}
     digests = ("parameters", "sha256")
     compared = [name for name in digests if model.get(name) and record.get(name)][:1]
@@ -152,10 +170,11 @@ def check_model(
     differing = [name for name in compared if model.get(name) != record.get(name)]
     title = f"--{option} {quoted(str(path))}"
     if differing:
-        other = _identity(record, differing)
-        own = _identity(model, differing)
+        there = _identity(record, differing)
+        in_run = _identity(model, differing)
         message = (
-            f"{title} is of another model than the run: {other} there, {own} in the run"
+            f"{title} is of another model than the run: {there} there, {in_run} in the"
+            " run"
         )
         hint = f"make it with featviz {option} {quoted(model_name(model))}"
         raise CompareError(message, hint)
@@ -164,7 +183,12 @@ def check_model(
 
 
 def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
-    """`'resnet18' (weights 'none')`: a model and what tells it from another."""
+    """`'resnet18' (weights 'none')`: a model and what tells it from another.
+
+    Args:
+        model: `model` of a record.
+        differing: keys in it; of a digest the first letters are enough.
+    """
     text = quoted(model_name(model))
     for name in differing:
         if name != "name":
@@ -176,14 +200,19 @@ def kernel_extras(
     record: Mapping[str, Any], pictures: ReadImage
 ) -> Iterator[tuple[str, Extra]]:
     """The kernels of each convolution with its name: a tile or a row of tiles for each
-    channel."""
+    channel.
+
+    Args:
+        record: the run.json of the kernels.
+        pictures: the folder of the kernels, read like that of an image.
+    """
     for n, row in enumerate(pictures.captures.values()):
         alt = f"{counted(row.maps, 'kernel')} of {row.label}"
         size = (row.plan.width, row.plan.height)
-        boxes = {
-            channel: TileBox(*row.plan.box(slot * row.slice_count))
-            for slot, channel in enumerate(row.drawn)
-        }
+        # the first tile: of a kernel of several inputs these stand side by side
+        boxes = {}
+        for slot, channel in enumerate(row.drawn):
+            boxes[channel] = TileBox(*row.plan.box(slot * row.slice_count))
         yield (
             row.layer,
             Extra(
@@ -197,6 +226,7 @@ def kernel_extras(
 
 
 def _kernel_text(row: Capture) -> str:
+    """`3 inputs per channel · 64 kernels · 64×3×7×7 · weights −0.8 to 1.1`."""
     inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
     mean = "mean over the inputs, " if row.layout == "mean" else ""
     drawn = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
@@ -238,13 +268,13 @@ def _exemplar_extras(
 def _exemplar_channels(
     layer: ExemplarLayer, pictures: ReadImage
 ) -> dict[int, PictureView]:
+    """The pictures of single channels; one without exemplars has none."""
     views = {}
     for row in layer.channels:
         if row.file:
-            images = [
-                f"{exemplar.image} {number(exemplar.value)}"
-                for exemplar in row.exemplars
-            ]
+            images = []
+            for exemplar in row.exemplars:
+                images.append(f"{exemplar.image} {number(exemplar.value)}")
             alt = (
                 f"What excites channel {row.channel} of {layer.label} most:"
                 f" {', '.join(images)}"

@@ -47,7 +47,7 @@ class SettingChange(NamedTuple):
 
 
 class ComparedSide(NamedTuple):
-    """A run under its title."""
+    """One of the two runs, under its title."""
 
     title: str
     """BASE or NEW."""
@@ -123,6 +123,8 @@ def comparison_page(
     """Gather what the page shows.
 
     Args:
+        result: has a `difference` for each layer that is to have pictures.
+        base: with `new` the runs, under the names that they have in the result.
         inputs: what the models saw, by image.
         address: the address of a picture of a `DifferenceMap`, by its file.
     """
@@ -157,6 +159,7 @@ def render_comparison(
     """Render the page of `diff --html`.
 
     Args:
+        result: of `base` and `new`, with its difference maps.
         page: the file of the page.
         maps: the folder of the difference maps.
 
@@ -164,6 +167,8 @@ def render_comparison(
         The text of the page, and the texts of the files that are to lie with the maps,
         by name.
     """
+    # relative, so that page, maps and runs can be moved or served together; as bytes,
+    # since the name of a folder need be no text
     folder = Path(os.path.relpath(maps, page.parent)).as_posix()
     maps_address = quote(os.fsencode(f"{folder}/"))
 
@@ -193,7 +198,7 @@ def render_comparison(
 
 
 def data_address(content: bytes) -> str:
-    """The address of a PNG inside the page."""
+    """The address of a PNG inside the page, whose bytes it holds."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
@@ -215,6 +220,14 @@ def _names(result: Comparison) -> list[str]:
 def _columns(
     position: int, maps: DifferenceMap, address: Callable[[str], str]
 ) -> list[MapColumn]:
+    """The three pictures of a layer.
+
+    Args:
+        position: of the layer in the result, for ids.
+        address: of a picture, by its file.
+    """
+    # Two keys for three pictures: a grey is one value before and after, and a colour one
+    # difference in all layers. A script sets the colours of greys; red and blue stay.
     low = number(maps.range.low)
     high = number(maps.range.high)
     end = number(maps.limit)
@@ -249,7 +262,12 @@ def _grids(
     maps: DifferenceMap,
     runs: tuple[ReadRun, ReadRun],
 ) -> dict[str, str]:
-    """What the scripts know of a layer's pictures, as JSON by id."""
+    """What the scripts know of a layer's pictures, as JSON by id.
+
+    Args:
+        columns: before, after and the difference.
+        runs: BASE and NEW.
+    """
     stats = [run.images[maps.image].stats()[layer.key.stats_key] for run in runs]
     grids = {}
     # a difference has no statistics
@@ -265,6 +283,7 @@ def _changed_settings(base: ReadRun, new: ReadRun) -> list[SettingChange]:
     old = _settings(base)
     now = _settings(new)
     changes = []
+    # a run of an earlier version may lack an option, which is shown as a dash
     for name in {**old, **now}:
         change = SettingChange(name, old.get(name, "–"), now.get(name, "–"))
         if change.base != change.new:

@@ -90,7 +90,12 @@ _MEASURES = (
 
 
 def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
-    """The chart of some layers in the model's order; None where no line has two points."""
+    """The chart of some layers in the model's order; None where no line has two points.
+
+    Args:
+        layers: may be empty; those without a number leave a gap in x, so that both lines
+            have a layer at the same place.
+    """
     curves = []
     for measure in _MEASURES:
         curve = _curve(measure, layers)
@@ -104,6 +109,7 @@ def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
 def _curve(
     measure: _DepthMeasure, layers: Sequence[ComparedLayer]
 ) -> DepthCurve | None:
+    """The line of one measure; None where fewer than two layers have a number."""
     values = []
     positions = []
     for position, layer in enumerate(layers):
@@ -114,21 +120,22 @@ def _curve(
             values.append(value)
     if len(values) < 2:
         return None
+    # Ends are round numbers. All values may be equal, and lie on one: then the axis is
+    # one step long.
     low = math.floor(min(values) / measure.axis_step) * measure.axis_step
     high = math.ceil(max(values) / measure.axis_step) * measure.axis_step
     high = min(max(high, low + measure.axis_step), measure.top)
     points = []
     for position, value in zip(positions, values, strict=True):
-        share = (value - low) / (high - low)
-        points.append(
-            DepthPoint(
-                x=round(
-                    PLOT_BOX.left + PLOT_BOX.width * position / (len(layers) - 1), 1
-                ),
-                y=round(PLOT_BOX.top + PLOT_BOX.height * (1 - share), 1),
-                text=f"{layers[position].label}: {measure.format.format(value)}",
-            )
+        across = position / (len(layers) - 1)
+        # pixels count downwards
+        down = 1 - (value - low) / (high - low)
+        point = DepthPoint(
+            x=round(PLOT_BOX.left + PLOT_BOX.width * across, 1),
+            y=round(PLOT_BOX.top + PLOT_BOX.height * down, 1),
+            text=f"{layers[position].label}: {measure.format.format(value)}",
         )
+        points.append(point)
     lowest = values.index(min(values))
     ends = [
         f"{measure.format.format(values[n])} at {layers[positions[n]].label}"

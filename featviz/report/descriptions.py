@@ -19,7 +19,7 @@ _MAX_RANGES = 24
 
 
 def number(value: float | None) -> str:
-    """Four digits, with a true minus; a dash where there is none."""
+    """Four digits, with a true minus; a dash where there is none, or it is NaN."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.4g}".replace("-", "−")
@@ -36,7 +36,11 @@ def percent(share: float) -> str:
 
 
 def channel_list(channels: Sequence[int]) -> str:
-    """`0–2, 5`, cut off where it would become long."""
+    """`0–2, 5`, cut off where it would become long; `none` of none.
+
+    Args:
+        channels: rising.
+    """
     return ranges(channels, _MAX_RANGES, comma=", ", dash="–") or "none"
 
 
@@ -86,16 +90,17 @@ def map_count(row: Capture) -> str:
     drawn = len(row.drawn)
     if drawn == row.maps:
         return str(row.maps)
+    # --collapse leaves out copies of a map, --channels whole channels: both are told
+    # apart, since copies are not lost
     hidden = sum(len(channels) - 1 for channels in (row.collapsed or {}).values())
     return f"{drawn} of {row.maps}" + (" (--collapse)" if hidden else "")
 
 
 def shared_tiles(row: Capture) -> str:
     """Which maps share a tile; empty where each has its own."""
-    groups = [
-        f"{leader} for {channel_list(sorted(channels))}"
-        for leader, channels in (row.collapsed or {}).items()
-    ]
+    groups = []
+    for leader, channels in (row.collapsed or {}).items():
+        groups.append(f"{leader} for {channel_list(sorted(channels))}")
     return listed(groups, _MAX_RANGES, "; ")
 
 
@@ -105,11 +110,9 @@ def slice_list(row: Capture) -> str:
     if not row.slices or row.slices[1] < 2:
         return ""
     drawn, total = row.slices
-    return (
-        str(total)
-        if drawn == total
-        else f"{drawn} of {total}: {channel_list(row.drawn_slices)}"
-    )
+    if drawn == total:
+        return str(total)
+    return f"{drawn} of {total}: {channel_list(row.drawn_slices)}"
 
 
 # What ran
@@ -125,38 +128,44 @@ def interventions(images: Iterable[ReadImage]) -> str:
 
 
 def model_name(model: Mapping[str, Any]) -> str:
-    """What a model is called, by `model` in a record."""
+    """What a model is called, by `model` in a record: its name in a library, else its
+    file, else its class; `model` where nothing is known."""
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
 def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What ran, by run.json, as terms and values for the foot of the page."""
+    """What ran, by run.json, as terms and values for the foot of the page; a value is
+    empty where it is not known."""
     model = record.get("model") or {}
     shown_apart = ("kind", "name", "file", "sha256", "taken")
-    details = {
-        key: value
-        for key, value in model.items()
-        if value is not None and key not in shown_apart
-    }
-    versions = ("featviz", "torch", "torchvision")
+    details = {}
+    for key, value in model.items():
+        if value is not None and key not in shown_apart:
+            details[key] = value
+    title = model_name(model)
+    if details:
+        title += f", {setting(details)}"
+    versions = []
+    for name in ("featviz", "torch", "torchvision"):
+        # a run of ONNX has no version of torch
+        if name in record:
+            versions.append(f"{name} {record[name]}")
     return [
-        (
-            "Model",
-            ", ".join([model_name(model), *([setting(details)] if details else [])]),
-        ),
+        ("Model", title),
         ("Weights", setting(model.get("taken") or "")),
         ("SHA-256", setting(model.get("sha256") or "")),
-        (
-            "Versions",
-            ", ".join(f"{name} {record[name]}" for name in versions if name in record),
-        ),
+        ("Versions", ", ".join(versions)),
         ("Device", str(record.get("device", ""))),
     ]
 
 
 def setting(value: Any) -> str:
     """One option's value, as one would write it; `name resnet18, weights none` of
-    several."""
+    several.
+
+    Args:
+        value: anything that JSON holds; None is an option that was left to featviz.
+    """
     if value is None:
         return "auto"
     if isinstance(value, bool):

@@ -54,7 +54,12 @@ class Site:
     def alone(
         cls, links: Links, model: str, assets: Sequence[str] = REPORT_ASSETS
     ) -> Site:
-        """Of a report that is one page, as of an audit."""
+        """Of a report that is one page, as of an audit.
+
+        Args:
+            model: what the model is called, at the head of the page.
+            assets: names of the files that the page loads.
+        """
         return cls(links, model, links.page(RUN_PAGE), assets)
 
     def color_key(self, figure: Figure) -> ColorKey:
@@ -63,7 +68,11 @@ class Site:
 
     def anchor(self, group: Group, channel: int | str) -> str:
         """The id of a channel on the page of its layer; how all these begin for an
-        empty one."""
+        empty one.
+
+        Args:
+            channel: its number, or the empty text.
+        """
         return f"{self.anchors[group.page, group.stem]}c{channel}"
 
 
@@ -98,7 +107,7 @@ class Document:
 
 
 def asset(name: str) -> str:
-    """The text of a file that all reports have."""
+    """The text of a file that all reports have, as `style.css`."""
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
 
 
@@ -113,9 +122,11 @@ def asset_files(site: Site) -> ReportFiles:
 def _engine() -> jinja2.Environment:
     engine = jinja2.Environment(
         loader=jinja2.PackageLoader("featviz.report"),
+        # names of files, layers and classes are anybody's text
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        # a misspelt field is an error, not an empty place on a page
         undefined=jinja2.StrictUndefined,
     )
     engine.globals |= {
@@ -144,7 +155,14 @@ def _engine() -> jinja2.Environment:
 
 def render(template: str, site: Site, page: object) -> Iterator[Markup]:
     """A filled template, piece by piece; it raises on what it lacks, and has escaped
-    everything."""
+    everything.
+
+    Args:
+        template: its name without `.html`.
+        page: the dataclass of that template.
+    """
+    # Piece by piece, so that a page of thousands of channels is never in memory as a
+    # whole. Each piece is escaped already, and must not be so again inside a document.
     values = {"site": site, "links": site.links, "page": page}
     return map(Markup, _engine().get_template(f"{template}.html").generate(values))
 
@@ -155,7 +173,13 @@ def render_document(site: Site, document: Document) -> Iterator[Markup]:
 
 
 def render_alone(site: Site, template: str, title: str, page: object) -> ReportFiles:
-    """The files of a report that is one page."""
+    """The files of a report that is one page.
+
+    Args:
+        template: of the article.
+        title: of the document.
+        page: the dataclass of the template.
+    """
     yield from asset_files(site)
     document = Document(render(template, site, page), title)
     yield f"{RUN_PAGE}.html", render_document(site, document)

@@ -14,7 +14,7 @@ from featviz.report.links import Links, PictureView
 
 
 class TileBox(NamedTuple):
-    """A rectangle in pixels of a picture."""
+    """A rectangle in pixels of a picture, as its file has them."""
 
     left: int
     top: int
@@ -37,8 +37,13 @@ class Extra:
 
     def channels_json(self, links: Links) -> str:
         """What the script knows of the channels: where they are in the picture, or
-        pictures of their own, which a report of one file has not."""
+        pictures of their own, which a report of one file has not.
+
+        Args:
+            links: of the report, which say where pictures are.
+        """
         channels: dict[int, Any] = dict(self.boxes)
+        # in one file each would be in base64, and a sheet shows them all already
         if not links.inline:
             for channel, view in self.pictures.items():
                 width, height = view.size

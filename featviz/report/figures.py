@@ -46,7 +46,15 @@ class Figure:
     def of(
         cls, id: str, row: Capture, input: PictureView, script: str, other: bool = False
     ) -> Figure:
-        """The grid of a tensor, from the same image as an input."""
+        """The grid of a tensor, from the same image as an input.
+
+        Args:
+            id: of its picture, unique in the report: the scripts know it by this.
+            row: the tensor, as the manifest has it.
+            input: what the model saw, in the run of the tensor.
+            script: the name of the script that has its numbers.
+            other: whether it belongs to the run that is compared with.
+        """
         image = input.image
         alt = (
             f"{tile_count(row)} of {row.label}, {row.capture_key.stem}, of {image.name}"
@@ -62,8 +70,8 @@ class Figure:
 
     @property
     def width_class(self) -> str:
-        """How much room its tiles need to be seen: `small`, `middle`, or a row of its
-        own."""
+        """How much room its tiles need to be seen: `small` and `middle`, a third and two
+        thirds of a page; or `whole`, a row of its own. They are classes of CSS."""
         width, height = self.picture.size
         columns = self.row.plan.columns
         if width > _WIDE * height or columns > _MIDDLE:
@@ -86,7 +94,8 @@ class Group:
 
     @property
     def pairs(self) -> Iterator[tuple[Figure, ...]]:
-        """The figures of each image: one, or those of two runs."""
+        """The figures of each image: one, or those of two runs, this one first."""
+        # those of an image are neighbours, so that groupby needs no sorting
         for _, figures in groupby(self.figures, key=lambda figure: figure.name):
             yield tuple(figures)
 
@@ -155,7 +164,10 @@ class ReportPage:
     def numbers(self) -> LayerNumbers:
         """The numbers of a layer's page."""
         maps = dict.fromkeys(str(group.figures[0].row.maps) for group in self.groups)
-        rows = [figure.row for group in self.groups for figure in group.of_this_run]
+        rows: list[Capture] = []
+        for group in self.groups:
+            rows.extend(figure.row for figure in group.of_this_run)
+        # each has at least one row: a layer that no image has is on no page
         zeros = sum(row.zero_fraction for row in rows) / len(rows)
         return LayerNumbers(
             " + ".join(maps), percent(zeros), sum(row.nonfinite for row in rows)
@@ -177,55 +189,108 @@ class _LayerKey(NamedTuple):
     name: str
 
 
-def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportPages:
+class _NumberedRow(NamedTuple):
+    """A tensor of an image, and its position among the tensors of that image."""
+
+    number: int
+    row: Capture
+
+
+class _ScriptPlan(NamedTuple):
+    """How the grids of a report are spread over scripts."""
+
+    images: int
+    """How many images one script has."""
+    layers: int
+    """How many layers of each."""
+
+    def name(self, image: int, layer: int) -> str:
+        """The script with the grids of an image and a layer, by their numbers."""
+        return f"grids-{image // self.images:03d}-{layer // self.layers:03d}.js"
+
+
+def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
     """Sort the grids of a run into pages of images and of layers.
 
     Args:
-        other: a run to compare with, whose grids stand with those of the same image and
-            tensor.
+        run: may have no image at all.
+        compared_run: whose grids stand with those of the same image and tensor. What
+            it alone has is on no page.
     """
     numbers = _layer_numbers(run)
+    # With one image a script has 16 layers, with eight or more it has two of each.
     images_per_script = max(1, min(IMAGES_PER_SCRIPT, len(run.images)))
-    layers_per_script = _GRIDS_PER_SCRIPT // images_per_script
+    scripts = _ScriptPlan(images_per_script, _GRIDS_PER_SCRIPT // images_per_script)
     image_pages = []
+    for number, image in enumerate(run.images.values()):
+        compared_image = None
+        if compared_run is not None:
+            compared_image = compared_run.images.get(image.name)
+        image_pages.append(_image_page(number, image, compared_image, numbers, scripts))
+    # in the model's order, although an image may lack a layer, or have it later
     groups_of_layer: dict[str, dict[str, list[Group]]] = {
-        f"layer-{number:03d}": {} for number in numbers.values()
+        _layer_id(number): {} for number in numbers.values()
     }
-    for n, image in enumerate(run.images.values()):
-        page_id = f"image-{n:03d}"
-        inputs = {False: _input_view(f"p{n}-i", image, page_id)}
-        other_image = None if other is None else other.images.get(image.name)
-        other_captures = []
-        if other_image is not None:
-            inputs[True] = _input_view(f"o{n}-i", other_image, page_id)
-            other_captures = list(other_image.captures.values())
-        other_index = {
-            (row.layer, row.capture_key.stem): m for m, row in enumerate(other_captures)
-        }
-        groups = []
-        for m, row in enumerate(image.captures.values()):
-            number = numbers[_LayerKey(row.index, row.layer)]
-            layer_page = f"layer-{number:03d}"
-            stem = row.capture_key.stem
-            script = f"grids-{n // images_per_script:03d}-{number // layers_per_script:03d}.js"
-            figures = [Figure.of(f"p{n}-{m}", row, inputs[False], script)]
-            if (row.layer, stem) in other_index:
-                k = other_index[row.layer, stem]
-                other_row = other_captures[k]
-                figures.append(
-                    Figure.of(f"o{n}-{k}", other_row, inputs[True], script, other=True)
-                )
-            group = Group(
-                f"{page_id}-{m}", row.label, row.type, stem, layer_page, tuple(figures)
-            )
-            groups.append(group)
-            groups_of_layer[layer_page].setdefault(stem, []).append(group)
-        missing = _missing_layers(image)
-        image_pages.append(
-            ReportPage(page_id, image.name, tuple(groups), "", inputs, missing)
-        )
+    for page in image_pages:
+        for group in page.groups:
+            groups_of_layer[group.page].setdefault(group.stem, []).append(group)
     layer_pages = [_layer_page(id, groups) for id, groups in groups_of_layer.items()]
     return ReportPages(image_pages, layer_pages)
+
+
+def _image_page(
+    number: int,
+    image: ReadImage,
+    compared_image: ReadImage | None,
+    layer_numbers: Mapping[_LayerKey, int],
+    scripts: _ScriptPlan,
+) -> ReportPage:
+    """The page of an image.
+
+    Args:
+        number: of the image in its run, from 0.
+        compared_image: the same in the run to compare with; None where it lacks it.
+        layer_numbers: of all layers of the run.
+    """
+    page_id = f"image-{number:03d}"
+    inputs = {False: _input_view(f"p{number}-i", image, page_id)}
+    compared_rows: dict[tuple[str, str], _NumberedRow] = {}
+    if compared_image is not None:
+        inputs[True] = _input_view(f"o{number}-i", compared_image, page_id)
+        for position, row in enumerate(compared_image.captures.values()):
+            tensor = (row.layer, row.capture_key.stem)
+            compared_rows[tensor] = _NumberedRow(position, row)
+    groups = []
+    for position, row in enumerate(image.captures.values()):
+        layer_number = layer_numbers[_LayerKey(row.index, row.layer)]
+        stem = row.capture_key.stem
+        script = scripts.name(number, layer_number)
+        figures = [Figure.of(f"p{number}-{position}", row, inputs[False], script)]
+        partner = compared_rows.get((row.layer, stem))
+        if partner is not None:
+            id = f"o{number}-{partner.number}"
+            figures.append(Figure.of(id, partner.row, inputs[True], script, other=True))
+        group = Group(
+            id=f"{page_id}-{position}",
+            layer=row.label,
+            type=row.type,
+            stem=stem,
+            page=_layer_id(layer_number),
+            figures=tuple(figures),
+        )
+        groups.append(group)
+    return ReportPage(
+        id=page_id,
+        name=image.name,
+        groups=tuple(groups),
+        inputs=inputs,
+        missing_layers=_missing_layers(image),
+    )
+
+
+def _layer_id(number: int) -> str:
+    """The id of a layer's page."""
+    return f"layer-{number:03d}"
 
 
 def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
@@ -234,26 +299,37 @@ def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
     for image in run.images.values():
         for row in image.captures.values():
             layers[_LayerKey(row.index, row.layer)] = None
+    # by position alone: the sort is stable, and leaves functions of one module in the
+    # order in which they ran
     in_order = sorted(layers, key=lambda layer: layer.position)
     return {layer: number for number, layer in enumerate(in_order)}
 
 
 def _input_view(id: str, image: ReadImage, home: str) -> PictureView:
+    """The picture of what the model saw of an image.
+
+    Args:
+        home: the id of the image's page.
+    """
     alt = f"What the model saw of {image.name}"
     return PictureView(id, image, INPUT_FILE, image.input_size, alt, home)
 
 
 def _missing_layers(image: ReadImage) -> list[MissingLayer]:
     manifest = image.manifest
-    missing = [
-        MissingLayer(skip.layer or skip.type, skip.reason) for skip in manifest.skipped
-    ]
-    return missing + [MissingLayer(name, "never ran") for name in manifest.never_ran]
+    missing = []
+    for skip in manifest.skipped:
+        # the model itself has no name
+        missing.append(MissingLayer(skip.layer or skip.type, skip.reason))
+    for name in manifest.never_ran:
+        missing.append(MissingLayer(name, "never ran"))
+    return missing
 
 
 def _layer_page(id: str, groups_by_stem: Mapping[str, Sequence[Group]]) -> ReportPage:
     """The page of a layer: for each of its tensors the figures of all images."""
     merged = []
+    # what the groups of a tensor share is that of the first image that has it
     for n, groups in enumerate(groups_by_stem.values()):
         figures = tuple(figures_of(groups))
         merged.append(replace(groups[0], id=f"{id}-{n}", figures=figures))

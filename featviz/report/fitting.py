@@ -21,7 +21,7 @@ MOST_BYTES = 25_000_000
 """About so many bytes has one file at most: what usual mail servers take."""
 FEWEST = 4
 """Maps of a layer below which it shows too little, however large the file becomes."""
-# characters for each byte
+# characters for each byte of a picture, which stands in the page as text
 _BASE64 = 4 / 3
 
 
@@ -33,7 +33,12 @@ class FewerMaps(ReadImage):
     """The rows of the grids as they are in the files."""
 
     def content(self, relative: str) -> bytes:
-        """A picture's bytes; of a grid that shows fewer maps, those of a new picture."""
+        """A picture's bytes; of a grid that shows fewer maps, those of a new picture.
+
+        Args:
+            relative: its path in the image's folder.
+        """
+        # by identity: `_fewer` returns the row itself where it leaves nothing out
         file_row = self.file_rows.get(relative)
         for row in self.manifest.captures:
             if row.file == relative and file_row is not None and row is not file_row:
@@ -43,11 +48,17 @@ class FewerMaps(ReadImage):
 
 
 def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Image:
-    """A grid with the maps of another row."""
+    """A grid with the maps of another row.
+
+    Args:
+        grid: the picture of `file_row`, of any mode.
+        row: the same tensor with fewer channels drawn, in as many slices.
+    """
     size = (row.plan.width, row.plan.height)
     picture = Image.new(grid.mode, size)
     if grid.mode == "P":
         picture.putpalette(grid.getpalette() or [])
+    # the corner pixel has the colour of the gaps
     if row.plan.padding:
         picture.paste(grid.getpixel((0, 0)), (0, 0, *size))  # type: ignore[arg-type]
     slices = file_row.slice_count
@@ -62,6 +73,7 @@ def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Ima
 
 
 def _encoded(picture: Image.Image, name: str) -> bytes:
+    """A file in the format of a file name, with the options by which `run` writes it."""
     format = format_of(name)
     buffer = io.BytesIO()
     picture.save(buffer, format.pillow, **(format.save or {"optimize": True}))
@@ -72,15 +84,22 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
     """Leave out maps so that one file has about MOST_BYTES: each layer shows those of
     its most varied channels in the first image.
 
+    Args:
+        runs: that of the report, and the one to compare with if there is one.
+
     Returns:
         The runs, and the most maps that a layer shows; None, and all maps, where all
         pictures fit.
     """
-    images = [image for run in runs for image in run.images.values()]
-    total = sum(size for image in images for size in image.sizes.values())
+    images: list[ReadImage] = []
+    for run in runs:
+        images.extend(run.images.values())
+    total = sum(sum(image.sizes.values()) for image in images)
     if _BASE64 * total <= MOST_BYTES:
         return runs, None
     count = _fitting_count(images)
+    # One choice for all images and both runs, so that the same tile is the same channel
+    # wherever a page sets grids side by side.
     channels: dict[CaptureKey, set[int | None]] = {}
     for image in runs[0].images.values():
         stats = image.stats()
@@ -89,9 +108,9 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
                 channels[key] = set(most_varied(row, stats[key.stats_key], count))
     fitted_runs = []
     for run in runs:
-        fewer = {
-            name: _with_fewer(image, channels) for name, image in run.images.items()
-        }
+        fewer = {}
+        for name, image in run.images.items():
+            fewer[name] = _with_fewer(image, channels)
         fitted_runs.append(replace(run, images=fewer))
     return fitted_runs, count
 
@@ -109,6 +128,7 @@ def _fitting_count(images: Sequence[ReadImage]) -> int:
     for image in images:
         for row in image.captures.values():
             grids.append(_GridSize(len(row.drawn), image.sizes[row.file]))
+    # About, since a grid is taken to shrink with its maps; its picture is not yet drawn.
     count = max((grid.maps for grid in grids), default=FEWEST)
     while count > FEWEST:
         total = sum(grid.bytes * min(1, count / max(1, grid.maps)) for grid in grids)
@@ -122,10 +142,9 @@ def _with_fewer(
     image: ReadImage, channels: Mapping[CaptureKey, set[int | None]]
 ) -> ReadImage:
     """An image whose grids show some channels."""
-    rows = [
-        _fewer(row, channels.get(row.capture_key, set()))
-        for row in image.manifest.captures
-    ]
+    rows = []
+    for row in image.manifest.captures:
+        rows.append(_fewer(row, channels.get(row.capture_key, set())))
     return FewerMaps(
         root=image.root,
         folder=image.folder,
@@ -140,19 +159,24 @@ def _with_fewer(
 
 def _fewer(row: Capture, channels: set[int | None]) -> Capture:
     """A row that draws some channels; where none of them is drawn, as many of the first
-    ones."""
+    ones. The row itself where there is nothing to leave out.
+
+    Args:
+        channels: in any order; they keep the order in which the row draws them.
+    """
     remaining = [channel for channel in row.drawn if channel in channels]
     remaining = remaining or row.drawn[: len(channels)]
     if not remaining or len(remaining) == len(row.drawn) or is_numbers(row):
         return row
+    # as square as possible, with the slices of a channel in one row
     columns = min(
         row.plan.columns, math.ceil(math.sqrt(len(remaining))) * row.slice_count
     )
-    collapsed = {
-        leader: group
-        for leader, group in (row.collapsed or {}).items()
-        if int(leader) in remaining
-    }
+    # keys of JSON are text
+    collapsed = {}
+    for leader, channels_alike in (row.collapsed or {}).items():
+        if int(leader) in remaining:
+            collapsed[leader] = channels_alike
     return replace(
         row,
         channels=remaining,

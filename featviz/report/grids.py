@@ -26,7 +26,11 @@ from featviz.report.stages import is_numbers
 
 
 def script(grids: Mapping[str, str]) -> str:
-    """A script that adds grids, given as JSON by id, to those of other scripts."""
+    """A script that adds grids to those of other scripts.
+
+    Args:
+        grids: JSON by the id of the picture; may be empty.
+    """
     lines = ",\n".join(f'"{id}":{grid}' for id, grid in grids.items())
     return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
 
@@ -35,6 +39,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     """The grid of a figure as JSON.
 
     Args:
+        figure: may be of either run.
         stats: [channels, 6], in the order of `records.STAT_COLUMNS`.
         is_grey: whether it may be shown in other colours.
     """
@@ -43,6 +48,8 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     is_reduced = row.reduce is not None
     is_aligned = layout is not None and layout.aligned
     grid = _grid(row.plan, row.slice_count, stats)
+    # The scripts take a missing list for all channels in order, and an empty one for a
+    # tile that is no channel.
     if is_reduced:
         grid["channels"] = []
     elif row.channels is not None:
@@ -54,6 +61,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
         "grey": is_grey,
         "scene": is_aligned and not is_numbers(row) and not is_reduced,
     }
+    # what is false is left out, which a script reads as false
     grid |= {name: True for name, holds in flags.items() if holds}
     return as_json(grid)
 
@@ -64,6 +72,7 @@ def changed_grid(
     """The grid of a picture of a comparison as JSON.
 
     Args:
+        maps: whose channels are drawn, the most changed first.
         change: [channels], how far each changed, 0..1.
         stats: [channels, 6]; None for a picture of differences.
     """
@@ -78,6 +87,12 @@ def changed_grid(
 
 
 def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
+    """What grids of all kinds have; sizes are in pixels of the picture.
+
+    Args:
+        slices: tiles of a channel, side by side.
+        stats: [channels, 6] of all channels, drawn or not.
+    """
     columns = []
     for column in np.ascontiguousarray(stats.astype("<f4").T):
         # compared as bits, by which NaN equals itself

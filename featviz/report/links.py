@@ -23,6 +23,7 @@ class PictureView:
     size: tuple[int, int]
     """Width and height in pixels."""
     alt: str
+    """What a reader hears who cannot see it."""
     home: str = ""
     """The page that has it in a report of one file; others show it by their script."""
 
@@ -65,8 +66,8 @@ class Links:
         return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
 
     def picture(self, view: PictureView) -> str:
-        """Relative to the folder; the picture itself, in base64; or
-        `pictures/000123.png`."""
+        """The address of a picture: relative to the folder; the picture itself, in
+        base64; or `pictures/000123.png`, under which it is to be packed."""
         image = view.image
         format = format_of(view.file)
         if self.inline:
@@ -74,6 +75,8 @@ class Links:
             return f"data:{format.mime};base64,{content}"
         if self.folder is not None:
             return f"{self._relative(image.path, self.folder)}/{quote(os.fsencode(view.file))}"
+        # packed once, however many pages show it; numbered, since the name of an image
+        # may be no text
         key = (image.path, view.file)
         if key not in self.packed:
             name = f"pictures/{len(self.packed):06d}.{format.name}"
@@ -82,6 +85,7 @@ class Links:
 
     def _relative(self, image_folder: Path, folder: Path) -> str:
         if image_folder not in self._relative_folders:
+            # fsencode, since a name need not be text: each byte is quoted by itself
             path = Path(os.path.relpath(image_folder, folder)).as_posix()
             self._relative_folders[image_folder] = quote(os.fsencode(path))
         return self._relative_folders[image_folder]

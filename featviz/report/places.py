@@ -115,35 +115,35 @@ class _ReadFigure(NamedTuple):
     places: PlaceVectors
 
 
+class _EncodedLayer(NamedTuple):
+    """The places of a layer."""
+
+    entries: dict[int, PlacesEntry]
+    """By the number of the image."""
+    bytes: int
+    """What the image with the most places takes, before base64."""
+
+
 def place_files(pages: ReportPages, site: Site) -> ReportFiles:
-    """The scripts with the places of a run's images."""
+    """The scripts with the places of a run's images.
+
+    Args:
+        pages: of which the first MOST_IMAGES have places.
+
+    Returns:
+        A script for each of these images, and last the index. Layers without places are
+        in the index with the reason, and null in the scripts.
+    """
     images = pages.images[:MOST_IMAGES]
     stats = {page.name: page.image.stats() for page in images}
-    groups = [group for page in pages.layers for group in page.groups]
+    groups: list[Group] = []
+    for page in pages.layers:
+        groups.extend(page.groups)
     layers = [_layer_entry(group, site) for group in groups]
-    entries: list[list[PlacesEntry | None]] = [[None] * len(layers) for _ in images]
-    reserved = {}
-    for n, layer in enumerate(layers):
-        if not layer.reason:
-            reserved[n] = _bytes_of(groups[n], MOST_SIDE // 2, _COUNTS[-1])
-    bytes_left = _MOST_BYTES * len(reserved)
-    for n in list(reserved):
-        reserved.pop(n)
-        # what a layer does not need is left to those behind it
-        available = bytes_left - sum(reserved.values())
-        for most_side in (MOST_SIDE, MOST_SIDE // 2):
-            read = list(_read(groups[n], stats, most_side))
-            most_axes = _most_axes(groups[n], most_side, available)
-            encoded = list(_encoded(layers[n], read, most_axes)) if read else []
-            if layers[n].error <= _LARGEST_ERROR or len(layers[n].units) < most_axes:
-                break
-        for image, entry in encoded:
-            entries[image][n] = entry
-        if not encoded:
-            layers[n].reason = "its pictures do not show values"
-        bytes_left -= _bytes_of(groups[n], most_side, len(layers[n].units))
-    for image, of_image in enumerate(entries):
-        text = f"FEATVIZ_PLACES.add({image}, {as_json(of_image)});\n"
+    encoded = _encoded_layers(groups, layers, stats)
+    for image in range(len(images)):
+        places = [layer.entries.get(image) for layer in encoded]
+        text = f"FEATVIZ_PLACES.add({image}, {as_json(places)});\n"
         yield _script_of(image), [text]
     index = {
         "layers": layers,
@@ -153,7 +153,65 @@ def place_files(pages: ReportPages, site: Site) -> ReportFiles:
     yield INDEX_SCRIPT, [f"window.FEATVIZ_PLACES = {as_json(index)};\n"]
 
 
+def _encoded_layers(
+    groups: Sequence[Group],
+    layers: Sequence[LayerEntry],
+    stats: Mapping[str, Mapping[str, Floats]],
+) -> list[_EncodedLayer]:
+    """The places of all layers, which share the bytes that an image may take.
+
+    Args:
+        groups: the tensors of the run.
+        layers: their entries in the index, which are completed.
+        stats: of each image by its name, as `ReadImage.stats` has them.
+    """
+    # A layer may need few axes, or many. Each has a part of the budget for certain, what
+    # all axes take at half the resolution, so that the first ones cannot use up all.
+    reserved = {}
+    for n, layer in enumerate(layers):
+        if not layer.reason:
+            reserved[n] = _bytes_of(groups[n], MOST_SIDE // 2, _COUNTS[-1])
+    bytes_left = _MOST_BYTES * len(reserved)
+    encoded = [_EncodedLayer({}, 0) for _ in layers]
+    for n in list(reserved):
+        del reserved[n]
+        # what a layer does not need is left to those behind it
+        available = bytes_left - sum(reserved.values())
+        encoded[n] = _encoded_layer(groups[n], layers[n], stats, available)
+        if not encoded[n].entries:
+            layers[n].reason = "its pictures do not show values"
+        bytes_left -= encoded[n].bytes
+    return encoded
+
+
+def _encoded_layer(
+    group: Group,
+    layer: LayerEntry,
+    stats: Mapping[str, Mapping[str, Floats]],
+    available: int,
+) -> _EncodedLayer:
+    """The places of a layer, at half the resolution where its vectors need more axes
+    than the bytes hold.
+
+    Args:
+        available: bytes for the image with the most places, before base64.
+    """
+    entries: dict[int, PlacesEntry] = {}
+    for most_side in (MOST_SIDE, MOST_SIDE // 2):
+        read = list(_read(group, stats, most_side))
+        most_axes = _most_axes(group, most_side, available)
+        entries = {}
+        if read:
+            entries = _encoded(layer, read, most_axes)
+        # Fewer axes than there is room for are all that the vectors have: a coarser map
+        # would make no room that they need.
+        if layer.error <= _LARGEST_ERROR or len(layer.units) < most_axes:
+            break
+    return _EncodedLayer(entries, _bytes_of(group, most_side, len(layer.units)))
+
+
 def _layer_entry(group: Group, site: Site) -> LayerEntry:
+    """The entry of a tensor before its places are read, with the reason if it has none."""
     labelled = bool(site.options[False].get("labels"))
     # a layer may be dead, or not finite, in some images
     reasons = [why_no_places(figure.row, labelled) for figure in group.of_this_run]
@@ -184,19 +242,27 @@ def _image_entry(page: ReportPage, number: int, site: Site) -> ImageEntry:
 
 
 def _most_axes(group: Group, most_side: int, available: int) -> int:
-    """How many axes so many bytes hold, for the image with the most places."""
+    """How many axes so many bytes hold, for the image with the most places; never fewer
+    than eight, even if that is more bytes."""
     without = _bytes_of(group, most_side, 0)
     count = _bytes_of(group, most_side, 1) - without
     return max(_COUNTS[0], min(_COUNTS[-1], (available - without) // count))
 
 
 def _bytes_of(group: Group, most_side: int, axes: int) -> int:
-    """What the image with the most places takes, before base64."""
+    """What the image with the most places takes, before base64.
+
+    Args:
+        most_side: places along the longer side; larger maps are averaged down to them.
+        axes: a byte each at every place.
+    """
     counts = []
     for figure in group.of_this_run:
         height, width = figure.row.plan.map_size
+        # divisions round up, as in `read_places`
         factor = -(-max(height, width) // most_side)
         counts.append(-(-height // factor) * -(-width // factor))
+    # of a channel that stands out its number, and its value in a byte
     channel_bytes = 2 if group.figures[0].row.maps > 256 else 1
     return max(counts) * (axes + _SHOWN_CHANNELS * (channel_bytes + 1))
 
@@ -204,7 +270,12 @@ def _bytes_of(group: Group, most_side: int, axes: int) -> int:
 def _read(
     group: Group, stats: Mapping[str, Mapping[str, Floats]], most_side: int
 ) -> Iterator[_ReadFigure]:
-    """The places of those images that have statistics here."""
+    """The places of those images that have statistics here.
+
+    Args:
+        stats: by name of the image, in the order of their numbers.
+        most_side: places along the longer side.
+    """
     numbers = {name: number for number, name in enumerate(stats)}
 
     def read(figure: Figure) -> _ReadFigure | None:
@@ -225,17 +296,25 @@ def _read(
 
 def _encoded(
     layer: LayerEntry, read: Sequence[_ReadFigure], most_axes: int
-) -> Iterator[tuple[int, PlacesEntry]]:
-    """The entries of a layer's images, by their numbers; completes that of the layer."""
+) -> dict[int, PlacesEntry]:
+    """The entries of a layer's images, by their numbers; completes that of the layer.
+
+    Args:
+        read: at least one image, all of the same channels.
+        most_axes: how many axes there is room for.
+    """
+    # All images at once: only in common axes can places of two images be compared, and a
+    # channel stands out against the mean of all.
     vectors = np.concatenate([figure.places.vectors for figure in read])
     units = unit_vectors(vectors)
     shortened = _shortened(layer, units, most_axes)
     channels, values = standing_out(vectors)
     layer.channels = vectors.shape[1]
+    entries = {}
     first = 0
     for image, figure, places in read:
         last = first + len(places.vectors)
-        entry = PlacesEntry(
+        entries[image] = PlacesEntry(
             size=places.size,
             factor=places.factor,
             field=figure.row.receptive_field,
@@ -243,8 +322,8 @@ def _encoded(
             channels=_base64(channels[first:last]),
             values=_base64(values[first:last]),
         )
-        yield image, entry
         first = last
+    return entries
 
 
 def _shortened(layer: LayerEntry, units: Floats, most_axes: int) -> np.ndarray:
@@ -253,18 +332,22 @@ def _shortened(layer: LayerEntry, units: Floats, most_axes: int) -> np.ndarray:
 
     Args:
         units: float32 [N, C], each of length 1 or 0.
+        most_axes: how many axes there is room for.
     """
+    # each axis has a unit of its own: the last ones vary a hundredth of the first, and
+    # would round to nothing in common units
     axes = main_axes(units, most_axes)
     coordinates = units @ axes.T
     scale = np.maximum(abs(coordinates).max(0), 1e-30) / 127
     levels = np.rint(coordinates / scale).astype(np.int8)
-    drawn = np.random.default_rng(0).integers(0, len(units), (2, _PAIRS))
-    first, second = units[drawn[0]], units[drawn[1]]
-    exact = (first * second).sum(1)
-    for count in (*[n for n in _COUNTS if n < len(axes)], len(axes)):
+    # a fixed seed: the same report has the same bytes
+    first, second = np.random.default_rng(0).integers(0, len(units), (2, _PAIRS))
+    exact_cosines = (units[first] * units[second]).sum(1)
+    counts = [count for count in _COUNTS if count < len(axes)]
+    for count in [*counts, len(axes)]:
         kept = unit_vectors(levels[:, :count] * scale[:count])
-        found = (kept[drawn[0]] * kept[drawn[1]]).sum(1)
-        layer.error = round(float(abs(found - exact).max()), 4)
+        cosines = (kept[first] * kept[second]).sum(1)
+        layer.error = round(float(abs(cosines - exact_cosines).max()), 4)
         layer.units = [float(f"{unit:.6g}") for unit in scale[:count]]
         if layer.error <= _LARGEST_ERROR:
             break
@@ -282,11 +365,18 @@ class StandingOut(NamedTuple):
 
 
 def standing_out(vectors: Floats) -> StandingOut:
-    """The channels farthest from their mean over all places, in standard deviations."""
+    """The channels farthest from their mean over all places, in standard deviations.
+
+    Args:
+        vectors: float32 [N, C], of all places of all images of a layer. With fewer than
+            eight channels all of them are returned.
+    """
+    # a channel that is the same everywhere stands out nowhere
     deviation = vectors.std(0)
     deviation[deviation == 0] = np.inf
     scores = (vectors - vectors.mean(0)) / deviation
     count = min(_SHOWN_CHANNELS, scores.shape[1])
+    # the largest first in any order, which is faster than to sort all channels; then these
     channels = np.argpartition(-abs(scores), count - 1, axis=1)[:, :count]
     values = np.take_along_axis(scores, channels, axis=1)
     order = np.argsort(-abs(values), axis=1, kind="stable")

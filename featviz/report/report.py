@@ -92,15 +92,22 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
     """Write the report of a run, here or in an object store, of an audit, of kernels,
     or of a series of runs.
 
+    Args:
+        source: a folder that a command has written, or the URL of a run.
+        options: `compare` goes with runs alone.
+
     Raises:
         UsageError: options that do not go together, or not with what the folder holds.
         StoreError: the folder holds nothing to show.
     """
     out = _check_output(source, options)
+    # An audit, kernels and a series are one page each. A run is what remains; in a store
+    # there are only runs.
     if isinstance(source, Path):
         report = _report_alone(source, options)
         if report is not None:
             return _write(report, out, options)
+    # without a run to compare with, that is the run itself again: a folder is not copied
     with copied(source) as root, copied(options.compare or root) as base_root:
         run = replace(read_run(root), url=source if isinstance(source, Url) else None)
         comparison = None
@@ -116,8 +123,8 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
         run_report = RunReport(
             run, pages, companions, comparison, max_maps, options.places
         )
-        # the search for cycles that templates leave passes over what is in memory
-        # before
+        # The pages are rendered with frequent searches for cycles, which templates leave.
+        # These are to pass over what is in memory by now: the rows of all images.
         gc.freeze()
         gc.collect()
         try:
@@ -127,7 +134,15 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
 
 
 def _check_output(source: Path | Url, options: ReportOptions) -> Path:
-    """Where the report goes; refused before anything is read."""
+    """Where the report goes; refused before anything is read.
+
+    Returns:
+        A folder, or the file of `--zip` and `--single-file`; by default inside the run.
+
+    Raises:
+        UsageError: forms that exclude one another, or a folder of links to a store.
+        StoreError: something else lies there.
+    """
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
@@ -151,13 +166,15 @@ def _check_output(source: Path | Url, options: ReportOptions) -> Path:
     return out
 
 
-def _compared(run: ReadRun, other: ReadRun) -> RunComparison:
+def _compared(run: ReadRun, base: ReadRun) -> RunComparison:
+    """Compare a run with an earlier one, `base`, as `diff BASE RUN` does."""
+    # runs that cannot be compared still stand beside one another, with the reason
     try:
-        result = compare_runs(other, run)
+        result = compare_runs(base, run)
     except CompareError as error:
-        return RunComparison(other, reason=error.message)
-    layers, pictures = maps.draw(result.layers, other, run)
-    return RunComparison(other, replace(result, layers=layers), pictures)
+        return RunComparison(base, reason=error.message)
+    layers, pictures = maps.draw(result.layers, base, run)
+    return RunComparison(base, replace(result, layers=layers), pictures)
 
 
 class _Fitted(NamedTuple):
@@ -201,7 +218,11 @@ def _report_alone(root: Path, options: ReportOptions) -> _Report | None:
 
 
 def _check_alone(root: Path, options: ReportOptions, content: str) -> None:
-    """Refuse options that only a run has."""
+    """Refuse options that only a run has.
+
+    Args:
+        content: what the folder holds, for the message.
+    """
     for name in ("compare", "kernels", "exemplars", "audit"):
         if getattr(options, name) is not None:
             message = f"--{name} goes with a run, and {root} holds {content}"
@@ -252,11 +273,16 @@ def _render_alone(
 
 
 def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
-    """Write a report as a folder, as one file of HTML, or as a zip file."""
+    """Write a report as a folder, as one file of HTML, or as a zip file.
+
+    Args:
+        out: that folder or file, which has been checked.
+    """
     if options.single_file:
         with outputs.writing(
             out, outputs.REPORT_ALONE, "--out", options.overwrite
         ) as file:
+            # exactly one file: assets, scripts and pictures are inside it
             ((_, pieces),) = report.render(Links())
             file.writelines(_encoded(pieces))
         return ReportResult(out, (out,), report.left_out)
@@ -269,6 +295,7 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
         ):
             _write_zip(report.render, archive)
         return ReportResult(out, (out,), report.left_out)
+    # the record comes last: a folder without it is no report, and is never replaced
     written = []
     with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
         for name, pieces in report.render(Links(out.absolute())):
@@ -300,6 +327,7 @@ def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:
         info.external_attr = 0o644 << 16
         archive.writestr(info, content)
 
+    # only when all pages are rendered do the links know all pictures
     links = Links(packed=True)
     for name, pieces in render(links):
         add(name, b"".join(_encoded(pieces)), zipfile.ZIP_DEFLATED)

@@ -62,7 +62,8 @@ _COMPARISON_GRIDS = "grids-comparison.js"
 
 
 class LayerFinding(NamedTuple):
-    """What was found of a tensor's channels in all images."""
+    """What was found of a tensor's channels in all images. A layer of two tensors may
+    have the same finding twice."""
 
     layer: ReportPage
     name: str
@@ -98,7 +99,7 @@ class RunPage:
     run: ReadRun
     pages: ReportPages
     first: ReportPage | None
-    """The image whose maps it shows."""
+    """The image whose maps it shows; None in a run that has drawn no image."""
     stages: Sequence[NetworkStage]
     strip_keys: Sequence[ColorKey]
     dead: str
@@ -121,11 +122,10 @@ class RunPage:
     @property
     def failed(self) -> list[tuple[str, str]]:
         """Images that failed or are incomplete, with reasons."""
-        incomplete = [
-            (name, f"incomplete: {reason}")
-            for name, reason in self.run.left_out.items()
-        ]
-        return [*self.run.failures.items(), *incomplete]
+        failed = list(self.run.failures.items())
+        for name, reason in self.run.left_out.items():
+            failed.append((name, f"incomplete: {reason}"))
+        return failed
 
     @property
     def picture_count(self) -> int:
@@ -210,7 +210,13 @@ class RunReport:
 
     def render(self, links: Links) -> ReportFiles:
         """The files of the report. Only the numbers of a few images, and no page as a
-        whole, are in memory at a time; a report of one file has its articles."""
+        whole, are in memory at a time; a report of one file has its articles.
+
+        Args:
+            links: of the form in which the report is written.
+        """
+        # the order matters: images fill the totals, which the pages of layers and of the
+        # run show
         site = self._site(links)
         yield from asset_files(site)
         if links.inline:
@@ -219,6 +225,7 @@ class RunReport:
         grids: dict[str, dict[str, str]] = {}
         for number, page in enumerate(self.pages.images, 1):
             article, image_grids = self._image(page, site)
+            # a script has several images, and is complete with the last of them
             for name, entries in image_grids.items():
                 grids.setdefault(name, {}).update(entries)
             yield f"{page.id}.html", _document(site, page, [article])
@@ -245,9 +252,9 @@ class RunReport:
             articles.append(article)
             for entries in image_grids.values():
                 grids |= entries
-        layers = [
-            piece for page in self.pages.layers for piece in self._layer(page, site)
-        ]
+        layers: list[Markup] = []
+        for page in self.pages.layers:
+            layers.extend(self._layer(page, site))
         compared: list[Markup] = []
         if self.comparison is not None and self.comparison.result is not None:
             pictures = self.comparison.pictures
@@ -260,19 +267,26 @@ class RunReport:
         return render_document(site, Document(pieces, data=script(grids)))
 
     def _site(self, links: Links) -> Site:
+        """What all pages share."""
         options: dict[bool, Mapping[str, Any]] = {
             False: self.run.record.get("options") or {}
         }
         labels = {}
         if self.comparison is not None:
-            other = self.comparison.other
-            options[True] = other.record.get("options") or {}
-            labels = {False: real(self.run.root).name, True: real(other.root).name}
+            compared_run = self.comparison.other
+            options[True] = compared_run.record.get("options") or {}
+            labels = {
+                False: real(self.run.root).name,
+                True: real(compared_run.root).name,
+            }
+            # as of `monday/out` and `tuesday/out`
             if labels[False] == labels[True]:
                 labels = {
                     False: f"{labels[False]} (this)",
                     True: f"{labels[True]} (other)",
                 }
+        # `c17` is a channel of a layer's first tensor: links to it are short, and stay
+        # the same if another tensor is captured, too
         anchors = {}
         for layer in self.pages.layers:
             for number, group in enumerate(layer.groups):
@@ -294,12 +308,14 @@ class RunReport:
     # The page of the run
 
     def _index(self, site: Site) -> Iterator[Markup]:
+        """The page of the run; the totals have to be complete."""
         images, layers = self.pages
         first = images[0] if images else None
         stages: list[NetworkStage] = []
         if first is not None:
             totals = [self._totals_of(group) for group in first.groups]
             stages = network(first, self._first_stats, totals)
+        # an audit has seen more images than most runs, and its count comes first
         audit = self.companions.audit
         dead = None if audit is None else audit.dead_summary
         page = RunPage(
@@ -319,6 +335,7 @@ class RunReport:
         return render("run", site, page)
 
     def _findings(self) -> list[LayerFinding]:
+        """The findings of all tensors of all layers, in the model's order."""
         findings = []
         for layer in self.pages.layers:
             for group in layer.groups:
@@ -339,7 +356,12 @@ class RunReport:
     def _comparison_page(
         self, comparison: RunComparison, address: Callable[[str], str]
     ) -> ComparisonPage:
-        """What the page shows, with pictures at the addresses of their files."""
+        """What the page shows.
+
+        Args:
+            comparison: one that has a result.
+            address: of a picture, by its file.
+        """
         assert comparison.result is not None
         inputs = {page.name: page.inputs[False] for page in self.pages.images}
         return comparison_page(
@@ -366,18 +388,24 @@ class RunReport:
 
     def _image(self, page: ReportPage, site: Site) -> _RenderedImage:
         """Render the page of an image, and add its numbers to the totals."""
-        image_stats = {other: view.image.stats() for other, view in page.inputs.items()}
+        # of this run (False) and of the one to compare with (True)
+        stats_of_run = {}
+        for is_compared, view in page.inputs.items():
+            stats_of_run[is_compared] = view.image.stats()
         stats = {}
         grids: dict[str, dict[str, str]] = {}
         for group in page.groups:
             for figure in group.figures:
                 id = figure.picture.id
-                stats[id] = image_stats[figure.other][figure.row.capture_key.stats_key]
+                stats_key = figure.row.capture_key.stats_key
+                stats[id] = stats_of_run[figure.other][stats_key]
                 is_grey = site.color_key(figure).is_grey
                 grid = figure_grid(figure, stats[id], is_grey)
                 grids.setdefault(figure.script, {})[id] = grid
+            # the first is of this run, whose numbers alone are totalled
             figure = group.figures[0]
             self._totals_of(group).add(figure.row, stats[figure.picture.id])
+        # the page of the run shows this image, long after its statistics are gone
         self._first_stats = self._first_stats or stats
         stages = network(page, stats)
         all_zero = {}
@@ -395,6 +423,7 @@ class RunReport:
         return _RenderedImage(Markup("".join(render("image", site, content))), grids)
 
     def _layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
+        """The page of a layer; the totals have to be complete."""
         audit = self.companions.audit
         audited = {} if audit is None else audit.findings_of(page.name)
         tensors = []
@@ -424,6 +453,7 @@ def _document(
 
 
 def _neighbours(page: ReportPage, pages: Sequence[ReportPage]) -> Neighbours:
+    """The pages before and after a page of `pages`; None at either end."""
     number = pages.index(page)
     before = pages[number - 1] if number else None
     after = pages[number + 1] if number + 1 < len(pages) else None
@@ -446,9 +476,10 @@ def _strip_keys(stages: Sequence[NetworkStage], site: Site) -> list[ColorKey]:
 
 
 def _missing_layers(images: Sequence[ReportPage]) -> Counter[MissingLayer]:
-    """In how many images each layer is missing."""
+    """In how many images each layer is missing, each reason by itself."""
     counts: Counter[MissingLayer] = Counter()
     for image in images:
+        # an image names a layer for each skipped call
         for layer in dict.fromkeys(image.missing_layers):
             counts[layer] += 1
     return counts

@@ -67,8 +67,8 @@ class WatchedTensor:
     @property
     def top_count(self) -> int:
         """The upper end of the chart."""
-        counts = [count for curve in self.curves.values() for count in curve.values()]
-        return max(counts, default=0)
+        tops = [max(curve.values()) for curve in self.curves.values()]
+        return max(tops, default=0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,12 @@ class SeriesPage:
     box: ChartBox = _BOX
 
     def x(self, step: int) -> float:
-        """Where a step lies in the charts, in pixels from the left."""
+        """Where a step lies in the charts, in pixels from the left.
+
+        Args:
+            step: its number, between those of the first and the last step.
+        """
+        # a single step lies on the left
         first = self.steps[0].number
         last = self.steps[-1].number
         return round(
@@ -92,6 +97,10 @@ class SeriesPage:
 
 def read_series(root: Path) -> SeriesPage:
     """Read the steps of a series.
+
+    Args:
+        root: the folder of the steps. Steps that cannot be read are left out, each with
+            its reason.
 
     Raises:
         StoreError: none of its steps can be shown.
@@ -105,11 +114,9 @@ def read_series(root: Path) -> SeriesPage:
         except StoreError as error:
             left_out[path.name] = error.message
             continue
-        audit = (
-            None
-            if audit_and_pictures is None
-            else AuditView.of_record(*audit_and_pictures)
-        )
+        audit = None
+        if audit_and_pictures is not None:
+            audit = AuditView.of_record(*audit_and_pictures)
         steps.append(SeriesStep(number, run, audit))
         for name, reason in {**run.failures, **run.left_out}.items():
             left_out[f"{path.name}/{name}"] = reason
@@ -148,13 +155,18 @@ def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
 
 
 def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
-    """Count the channels with each finding at each step that was audited."""
+    """Count the channels with each finding at each step that was audited.
+
+    Args:
+        tensor: gets the curves.
+    """
     layer = tensor.row.layer
     findings_at: dict[int, Mapping[str, list[int]]] = {}
     for number, _, audit in steps:
         if audit is None:
             continue
         rows = [audited.row for audited in audit.layers]
+        # the model itself has no name, and goes by its label
         channels = [row.channels for row in rows if (row.layer or row.label) == layer]
         if channels:
             tensor.channels = max(tensor.channels, *channels)
@@ -162,7 +174,7 @@ def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
     # of known names alone: the record may be anybody's
     for name in FINDINGS:
         if any(name in findings for findings in findings_at.values()):
-            tensor.curves[name] = {
-                number: len(findings.get(name, ()))
-                for number, findings in findings_at.items()
-            }
+            curve = {}
+            for number, findings in findings_at.items():
+                curve[number] = len(findings.get(name, ()))
+            tensor.curves[name] = curve

@@ -142,6 +142,14 @@ def network(
 def _step(
     group: Group, stats: Floats, totals: ChannelTotals, prediction: Sequence[ClassScore]
 ) -> NetworkStep:
+    """A tensor of the network.
+
+    Args:
+        group: of the image; its first figure is drawn.
+        stats: [channels, 6] of this image.
+        totals: over all images, for findings, zeros and range.
+        prediction: of this image, the likeliest class first; may be empty.
+    """
     figure = group.figures[0]
     row = figure.row
     tiles = []
@@ -155,6 +163,8 @@ def _step(
         tiles = [_map_tile(row, channel, stats) for channel in most_varied(row, stats)]
         slices = [str(row.slice_count)] if row.slice_count > 1 else []
         shape = " × ".join([str(row.maps), *slices, size])
+    # maps of one value each, as behind a global pooling, are drawn as stripes; they
+    # belong to the stage of the resolution that they stand for
     if row.constant is not None:
         size = by(row.constant[1:])
         shape = f"{row.maps} × {size}, each constant"
@@ -178,6 +188,13 @@ def _stage(
     title: str,
     is_backward: bool,
 ) -> NetworkStage:
+    """The next stage.
+
+    Args:
+        before: the stages before it.
+        steps: its own, at least one.
+    """
+    # A stage is folded or open as a whole; the first is open even if it is a large one.
     count = sum(len(stage.steps) for stage in before) + len(steps)
     with_maps = [step for step in steps if step.tiles]
     return NetworkStage(
@@ -191,12 +208,20 @@ def _stage(
 
 def _titles(steps: Sequence[NetworkStep]) -> list[str]:
     """The stage of each step: its resolution, `28×28`; or the outermost module, where
-    there is one resolution, or they take turns."""
+    there is one resolution, or they take turns.
+
+    Args:
+        steps: of one direction, in the order in which they ran.
+    """
+    # The stages of a convolutional network are its resolutions. A transformer has one,
+    # and a U-Net or a feature pyramid goes back and forth.
     sizes = _resolutions(steps)
     has_several = len({*sizes} - {_VECTORS}) > 1
     if len(steps) <= _FEW or (has_several and _runs(sizes) <= _MAX_STAGES):
         return sizes
+    # on average a stage is to have two layers or more, and four in a deep network
     max_stages = min(max(_MAX_STAGES, len(steps) // 4), len(steps) // 2)
+    # `blocks` is one module for all of a transformer, `blocks.3` is a stage
     for depth in range(1, 5):
         modules = [".".join(step.group.layer.split(".")[:depth]) for step in steps]
         if 2 < _runs(modules) <= max_stages:
@@ -238,8 +263,12 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
     is not finite comes last.
 
     Args:
+        row: which channels are drawn.
         stats: [channels, 6] of all channels.
         count: how many are chosen at most.
+
+    Returns:
+        Channels, the most telling first; `[None]` where all of them are one tile.
     """
     if row.reduce is not None:
         return [None]
@@ -251,9 +280,12 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
     # maps are alike if mean, deviation (both as a share of the range) and zeros are
     width = np.where(high > low, high - low, 1.0)
     points = np.stack([(mean - low) / width, 2 * std / width, zeros], axis=1).clip(0, 1)
+    # What is not finite has no deviation to compare. Without any variation the scale of
+    # the maps is all that tells them apart.
     strength = std.copy() if std.max() > 0 else abs(mean)
     strength[stats[drawn, 5] > 0] = -1
     order = np.argsort(-strength, kind="stable")
+    # only among the half that varies most: the farthest of all may vary hardly at all
     half = order[: max(count, len(order) // 2)]
     varied = half[strength[half] > 0]
     chosen = varied[_farthest_first(points[varied], count)]
@@ -263,9 +295,19 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
 
 
 def _farthest_first(points: np.ndarray, count: int) -> list[int]:
-    """The first point, then always the one farthest from those that are chosen."""
+    """The first point, then always the one farthest from those that are chosen.
+
+    Args:
+        points: [N, D]; may be empty.
+
+    Returns:
+        At most `count` indices.
+    """
     if not len(points):
         return []
+    # The distance of each point to the nearest that is chosen: a new one can only lower
+    # it, so that a step takes one comparison a point. -1 keeps a point from being chosen
+    # twice, where points are equal.
     chosen = [0]
     nearest = np.full(len(points), np.inf)
     while len(chosen) < min(count, len(points)):
@@ -277,7 +319,12 @@ def _farthest_first(points: np.ndarray, count: int) -> list[int]:
 
 
 def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
-    """The first tile of a drawn channel, or its middle where it is very wide or narrow."""
+    """The first tile of a drawn channel, or its middle where it is very wide or narrow.
+
+    Args:
+        channel: None for the one tile of all channels.
+        stats: [channels, 6] of all channels.
+    """
     slot = 0 if channel is None else row.drawn.index(channel) * row.slice_count
     left, top, width, height = row.plan.box(slot)
     shown_width = min(width, round(height * _WIDEST))
@@ -288,11 +335,9 @@ def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
         shown_width,
         shown_height,
     )
-    range = (
-        ""
-        if channel is None
-        else span(float(stats[channel, 0]), float(stats[channel, 1]))
-    )
+    range = ""
+    if channel is not None:
+        range = span(float(stats[channel, 0]), float(stats[channel, 1]))
     return MapTile(channel, box, range)
 
 
@@ -300,7 +345,13 @@ def largest_bars(
     row: Capture, stats: Floats, prediction: Sequence[ClassScore], count: int = 10
 ) -> list[Bar]:
     """The largest entries of a vector, in magnitude for a gradient; with classes of the
-    output."""
+    output.
+
+    Args:
+        stats: [channels, 6]; the mean of a single number is that number.
+        prediction: of the image, by which the output is recognised.
+        count: how many are shown at most; what is not finite is left out.
+    """
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)
     ranked = values
@@ -309,6 +360,7 @@ def largest_bars(
     top = np.argsort(-ranked, kind="stable")[:count]
     top = top[np.isfinite(values[top])]
     class_names = _class_names(stats, prediction)
+    # bars begin at zero, which is always between the ends
     low = float(values[top].min(initial=0.0))
     high = float(values[top].max(initial=0.0))
     unit = 100 / ((high - low) or 1)
@@ -329,6 +381,8 @@ def largest_bars(
 def _class_names(stats: Floats, prediction: Sequence[ClassScore]) -> dict[int, str]:
     """Names of channels, if their values are the scores of the prediction: those of the
     output."""
+    # by their values, since no record says which tensor is the output: a vector that is
+    # the same in all scores of the prediction can be nothing else
     for guess in prediction:
         if guess.index >= len(stats):
             return {}

@@ -45,14 +45,21 @@ class ChannelTotals:
         value, and not of a gradient."""
 
     def add(self, row: Capture, stats: Floats) -> None:
-        """Add an image's statistics, [channels, 6] in the order of
-        `records.STAT_COLUMNS`."""
+        """Add an image's statistics.
+
+        Args:
+            row: the tensor in this image.
+            stats: [channels, 6] in the order of `records.STAT_COLUMNS`.
+        """
+        # images of other sizes may give other numbers of channels: the table grows, and
+        # counts the images of each channel by itself
         missing = len(stats) - len(self.table)
         if missing > 0:
             self.table = np.concatenate([self.table, np.tile(_EMPTY, (missing, 1))])
         low, high, mean, _, zeros, nonfinite = stats.astype(np.float64).T
         columns = self.table[: len(stats)].T
         columns[IMAGES] += 1
+        # fmin passes over NaN, which stands for an image without a finite value
         columns[LOW] = np.fmin(columns[LOW], low)
         columns[HIGH] = np.fmax(columns[HIGH], high)
         columns[MEANS] += mean
@@ -60,8 +67,11 @@ class ChannelTotals:
         columns[NONFINITE] += nonfinite
         columns[ALL_ZERO] *= (zeros == 1) & (nonfinite == 0)
         self.images += 1
+        # one number in one image is constant, and says nothing
         has_maps = row.plan.map_size != (1, 1) and row.layout != "vector"
         self.is_judged = (self.images > 1 or has_maps) and row.kind not in BACKWARD
+        # A model may have its own class of ReLU. What has zeros and nothing below is
+        # taken for one, but for weights of attention, which are so by their softmax.
         looks_rectified = (
             self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
         )
@@ -79,17 +89,18 @@ class ChannelTotals:
         """Channels that hold one value in all images, and those with values that are
         not finite."""
         table = self.table.T
+        # NaN, of a channel without a finite value, equals nothing
         has_one_value = (table[LOW] == table[HIGH]) & (table[NONFINITE] == 0)
         masks = {
             "all zero": self.all_zero & self.is_judged,
             "constant": has_one_value & ~self.all_zero & self.is_judged,
             "NaN or infinite": table[NONFINITE] > 0,
         }
-        return {
-            name: np.flatnonzero(mask).tolist()
-            for name, mask in masks.items()
-            if mask.any()
-        }
+        findings = {}
+        for name, mask in masks.items():
+            if mask.any():
+                findings[name] = np.flatnonzero(mask).tolist()
+        return findings
 
     @property
     def range(self) -> tuple[float, float]:
@@ -102,7 +113,7 @@ class ChannelTotals:
 
     @property
     def zero_share(self) -> float:
-        """Share of zeros 0..1, over all images and channels."""
+        """Share of zeros 0..1, over all images and channels; 0 before the first image."""
         return float(self.table[:, ZEROS].sum() / max(1, self.table[:, IMAGES].sum()))
 
 
@@ -118,7 +129,13 @@ class ChannelRow(NamedTuple):
 def channel_rows(
     totals: ChannelTotals, audited: ChannelFindings
 ) -> Iterator[ChannelRow]:
-    """All channels of a tensor, also with the findings of an audit."""
+    """All channels of a tensor, also with the findings of an audit.
+
+    Args:
+        totals: over all images of the run.
+        audited: channels of the same layer by finding, which may be beyond those here;
+            empty without an audit.
+    """
     findings_of: defaultdict[int, list[str]] = defaultdict(list)
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
     for name, channels in {**totals.findings, **of_audit}.items():
@@ -138,7 +155,12 @@ def channel_rows(
 def dead_summary(
     pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals]
 ) -> str:
-    """How many channels are dead, `7 in 2 layers`, or why that is not known."""
+    """How many channels are dead, `7 in 2 layers`, or why that is not known.
+
+    Args:
+        pages: of all layers.
+        totals_of: gives the totals of a tensor, which are complete.
+    """
     # what stands behind a drawn ReLU has the same dead channels, and is not counted
     # again
     rectifiers = [page for page in pages if page.type in RECTIFIERS]
