@@ -183,12 +183,15 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
     # An activation that cannot be judged for dead (a sigmoid is never zero) is no news:
     # its own row says so.
     activations = {target.call.label for target in plan.targets if target.activation}
+    skipped = []
+    for row in document["skipped"]:
+        skipped.append(f"{row['layer']} ({row['reason']})")
     not_judged = []
     for row in document["layers"]:
         if row["not_judged"] and row["label"] not in activations:
             not_judged.append(f"{row['label']} ({row['not_judged']['dead']})")
     warnings = {
-        "skipped": [f"{row['layer']} ({row['reason']})" for row in document["skipped"]],
+        "skipped": skipped,
         "never ran": plan.never_ran,
         "not judged for dead": not_judged,
         "calls that a blank image does not cause, not counted": sorted(

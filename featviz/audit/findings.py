@@ -104,7 +104,10 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
         raise UsageError(
             message, f"there is {', '.join(str(row['label']) for row in rows[:8])}"
         )
-    judged = [row for row in matching if gate.finding in row["findings"]]
+    judged = []
+    for row in matching:
+        if gate.finding in row["findings"]:
+            judged.append(row)
     if not judged:
         message = (
             f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
@@ -198,7 +201,7 @@ def check_baseline(
             # regression, even if others are among them.
             if name not in before or len(channels) <= len(before[name]):
                 continue
-            new = [str(channel) for channel in sorted({*channels} - {*before[name]})]
+            new = list(map(str, sorted({*channels} - {*before[name]})))
             worsened.append(
                 f"{row['label']}: {len(channels)} {name}, {len(before[name])} in the"
                 f" baseline (new: {listed(new, 8)})"

@@ -152,8 +152,11 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     recorder = Recorder(layers, [], modules_by_name(model.module), calls=ran)
     plan.never_ran.extend(layer.name for layer in recorder.never_ran)
     if not plan.targets:
-        reasons = [f"{layer} {reason}" for layer, reason in plan.skipped[:3]]
-        reasons += [f"{name} never ran" for name in plan.never_ran[:3]]
+        reasons = []
+        for layer_name, reason in plan.skipped[:3]:
+            reasons.append(f"{layer_name} {reason}")
+        for name in plan.never_ran[:3]:
+            reasons.append(f"{name} never ran")
         message = (
             f"none of the {len(names)} selected layers gives a tensor with channels"
         )
@@ -162,14 +165,16 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
 
 
 def _default_names(graph: CallGraph) -> set[str]:
+    """The layers that are audited where none are selected."""
     # A model of convolutions alone, or of linear layers alone, still has channels that
     # may be constant or not finite.
     names = {node.call.name for node in graph.nodes if node.part.activation is not None}
     for class_name in ("_ConvNd", "Linear"):
-        if not names:
-            names = {
-                layer.name for layer in graph.layers if class_name in layer.classes
-            }
+        if names:
+            break
+        for layer in graph.layers:
+            if class_name in layer.classes:
+                names.add(layer.name)
     if not names:
         message = "the model has neither activations nor convolutions nor linear layers"
         raise UsageError(message, "--layers says what to look at")

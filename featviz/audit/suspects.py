@@ -172,8 +172,13 @@ def choose_suspects(
         remaining -= len(chosen)
         # Of one layer two pictures: the maps of dead channels are black at an activation,
         # so they show what comes to it.
-        dead = [suspect for suspect in chosen if suspect.finding == "dead"]
-        alive = [suspect for suspect in chosen if suspect.finding != "dead"]
+        dead = []
+        alive = []
+        for suspect in chosen:
+            if suspect.finding == "dead":
+                dead.append(suspect)
+            else:
+                alive.append(suspect)
         if dead:
             sheets.append(
                 SuspectSheet(target, _fed_by(plan, target), dead, len(suspects))
@@ -314,13 +319,12 @@ def _draw_suspect(
         source: the call whose maps are drawn.
         seen: an image or map that is not among these leaves its cell empty.
     """
-    maps = [
-        seen.maps.get(MapKey(source, suspect.channel, number))
-        for number in suspect.images
-    ]
+    maps = []
     low = 0.0
     high = 0.0
-    for values in maps:
+    for number in suspect.images:
+        values = seen.maps.get(MapKey(source, suspect.channel, number))
+        maps.append(values)
         if values is not None:
             finite = values[np.isfinite(values)]
             low = min(low, float(finite.min(initial=0)))

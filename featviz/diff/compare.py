@@ -60,6 +60,7 @@ class Change:
         products = self._layer_products
         if products is None:
             return math.nan
+        # the unit of the products cancels out
         signal = products[0, _BASE]
         noise = products[0, _NOISE]
         if noise == 0:
@@ -69,6 +70,7 @@ class Change:
     @property
     def _layer_products(self) -> np.ndarray | None:
         """The products [1, 4] of all channels together; None where none is known."""
+        # of a picture only the drawn channels are known
         measured = self.products[~np.isnan(self.products).any(1)]
         return measured.sum(0, keepdims=True) if len(measured) else None
 
@@ -81,19 +83,34 @@ class Change:
 def worst_first(
     relative: np.ndarray, unlike: np.ndarray, among: np.ndarray
 ) -> list[int]:
-    """The channels of a mask, the most changed first."""
+    """The channels of a mask, the most changed first: those with values that are finite
+    in one run alone, then by the largest relative difference.
+
+    Args:
+        relative: [channels], 0..1.
+        unlike: [channels], how many values are finite in one run alone.
+        among: bool [channels].
+    """
     order = np.lexsort((-relative, -unlike))
     return [int(channel) for channel in order if among[channel]]
 
 
 def scale_of(*stats: Floats) -> float:
-    """The largest finite magnitude among statistics [channels, 6] of several tensors."""
+    """The largest finite magnitude among statistics [channels, 6] of several tensors; 0
+    where there is no finite value. Arrays whose first two columns are values do as well.
+    """
     extremes = np.abs(np.concatenate([table[:, :2] for table in stats]))
     return float(np.max(extremes, initial=0.0, where=np.isfinite(extremes)))
 
 
 def no_change(channels: int, size: int) -> Change:
-    """The change between two equal tensors, with `size` values in a channel."""
+    """The change between two equal tensors.
+
+    Args:
+        channels: how many they have.
+        size: values of a channel.
+    """
+    # any vector that is equal to itself will do: ones, and no noise
     zeros = np.zeros(channels)
     products = np.ones((channels, 4))
     products[:, _NOISE] = 0
@@ -112,8 +129,10 @@ def compare(
     """Compare values [channels, N]. NaN equals NaN, and an infinity itself.
 
     Args:
-        scale: the layer's largest magnitude.
-        slack: [channels], differences up to which values are equal.
+        base: of any number type; N is not 0.
+        new: of the same shape.
+        scale: the layer's largest magnitude, 0 if all is zero.
+        slack: [channels], differences up to which values are equal; None for 0.
     """
     if slack is None:
         slack = np.zeros(len(base))
@@ -128,6 +147,7 @@ def compare(
     step = max(1, _BLOCK // max(1, base.shape[1]))
     for start in range(0, channels, step):
         rows = slice(start, start + step)
+        # the sums of products of a large channel would lose digits in float32
         old = base[rows].astype(np.float64)
         now = new[rows].astype(np.float64)
         block = _compare_block(old, now, scale, slack[rows])
@@ -142,6 +162,7 @@ def compare(
 def _compare_block(
     old: np.ndarray, now: np.ndarray, scale: float, slack: np.ndarray
 ) -> Change:
+    """The change of some channels, float64 [C, N] before and after."""
     differences = _differences(old, now, scale, slack)
     finite = np.isfinite(old) & np.isfinite(now)
     # a share of the layer's largest magnitude, whose square no double is too small for
@@ -168,7 +189,13 @@ def _compare_block(
 
 
 def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
-    """Compare statistics [channels, 6], from which no cosine follows."""
+    """Compare statistics, from which no cosine follows.
+
+    Args:
+        base: [channels, 6], in the order of `records.STAT_COLUMNS`.
+        new: the same, of as many channels.
+        scale: the layer's largest magnitude.
+    """
     # not the share of zeros: rounding makes some of them 1e-9
     moments = compare(base[:, :4], new[:, :4], scale)
     nonfinite = abs(new[:, 5] - base[:, 5]).astype(np.int64)
@@ -185,7 +212,17 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
 def signed(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> np.ndarray:
-    """The signed relative difference of each value; NaN where only one value is finite."""
+    """The signed relative difference of each value; NaN where only one value is finite.
+
+    Args:
+        base: [channels, N].
+        new: the same shape; where it is larger, the result is positive.
+        scale: the layer's largest magnitude.
+        slack: [channels], differences up to which values are equal.
+
+    Returns:
+        float64 [channels, N], -1..1.
+    """
     differences = _differences(
         base.astype(np.float64), new.astype(np.float64), scale, slack
     )
@@ -208,6 +245,7 @@ class _Differences(NamedTuple):
 def _differences(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> _Differences:
+    # the usual case by itself: masked subtraction takes longer
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
         absolute = new - base
@@ -218,6 +256,7 @@ def _differences(
     if slack.any():
         beyond = abs(absolute) - slack[:, None]
         absolute = np.sign(absolute) * np.maximum(beyond, 0)
+    # only where something differs: else 0 / 0 in a layer of zeros
     size = np.fmax(abs(base), abs(new)) + scale
     relative = np.divide(absolute, size, out=np.zeros_like(base), where=absolute != 0)
     return _Differences(absolute, relative, unlike)
@@ -227,6 +266,7 @@ def _cosine(products: np.ndarray) -> np.ndarray:
     """Cosine similarities from `Change.products`."""
     base = products[:, _BASE]
     new = products[:, _NEW]
+    # two roots, since the product of two squares may be beyond what a double holds
     norms = np.sqrt(base) * np.sqrt(new)
     # of two zero vectors 1, of a zero vector and another 0
     cosine = np.where(base == new, 1.0, 0.0)

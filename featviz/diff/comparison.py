@@ -22,6 +22,9 @@ from featviz.text import counted
 SCHEMA_VERSION = 1
 """The version of the JSON document. 1: first release."""
 
+# the columns that name a layer, which the page has as a heading
+_NAMING = ("layer", "type", "tensor")
+
 
 class ValueSpan(NamedTuple):
     """The values drawn darkest and brightest."""
@@ -53,12 +56,14 @@ class DifferenceMap:
     difference, all with the same tiles."""
 
     file: str
-    """Of the difference."""
+    """Of the difference; all three are names in the folder of the maps."""
     before_file: str
     after_file: str
     image: str
+    """The image of which the values are: the one in which the layer differs most."""
     label: str
     stem: str
+    """`output`, `output.call1`."""
     channels: tuple[int, ...]
     """The drawn channels in tile order: the most changed first."""
     source: str
@@ -69,6 +74,7 @@ class DifferenceMap:
     """The scale of before and after."""
     plan: GridPlan
     slices: int
+    """How many tiles each channel has, side by side."""
     numbers: Sequence[ChangedNumber] = ()
     """The values by themselves, where each channel is one number."""
 
@@ -80,10 +86,13 @@ class DifferenceMap:
     @property
     def numbered_tiles(self) -> list[NumberedTile]:
         """The numbers of the channels below their tiles."""
+        # The gap below a tile is as high as the padding: letters of 0.72 of it that stand
+        # at 0.8 have room above and below.
         tiles = []
         padding = self.plan.padding
         for slot, channel in enumerate(self.channels):
             left, top, width, height = self.plan.box(slot * self.slices)
+            # the slices with the gaps between them, but not the one behind
             across = self.slices * (width + padding) - padding
             baseline = top + height + 0.8 * padding
             tiles.append(NumberedTile(channel, left + across / 2, round(baseline, 1)))
@@ -92,7 +101,8 @@ class DifferenceMap:
 
 @dataclass(frozen=True)
 class PredictionChange:
-    """What a classifier says of an image before and after; the likeliest class first."""
+    """What a classifier says of an image before and after; the likeliest class first.
+    Both name at least one class."""
 
     image: str
     before: Sequence[ClassScore]
@@ -188,7 +198,11 @@ class ComparedLayer:
     @property
     def cells(self) -> dict[str, str]:
         """A row of a table, by heading."""
+        # all cells, empty or not: the table leaves out columns that are empty throughout
         differing_images = sum(change.differing > 0 for change in self.images.values())
+        in_new = ""
+        if self.pair is not None:
+            in_new = self.pair.description
         row = {
             "layer": self.label,
             "type": self.type,
@@ -201,15 +215,19 @@ class ComparedLayer:
             "SQNR": "",
             "most changed": self.reason or "",
             "by": "",
-            "in NEW": "" if self.pair is None else self.pair.description,
+            "in NEW": in_new,
         }
         if self.reason is None:
             unlike = self.channels.unlike.max()
             row["absolute"] = f"{self.channels.absolute.max():.3g}"
-            row["absolute"] += f" ({unlike} not finite)" if unlike else ""
+            if unlike:
+                row["absolute"] += f" ({unlike} not finite)"
             row["relative"] = f"{self.channels.relative.max():.3g}"
-            row["cosine"] = f"{self.cosine:.6f}" if math.isfinite(self.cosine) else ""
-            row["SQNR"] = "" if math.isnan(self.sqnr) else f"{self.sqnr:.2f} dB"
+            if math.isfinite(self.cosine):
+                row["cosine"] = f"{self.cosine:.6f}"
+            # infinite where nothing differs, which is worth saying
+            if not math.isnan(self.sqnr):
+                row["SQNR"] = f"{self.sqnr:.2f} dB"
             row["most changed"] = ", ".join(map(str, self.most_changed))
             row["by"] = " or ".join(self.by)
         return row
@@ -217,9 +235,11 @@ class ComparedLayer:
     @property
     def page_cells(self) -> list[tuple[str, str]]:
         """What the page says of it: the cells behind its name that hold something."""
-        return [
-            (heading, cell) for heading, cell in list(self.cells.items())[3:] if cell
-        ]
+        cells = []
+        for heading, cell in self.cells.items():
+            if cell and heading not in _NAMING:
+                cells.append((heading, cell))
+        return cells
 
 
 class MissingCapture(NamedTuple):
@@ -240,7 +260,9 @@ class OnlyIn(NamedTuple):
     @property
     def lines(self) -> list[str]:
         """A line for each image and tensor."""
-        lines = [f"image {name} ({reason})" for name, reason in self.images.items()]
+        lines = []
+        for name, reason in self.images.items():
+            lines.append(f"image {name} ({reason})")
         for key, type, reason in self.captures:
             lines.append(f"layer {key.layer or type} {key.stem} ({reason})")
         return lines
@@ -277,12 +299,21 @@ class Comparison:
     @property
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
+        # The first layer of which a channel differs; the counts are those of
+        # `channel_images`, in the layers as well, so that they add up.
         differing, total = self.channel_images
         layers = [_layer_json(layer) for layer in self.layers]
         first = next((row for row in layers if row["differing"]), None)
         if first is not None:
             names = ("layer", "type", "index", "kind", "call", "key", "image")
             first = {name: first[name] for name in names}
+        predictions = []
+        for change in self.predictions:
+            predictions.append({**asdict(change), "changed": change.changed})
+        maps = []
+        for layer in self.layers:
+            if layer.difference is not None:
+                maps.append(_map_json(layer.difference))
         return {
             "schema_version": SCHEMA_VERSION,
             "base": str(self.base),
@@ -291,22 +322,15 @@ class Comparison:
             "equal": self.equal,
             "gates": [asdict(verdict) for verdict in self.gates],
             "images": list(self.images),
-            "predictions": [
-                {**asdict(change), "changed": change.changed}
-                for change in self.predictions
-            ],
+            "predictions": predictions,
             "channels": {"differing": differing, "total": total, "ratio": self.ratio},
             "first_divergence": first,
             "layers": layers,
             "only_in_base": _only_in_json(self.only_in_base),
             "only_in_new": _only_in_json(self.only_in_new),
             "folded": list(self.folded),
-            "incomplete": {
-                title: list(names) for title, names in self.incomplete.items()
-            },
-            "maps": [
-                _map_json(layer.difference) for layer in self.layers if layer.difference
-            ],
+            "incomplete": {key: list(names) for key, names in self.incomplete.items()},
+            "maps": maps,
         }
 
     @property
@@ -348,6 +372,7 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether the runs are equal, as far as the thresholds ask."""
+        # --ignore-added excuses what only NEW has; what it lacks is always a difference
         added = self.only_in_new.lines and not self.thresholds.ignore_added
         return self.within and not self.only_in_base.lines and not added
 
@@ -361,6 +386,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0, or 4 where a gate failed, or without gates the runs differ."""
+        # gates replace the rule that runs are equal: a quantised model differs everywhere
         return 0 if self.passed else CHECK_FAILED
 
     @property
@@ -369,6 +395,8 @@ class Comparison:
         verdict = "equal" if self.equal else "different"
         tensors = counted(len(self.layers), "tensor")
         images = counted(len(self.images), "image")
+        # The verdict counts channels, and the limit is on the share counted in each image:
+        # of one image these are the same.
         share = f"{self.ratio:.2%}"
         if len(self.images) > 1:
             differing, total = self.channel_images
@@ -385,15 +413,14 @@ class Comparison:
     @property
     def lists(self) -> dict[str, Sequence[str]]:
         """What only one run has, or has in part, under titles."""
-        return {
+        lists: dict[str, Sequence[str]] = {
             "Only in BASE": self.only_in_base.lines,
             "Only in NEW": self.only_in_new.lines,
             "Inside another layer": self.folded,
-            **{
-                f"Incomplete in {title.upper()}": names
-                for title, names in self.incomplete.items()
-            },
         }
+        for title, names in self.incomplete.items():
+            lists[f"Incomplete in {title.upper()}"] = names
+        return lists
 
 
 def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
@@ -406,6 +433,7 @@ def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
 
 
 def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
+    """An entry of `layers`; JSON has no NaN and no infinity, which become null."""
     differing, total = layer.channel_images
     return {
         "type": layer.type,
@@ -431,13 +459,10 @@ def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
 
 
 def _only_in_json(only_in: OnlyIn) -> dict[str, Any]:
-    return {
-        "images": dict(only_in.images),
-        "layers": [
-            {**key._asdict(), "type": type, "reason": reason}
-            for key, type, reason in only_in.captures
-        ],
-    }
+    layers = []
+    for key, type, reason in only_in.captures:
+        layers.append({**key._asdict(), "type": type, "reason": reason})
+    return {"images": dict(only_in.images), "layers": layers}
 
 
 def _map_json(difference: DifferenceMap) -> dict[str, Any]:

@@ -51,31 +51,31 @@ def diff(
     """Compare two runs, here or in object stores, and write what `files` names.
 
     Args:
-        render: makes the page of `files.html`.
+        base: a run directory, or the URL of one, which is copied for as long as it takes.
+        new: the same; may be of another runtime, whose layers are then paired.
+        render: makes the page of `files.html`; it is given, since pages are above `diff`.
         titles: what BASE and NEW are called in place of their folders.
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
     """
     _refuse_page_of_url((base, new), files)
-    output_files = _output_files(files)
     folder = maps_folder(files)
     with copied(base) as base_root, copied(new) as new_root:
-        for output_file in output_files:
-            _check_file(output_file, (base_root, new_root), files.overwrite)
-        if folder is not None:
-            outputs.check_apart(folder, "--out", (base_root, new_root))
-            outputs.check_free(folder, outputs.DIFF, True)
+        # all that can be refused is refused before the runs are read, which takes long
+        output_files = _checked_files(files, (base_root, new_root))
         before = _read("BASE", base_root, base)
         after = _read("NEW", new_root, new)
         aligned = align(before, after)
         before = aligned.base
         after = aligned.new
         result = compare_runs(before, after, thresholds)
-        paired = tuple(
-            replace(layer, pair=aligned.pairs.get(layer.key)) for layer in result.layers
-        )
-        result = replace(result, layers=paired, folded=aligned.folded)
+        # the comparison knows the layers of NEW by their names in BASE; tables and
+        # documents also say what they are called in NEW
+        paired = []
+        for layer in result.layers:
+            paired.append(replace(layer, pair=aligned.pairs.get(layer.key)))
+        result = replace(result, layers=tuple(paired), folded=aligned.folded)
         if titles is not None:
             result = replace(result, base=titles[0], new=titles[1])
         texts = {
@@ -90,6 +90,7 @@ def diff(
                 for name, text in assets.items():
                     contents[name] = text.encode("utf-8", "replace")
             _write_folder(folder, result, contents)
+        # after the pictures, which the page links
         for option, path, file_kind in output_files:
             with outputs.writing(path, file_kind, option, files.overwrite) as file:
                 file.write(texts[file_kind])
@@ -97,7 +98,11 @@ def diff(
 
 
 def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None:
-    """Refuse a page with pictures that lie in a store."""
+    """Refuse a page with pictures that lie in a store.
+
+    Args:
+        origins: BASE and NEW.
+    """
     for origin in origins:
         if isinstance(origin, Url) and files.html is not None:
             raise UsageError(
@@ -107,33 +112,42 @@ def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None
             )
 
 
-def _output_files(files: DiffFiles) -> list[OutputFile]:
+def _checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]:
+    """The files to write outside of the folder of maps. Refuses what is inside a run, or
+    in the place of somebody's own file or folder.
+
+    Args:
+        runs: the folders of BASE and NEW.
+    """
     output_files = []
     if files.html is not None:
         output_files.append(OutputFile("--html", files.html, outputs.PAGE))
     if files.junit is not None:
         output_files.append(OutputFile("--junit", files.junit, outputs.JUNIT))
+    for option, path, file_kind in output_files:
+        outputs.check_apart(path, option, runs)
+        outputs.check_file(path, file_kind, option, files.overwrite)
+    folder = maps_folder(files)
+    if folder is not None:
+        outputs.check_apart(folder, "--out", runs)
+        # an earlier comparison is replaced unasked: the same command makes it again
+        outputs.check_free(folder, outputs.DIFF, True)
     return output_files
 
 
 def _write_folder(
     folder: Path, result: Comparison, contents: Mapping[str, bytes]
 ) -> None:
-    """Write the maps, what the page loads, and diff.json, in place of earlier ones."""
+    """Write the maps, what the page loads, and diff.json, in place of earlier ones.
+
+    Args:
+        contents: of the files, by name.
+    """
     with outputs.replacing(folder, outputs.DIFF) as hidden_folder:
         for name, content in contents.items():
             with hidden_folder.write(name) as file:
                 file.write(content)
         write_record(hidden_folder, DIFF_FILE, result.document)
-
-
-def _check_file(
-    output_file: OutputFile, runs: tuple[Path, Path], overwrite: bool
-) -> None:
-    """Refuse a file inside a run, or in the place of somebody's own file."""
-    option, path, file_kind = output_file
-    outputs.check_apart(path, option, runs)
-    outputs.check_file(path, file_kind, option, overwrite)
 
 
 def maps_folder(files: DiffFiles) -> Path | None:
@@ -147,6 +161,8 @@ def _read(title: str, root: Path, origin: Path | Url) -> ReadRun:
     """Read a run, and warn of what it lacks.
 
     Args:
+        title: BASE or NEW, for the warnings.
+        root: its folder, or the folder of a copy.
         origin: where the user finds it, which is elsewhere if it is a copy.
     """
     run = replace(read_run(root), url=origin if isinstance(origin, Url) else None)

@@ -34,6 +34,7 @@ class Measure:
 
 MEASURES = {
     "sqnr": Measure(
+        # of pictures it is NaN: their grey levels have noise of their own
         of_layer=lambda layer: layer.sqnr,
         unit=" dB",
         remedy="run both with --tensors npy, which keeps the values themselves",
@@ -63,6 +64,9 @@ class DiffGate:
 
 def parse_gate(text: str) -> DiffGate:
     """Read `[LAYERS:]MEASURE<NUMBER`.
+
+    Args:
+        text: as behind `--fail-on`; `dB` may stand behind the number.
 
     Raises:
         UsageError: another form, or no such measure.
@@ -96,6 +100,8 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
         UsageError: there is no such layer, or the number of none is known, so that the
             gate could never fail.
     """
+    # NaN is below no limit: a layer of which the number is not known passes, as long as
+    # it is known of another one
     measure = MEASURES[gate.measure]
     lowest = math.inf
     failed = []
@@ -128,6 +134,7 @@ def _matching_layers(
     """The layers that a gate is about; UsageError where there is none."""
     matching = []
     for layer in layers:
+        # as a selector: `layer4.*` by name, `Conv2d` by type
         names = (layer.label, layer.type)
         if any(fnmatchcase(name, gate.layers) for name in names):
             matching.append(layer)

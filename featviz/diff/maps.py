@@ -69,9 +69,14 @@ class _ChangedValues(NamedTuple):
 def draw(layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun) -> DrawnMaps:
     """Draw the layers that differ most, and the first one that differs in model order.
 
+    Args:
+        layers: of the comparison of `base` and `new`, in the model's order.
+
     Returns:
         All layers, in their order, those that were drawn with their maps.
     """
+    # The values of all layers first: the end of the colours is the largest difference of
+    # any of them. They are small, 16 channels a layer.
     changed: dict[int, _ChangedValues] = {}
     for position in _drawn_positions(layers):
         values = _changed_values(layers[position], base, new)
@@ -82,6 +87,7 @@ def draw(layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun) -> DrawnM
         limit = max(limit, scale_of(values.signed.reshape(-1, 1)))
     drawn = list(layers)
     pictures: dict[str, bytes] = {}
+    # `changed` is in the model's order, and so are the names of the files
     for number, (position, values) in enumerate(changed.items()):
         layer = layers[position]
         stem = safe_name(f"{number:02d}_{layer.label}.{layer.key.stem}")
@@ -93,6 +99,7 @@ def draw(layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun) -> DrawnM
 
 def _drawn_positions(layers: Sequence[ComparedLayer]) -> list[int]:
     """The first layer that differs and the worst of the others, in the model's order."""
+    # tensors of two shapes have no difference that could be drawn
     differing = []
     for position, layer in enumerate(layers):
         if layer.differs and layer.reason is None:
@@ -109,11 +116,15 @@ def _drawn_positions(layers: Sequence[ComparedLayer]) -> list[int]:
 def _changed_values(
     layer: ComparedLayer, base: ReadRun, new: ReadRun
 ) -> _ChangedValues | None:
-    """The values of a layer's most changed channels; None where no file shows them."""
+    """The values of a layer's most changed channels; None where no file shows them: the
+    runs kept no tensors, and their pictures are lossy, reduced or drawn on two scales.
+    """
     pair = _pair(layer, base, new)
     row = pair.rows[0]
     layout = LAYOUTS.get(row.layout)
     slices, height, width = map_shape(row)
+    # A kept tensor has all slices of its channels, a picture those that were drawn. Pieces
+    # of a tensor (a token beside a grid) have no file of their own.
     source = "kept tensors"
     values: ValuePair | None = None
     if layout is not None and not layout.of_pieces:
@@ -124,12 +135,16 @@ def _changed_values(
         slices = row.slice_count
     if values is None:
         return None
+    # a picture may lack some of the changed channels, as under --channels
     index_of = {channel: index for index, channel in enumerate(values.channels)}
-    channels = [channel for channel in layer.changed if channel in index_of]
-    channels = channels[:_MAX_CHANNELS]
+    channels: list[int] = []
+    index = []
+    for channel in layer.changed:
+        if channel in index_of and len(channels) < _MAX_CHANNELS:
+            channels.append(channel)
+            index.append(index_of[channel])
     if not channels:
         return None
-    index = [index_of[channel] for channel in channels]
     old = values.base[index]
     now = values.new[index]
     differences = signed(old, now, scale_of(*pair.stats), values.slack[index])
@@ -153,7 +168,12 @@ def _pair(layer: ComparedLayer, base: ReadRun, new: ReadRun) -> TensorPair:
 def _difference_map(
     layer: ComparedLayer, values: _ChangedValues, stem: str, limit: float
 ) -> DifferenceMap:
-    """What is known of the pictures of a layer, before they are drawn."""
+    """What is known of the pictures of a layer, before they are drawn.
+
+    Args:
+        stem: how the names of the three files begin.
+        limit: the relative difference at the ends of the colours, above 0.
+    """
     numbers = []
     # squares of one grey each would show less than the numbers
     if math.prod(values.base.shape[1:]) == 1:
@@ -187,7 +207,13 @@ def _extremes(values: _ChangedValues) -> ValueSpan:
 
 
 def _plan(shape: tuple[int, ...]) -> GridPlan:
-    """Tiles with room for a number below each."""
+    """Tiles with room for a number below each.
+
+    Args:
+        shape: [C, S, H, W] of the values.
+    """
+    # a share of the width that the picture has with usual gaps: wider ones make it wider,
+    # and the numbers a little smaller than the share says
     plan = grid.plan(shape, _DRAW_OPTIONS)
     return replace(plan, padding=max(2, round(_GAP * plan.width)))
 
@@ -196,6 +222,7 @@ def _pictures(
     difference: DifferenceMap, layer: ComparedLayer, values: _ChangedValues
 ) -> dict[str, bytes]:
     """The three pictures of a layer as PNG files, by name."""
+    # the text chunks say what a picture is if it is taken out of its folder
     text = {
         "Software": "featviz",
         "Layer": f"{difference.label} ({layer.type})",
@@ -230,6 +257,13 @@ def _png(
     colors: colormap.Palette,
     text: Mapping[str, str],
 ) -> bytes:
+    """A grid as a PNG file.
+
+    Args:
+        data: [C, S, H, W]; the slices of a channel stand side by side.
+        limits: the values of the darkest and the brightest colour.
+        text: chunks, by keyword.
+    """
     maps = data.reshape(-1, *data.shape[2:])
     tiles = to_levels(maps, limits, colors.levels, colors.nonfinite)
     file = io.BytesIO()

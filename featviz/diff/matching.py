@@ -39,14 +39,21 @@ def compare_runs(
 ) -> Comparison:
     """Compare two runs. Images of which a file turns out to be broken are left out.
 
+    Args:
+        base: the run before; its order of images and layers is that of the result.
+        new: the run after, under the names that layers have in `base`.
+        thresholds: what counts as different, and gates.
+
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
         UsageError: a gate is none, or about nothing that is known.
     """
+    # before any file is read: a misspelt gate should not cost a comparison
     gates = [parse_gate(text) for text in thresholds.fail_on]
     changes, damaged_base, damaged_new = _compare_images(
         base, new, thresholds.tolerance
     )
+    # whatever follows must not count an image that was left out half way
     base = _without(base, damaged_base, "BASE")
     new = _without(new, damaged_new, "NEW")
     if not changes:
@@ -63,6 +70,8 @@ def compare_runs(
             f"no layer is in both runs: BASE has {base_layers}, NEW has {new_layers}"
         )
         raise CompareError(message, "compare runs with the same --layers")
+    # keys first, and in the order in which the model ran: an image may lack a layer, and
+    # the first one that diverges has to be the first of the model
     by_key: dict[CaptureKey, list[TensorChange]] = {key: [] for key in keys}
     for image_changes in changes.values():
         for change in image_changes:
@@ -93,7 +102,9 @@ class _ComparedImages(NamedTuple):
 
 
 def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedImages:
+    """Compare the tensors of all images that both runs have."""
     images = [name for name in base.images if name in new.images]
+    # without any image in common, that is what is to be said, and not that settings differ
     if images:
         _check_settings(base, new, images)
     compared = _ComparedImages({}, {}, {})
@@ -124,17 +135,28 @@ def _predictions(
 
 def _capture_keys(run: ReadRun, images: Iterable[str]) -> dict[CaptureKey, None]:
     """What a run captured of some images, in the order in which the model ran."""
-    return dict.fromkeys(key for name in images for key in run.images[name].captures)
+    keys: dict[CaptureKey, None] = {}
+    for name in images:
+        keys.update(dict.fromkeys(run.images[name].captures))
+    return keys
 
 
-def _without(run: ReadRun, damaged: Mapping[str, str], side: str) -> ReadRun:
-    """A run without images that turned out to be damaged, of which it warns."""
-    warn_of(damaged, f"{side}: ", ", and left out")
-    whole = {name: image for name, image in run.images.items() if name not in damaged}
-    return replace(run, images=whole, damaged={**run.damaged, **damaged})
+def _without(run: ReadRun, damaged: Mapping[str, str], title: str) -> ReadRun:
+    """A run without images that turned out to be damaged, of which it warns.
+
+    Args:
+        damaged: reasons by name of the image.
+        title: BASE or NEW.
+    """
+    warn_of(damaged, f"{title}: ", ", and left out")
+    readable = dict(run.images)
+    for name in damaged:
+        del readable[name]
+    return replace(run, images=readable, damaged={**run.damaged, **damaged})
 
 
 def _few(names: Iterable[str]) -> str:
+    """Names for a message, of many the first three."""
     return listed(list(names), 3) or "none"
 
 
@@ -147,7 +169,12 @@ def _incomparable(reason: str) -> CompareError:
 
 
 def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
-    """Refuse runs of other preprocessing, another scale mode or other files."""
+    """Refuse runs of other preprocessing, another scale mode or other files.
+
+    Args:
+        images: at least one, which both have.
+    """
+    # by name an image may be another file, and every layer would differ
     for name, title in (
         ("preprocessing", "preprocessing"),
         ("normalize", "scale mode"),
@@ -167,6 +194,7 @@ def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
 
 
 def _setting(run: ReadRun, name: str) -> object:
+    """A fact of run.json, which stands at its top (preprocessing) or among options."""
     options = run.record.get("options") or {}
     return run.record.get(name, options.get(name))
 
@@ -194,6 +222,8 @@ def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> Only
     """What one run has and the other has not.
 
     Args:
+        run: that which has it.
+        compared_run: the other one, which may say why it lacks it.
         images: those that were compared.
     """
     lacking = {}
@@ -203,9 +233,9 @@ def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> Only
         if name in compared_run.failures:
             lacking[name] = f"failed: {compared_run.failures[name]}"
         else:
-            lacking[name] = (
-                "incomplete" if name in compared_run.left_out else "not there"
-            )
+            lacking[name] = "not there"
+            if name in compared_run.left_out:
+                lacking[name] = "incomplete"
     captures: dict[CaptureKey, MissingCapture] = {}
     for name in images:
         counterpart = compared_run.images[name]
@@ -221,6 +251,7 @@ def _absence(image: ReadImage, key: CaptureKey) -> str:
     for skip in image.manifest.skipped:
         if (skip.layer, skip.kind, skip.call) == (key.layer, key.kind, key.call):
             return f"skipped: {skip.reason}"
+    # --layers of that run may not have selected it
     return "never ran" if key.layer in image.manifest.never_ran else "not there"
 
 
@@ -228,7 +259,13 @@ def _absence(image: ReadImage, key: CaptureKey) -> str:
 
 
 def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
-    """One tensor of the model, from its change in each image."""
+    """One tensor of the model, from its change in each image.
+
+    Args:
+        changes: at least one, of the same capture key, in the order of the images.
+    """
+    # A layer is as good as its worst image: differences are maxima over the images,
+    # cosine and SQNR minima. fmin passes over NaN, which stands for not known.
     first = changes[0]
     worst = max(changes, key=lambda change: change.severity)
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
@@ -286,7 +323,7 @@ def _image_change(change: TensorChange) -> ImageChange:
 
 def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
     """The worst of each channel over some images, of the channels that all of them
-    have."""
+    have; empty arrays without any image."""
     if not changes:
         nothing = np.zeros(0)
         return ChannelChanges(nothing, nothing, nothing, nothing)

@@ -89,15 +89,22 @@ class RenamedImage(ReadImage):
 
     def stats(self) -> Mapping[str, Floats]:
         """All statistics, float32 [maps, 6] under the new keys."""
+        # rows keep their own keys, under which the file has its arrays
         arrays = super().stats()
-        return {
-            key.stats_key: arrays[row.capture_key.stats_key]
-            for key, row in self.captures.items()
-        }
+        renamed = {}
+        for key, row in self.captures.items():
+            renamed[key.stats_key] = arrays[row.capture_key.stats_key]
+        return renamed
 
 
 def align(base: ReadRun, new: ReadRun) -> Alignment:
-    """Give the layers of NEW the names that they have in BASE."""
+    """Give the layers of NEW the names that they have in BASE.
+
+    Returns:
+        The runs themselves where both are of one runtime: then a layer of the same name
+        is the same layer. Else tensors inside a layer of the other model are left out of
+        both, and what has no partner is only in one of them.
+    """
     base_runtime = _runtime(base)
     new_runtime = _runtime(new)
     if base_runtime == new_runtime:
@@ -105,23 +112,27 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
     base_rows = _rows(base, new)
     new_rows = _rows(new, base)
     new_is_graph = new_runtime is not None
+    # the rules tell a network from a graph, whichever of them is BASE
     network, graph = (base_rows, new_rows) if new_is_graph else (new_rows, base_rows)
-    found = _Pairing(network, graph).pairs()
+    paired = _Pairing(network, graph).pairs()
     pairs: dict[CaptureKey, LayerPair] = {}
-    for of_network, (of_graph, found_by) in found.partners.items():
+    for of_network, (of_graph, found_by) in paired.partners.items():
         pair = LayerPair(of_network, of_graph, found_by)
         if not new_is_graph:
             pair = LayerPair(of_graph, of_network, found_by)
         pairs[pair.base] = pair
     names: dict[CaptureKey, CaptureKey | None] = {}
+    # A name of NEW may be that of another layer in BASE. It gets a name that nobody has,
+    # unless it is paired.
     for key in new_rows:
-        if key in base_rows:  # which may be another layer there
+        if key in base_rows:
             names[key] = key._replace(layer=f"{key.layer} of NEW")
-    names.update((pair.new, pair.base) for pair in pairs.values())
-    left_out = (found.of_network, found.of_graph)
+    for pair in pairs.values():
+        names[pair.new] = pair.base
+    left_out = (paired.of_network, paired.of_graph)
     if not new_is_graph:
-        left_out = (found.of_graph, found.of_network)
-    folded = [key.layer for key in (*found.of_network, *found.of_graph)]
+        left_out = (paired.of_graph, paired.of_network)
+    folded = [key.layer for key in (*paired.of_network, *paired.of_graph)]
     return Alignment(
         base=_renamed(base, dict.fromkeys(left_out[0])),
         new=_renamed(new, {**names, **dict.fromkeys(left_out[1])}),
@@ -136,11 +147,12 @@ def _runtime(run: ReadRun) -> object:
     return model.get("runtime") if isinstance(model, dict) else None
 
 
-def _rows(run: ReadRun, other: ReadRun) -> Rows:
-    """The rows of the images that both runs have, in the order of the model."""
+def _rows(run: ReadRun, compared_run: ReadRun) -> Rows:
+    """The rows of the images that both runs have, in the order of the model; of a tensor
+    that several images have, the row of the first."""
     rows: dict[CaptureKey, Capture] = {}
     for name, image in run.images.items():
-        if name in other.images:
+        if name in compared_run.images:
             rows = {**image.captures, **rows}
     return rows
 
@@ -185,6 +197,7 @@ class _Pairing:
     other; each takes what the earlier ones have left."""
 
     def __init__(self, network: Rows, graph: Rows) -> None:
+        # copies, which the rules empty: what is left at the end has no partner
         self.network = dict(network)
         self.graph = dict(graph)
         self.norm_behind = _norms_behind(network)
@@ -192,6 +205,8 @@ class _Pairing:
 
     def pairs(self) -> _Partners:
         """All that can be paired."""
+        # From the surest to the weakest. Folded norms come before names: a Conv that is
+        # called as in the network gives what the norm behind it gives there.
         self.by_folded_norms()
         for key in [key for key in self.graph if key in self.network]:
             self.pair(key, key, BY_NAME)
@@ -222,6 +237,7 @@ class _Pairing:
         """A node that a module made itself is a function that the module calls."""
         for key in [*self.graph]:
             path, _, operator = key.layer.rpartition("/")
+            # an operator may stand for several functions, as Clip for relu6 and clamp
             for function in FUNCTIONS_OF_OPERATORS.get(operator, "").split():
                 name = f"{path}/fn:{function}" if path else f"fn:{function}"
                 if key._replace(layer=name) in self.network:
@@ -231,14 +247,13 @@ class _Pairing:
     def leave_out_folded(self) -> None:
         """Convolutions of the network whose norm is paired with a convolution, and
         nodes of the graph that make up a module which is paired."""
-        partners = {
-            key.layer: value.of_graph for key, value in self.found.partners.items()
-        }
+        paired_layers = {key.layer for key in self.found.partners}
         for key in [*self.network]:
             norm = self.norm_behind.get(key.layer)
-            if norm in partners:
+            if norm in paired_layers:
                 self.found.of_network.append(key)
                 del self.network[key]
+        # a node inside `model.9.m.act`, as its Sigmoid, has that path before the slash
         paired = {partner.of_graph.layer for partner in self.found.partners.values()}
         for key in [*self.graph]:
             path = key.layer.rpartition("/")[0]
@@ -247,7 +262,8 @@ class _Pairing:
                 del self.graph[key]
 
     def by_order(self) -> None:
-        """What is left of one family and shape, if it is equally many in both."""
+        """What is left of one family and shape, if it is equally many in both: graphs
+        without module names still run in the network's order."""
         families = defaultdict[object, list[CaptureKey]](list)
         for key, row in self.network.items():
             families[_family(key, row)].append(key)
@@ -255,6 +271,7 @@ class _Pairing:
         for key, row in self.graph.items():
             of_graph[_family(key, row)].append(key)
         for family, keys in families.items():
+            # one more or less, and all behind it would be paired with the wrong one
             if len(keys) == len(of_graph[family]):
                 for key, partner in zip(keys, of_graph[family], strict=True):
                     self.pair(key, partner, BY_ORDER)
@@ -266,6 +283,8 @@ def _is_convolution(row: Capture) -> bool:
 
 def _norms_behind(network: Rows) -> dict[str, str]:
     """The norm that stands right behind each convolution in its module, by name."""
+    # right behind in the list of modules, and below the same parent: such a norm is what
+    # exporters fold into the convolution
     norms = {row.index: row.layer for row in network.values() if "Norm" in row.type}
     behind: dict[str, str] = {}
     for row in network.values():

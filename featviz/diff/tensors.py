@@ -101,7 +101,8 @@ class MapShape(NamedTuple):
 
 
 def map_shape(row: Capture) -> MapShape:
-    """The maps of a tensor, drawn or not."""
+    """The maps of a tensor, drawn or not; of maps of one value each, which are drawn as
+    stripes, the shape that they have in the tensor."""
     if row.constant is not None:
         return MapShape(*row.constant)
     slices = row.slices[1] if row.slices else 1
@@ -113,6 +114,8 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
     does not make the manifest's channels of it.
 
     Args:
+        array: of any shape: a file may be another one than its manifest says.
+        row: the tensor in the manifest.
         behind: tokens behind the grid. Like those before it they are left out: they
             have rows of their own.
     """
@@ -126,6 +129,8 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
     size = map_shape(row).size
     if len(data) != row.maps or data.shape[1] < size:
         return None
+    # [class token, patches ..., tokens behind]: counted from the end, since the number of
+    # tokens in front is not in the row
     end = data.shape[1] - behind
     return data[:, end - size : end]
 
@@ -148,8 +153,10 @@ def from_picture(
     drawn = tiles_of(levels, row).reshape(len(channels), -1)
     low, step = level_scale(palette, row, stats)
     values = low[:, None] + drawn * step[:, None]
+    # the last entry of a palette is the colour of what is not finite
     if palette is not None:
         values[drawn == 255] = np.nan
+    # one stripe stands for a whole map
     if row.constant is not None:
         values = values.repeat(map_shape(row).size, axis=1)
     return ChannelValues(channels, values, step * _HALF)
@@ -167,8 +174,11 @@ class TensorPair:
 
     @classmethod
     def read(cls, base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:
-        """The tensors that both have; DamagedError where their statistics cannot be
-        read."""
+        """The tensors that both have, in the order of BASE.
+
+        Raises:
+            DamagedError: the statistics of an image cannot be read.
+        """
         base_stats = base.stats()
         new_stats = new.stats()
         for key, row in base.captures.items():
@@ -194,6 +204,7 @@ class TensorPair:
         channels."""
         if not self.keeps:
             return None
+        # tokens behind the grid are a capture of their own, whose size is to be left out
         values = []
         behind_key = self.key._replace(key=f"{self.key.key}.{BEHIND}".lstrip("."))
         for image, row in zip(self.images, self.rows, strict=True):
@@ -212,6 +223,8 @@ class TensorPair:
     def pixels(self) -> ValuePair | None:
         """The values behind both pictures, of the channels that both show; None where a
         picture does not show values, or the two show other ones."""
+        # of other slices each channel would hold other values; on another kind of scale a
+        # level is another value, and half a level another slack
         base_row, new_row = self.rows
         if (
             base_row.drawn_slices != new_row.drawn_slices
@@ -240,7 +253,14 @@ class TensorPair:
 
 
 def measure(pair: TensorPair, tolerance: float) -> TensorChange:
-    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels."""
+    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels.
+
+    Args:
+        tolerance: the relative difference up to which values are equal, 0..1.
+
+    Returns:
+        With a `reason` where shapes or layouts differ; all channels differ then.
+    """
     base, _ = pair.rows
     reason = _incomparable(pair)
     if reason is not None:
@@ -263,6 +283,8 @@ def measure(pair: TensorPair, tolerance: float) -> TensorChange:
 
 
 def _incomparable(pair: TensorPair) -> str | None:
+    """Why two tensors cannot be compared channel by channel; None where they can."""
+    # ONNX exported from TensorFlow has channels last: the maps are the same
     base, new = pair.rows
     is_turned = {base.layout, new.layout} == {"nchw", "nhwc"}
     if is_turned and (base.maps, map_shape(base)) == (new.maps, map_shape(new)):
@@ -276,6 +298,8 @@ def _incomparable(pair: TensorPair) -> str | None:
 
 def _measure(pair: TensorPair) -> tuple[str, Change]:
     """What a pair is compared by, and its change."""
+    # equal files need not be decoded; pictures by themselves may be equal on two scales,
+    # so that the statistics have to be as well
     old, now = pair.stats
     if np.array_equal(old, now, equal_nan=True) and _same_files(pair):
         method = TENSORS if pair.keeps else PIXELS
@@ -284,6 +308,8 @@ def _measure(pair: TensorPair) -> tuple[str, Change]:
     kept = pair.tensors()
     if kept is not None:
         return TENSORS, compare(kept.base, kept.new, scale)
+    # Both, since each misses something: values may move within a map, which leaves its
+    # statistics as they are, and a picture is exact to half a level alone.
     statistics = compare_stats(old, now, scale)
     drawn = pair.pixels()
     if drawn is None:
@@ -293,6 +319,7 @@ def _measure(pair: TensorPair) -> tuple[str, Change]:
 
 
 def _same_files(pair: TensorPair) -> bool:
+    """Whether the files that show the values have the same bytes in both runs."""
     files = [str(row.tensor if pair.keeps else row.file) for row in pair.rows]
     base, new = zip(pair.images, files, strict=True)
     return same_content(base, new)

@@ -31,9 +31,12 @@ class AuditedLayer:
     @property
     def findings(self) -> ChannelFindings:
         """Channels by what was found of them."""
-        return {
-            name: channels for name, channels in self.row.findings.items() if channels
-        }
+        # a finding that was looked for and of which there is none makes no badge
+        findings = {}
+        for name, channels in self.row.findings.items():
+            if channels:
+                findings[name] = channels
+        return findings
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class AuditView:
                 counts.append(len(layer.row.findings["dead"]))
         if not counts:
             return None
+        # of no dead channel it says how many images were asked: few prove little
         where = "none"
         if any(counts):
             where = f"{sum(counts):,} in {counted(sum(map(bool, counts)), 'layer')}"

@@ -137,10 +137,11 @@ def _curve(
         )
         points.append(point)
     lowest = values.index(min(values))
-    ends = [
-        f"{measure.format.format(values[n])} at {layers[positions[n]].label}"
-        for n in (0, -1, lowest)
-    ]
+    # in words the first layer, the last and the worst
+    ends = []
+    for n in (0, -1, lowest):
+        value_text = measure.format.format(values[n])
+        ends.append(f"{value_text} at {layers[positions[n]].label}")
     return DepthCurve(
         name=measure.name,
         style=measure.style,

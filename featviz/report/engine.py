@@ -129,6 +129,8 @@ def _engine() -> jinja2.Environment:
         # a misspelt field is an error, not an empty place on a page
         undefined=jinja2.StrictUndefined,
     )
+    # Functions that put numbers and names into words: templates decide what is said, and
+    # Python how it is written.
     engine.globals |= {
         "asset": lambda name: Markup(asset(name)),
         "badges": totals.badges,

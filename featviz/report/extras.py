@@ -42,6 +42,7 @@ class Extra:
         Args:
             links: of the report, which say where pictures are.
         """
+        # a box is [left, top, width, height], a picture an object
         channels: dict[int, Any] = dict(self.boxes)
         # in one file each would be in base64, and a sheet shows them all already
         if not links.inline:

@@ -69,6 +69,7 @@ class Links:
         """The address of a picture: relative to the folder; the picture itself, in
         base64; or `pictures/000123.png`, under which it is to be packed."""
         image = view.image
+        # in one file pictures are text inside the page; in a folder they stay in the run
         format = format_of(view.file)
         if self.inline:
             content = base64.b64encode(image.content(view.file)).decode()
