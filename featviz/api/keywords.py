@@ -206,13 +206,14 @@ def read_request(
     *,
     but: Sequence[str] = (),
     name: str = "",
-    **others: Any,
+    **explicit: Any,
 ) -> Request[T]:
     """Read the keywords of a public function.
 
     Args:
         record: the options of its command.
-        options, others: keywords by name; `others` are those that its signature lists.
+        options, explicit: keywords by name; `explicit` are those that its signature
+            lists.
         but: options of the record that the function lacks.
         name: of the result in a temporary folder, if `out` is None; empty where it has
             no `out`.
@@ -221,9 +222,9 @@ def read_request(
         UsageError: a value that an option does not take, an option that there is not,
             or a model that is none.
     """
-    keywords = {**options, **others, "layers": selectors(layers)}
+    keywords = {**options, **explicit, "layers": selectors(layers)}
     temporary = None
-    if name and others["out"] is None:
+    if name and explicit["out"] is None:
         temporary = TemporaryFolder()
         keywords["out"] = temporary.path / name
     feeding = read_feeding(keywords)

@@ -171,8 +171,8 @@ def diff(
     files = read_from(DiffFiles, keywords)
     if images is None:
         if keywords or layers is not None:
-            known = every_option(DiffThresholds, DiffFiles)
-            error = no_option(keywords or ["layers"], known)
+            options_of_runs = every_option(DiffThresholds, DiffFiles)
+            error = no_option(keywords or ["layers"], options_of_runs)
             raise UsageError(f"{error.message} of two runs; models need images")
         runs = _root(base), _root(new)
         result = diff_runs(*runs, thresholds, files, render_comparison)

@@ -146,10 +146,14 @@ def layers(model: Model, layers: Layers | None = None, **options: Any) -> Listin
         [('', [1, 4, 6, 6]), ('0', [1, 4, 6, 6]), ('1', [1, 4, 6, 6])]
     """
     request = read_request(ListOptions, model, options, layers)
-    asked = request.options
+    listing_options = request.options
     with request.borrowed() as source:
         return list_model(
-            source, asked.inputs, asked.layers, asked.functions, asked.tree
+            source,
+            listing_options.inputs,
+            listing_options.layers,
+            listing_options.functions,
+            listing_options.tree,
         )
 
 
@@ -321,7 +325,7 @@ def cam(
     request = read_request(
         CamOptions, model, options, layers, target=target, method=method
     )
-    results = request.call(lambda *given: tuple(explain(*given)), images)
+    results = request.call(lambda *arguments: tuple(explain(*arguments)), images)
     if not any(result.maps for result in results) and results[0].error is not None:
         raise results[0].error
     return ClassMaps(results)

@@ -154,12 +154,12 @@ def _check_operators(model: Any, file_name: str) -> None:
         raise LoadError(message, f"at most {MOST_NODES:,}")
 
 
-def _take_in(tensor: Any, folder: ReadFolder, most: int, file_name: str) -> int:
+def _take_in(tensor: Any, folder: ReadFolder, limit: int, file_name: str) -> int:
     """Read the values of a tensor from a file beside the model into it.
 
     Args:
         folder: The model's. Names that lead out of it, and links, are refused.
-        most: Bytes that it may have.
+        limit: Bytes that it may have.
 
     Returns:
         How many bytes it has.
@@ -173,7 +173,7 @@ def _take_in(tensor: Any, folder: ReadFolder, most: int, file_name: str) -> int:
     length = _number(entries, "length", size)
     if size is None or offset is None or length != size:
         raise LoadError(f"{subject} have no size that fits their shape", None)
-    if size > most:
+    if size > limit:
         message = f"{file_name} and its weights have more than {MOST_BYTES:,} bytes"
         raise LoadError(message, "ONNX Runtime takes no more in one piece")
     try:

@@ -91,6 +91,7 @@ def option(
     notes = FieldNotes(
         group, metavar, first, flags, default_text, tuple(choices), is_path
     )
+    # msgspec passes `extra` through, and `_taken_apart` gets it back of the type
     return Meta(extra={"notes": notes})
 
 
@@ -297,6 +298,7 @@ def _read_choice(value: Any, choices: Sequence[str]) -> str:
         ValueError: a text that is none of them; AttributeError: no text.
     """
     name = choices[0] if value is True else value.strip().lower()
+    # both are usual, and files have one ending
     if name == "jpeg":
         name = "jpg"
     for choice in choices:
@@ -307,6 +309,7 @@ def _read_choice(value: Any, choices: Sequence[str]) -> str:
 
 def _bounds_text(number: types.IntType | types.FloatType) -> str:
     """The bounds of a number, behind `a number` or `an integer`."""
+    # the combinations that options have; of another one a bound would be left out
     if number.gt is not None and number.lt is not None:
         return f" above {number.gt} and below {number.lt}"
     if number.gt is not None:
@@ -320,6 +323,7 @@ def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
     """The types of the records in a record, by field; not of those deeper inside."""
     records: dict[str, type[Struct]] = {}
     for field in structs.fields(record_type):
+        # Annotated and unions are no types, and stand for plain options
         if isinstance(field.type, type) and issubclass(field.type, Struct):
             records[field.name] = field.type
     return records

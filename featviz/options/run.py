@@ -178,6 +178,7 @@ class DrawOptions(Struct, frozen=True):
     @property
     def gap(self) -> int:
         """Pixels between tiles and around them."""
+        # make_grid's default
         return 2 if self.padding is None else self.padding
 
     @property

@@ -75,6 +75,7 @@ def convert(value: Any, value_type: Any) -> Any:
 
 def _number_or_text(text: str) -> int | float | str:
     """A number where Python takes the text for one: msgspec does not take `.5`."""
+    # int first: a large seed would lose its last digits as a float
     for number_type in (int, float):
         try:
             return number_type(text)
@@ -144,6 +145,7 @@ CHANNEL_RULES = ("top", "varied", "first", "spread")
 first, and evenly spread ones."""
 CHOSEN_UNLESS_COUNTED = 16
 """Channels that a rule without a number chooses."""
+# nine digits: int() of thousands takes long, or raises
 _CHANNEL_RULE = re.compile(rf"({'|'.join(CHANNEL_RULES)})(?::([1-9][0-9]{{0,8}}))?")
 
 
@@ -258,7 +260,7 @@ def _read_run_location(value: Any) -> Path | Url:
 def _read_shard(value: Any) -> Shard:
     """`2/8` as the second of eight, whose index is 1; digits of other scripts are
     none."""
-    # nine digits: int() of thousands takes long, or raises
+    # not \d, which takes digits of all scripts
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(value)

@@ -217,6 +217,8 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
 that is zero there in all images is dead."""
 
 
+# Of a function that an exporter writes as several operators, the last has its value:
+# silu is Sigmoid and Mul.
 FUNCTIONS_OF_OPERATORS = {
     "Add": "add",
     "Clip": "relu6 hardtanh clamp",

@@ -116,6 +116,7 @@ class CaptureAddress(NamedTuple, Generic[_L]):
         """A part of this tensor, by name; the tensor itself for an empty one."""
         if not key:
             return self
+        # a plain tensor has an empty key, and no dot before the name
         return self._replace(key=f"{self.key}.{key}".lstrip("."))
 
 
