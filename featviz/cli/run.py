@@ -275,6 +275,7 @@ def shard_of_process() -> Shard | None:
     Raises:
         UsageError: they are no numbers, or the first is not below the second.
     """
+    # torchrun first: inside a job of SLURM both are set, and SLURM's count its launchers
     for index_name, count_name in (
         ("RANK", "WORLD_SIZE"),
         ("SLURM_PROCID", "SLURM_NTASKS"),

@@ -50,7 +50,7 @@ class VectorCanvas(Canvas):
         self._paper.set_ylim(height, 0)
 
     def fill(self, cell: Cell, color: Color | Bytes) -> None:
-        """Paint a rectangle."""
+        """Paint a rectangle, in one colour of 0..255."""
         self._add_rectangle(cell, facecolor=np.asarray(color) / 255, linewidth=0)
 
     def frame(self, cell: Cell) -> None:
@@ -64,7 +64,13 @@ class VectorCanvas(Canvas):
         self._paper.add_patch(Rectangle(corner, cell.width, cell.height, **style))  # type: ignore[arg-type]
 
     def paste(self, pixels: Bytes, cell: Cell, smooth: bool = False) -> None:
-        """Draw a picture [h, w, 3] over a rectangle."""
+        """Draw a picture over a rectangle.
+
+        Args:
+            pixels: uint8 [h, w, 3]; small ones are enlarged by a whole factor.
+            cell: inches, which the picture fills.
+            smooth: has no effect here: how pictures are scaled is up to the viewer.
+        """
         factor = -(-_SMALLEST_SIDE // max(pixels.shape[:2]))
         bottom = cell.top + cell.height
         self._paper.imshow(

@@ -31,6 +31,7 @@ _MOST_PIXELS = 2**26
 _MOST_SHOWN = 40
 """Tiles in a row of a layer's picture."""
 _NAME_LETTERS = 19
+"""Of an image's name, its end, which has room below a tile."""
 _FAINT: sheet.Color = (102, 112, 124)
 
 

@@ -251,6 +251,7 @@ class Regions:
         largest = regions.largest
         if not largest:
             return 0  # the one class, which has no pixel
+        # without names class 0 is taken for the background, which it is in VOC
         first_name = self.names[0].lower() if self.names else _BACKGROUNDS[0]
         is_background = len(self.scores) > 1 and first_name in _BACKGROUNDS
         if is_background and largest[0] == 0 and len(largest) > 1:

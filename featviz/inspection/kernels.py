@@ -47,8 +47,15 @@ def draw_kernels(
     """Draw a model's kernels, one picture for each layer, into a folder like a run's
     image.
 
+    Args:
+        options: `layers` may name any layer; without it, all convolutions are drawn.
+
     Returns:
         What `--json` prints, and what could not be drawn.
+
+    Raises:
+        FeatvizError: no such model or layer, no layer with kernels, or a folder that
+            may not be replaced.
     """
     check_drawing(options.draw, options.tensorboard)
     check_apart(options.out, "--out", files_read(model))
@@ -58,6 +65,7 @@ def draw_kernels(
     # As for a run: into a hidden folder, which gets its name when all is written.
     with replacing(options.out, RUN, options.overwrite) as folder:
         loaded = load_model(model, NO_IMAGE)
+        # in training mode, to read a weight under spectral norm changes its buffers
         with in_eval_mode(loaded.module):
             filters, skipped = _read(loaded, options.layers)
         run = RunDirectory(folder)
@@ -113,7 +121,14 @@ def _read(
     loaded: LoadedModel, selectors: str | None
 ) -> tuple[dict[Layer, Filters], list[Skip]]:
     """The kernels of the chosen layers, and which of these have none. A shared module's
-    are drawn once, under the first chosen name."""
+    are drawn once, under the first chosen name.
+
+    Args:
+        selectors: None for all convolutions.
+
+    Raises:
+        UsageError: none of the layers has kernels.
+    """
     modules = modules_by_name(loaded.module)
     layers = list_layers(loaded.module)
     chosen = [layer for layer in layers if is_convolution(modules[layer.name])]
@@ -155,7 +170,14 @@ class _Drawn(NamedTuple):
 def _draw(
     layer: Layer, filters: Filters, folder: ImageFolder, options: KernelOptions
 ) -> _Drawn:
-    """Write a layer's picture."""
+    """Write a layer's picture.
+
+    Args:
+        folder: of all pictures.
+
+    Raises:
+        LayoutError: the layer has none of the channels of --channels.
+    """
     picture, tiles = draw_filters(filters, options.draw, options.all_slices)
     stats = statistics(filters.kernels)[0]
     site = CaptureSite(layer, "kernel", 0, "")

@@ -214,7 +214,7 @@ def list_model(
         meter = measure(model, blank)
         if functions:
             function_rows = _function_rows(model, blank)
-    except ForwardError as error:
+    except ForwardError as error:  # modules and parameters can still be listed
         log.warning("no shapes: %s (%s)", error.message, error.hint)
         meter = None
     selected: set[Layer] = set()
@@ -469,6 +469,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        # torch's own operators without a formula (additions, copies) count as nothing,
+        # as in FlopCounterMode; only those of other libraries are named
         has_formula = func._overloadpacket in self.flops.flop_registry
         if func.namespace not in ("aten", "prim") and not has_formula:
             self.uncounted[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1

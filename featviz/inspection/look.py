@@ -380,6 +380,7 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
             reasons.append(f"skipped: {listed(skipped, 3)}")
         raise FeatvizError(f"no picture was drawn; {'; '.join(reasons)}", NOTHING_DRAWN)
     layers = []
+    # how often a layer ran is known only now, when the pass has ended
     for layer in collector.layers.values():
         if layer.nonfinite:
             message = "%s holds %d NaN or infinite values, shown in magenta"

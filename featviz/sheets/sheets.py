@@ -324,6 +324,7 @@ def _shared_scale(content: SheetContent) -> ColorScale | None:
     # tiles keep the colours of their runs, so a bar is true only if all agree
     scales = set()
     for key, row in content.rows.items():
+        # three components as red, green and blue stand on no one scale
         low, high = row.range or (None, None)
         if low is None or high is None or row.reduce == "pca":
             return None
