@@ -251,6 +251,7 @@ def _counted(
         if target.call in census.tallies and target.call not in census.refused:
             rows.append(layer_row(target, census.tallies, thresholds))
     prunable = pruning.find_prunable(plan, rows)
+    # a second pass, since only the tallies of all images say which channels are dead
     proof = None
     if options.prove:
         # with nothing to cut out there is nothing to prove, and no image is shown again

@@ -52,7 +52,7 @@ class SkippedCall(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What is audited of a model."""
+    """What is audited of a model; made by one forward pass on a blank input."""
 
     graph: CallGraph
     targets: list[CountedCall] = field(default_factory=list)

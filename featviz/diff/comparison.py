@@ -401,6 +401,7 @@ class Comparison:
         if len(self.images) > 1:
             differing, total = self.channel_images
             share = f"{differing:,} of {total:,} counted in each image, {share}"
+        # of two models that differ throughout, where it begins is the news
         differing, total = self.channels
         first = ""
         if self.first is not None:

@@ -57,19 +57,18 @@ def compare_runs(
     base = _without(base, damaged_base, "BASE")
     new = _without(new, damaged_new, "NEW")
     if not changes:
-        names = f"BASE has {_few(base.images)}, NEW has {_few(new.images)}"
-        raise CompareError(
-            f"no image is in both runs: {names}", "compare runs of the same images"
+        raise _nothing_shared(
+            "image", base.images, new.images, "compare runs of the same images"
         )
     keys = _capture_keys(base, changes)
     new_keys = _capture_keys(new, changes)
     if keys.keys().isdisjoint(new_keys):
-        base_layers = _few(dict.fromkeys(key.layer for key in keys))
-        new_layers = _few(dict.fromkeys(key.layer for key in new_keys))
-        message = (
-            f"no layer is in both runs: BASE has {base_layers}, NEW has {new_layers}"
+        # a layer may have several captures, and is named once
+        base_layers = dict.fromkeys(key.layer for key in keys)
+        new_layers = dict.fromkeys(key.layer for key in new_keys)
+        raise _nothing_shared(
+            "layer", base_layers, new_layers, "compare runs with the same --layers"
         )
-        raise CompareError(message, "compare runs with the same --layers")
     # keys first, and in the order in which the model ran: an image may lack a layer, and
     # the first one that diverges has to be the first of the model
     by_key: dict[CaptureKey, list[TensorChange]] = {key: [] for key in keys}
@@ -161,6 +160,14 @@ def _few(names: Iterable[str]) -> str:
 
 
 # What keeps runs from being compared
+
+
+def _nothing_shared(
+    noun: str, base_names: Iterable[str], new_names: Iterable[str], hint: str
+) -> CompareError:
+    """The error of two runs that share no image, or no layer."""
+    names = f"BASE has {_few(base_names)}, NEW has {_few(new_names)}"
+    return CompareError(f"no {noun} is in both runs: {names}", hint)
 
 
 def _incomparable(reason: str) -> CompareError:
@@ -268,6 +275,7 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
     # cosine and SQNR minima. fmin passes over NaN, which stands for not known.
     first = changes[0]
     worst = max(changes, key=lambda change: change.severity)
+    # a channel differs if it does in one image: so few changes are not averaged away
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
     differing = 0
     total = 0

@@ -190,6 +190,7 @@ def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
         differing: keys in it; of a digest the first letters are enough.
     """
     text = quoted(model_name(model))
+    # the name stands in front anyway
     for name in differing:
         if name != "name":
             text += f" ({name} {quoted(str(model.get(name)))[:12]})"

@@ -211,6 +211,7 @@ def _names(result: Comparison) -> list[str]:
     """Names of the runs' folders, or of what was run for this; where they are the same,
     the whole paths."""
     origins = (result.base, result.new)
+    # as of `monday/out` and `tuesday/out`, or of `.`, whose name is empty
     names = [PurePath(str(origin)).name for origin in origins]
     if names[0] == names[1] or "" in names:
         return [str(origin) for origin in origins]

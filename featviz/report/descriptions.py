@@ -147,7 +147,7 @@ def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         title += f", {setting(details)}"
     versions = []
     for name in ("featviz", "torch", "torchvision"):
-        # a run of ONNX has no version of torch
+        # a record may lack any of them
         if name in record:
             versions.append(f"{name} {record[name]}")
     return [
