@@ -305,6 +305,8 @@ def _call(
     # before what knows images, which imports numpy
     if result:
         _check_out(values, result)
+    if check is not None:
+        check(values)
     from featviz.images.find import check_arguments
     from featviz.models.requirements import check_current_folder, require_torch
     from featviz.models.sources import check_source
@@ -325,8 +327,6 @@ def _call(
     values["images"] = images
     check_source(values["source"])
     check_arguments(images)
-    if check is not None:
-        check(values)
     require_torch(alone=True)
     return function(values)
 

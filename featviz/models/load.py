@@ -4,11 +4,13 @@ user's own code."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import pickle
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -537,8 +539,37 @@ def _building(name: str, seed: int, fetching: str | None) -> Iterator[None]:
 
 def _not_built(name: str, error: Exception) -> LoadError:
     return LoadError(
-        f"{name} could not be built: {first_line(error)}", "see --model-arg"
+        f"{name} could not be built: {first_line(error)}",
+        _arguments_hint(error) or "see --model-arg",
     )
+
+
+def _arguments_hint(error: Exception) -> str | None:
+    """The arguments of the class or function that did not take one of --model-arg; None
+    for another error."""
+    refused = re.match(
+        r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'",
+        str(error),
+    )
+    if refused is None or error.__traceback__ is None:
+        return None
+    name, wrong = refused.groups()
+    # Builders pass their arguments on, so it need not be MODEL itself that refused: the
+    # innermost frame knows whom it called.
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    for value in (*frame.f_locals.values(), *frame.f_globals.values()):
+        if not callable(value) or getattr(value, "__name__", None) != name:
+            continue
+        parameters = inspect.signature(value).parameters.values()
+        names = [p.name for p in parameters if p.kind not in _GATHERING]
+        close = difflib.get_close_matches(wrong, names, 1)
+        question = f"did you mean {close[0]}? " if close else ""
+        return f"{question}{name} takes {', '.join(names) or 'no arguments'}"
+    return None
+
+
+_GATHERING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+"""`*args` and `**kwargs`, which name no argument."""
 
 
 def build_torchvision(
@@ -896,7 +927,8 @@ def _call(
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"
-        raise LoadError(message, "-v shows the traceback") from error
+        hint = _arguments_hint(error) or "-v shows the traceback"
+        raise LoadError(message, hint) from error
     if not isinstance(module, nn.Module):
         message = f"{spec} gave a {type(module).__name__}, not an nn.Module"
         raise LoadError(message, "return the model")

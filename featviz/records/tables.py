@@ -212,9 +212,9 @@ ATTENTION_MAPS = {
 SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 
 
-RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
+RECTIFIERS = frozenset({"ReLU", "ReLU6", "Relu", "fn:relu", "fn:relu6"})
 """Types of calls whose output is zero below a threshold, whatever the model: a channel
-that is zero there in all images is dead."""
+that is zero there in all images is dead. `Relu` is ONNX's."""
 
 
 # Of a function that an exporter writes as several operators, the last has its value:

@@ -123,6 +123,8 @@ def _curve(
     # Ends are round numbers. All values may be equal, and lie on one: then the axis is
     # one step long.
     low = math.floor(min(values) / measure.axis_step) * measure.axis_step
+    # an axis has a length, also where all values are at its top
+    low = min(low, measure.top - measure.axis_step)
     high = math.ceil(max(values) / measure.axis_step) * measure.axis_step
     high = min(max(high, low + measure.axis_step), measure.top)
     points = []

@@ -12,6 +12,7 @@ float32, of one number where all are the same."""
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,10 +115,11 @@ def _base64(values: np.ndarray) -> str:
 
 
 def as_json(content: object) -> str:
-    """JSON without text that ends a script, or that another parser takes for the end of
-    a line
+    """JSON without text that ends a script
     (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
-    text = msgspec.json.encode(content).decode()
-    for character in "<>&\u2028\u2029":
+    # In ASCII: a file's name need not be UTF-8, and no parser takes an escape for the
+    # end of a line.
+    text = json.dumps(msgspec.to_builtins(content), separators=(",", ":"))
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

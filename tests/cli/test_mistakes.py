@@ -272,8 +272,8 @@ VALUES = [
     ),
     (
         "diff notes.txt photos",
-        "notes.txt is a file, not a run directory",
-        "give a folder",
+        "notes.txt is a file, and no run directory",
+        "two models are compared on images",
     ),
     (f"{RUN} --out cat.jpg", "--out cat.jpg is the input", ""),
     (

@@ -27,10 +27,19 @@ def test_json_is_one_line_for_each_image_and_nothing_else(
     )
     lines = [json.loads(line) for line in outcome.out.splitlines()]
     assert [line["image"] for line in lines] == ["a.png", "b.png", "c.png"]
+    fields = [
+        "detections",
+        "files",
+        "folder",
+        "image",
+        "never_ran",
+        "prediction",
+        "skipped",
+    ]
     assert [sorted(line) for line in lines] == [
-        ["files", "folder", "image", "never_ran", "prediction", "skipped"],
+        fields,
         ["error", "image"],
-        ["files", "folder", "image", "never_ran", "prediction", "skipped"],
+        fields,
     ]
     assert all(
         (out / line["folder"] / f).is_file()
