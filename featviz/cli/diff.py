@@ -174,6 +174,12 @@ def _diff_models(
         _print(result, runs.files, values["json"])
         if files.out is not None or files.html is not None:
             log.info("runs in %s and %s", runs.base, runs.new)
+        if values["layers"] is None and not result.equal:
+            # a change shows at the end of its stage
+            log.info(
+                "one layer of each stage was compared; --layers '*' names the first of"
+                " all that differs"
+            )
     return result.exit_code or max(exit_codes)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from featviz.errors import StoreError
 from featviz.options.commands import DiffFiles
 from featviz.rundir.place import RUN, check_free
 
@@ -51,5 +52,13 @@ def model_runs(files: DiffFiles) -> Iterator[ModelRuns]:
         return
     runs = ModelRuns(root / "base", root / "new", files)
     for folder in (runs.base, runs.new):
-        check_free(folder, RUN, files.overwrite)
+        try:
+            check_free(folder, RUN, files.overwrite)
+        except StoreError as error:
+            if not error.add:
+                raise
+            # the hint of a run names --resume, which two models do not have
+            message = f"{folder} holds the run of an earlier comparison"
+            hint = "--overwrite replaces it"
+            raise StoreError(message, hint, add=("--overwrite",)) from error
     yield runs
