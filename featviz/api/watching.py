@@ -156,7 +156,17 @@ class Watcher:
         self._begin(images)
 
     def _begin(self, images: Pictures) -> None:
-        """Prepare the images, and open what stays open until `close`."""
+        """Prepare the images, and open what stays open until `close`.
+
+        Raises:
+            UsageError: the images are a mapping of tensors, which a series has no name
+                for; or as from `featviz.run`.
+        """
+        if isinstance(images, Mapping):
+            raise UsageError(
+                "a Watcher takes images, and no tensors by the names of arguments",
+                "images in memory: tensors [C, H, W], arrays or PIL images",
+            )
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
             with self._borrowed() as source:

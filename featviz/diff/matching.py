@@ -331,7 +331,12 @@ def _image_change(change: TensorChange) -> ImageChange:
 
 def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
     """The worst of each channel over some images, of the channels that all of them
-    have; empty arrays without any image."""
+    have; empty arrays without any image.
+
+    Args:
+        changes: of one tensor, one for each image, without those that could not be
+            compared (that have a `reason`).
+    """
     if not changes:
         nothing = np.zeros(0)
         return ChannelChanges(nothing, nothing, nothing, nothing)

@@ -93,6 +93,8 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     Args:
         tiles: at least one.
         images: how many images the fields are the mean of.
+        cmap: a name of `colormap.GREYS`, or of matplotlib's colormaps; another one is a
+            KeyError.
     """
     columns = min(len(tiles), _COLUMNS)
     rows = ceil(len(tiles) / columns)

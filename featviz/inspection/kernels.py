@@ -124,7 +124,8 @@ def _read(
     are drawn once, under the first chosen name.
 
     Args:
-        selectors: None for all convolutions.
+        selectors: None for all convolutions. A function (`fn:conv2d`) has no kernels of
+            its own, and is skipped like a module without any.
 
     Raises:
         UsageError: none of the layers has kernels.
@@ -138,6 +139,9 @@ def _read(
     skipped: list[Skip] = []
     seen: set[int] = set()
     for layer in chosen:
+        if layer.is_function:
+            skipped.append(_skip(layer, LayoutError("it is a function, not a module")))
+            continue
         module = modules[layer.name]
         if id(module) in seen:
             continue

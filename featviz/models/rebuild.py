@@ -272,7 +272,11 @@ class Builder:
         return built
 
     def mapping(self, made: Made) -> dict[Any, Any]:
-        """A dict of any class, as a plain one, without what is left out."""
+        """A dict of any class, as a plain one, without what is left out.
+
+        Raises:
+            UnusableTensorError: a tensor in it has no data.
+        """
         built = {}
         pairs = [*made.pairs]
         # the argument of OrderedDict is a list of pairs, that of Counter a dict
@@ -297,6 +301,8 @@ class Builder:
         return key
 
     def _leave_out(self, error: RefusedError) -> None:
+        """Note why something is left out; a tensor without its data is raised again,
+        since the whole file is refused for it."""
         if isinstance(error, UnusableTensorError):
             raise error
         self.reasons.append(error)

@@ -34,7 +34,15 @@ log = logging.getLogger(__name__)
 def held(options: RunOptions) -> Iterator[Folder]:
     """The folder to write into, which no other process has but for other shards of the
     run: `out`; or a hidden one, which takes its place at the end, where `out` holds a
-    run that is to be replaced."""
+    run that is to be replaced.
+
+    Args:
+        options: let pass by `prepare.check_options`, so never `overwrite` with a shard.
+
+    Raises:
+        StoreError: another process writes it, it holds something else, or it cannot be
+            written.
+    """
     out = options.folder
     # a mount point, or a folder in one that may not be written, cannot be renamed: its
     # earlier run is removed before the new one is written

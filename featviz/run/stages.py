@@ -89,7 +89,8 @@ class Stage:
 
     units: list[Ran]
     follows_trunk: bool
-    """Whether a module that holds all stages ended before it."""
+    """Whether a trunk ended before it: a module that holds several stages, such as the
+    backbone of a detector."""
 
     @property
     def size(self) -> Size | None:
@@ -227,8 +228,11 @@ class CallTree:
                 ancestor = self.parents[ancestor]
             size = call.size or size
         self.trunks: set[str] = set()
-        # modules whose children stand in their place, the model's own first
+        """Names of opened modules that hold several stages of new resolutions, such as
+        the backbone of a detector."""
         self.opened = {""}
+        """Names of modules whose children stand in their place, the model's own first.
+        """
         # depth first, in the order of the pass: `has_maps` is of all units before
         waiting = [*self.children[""]]
         has_maps = False

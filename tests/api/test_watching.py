@@ -286,6 +286,7 @@ class FullyShardedDataParallel(nn.Module):
         ({"cmapp": "x"}, "cmapp"),
         ({"layers": "Conv9d"}, "no layer matches .*'Conv9d'"),
         ({"images": []}, "there are no images"),
+        ({"images": {"x": torch.zeros(1, 1, 28, 28)}}, "no tensors by the names"),
         ({"model": 3}, "'int', not a module"),
         (
             {"model": nn.Sequential(FullyShardedDataParallel())},

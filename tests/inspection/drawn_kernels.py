@@ -27,6 +27,13 @@ class Named(nn.Module):
             x = part(x)
         return x
 
+class Called(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+    def forward(self, x):
+        return torch.relu(self.conv(x))
+
 def colour():
     return Named(first=nn.Conv2d(3, 10, 5), act=nn.ReLU(), second=nn.Conv2d(10, 6, 3))
 

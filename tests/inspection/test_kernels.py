@@ -47,6 +47,11 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
             ("--layers", "ReLU"),
             "none of 1 layers has kernels to draw: act: ReLU has no",
         ),
+        (
+            "Called",
+            ("--layers", "fn:relu"),
+            "none of 1 layers has kernels to draw: fn:relu: it is a function",
+        ),
         ("colour", ("--layers", "Conv5d"), "no layer matches --layers 'Conv5d'"),
     ],
 )
