@@ -118,6 +118,7 @@ def _diff_models(
         nothing, 3 if some images failed.
     """
     from featviz.diff import diff
+    from featviz.diff.diff import checked_files
     from featviz.diff.runs import model_runs
     from featviz.images.find import check_arguments
     from featviz.models.requirements import check_current_folder, require_torch
@@ -143,6 +144,7 @@ def _diff_models(
         check_source(source)
     check_arguments(images)
     with model_runs(files) as runs:
+        checked_files(runs.files, (runs.base, runs.new))
         require_torch(alone=True)
         from featviz.run.partners import run_models
 

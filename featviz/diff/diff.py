@@ -63,7 +63,7 @@ def diff(
     folder = maps_folder(files)
     with copied(base) as base_root, copied(new) as new_root:
         # all that can be refused is refused before the runs are read, which takes long
-        output_files = _checked_files(files, (base_root, new_root))
+        output_files = checked_files(files, (base_root, new_root))
         before = _read("BASE", base_root, base)
         after = _read("NEW", new_root, new)
         aligned = align(before, after)
@@ -112,7 +112,7 @@ def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None
             )
 
 
-def _checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]:
+def checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]:
     """The files to write outside of the folder of maps. Refuses what is inside a run, or
     in the place of somebody's own file or folder.
 

@@ -110,6 +110,9 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
         value = measure.of_layer(layer)
         if layer.reason is not None:
             failed.append(f"{layer.label} ({layer.reason})")
+        elif layer.channels.unlike.any():
+            # both measures pass over such values
+            failed.append(f"{layer.label} (values that are finite in one run alone)")
         elif value < gate.limit:
             failed.append(f"{layer.label} ({value:.4g}{measure.unit})")
         if not math.isnan(value):

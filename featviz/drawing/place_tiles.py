@@ -156,10 +156,11 @@ def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
             places = read_places(image, row, table, _EVERY_PLACE)
         if places is None:
             reason = reason or "its picture does not show values"
-            raise UsageError(
-                f"{quoted(row.label)} of {quoted(name)}: {reason}",
-                "run without --reduce, --overlay and --channels, into PNG",
-            )
+            hint = "run without --reduce, --overlay and --channels, into PNG"
+            # no other run would help where the layer shows nothing of this image
+            if row.constant is not None or row.nonfinite:
+                hint = "--images leaves the image out, --layers names another layer"
+            raise UsageError(f"{quoted(row.label)} of {quoted(name)}: {reason}", hint)
         read[name] = places
     return read
 

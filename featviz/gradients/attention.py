@@ -63,6 +63,7 @@ class AttentionPath:
             self.reason = (
                 f"has attention within {len(weights)} windows, not of all tokens"
             )
+            self.last = None
             return
         self.last = weights[0].detach().float().mean(0)
         step = (self.last + torch.eye(len(self.last), device=weights.device)) / 2
@@ -88,7 +89,8 @@ class AttentionPath:
             LayoutError: there is none.
         """
         attention = self.last if method == "attention" else self.rollout
-        if self.reason:
+        # the reason is why there is no product; a block may have a map all the same
+        if self.reason and (method != "attention" or attention is None):
             raise LayoutError(self.reason)
         if attention is None:
             raise LayoutError(
@@ -116,6 +118,10 @@ class AttentionPath:
         return attention[len(prefix) : end].mean(0).reshape(shape)
 
 
+_QUERY_KEY_VALUE = ("query", "key", "value")
+"""The first arguments of scaled_dot_product_attention."""
+
+
 @contextmanager
 def attended(path: AttentionPath) -> Iterator[None]:
     """Watch the attention of a pass in this block."""
@@ -127,10 +133,13 @@ def attended(path: AttentionPath) -> Iterator[None]:
         returns the weights."""
         result = func(*args, **kwargs)
         with unwatched(), torch.no_grad():
-            query, key, _, *options = args
-            identity = torch.eye(key.shape[-2], dtype=query.dtype, device=query.device)
-            values = identity.expand(*key.shape[:-1], key.shape[-2])
-            path.take(func(query, key, values, *options, **kwargs))
+            named = {**dict(zip(_QUERY_KEY_VALUE, args, strict=False)), **kwargs}
+            key = named["key"]
+            identity = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
+            named["value"] = identity.expand(*key.shape[:-1], key.shape[-2])
+            # what stands behind the values may be given by position, too
+            first = [named.pop(name) for name in _QUERY_KEY_VALUE]
+            path.take(func(*first, *args[3:], **named))
         return result
 
     def multi_head(

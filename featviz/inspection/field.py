@@ -35,6 +35,7 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.layout.tracing.fields import PixelBox
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
+from featviz.models.requirements import first_line
 from featviz.options import ModelOptions, RunOptions
 from featviz.options.commands import FieldOptions
 from featviz.records import CaptureSite, Layer, Skip
@@ -166,9 +167,17 @@ def measure_fields(
         layers.extend(result.layers)
         skipped.extend(result.skipped)
         results.append(result)
-    # images and failures are those of the first model: all see the same files
+    # the same file may fit one model, and fail in another
+    failures: dict[str, str] = {}
+    for result in reversed(results):
+        failures.update(result.failures)
     result = replace(
-        results[0], layers=tuple(layers), skipped=tuple(skipped), path=options.out
+        results[0],
+        images=min(result.images for result in results),
+        failures=failures,
+        layers=tuple(layers),
+        skipped=tuple(skipped),
+        path=options.out,
     )
     if options.out is not None:
         _write(result, options.out, options.cmap)
@@ -282,10 +291,17 @@ class _Measure:
             # All units are read from one graph, which has to last. A layer that does not
             # depend on the first input, the image, has no gradient there.
             for site, number in self.numbers.items():
-                (gradient,) = torch.autograd.grad(
-                    number, inputs[:1], retain_graph=True, allow_unused=True
-                )
-                if gradient is not None:
+                try:
+                    (gradient,) = torch.autograd.grad(
+                        number, inputs[:1], retain_graph=True, allow_unused=True
+                    )
+                # a value was changed in place, or an operator has no derivative
+                except RuntimeError as error:
+                    self.reasons[site] = f"has no gradient: {first_line(error)}"
+                    continue
+                if gradient is not None and not gradient.isfinite().all():
+                    self.reasons[site] = "has a gradient that is NaN or infinite"
+                elif gradient is not None:
                     sizes = gradient.abs().double().flatten(0, -3).sum(0)
                     self.units[site].values += sizes.cpu().numpy()
 
@@ -399,6 +415,8 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
         raise FeatvizError(f"{image}: {error.message}", error.hint)
     fields = []
     for site, unit in measure.units.items():
+        if site in measure.reasons:
+            continue
         if unit.values.any():
             mean = unit.values / seen
             fields.append(_field_at(measure, site, model_name, mean))

@@ -24,7 +24,7 @@ from featviz.drawing.outlines import with_boxes
 from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, TileGrid
 from featviz.layout.tracing.fields import PixelBox
 from featviz.records import Bytes
-from featviz.text import counted
+from featviz.text import counted, printable
 
 _DECADES = 4
 """Powers of ten from the brightest colour to the darkest."""
@@ -135,7 +135,8 @@ def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None
         tiles: at least one, all with the same shares.
         chart: the rectangle of all bars; the key stands below it.
     """
-    names = [f"{tile.model} {tile.layer}" for tile in tiles]
+    # names in a file need not be UTF-8, which matplotlib takes alone
+    names = [printable(f"{tile.model} {tile.layer}") for tile in tiles]
     letters = Letters(8, INK)
     column = min(max(canvas.width(name, letters) for name in names), chart.width / 3)
     zero = chart.left + column + 0.15

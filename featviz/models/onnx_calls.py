@@ -116,6 +116,8 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
         inputs = _inputs_of(node, values)
         scopes = _scopes(node, classes)
         modules = path if scopes is None else scopes
+        if modules and any(name.count(".") > _DEEPEST for name in modules):
+            modules = None
         scoped_nodes.append(ScopedNode(node, modules, inputs, outputs))
     return _Builder(graph, scoped_nodes, values, classes).calls(), values
 
@@ -367,7 +369,9 @@ class _Builder:
 
     def _unique(self, name: str) -> str:
         """A name without empty components, of no other node."""
-        name = ".".join(filter(None, name.split(".", _DEEPEST))) or "node"
+        parts = [part for part in name.split(".") if part]
+        rest = "_".join(parts[_DEEPEST:])
+        name = ".".join(filter(None, (*parts[:_DEEPEST], rest))) or "node"
         unique = name
         count = 1
         while unique in self.names:

@@ -104,19 +104,27 @@ class _FunctionKey(NamedTuple):
 
     domain: str
     name: str
+    overload: str
+
+
+def _function_key(proto: Any, name: str) -> _FunctionKey:
+    """The key of a function, or of a node that may call one."""
+    # onnx takes these two domains for one
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    return _FunctionKey(domain, name, proto.overload)
 
 
 def _check_functions(model: Any, file_name: str) -> None:
     """Refuse functions that call one another in a circle, or become too many nodes:
     thirty of which each calls the next one twice would become 2^30."""
-    bodies = {_FunctionKey(f.domain, f.name): f.node for f in model.functions}
+    bodies = {_function_key(f, f.name): f.node for f in model.functions}
     counts: dict[_FunctionKey, int] = {}
     open_calls: set[_FunctionKey] = set()
 
     def count(nodes: Sequence[Any]) -> int:
         total = 0
         for node in all_nodes(nodes):
-            key = _FunctionKey(node.domain, node.op_type)
+            key = _function_key(node, node.op_type)
             if key not in bodies:
                 total += 1
                 continue
@@ -184,7 +192,11 @@ def _take_in(tensor: Any, folder: ReadFolder, limit: int, file_name: str) -> int
         message = f"{subject} are in {quoted(location)!r}, which is not beside it"
         raise LoadError(message, "fetch the file") from None
     except FileError as error:
-        raise LoadError(f"{subject}: {error.message}", error.hint) from error
+        hint = "put the file itself, no link, into the folder of the model"
+        raise LoadError(f"{subject}: {error.message}", error.hint or hint) from error
+    except (OSError, OverflowError) as error:
+        message = f"{subject} cannot be read at {offset:,} of {quoted(location)!r}"
+        raise LoadError(message, "fetch the file again") from error
     if len(values) != size:
         message = f"{subject} lie beyond the end of {quoted(location)!r}"
         raise LoadError(message, "fetch the file again")

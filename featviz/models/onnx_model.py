@@ -219,7 +219,7 @@ class OnnxModel(nn.Module):
 
         Args:
             images: Positional arguments of forward: tensors [N, C, H, W] for the inputs
-                that are not named, in the graph's order.
+                that are not named, images first, then in the graph's order.
             named: Keyword arguments, by `OnnxInput.argument`.
 
         Returns:
@@ -247,7 +247,9 @@ class OnnxModel(nn.Module):
     ) -> dict[str, Any]:
         """The argument of each input; UsageError where one is missing."""
         arguments = dict(named)
-        free = [item.argument for item in self.inputs if item.argument not in named]
+        # in the order of forward's arguments, see `_model_class`: images come first
+        ordered = sorted(self.inputs, key=lambda item: not item.is_image)
+        free = [item.argument for item in ordered if item.argument not in named]
         arguments |= dict(zip(free, images, strict=False))
         for item in self.inputs:
             if arguments.get(item.argument) is None:
@@ -281,9 +283,13 @@ class OnnxModel(nn.Module):
             arguments = [values.take(name) for name in inputs]
             # Hooks before the call see its inputs, then the calls inside it happen, then
             # hooks behind it see its outputs: as in a module that computes.
-            module.body = partial(self._finish, call, values)
-            module(*arguments)
-            module.body = None
+            # A file may have a module called `body` inside, which nn.Module would refuse
+            # to replace; and nothing is kept where a hook raises.
+            vars(module)["body"] = partial(self._finish, call, values)
+            try:
+                module(*arguments)
+            finally:
+                vars(module)["body"] = None
 
     def _finish(self, call: LayerCall, values: _PassValues) -> Any:
         self._play(call.inner, values)
@@ -312,6 +318,9 @@ class OnnxModel(nn.Module):
             if _READABLE.fullmatch(output.type):
                 readable.add(output.name)
         fetched = [name for name in names if name in readable]
+        # ONNX Runtime takes an empty list for all outputs
+        if not fetched:
+            return [None] * len(names)
         # a session cannot be interrupted but by its options, from another thread
         options = onnxruntime.RunOptions()
         watchdog = Timer(MOST_SECONDS, setattr, (options, "terminate", True))

@@ -6,6 +6,7 @@ the norm behind it gives; the layers are found by their names instead."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -181,8 +182,8 @@ def _as_selectors(layers: Sequence[Layer]) -> str:
     """Selectors that take these layers alone."""
     texts = []
     for layer in layers:
-        if layer.is_function:
-            texts.append(f"{layer.type}@{layer.owner}")
-        elif layer.name:
-            texts.append(layer.name)
+        # By class, too: a node of the model itself is called as its operator is. `?`
+        # stands for what has a meaning in selectors.
+        pattern = re.sub(r"[][,#!*@(){}\\]", "?", layer.owner)
+        texts.append(f"{layer.type}@{pattern}" if pattern else layer.type)
     return ",".join(texts)

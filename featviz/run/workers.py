@@ -128,7 +128,7 @@ def peak_memory() -> int:
 
 def _status_bytes(name: str) -> int:
     """A size in this process's status (`man 5 proc`): `VmRSS`, or its peak `VmHWM`."""
-    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
     return 0
@@ -254,17 +254,23 @@ class _Crew(Generic[R]):
         is_second_try = worker.number in self.tried_again
         try:
             answer: Answer[R] = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # an end in the midst of a message is an OSError
             self._end(worker)
             if is_second_try:
                 return Answer(worker.number, self.lost(worker.number, _death(worker)))
             self.suspects.append(worker.number)
             return None
-        if self.waiting and not self.suspects and not is_second_try:
-            worker.number = self.waiting.popleft()
-            worker.connection.send(worker.number)
-        else:
+        goes_on = self.waiting and not self.suspects and not is_second_try
+        # a worker that reports an error has ended, and takes no further number
+        if answer.error is not None or not goes_on:
             self._end(worker)
+            return answer
+        try:
+            worker.connection.send(self.waiting[0])
+        except (BrokenPipeError, ConnectionResetError):  # it was killed meanwhile
+            self._end(worker)
+        else:
+            worker.number = self.waiting.popleft()
         return answer
 
     def kill(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rundirs import Drawn, write_run
 
-from .changed_network import CLI, Run, documented, layer_of, one_weight
+from .changed_network import CLI, Run, documented, layer_of, nan_bias, one_weight
 
 KEPT = ("--tensors", "npy")
 
@@ -53,6 +53,15 @@ def test_pictures_have_no_sqnr(featviz: CLI, run: Run) -> None:
     assert done.code == 2
     assert "the sqnr of no layer is known" in done.err
     assert "--tensors npy" in done.err
+
+
+def test_values_that_are_not_finite_fail_a_gate(featviz: CLI, run: Run) -> None:
+    """NaN in one run alone is no noise and no angle, and no gate passes over it."""
+    runs = (run("base", *KEPT), run("new", *KEPT, change=nan_bias))
+    for gate in ("sqnr<20", "cosine<0.9"):
+        done = featviz("diff", *runs, "--fail-on", gate)
+        assert done.code == 4
+        assert "values that are finite in one run alone" in done.out + done.err
 
 
 def test_gates_take_the_place_of_equality(featviz: CLI, run: Run) -> None:

@@ -100,6 +100,10 @@ def test_defaults_that_the_pages_tell_are_true() -> None:
         ), option
 
 
+NEEDS = {"parity": ("onnxruntime",), "figures": ("av",)}
+"""Packages of extras that the commands of a page use."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
 def test_the_commands_of_a_page_work(
@@ -110,8 +114,8 @@ def test_the_commands_of_a_page_work(
     there."""
     if any("| jq" in line for line, _ in commands(page)) and shutil.which("jq") is None:
         pytest.skip("a command of the page needs jq")
-    if page == "parity":
-        pytest.importorskip("onnxruntime")
+    for package in NEEDS.get(page, ()):
+        pytest.importorskip(package)
     for block in blocks(page, "python"):
         run_code(block)
     for line, code in commands(page):
@@ -122,14 +126,15 @@ def test_the_commands_of_a_page_work(
 
 
 def check_readme(made: Path) -> None:
-    """Twenty digits, the quick picture, eight grids, the report, a sheet, and an audit."""
+    """Twenty digits, the quick picture, eight grids, the report, the evidence for a five,
+    and an audit."""
     assert (
         len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
     )
     assert (made / "look-colour_cnn-spheres.png").is_file()
     assert (made / "maps/report/index.html").is_file()
     assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
-    assert (made / "featviz-exemplars/004_3/output.png").is_file()
+    assert (made / "five.png").is_file()
     assert (made / "audit/apoz.png").is_file()
 
 

@@ -209,6 +209,32 @@ def test_a_run_draws_it_for_each_layer(tmp_path: Path) -> None:
     assert skip.reason.startswith("has no attention weights before it")
 
 
+def test_arguments_of_attention_may_be_named() -> None:
+    """`query=`, `key=` and `value=` are those by position."""
+
+    class Attention(nn.Module):
+        def __init__(self, named: bool) -> None:
+            super().__init__()
+            self.named = named
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = x.flatten(2).transpose(1, 2)[:, None]
+            attend = nn.functional.scaled_dot_product_attention
+            if self.named:
+                output = attend(query=tokens, key=tokens, value=tokens)
+            else:
+                output = attend(tokens, tokens, tokens)
+            return output[:, 0].transpose(1, 2).reshape(x.shape)
+
+    image = torch.rand(3, 8, 8)
+    maps = []
+    for named in (False, True):
+        net = nn.Sequential(Attention(named))
+        cams = fv.cam(net, image, None, "attention", "Attention", preset="none")
+        maps.append(cams.images[0].maps[0].tensor)
+    assert torch.equal(*maps)
+
+
 def test_what_has_no_weights_is_refused_in_a_line() -> None:
     """A CNN, attention within windows, and a target, on which attention does not
     depend."""

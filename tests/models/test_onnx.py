@@ -203,6 +203,39 @@ def test_several_inputs_have_names(tmp_path: Path, featviz: Run) -> None:
     assert fed.module(torch.ones(1, 3, 8, 8)).sum() == 192
 
 
+def test_the_image_may_be_the_second_input(tmp_path: Path) -> None:
+    """Positional arguments are images, wherever these stand in the graph."""
+    path = graph_file(
+        tmp_path / "late.onnx",
+        [helper.make_node("Mul", ["x", "image"], ["y"], "mul")],
+        shape=(1,),
+        inputs=[
+            helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])
+        ],
+    )
+    fed = load(path, forward_args=("x=ones:1",))
+    assert fed.module(torch.ones(1, 3, 8, 8)).sum() == 192
+
+
+def test_a_module_may_be_called_body(tmp_path: Path) -> None:
+    """As in many networks for super-resolution; it is a name like any other."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x) + x
+
+    net = nn.Sequential(Block(), nn.Conv2d(3, 2, 1)).eval()
+    path = exported(net, tmp_path / "body.onnx", dynamo=False, size=8)
+    model = load(path)
+    image = torch.rand(1, 3, 8, 8)
+    values = captured(model.module, image)
+    assert torch.allclose(values["0", "output", 0], net[0](image), atol=1e-6)
+
+
 # Quantised graphs
 
 

@@ -96,7 +96,12 @@ const lens = {
   },
 
   async open() {
-    if (!await this.load(this.button.dataset.places) || this.index) return;
+    if (!await this.load(this.button.dataset.places)) {
+      this.button.textContent = "Places are missing: copy the whole report";
+      this.button.disabled = true;
+      return;
+    }
+    if (this.index) return;
     this.index = window.FEATVIZ_PLACES;
     this.index.add = (image, entries) => {
       this.grids[image] = entries.map((entry, n) => entry && new PlaceGrid(entry, this.index.layers[n]));
@@ -171,6 +176,7 @@ const lens = {
   /** Show what a layer makes of a spot; null takes the page's own layer, or that of most channels. */
   async ask(layer, spot, image = null) {
     await this.open();
+    if (!this.index) return;
     const { layers, images } = this.index;
     const usable = (n) => !layers[n].reason;
     if (image !== null) this.image = image;
@@ -387,10 +393,14 @@ const lens = {
     const asked = SPOT.exec(decodeURIComponent(location.hash.slice(1)));
     if (!asked || !this.button) return;
     await this.open();
+    if (!this.index) return;
     const layer = this.index.layers.findIndex((one) => this.nameOf(one) === asked[1]);
     const image = asked[4] === undefined ? this.home : Number(asked[4]);
     const spot = { x: Number(asked[2]), y: Number(asked[3]) };
-    if (layer >= 0 && image in this.index.images && spot.x <= 1 && spot.y <= 1) await this.ask(layer, spot, image);
+    const known = layer >= 0 && image in this.index.images && spot.x <= 1 && spot.y <= 1;
+    if (known) return this.ask(layer, spot, image);
+    await this.ask(null, { x: 0.5, y: 0.5 });
+    this.note.textContent = `This report has no place ${asked[0]}. ${this.note.textContent}`;
   },
 
   begin() {
