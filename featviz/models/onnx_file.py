@@ -51,7 +51,7 @@ def read_graph(path: Path) -> Any:
         LoadError: It is no ONNX model, is too large, names data outside of its folder,
             or needs operators that ONNX Runtime has not.
     """
-    import onnx
+    import onnx.inliner
     from google.protobuf.message import DecodeError
 
     model = onnx.ModelProto()
