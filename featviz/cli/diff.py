@@ -120,29 +120,11 @@ def _diff_models(
     from featviz.diff import diff
     from featviz.diff.diff import checked_files
     from featviz.diff.runs import model_runs
-    from featviz.images.find import check_arguments
-    from featviz.models.requirements import check_current_folder, require_torch
-    from featviz.models.sources import check_source
+    from featviz.models.requirements import require_torch
     from featviz.report.comparison_page import render_comparison
 
     specs = [values["base"], values["new"]]
-    for spec in specs:
-        if Path(spec, RUN_FILE).is_file():
-            raise UsageError(
-                f"{quoted(spec)} is a run directory, and with images it has to be a"
-                " model",
-                "leave the images out to compare two runs",
-            )
-    if "-" in images:
-        raise UsageError(
-            "- lists images on stdin, which can be read only once", "name a folder"
-        )
-    # all that can be refused without torch, which takes seconds to import
-    check_current_folder()
-    sources = [read_from(ModelOptions, dict(values), spec=spec) for spec in specs]
-    for source in sources:
-        check_source(source)
-    check_arguments(images)
+    sources = _checked_models(values, specs, images)
     with model_runs(files) as runs:
         checked_files(runs.files, (runs.base, runs.new))
         require_torch(alone=True)
@@ -183,6 +165,40 @@ def _diff_models(
                 " all that differs"
             )
     return result.exit_code or max(exit_codes)
+
+
+def _checked_models(
+    values: Values, specs: Sequence[str], images: Sequence[str]
+) -> list[ModelOptions]:
+    """The options of both models; refuses all that can be refused without torch, which
+    takes seconds to import.
+
+    Args:
+        values: of the command line; the options of models hold for both.
+        specs: BASE and NEW, as they were typed.
+        images: as they were typed.
+    """
+    from featviz.images.find import check_arguments
+    from featviz.models.requirements import check_current_folder
+    from featviz.models.sources import check_source
+
+    for spec in specs:
+        if Path(spec, RUN_FILE).is_file():
+            raise UsageError(
+                f"{quoted(spec)} is a run directory, and with images it has to be a"
+                " model",
+                "leave the images out to compare two runs",
+            )
+    if "-" in images:
+        raise UsageError(
+            "- lists images on stdin, which can be read only once", "name a folder"
+        )
+    check_current_folder()
+    sources = [read_from(ModelOptions, dict(values), spec=spec) for spec in specs]
+    for source in sources:
+        check_source(source)
+    check_arguments(images)
+    return sources
 
 
 def _run(

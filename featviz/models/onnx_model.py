@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
+from keyword import iskeyword
 from pathlib import Path
 from threading import Timer
 from typing import Any, Literal, NamedTuple
@@ -507,9 +508,10 @@ def load_onnx(path: Path) -> Loaded:
 
 
 def _argument_name(name: str) -> str:
-    """A name that Python allows for an argument."""
+    """A name that Python allows for an argument: `in` becomes `_in`."""
     name = re.sub(r"\W", "_", name)
-    return name if name.isidentifier() else f"_{name}"
+    is_free = name.isidentifier() and not iskeyword(name) and name != "self"
+    return name if is_free else f"_{name}"
 
 
 def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
@@ -533,10 +535,14 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
         shape: list[int | None] = []
         for side in tensor_type.shape.dim:
             shape.append(side.dim_value if side.dim_value > 0 else None)
+        # `x.1` and `x_1` would be one name
+        argument = _argument_name(value.name)
+        while any(argument == earlier.argument for earlier in inputs):
+            argument += "_"
         inputs.append(
             OnnxInput(
                 name=value.name,
-                argument=_argument_name(value.name),
+                argument=argument,
                 dtype=torch_dtype,
                 shape=tuple(shape),
                 channels_last=_has_channels_last(shape),

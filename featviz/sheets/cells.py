@@ -339,6 +339,12 @@ def _chosen_channels(
     for _, row in captures:
         in_any.update(row.drawn)
     drawn = sorted(in_any)
+    if drawn and not all(row.drawn for _, row in captures):
+        raise UsageError(
+            f"{quoted(label)} is one tile of all channels in some runs, and channels in"
+            " others",
+            "a sheet takes runs with --reduce, or runs without, not both",
+        )
     if not drawn:
         if text is not None:
             raise UsageError(

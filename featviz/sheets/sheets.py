@@ -208,12 +208,24 @@ def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
     runs = []
     for source in sources:
         run = read_run(copies.enter_context(copied(source)), keep_stats=True)
-        runs.append(SheetRun(printable(source.name), run))
+        runs.append(SheetRun(printable(_name_of(source)), run))
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        # `a/featviz-out` and `b/featviz-out`, whose rows nothing else tells apart
+        texts = [printable(str(source)) for source in sources]
+        runs = [run._replace(name=text) for run, text in zip(runs, texts, strict=True)]
     if not any(run.run.images for run in runs):
         root = runs[0].run.root
         reason = next(iter(runs[0].run.left_out.values()), "its run.json says why")
         raise StoreError(f"{root} has no complete image", reason)
     return _Sources(runs, are_steps=False)
+
+
+def _name_of(source: Path | Url) -> str:
+    """The name of a run directory, also of `.` and `..`."""
+    if isinstance(source, Path) and source.name in ("", ".."):
+        return source.resolve().name
+    return source.name
 
 
 def _moving(content: SheetContent, are_steps: bool, title: str) -> list[SheetFrame]:
@@ -296,12 +308,14 @@ class _Block(NamedTuple):
 
 
 def _blocks(content: SheetContent, frame: SheetFrame) -> list[_Block]:
-    """The layers of each run of a frame; models differ, and some have others."""
+    """The layers of each run of a frame; models differ, and some have others. The steps
+    of a training all have the rows of the first one, white where a step lacks a layer:
+    the frames of an animation have one layout."""
     present = {(key.run, key.layer) for key in content.tiles}
     blocks = []
     for run in frame.runs:
         for layer in content.layers:
-            if (run, layer.label) in present:
+            if len(frame.runs) == 1 or (run, layer.label) in present:
                 blocks.append(_Block(run, layer))
     return blocks
 

@@ -203,6 +203,25 @@ def test_several_inputs_have_names(tmp_path: Path, featviz: Run) -> None:
     assert fed.module(torch.ones(1, 3, 8, 8)).sum() == 192
 
 
+def test_names_that_python_keeps_for_itself(tmp_path: Path) -> None:
+    """A keyword gets an underscore, and no two inputs one argument."""
+    values = ("in", "x.1", "x_1")
+    path = graph_file(
+        tmp_path / "names.onnx",
+        [
+            helper.make_node("Mul", ["x", "in"], ["a"], "first"),
+            helper.make_node("Mul", ["a", "x.1"], ["b"], "second"),
+            helper.make_node("Mul", ["b", "x_1"], ["y"], "third"),
+        ],
+        inputs=[
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])
+            for name in values
+        ],
+    )
+    fed = load(path, forward_args=("_in=ones:1", "x_1=ones:1", "x_1_=ones:1"))
+    assert fed.module(torch.ones(1, 3, 8, 8)).sum() == 192
+
+
 def test_the_image_may_be_the_second_input(tmp_path: Path) -> None:
     """Positional arguments are images, wherever these stand in the graph."""
     path = graph_file(

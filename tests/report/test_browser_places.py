@@ -14,6 +14,7 @@ from selenium.webdriver import ActionChains, Keys
 from torch import nn
 
 import featviz as fv
+from featviz.report import places
 
 from .browsing import Page, served
 from .test_browser_axe import AXE, RUN
@@ -163,6 +164,19 @@ def test_a_layer_without_all_channels_says_so(browser: Any, tmp_path: Path) -> N
     page.one("[data-places]").click()
     page.until("return !!document.querySelector('.places .note')?.textContent")
     assert "its grid has 4 of 12 channels" in page.one(".places .note").text
+
+
+def test_an_image_without_places_says_so(
+    browser: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page does not answer for another image."""
+    monkeypatch.setattr(places, "MOST_IMAGES", 2)
+    fv.report(run, tmp_path / "report")
+    page = Page(browser, tmp_path).open("image-002.html")
+    button = page.one("[data-places]")
+    button.click()
+    page.until("return arguments[0].textContent.includes('first 2 images')", button)
+    assert not button.is_enabled()
 
 
 def test_under_a_policy_places_are_asked_for(browser: Any, run: Path) -> None:

@@ -290,6 +290,37 @@ def test_steps_of_a_training_follow_one_another(tmp_path: Path) -> None:
     assert abs(frames[0] - frames[1]).max() > 90
 
 
+def test_a_step_that_lacks_the_layer_leaves_its_row_white(tmp_path: Path) -> None:
+    """The frames of a training have one layout, whatever a step has drawn."""
+    other = Drawn("conv", shade=20, **LARGE)
+    for number, drawn in {2: [A], 10: [other], 30: [A]}.items():
+        write_run(tmp_path / f"s/step-{number:06d}", {"a.png": drawn})
+    out = tmp_path / "training.gif"
+    sheet = sheet_of(tmp_path / "s", layers="relu", channels="3", out=out)
+    first, lacking, last = moving(out)
+    assert sheet.frames == 3
+    assert first.shape == lacking.shape == last.shape
+    top, left = corner_of(sheet, cut(A, 3))
+    assert (lacking[top + 10 : top + 60, left + 10 : left + 70] >= 250).all()
+
+
+def test_runs_in_folders_of_one_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the paths that were given; a run in the current folder has the folder's name."""
+    for name in ("a/out", "b/out"):
+        write_run(tmp_path / name, {"a.png": [A], "b.png": [B]})
+    out = tmp_path / "figure.svg"
+    monkeypatch.chdir(tmp_path)
+    sheet_of(Path("a/out"), Path("b/out"), channels="3", out=out)
+    text = out.read_text()
+    assert "a/out" in text
+    assert "b/out" in text
+    monkeypatch.chdir(tmp_path / "a/out")
+    sheet_of(Path(), Path("../../b/out"), channels="3", out=out, overwrite=True)
+    assert "out" in out.read_text()
+
+
 def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
     """As PyAV decodes it, of even sides."""
     av = pytest.importorskip("av", reason="featviz[video]")
@@ -318,6 +349,16 @@ def test_refusals(root: Path, options: dict[str, Any], message: str, hint: str) 
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         sheet_of(root, **options)
     assert hint in str(caught.value.hint)
+
+
+@pytest.mark.slow
+def test_channels_and_one_tile_of_all_do_not_mix(tmp_path: Path) -> None:
+    """Rows of the one would be white in the other."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    for name, options in {"maps": {}, "mean": {"reduce": "mean"}}.items():
+        fv.run(net, torch.rand(3, 16, 16), "0", tmp_path / name, size=16, **options)
+    with pytest.raises(UsageError, match="one tile of all channels in some runs"):
+        sheet_of(tmp_path / "maps", tmp_path / "mean")
 
 
 def test_several_layers_must_be_named(tmp_path: Path) -> None:

@@ -125,23 +125,38 @@ class ReceptiveField:
 def _line(
     begins: Sequence[float], ends: Sequence[float], size: int
 ) -> list[int] | None:
-    """First, last and step of intervals [begin, end) that a picture of so many pixels
-    cuts off; None where they do not step evenly."""
-    places = range(len(begins))
-    whole = [i for i in places if begins[i] > 0]
-    cut = [i for i in places if ends[i] < size]
-    steps = [begins[i] - begins[i - 1] for i in whole[1:]]
-    steps += [ends[i] - ends[i - 1] for i in cut[1:]]
-    # of a field that is nearly as large as the picture no two edges may be seen
-    step = steps[0] if steps else round(size / len(begins))
-    first = begins[whole[0]] - step * whole[0] if whole else -step * len(begins)
-    last = ends[cut[0]] - step * cut[0] if cut else size
-    for i in places:
-        if begins[i] != max(0, first + step * i) or ends[i] != min(
-            size, last + step * i
-        ):
+    """Three numbers that stand for the fields of a row of units, which step evenly.
+
+    Args:
+        begins, ends: pixels of each unit's field [begin, end), cut off at the picture's
+            edges; at least one unit.
+        size: pixels of the picture along this axis.
+
+    Returns:
+        Where the first unit's field would begin and end without the picture's edges,
+        and the step from one unit to the next; None where they do not step evenly.
+    """
+    # at an edge of the picture nobody sees how far a field would reach beyond
+    seen_begins = [unit for unit, begin in enumerate(begins) if begin > 0]
+    seen_ends = [unit for unit, end in enumerate(ends) if end < size]
+    if len(seen_begins) > 1:
+        step = begins[seen_begins[1]] - begins[seen_begins[0]]
+    elif len(seen_ends) > 1:
+        step = ends[seen_ends[1]] - ends[seen_ends[0]]
+    else:
+        # of a field that is nearly as large as the picture no two edges are seen
+        step = round(size / len(begins))
+    first_begin = -step * len(begins)
+    if seen_begins:
+        first_begin = begins[seen_begins[0]] - step * seen_begins[0]
+    first_end = size
+    if seen_ends:
+        first_end = ends[seen_ends[0]] - step * seen_ends[0]
+    for unit, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        steps_evenly = begin == max(0, first_begin + step * unit)
+        if not steps_evenly or end != min(size, first_end + step * unit):
             return None
-    return [int(first), int(last), int(step)]
+    return [int(first_begin), int(first_end), int(step)]
 
 
 def _to_box(edges: Sequence[float]) -> PixelBox | None:

@@ -102,7 +102,14 @@ const lens = {
       return;
     }
     if (this.index) return;
-    this.index = window.FEATVIZ_PLACES;
+    const index = window.FEATVIZ_PLACES;
+    const page = shownPage();
+    if (page.matches(".image") && !index.images.some((image) => image.page === page.id)) {
+      this.button.textContent = `Places are known for the first ${index.images.length} images only`;
+      this.button.disabled = true;
+      return;
+    }
+    this.index = index;
     this.index.add = (image, entries) => {
       this.grids[image] = entries.map((entry, n) => entry && new PlaceGrid(entry, this.index.layers[n]));
     };
