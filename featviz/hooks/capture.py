@@ -216,7 +216,7 @@ class Recorder:
                 self._take(site, value, capture_kind.backward)
             if not arguments:
                 site = CaptureSite(layer, capture_kind.name, call, "")
-                self._skip(site, "takes no tensor")
+                self.skipped.append(Skip.of(site, "takes no tensor"))
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
@@ -270,14 +270,14 @@ class Recorder:
             " place"
         )
         for site in self._awaited:
-            self._skip(site, reason)
+            self.skipped.append(Skip.of(site, reason))
         self._awaited.clear()
 
     def _take(self, site: CaptureSite, value: Any, backward: bool = False) -> None:
         """Give a tensor to the sink, or await its gradient."""
         with unwatched():
             if not isinstance(value, Tensor) or (backward and not value.requires_grad):
-                self._skip(site, _why_none(value))
+                self.skipped.append(Skip.of(site, _why_none(value)))
                 return
             if backward:
                 # the edge holds no tensor, so that nothing of the image outlives the
@@ -292,7 +292,7 @@ class Recorder:
                 # detached, so that what the sink computes makes no graph
                 self.sink(site, value.detach())
             except LayoutError as error:
-                self._skip(site, error.message)
+                self.skipped.append(Skip.of(site, error.message))
             # kept, so that `forward` tells a fault of ours, or a full disk, from one of
             # the model
             except Exception as error:
@@ -302,20 +302,6 @@ class Recorder:
     def _arrived(self, site: CaptureSite, gradient: Tensor | None) -> None:
         if gradient is not None and self._awaited.pop(site, None) is not None:
             self._take(site, gradient)
-
-    def _skip(self, site: CaptureSite, reason: str) -> None:
-        """Note what is not captured. The reason goes on from its name: `is None`."""
-        layer = site.layer
-        skip = Skip(
-            layer=layer.name,
-            type=layer.type,
-            index=layer.index,
-            kind=site.kind,
-            call=site.call,
-            key=site.key,
-            reason=reason,
-        )
-        self.skipped.append(skip)
 
 
 def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:

@@ -431,20 +431,8 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
             "--layers names others; `featviz layers MODEL` lists them",
         )
     failures = {image: error.message for image, error in errors.items()}
-    skipped = [_skip(site, reason) for site, reason in measure.reasons.items()]
+    skipped = [Skip.of(site, reason) for site, reason in measure.reasons.items()]
     return FieldResult(tuple(fields), seen, failures, tuple(skipped))
-
-
-def _skip(site: CaptureSite, reason: str) -> Skip:
-    return Skip(
-        layer=site.layer.name,
-        type=site.layer.type,
-        index=site.layer.index,
-        kind=site.kind,
-        call=site.call,
-        key=site.key,
-        reason=reason,
-    )
 
 
 def _field_at(

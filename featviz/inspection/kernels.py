@@ -78,7 +78,7 @@ def draw_kernels(
                 try:
                     drawn = _draw(layer, layer_filters, images, options)
                 except LayoutError as error:
-                    skipped.append(_skip(layer, error))
+                    skipped.append(Skip.of(_site(layer), error.message))
                     continue
                 captures.append(drawn.row)
                 stats[drawn.key] = drawn.stats
@@ -140,7 +140,7 @@ def _read(
     seen: set[int] = set()
     for layer in chosen:
         if layer.is_function:
-            skipped.append(_skip(layer, LayoutError("it is a function, not a module")))
+            skipped.append(Skip.of(_site(layer), "it is a function, not a module"))
             continue
         module = modules[layer.name]
         if id(module) in seen:
@@ -149,7 +149,7 @@ def _read(
         try:
             filters[layer] = read_filters(module)
         except LayoutError as error:
-            skipped.append(_skip(layer, error))
+            skipped.append(Skip.of(_site(layer), error.message))
     if filters:
         return filters, skipped
     message = "the model has no convolutions"
@@ -184,7 +184,7 @@ def _draw(
     """
     picture, tiles = draw_filters(filters, options.draw, options.all_slices)
     stats = statistics(filters.kernels)[0]
-    site = CaptureSite(layer, "kernel", 0, "")
+    site = _site(layer)
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     # statistics are of all weights, also where a tile is their mean
     picture = replace(picture, stats=stats, values=filters.kernels[0].numel())
@@ -206,5 +206,5 @@ def _draw(
     return _Drawn(row, site.stats_key, stats)
 
 
-def _skip(layer: Layer, error: LayoutError) -> Skip:
-    return Skip(layer.name, layer.type, layer.index, "kernel", 0, "", error.message)
+def _site(layer: Layer) -> CaptureSite:
+    return CaptureSite(layer, "kernel", 0, "")

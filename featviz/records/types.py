@@ -442,3 +442,10 @@ class Skip:
     call: int
     key: str
     reason: str
+    """Goes on from the layer's name: `is None`, `has no gradient`."""
+
+    @classmethod
+    def of(cls, site: CaptureSite, reason: str) -> Skip:
+        """The row of a capture that was not drawn."""
+        layer, kind, call, key = site
+        return cls(layer.name, layer.type, layer.index, kind, call, key, reason)

@@ -139,6 +139,7 @@ def _line(
     # at an edge of the picture nobody sees how far a field would reach beyond
     seen_begins = [unit for unit, begin in enumerate(begins) if begin > 0]
     seen_ends = [unit for unit, end in enumerate(ends) if end < size]
+    step: float
     if len(seen_begins) > 1:
         step = begins[seen_begins[1]] - begins[seen_begins[0]]
     elif len(seen_ends) > 1:
@@ -146,17 +147,28 @@ def _line(
     else:
         # of a field that is nearly as large as the picture no two edges are seen
         step = round(size / len(begins))
-    first_begin = -step * len(begins)
-    if seen_begins:
-        first_begin = begins[seen_begins[0]] - step * seen_begins[0]
-    first_end = size
-    if seen_ends:
-        first_end = ends[seen_ends[0]] - step * seen_ends[0]
+    first_begin = _first_edge(begins, seen_begins, step, -step * len(begins))
+    first_end = _first_edge(ends, seen_ends, step, size)
     for unit, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         steps_evenly = begin == max(0, first_begin + step * unit)
         if not steps_evenly or end != min(size, first_end + step * unit):
             return None
     return [int(first_begin), int(first_end), int(step)]
+
+
+def _first_edge(
+    edges: Sequence[float], seen: Sequence[int], step: float, unseen: float
+) -> float:
+    """Where the first unit's field would begin, or end, without the picture's edges.
+
+    Args:
+        edges: where each unit's field begins, or ends.
+        seen: the units whose edge lies inside the picture.
+        unseen: the answer where there is no such unit: any place beyond the picture.
+    """
+    if not seen:
+        return unseen
+    return edges[seen[0]] - step * seen[0]
 
 
 def _to_box(edges: Sequence[float]) -> PixelBox | None:
