@@ -192,8 +192,8 @@ _RESERVED = re.compile(
 
 @lru_cache(4096)
 def safe_name(name: str) -> str:
-    """A file name that every system takes, that is none of our own, and not hidden;
-    what had to be changed gets 8 hex digits of a hash."""
+    """A file name that every system takes, that featviz writes nothing else under, and
+    that is not hidden; a name that had to be changed gets 8 hex digits of a hash."""
     clean = _UNPORTABLE.sub("_", name)
     if _RESERVED.fullmatch(clean):
         clean = f"_{clean}"

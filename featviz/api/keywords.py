@@ -219,8 +219,8 @@ def read_request(
             no `out`.
 
     Raises:
-        UsageError: a value that an option does not take, an option that there is not,
-            or a model that is none.
+        UsageError: an option does not take its value, or does not exist, or `model` is
+            neither a module nor a MODEL string.
     """
     keywords = {**options, **explicit, "layers": selectors(layers)}
     temporary = None

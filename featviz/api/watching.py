@@ -179,13 +179,17 @@ class Watcher:
             self._open = stack.pop_all()
 
     def _health_check(
-        self, source: LoadedModel, prepared: Prepared
+        self, model: LoadedModel, prepared: Prepared
     ) -> HealthCheck | None:
-        """The audit of each step; None where no layer can be audited, which a warning
-        says."""
+        """Prepare the audit that each step makes; None, and a warning, where no layer can
+        be audited.
+
+        Args:
+            model: as it is before the first step.
+        """
         try:
             return health_check(
-                source, prepared.samples, prepared.layers, self._inputs, prepared.blank
+                model, prepared.samples, prepared.layers, self._inputs, prepared.blank
             )
         except UsageError as error:
             log.warning("the health of channels is not written: %s", error.message)
@@ -399,8 +403,9 @@ def _whole(name: str, value: Any, *, least: int) -> int:
 
 
 class FitWatch:
-    """A part of a callback: begins a `Watcher` when a trainer begins, and ends it with
-    the training.
+    """A base class of callbacks: begins a `Watcher` when a trainer begins, and ends it
+    with the training. A bad option is an error when the trainer begins, not when the
+    callback is made.
 
     Args:
         part: the qualified name of the module that is watched, in the trainer's; empty

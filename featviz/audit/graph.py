@@ -135,9 +135,9 @@ class CallGraph:
         return number
 
     def activation_behind(self, start: int) -> int | str:
-        """The activation that a node's tensor reaches first, maybe itself; or why there
-        is none. Only what keeps channels apart (normalisation, pooling) may stand
-        between."""
+        """The node of the activation that a node's tensor reaches first, maybe the node
+        itself; or the reason why no activation is reached. Only what keeps channels apart
+        (normalisation, pooling) may stand between."""
         number = start
         while self.nodes[number].part.role != "activation":
             node = self.nodes[number]
@@ -151,8 +151,8 @@ class CallGraph:
 
     def maker_of(self, activation: int) -> Call | str:
         """The convolution or linear module whose channels, and no others, feed an
-        activation, and can be cut out because nothing else takes them; or why there is
-        none.
+        activation, and can be cut out because nothing else takes them; or the reason why
+        there is no such module.
 
         Args:
             activation: its node.

@@ -254,7 +254,7 @@ def cam(values: Values) -> int:
 
 
 def _check_gates(values: Values) -> None:
-    """Refuse gates that are none, before torch is imported."""
+    """Refuse gates that cannot be read, before torch is imported."""
     for text in values["fail_on"]:
         parse_gate(text)
 

@@ -297,7 +297,8 @@ def shard_of_process() -> Shard | None:
 
 
 def _number_in(environment: Mapping[str, str], name: str) -> int:
-    """A variable's number; -1 where it is none."""
+    """The number in a variable of the environment, which is set; -1 where its text is not
+    a number."""
     text = environment[name]
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
 

@@ -53,11 +53,13 @@ def diff(
     Args:
         base: a run directory, or the URL of one, which is copied for as long as it takes.
         new: the same; may be of another runtime, whose layers are then paired.
-        render: makes the page of `files.html`; it is given, since pages are above `diff`.
+        render: makes the page, where `files.html` names one; it is an argument since
+            `report`, which has the pages, stands above `diff`.
         titles: what BASE and NEW are called in place of their folders.
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
+        FeatvizError: a run cannot be read, or a file of `files` cannot be written.
     """
     _refuse_page_of_url((base, new), files)
     folder = maps_folder(files)

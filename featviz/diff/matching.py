@@ -46,7 +46,8 @@ def compare_runs(
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
-        UsageError: a gate is none, or about nothing that is known.
+        UsageError: a gate cannot be read, or is about no compared layer, or about a
+            number that is not known of any.
     """
     # before any file is read: a misspelt gate should not cost a comparison
     gates = [parse_gate(text) for text in thresholds.fail_on]

@@ -56,7 +56,7 @@ def choose_channels(
 
 
 def count_chosen(text: str | None, channels: int) -> int:
-    """How many of so many channels a value of `--channels` chooses; None means all."""
+    """How many of `channels` channels a value of `--channels` chooses; None means all."""
     if text is None:
         return channels
     choice = channel_choice(text)

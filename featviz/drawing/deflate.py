@@ -97,7 +97,7 @@ _CODE = _U(8)
 
 
 def _mirrored(bits: int) -> np.ndarray:
-    """Each number of so many bits with its first bit last, uint64 [2 ** bits]."""
+    """Each number of `bits` bits with its first bit last, uint64 [2 ** bits]."""
     numbers = np.arange(1 << bits, dtype=np.uint64)
     mirrored = np.zeros(1 << bits, np.uint64)
     for bit in range(bits):
@@ -199,7 +199,7 @@ def _deflated_block(
 
     Args:
         block: uint8 [n], at a multiple of eight bytes.
-        step: of so many samples of the block one is counted.
+        step: one of `step` samples of the block is counted.
         before: the block before.
         out: uint8 [2 n + 512 or more], to be written over.
     """
@@ -257,7 +257,7 @@ def count(units, rest, step, match_symbols, counts):
     Args:
         units: uint64 [n], the bytes of the block, eight by eight.
         rest: uint8 [0..7], its last bytes.
-        step: one sample of so many is counted.
+        step: one of `step` samples is counted.
         match_symbols: uint64 [259], by the length of a match.
         counts: int64 [4, symbols], to be added to. Four rows, so that equal neighbours
             add to different numbers, and none waits for the one before; their sum

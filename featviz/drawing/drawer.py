@@ -101,7 +101,7 @@ def magnitude_and_phase(
     if tensor.dtype == torch.complex32:  # has neither abs nor angle
         tensor = tensor.to(torch.complex64)
     yield RealCapture(site.inside("abs"), tensor.abs(), hints)
-    # a mean of angles is none: π and -π are the same
+    # a mean of angles says nothing: π and -π are the same direction
     if options.reduce is None:
         phase_hints = replace(hints, phase=True)
         yield RealCapture(site.inside("angle"), tensor.angle(), phase_hints)
@@ -111,12 +111,13 @@ def magnitude_and_phase(
 def settled(
     options: DrawOptions, capture: str, aligned: bool, phase: bool
 ) -> tuple[DrawOptions, Scale]:
-    """Options and scale without `auto`, and without an overlay where there can be none.
+    """Options and scale with `auto` decided, and without an overlay where maps cannot lie
+    over the input.
 
     Args:
         capture: the kind of the capture, or SALIENCY.
-        aligned: whether its maps are pictures of the input. Tokens beside the grid,
-            vectors and attention are none.
+        aligned: whether its maps are pictures of the input; not those of tokens beside
+            the grid, vectors and attention.
         phase: whether they are the phases of complex numbers.
     """
     if phase:

@@ -19,7 +19,7 @@ from featviz.records import FORMATS, Bytes, GridPlan, Tiles
 from featviz.text import by
 
 PIECE_BYTES = 2**19
-"""About so many pixels of a picture are made at a time: they stay in a core's cache."""
+"""About how many pixels of a picture are made at a time: they stay in a core's cache."""
 STRIP_WIDTH = 1024
 """Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
 STRIP_RATIO = 8
@@ -35,8 +35,8 @@ CONSTANT = 2
 SMALLEST = 5
 """Pixels below which a tile has no room for a mark."""
 _STROKE = 48
-"""A mark's line is a pixel wide for every so many pixels of the tile's longer side, at
-least 1."""
+"""Pixels of the tile's longer side for each pixel that a mark's line is wide; it is 1
+at least."""
 
 
 class Label(NamedTuple):

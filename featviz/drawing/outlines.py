@@ -20,7 +20,7 @@ from featviz.text import printable
 
 _POINTS = 11
 _LINES_A_SIDE = 200
-"""A line is one pixel for so many pixels of the picture's longer side."""
+"""Pixels of the picture's longer side for each pixel that a line is wide."""
 
 
 def with_boxes(

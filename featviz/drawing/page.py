@@ -48,7 +48,7 @@ _FIRST = 2 * _SIDE + 2 * _APART
 _TITLE_POINTS = 115
 """A title of n letters fits a line of i inches at 115 · i / n points."""
 _LONG = 8
-"""A tile that is so many times as long as it is wide is stretched to fill its cell."""
+"""A tile that is this many times as long as it is wide is stretched to fill its cell."""
 _MARKED = {grid.NONE: "", grid.ZERO: " (all zero)", grid.CONSTANT: " (constant)"}
 
 
@@ -108,7 +108,7 @@ class FigureSize(NamedTuple):
 
 
 def figure_size(count: int) -> FigureSize:
-    """The geometry of a figure of so many tiles; one alone is large."""
+    """The geometry of a figure of `count` tiles; one alone is large."""
     columns = ceil(sqrt(count))
     side = 2 * _SIDE if count == 1 else _SIDE
     across = side + _APART + _BAR + _TICKS

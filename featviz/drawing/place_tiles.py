@@ -57,7 +57,7 @@ def parse_place(text: str) -> Place:
         text: `IMAGE@X,Y`, X and Y from 0 to 1; the name may hold `@`, too.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text has another form, or X or Y is not in 0..1.
     """
     match = _ADDRESS.fullmatch(text)
     numbers = []

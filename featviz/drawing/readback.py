@@ -46,10 +46,12 @@ class LevelScale(NamedTuple):
 
 
 def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScale:
-    """The values behind a grid's levels, by its range or that of each channel.
+    """The values behind a grid's levels, by its range or that of each channel; 0 for a
+    channel without a finite value.
 
     Args:
         palette: of the picture; None for grey levels.
+        row: of the manifest, for the grid.
         stats: [channels, 6] of all channels.
     """
     channels = drawn_channels(row)
@@ -60,7 +62,7 @@ def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScal
             np.full(len(channels), np.nan if end is None else end) for end in row.range
         )
     low = np.nan_to_num(low)
-    # a palette has two more entries, for padding and for what is not finite
+    # of the 256 entries of a palette one is for padding, one for what is not finite
     count = 256 if palette is None else 254
     return LevelScale(low, (np.nan_to_num(high) - low) / (count - 1))
 
@@ -179,8 +181,8 @@ def read_places(
 
 
 def _averaged(tiles: Bytes, factor: int) -> Floats:
-    """Maps [C, H, W] with squares of so many pixels a side averaged, those at the lower
-    and right edge of fewer."""
+    """Maps [C, H, W] with squares of `factor` pixels a side averaged; those at the lower
+    and right edge have fewer pixels."""
     count, height, width = tiles.shape
     rows = -(-height // factor)
     columns = -(-width // factor)

@@ -106,13 +106,14 @@ class Letters(NamedTuple):
 
 
 class Canvas:
-    """White paper in inches, which are rounded to pixels.
+    """White paper in inches, which are rounded to pixels. Places are counted from its
+    upper left corner, to the right and down.
 
     It talks to matplotlib's renderer: axes, of which a figure has 33, take twenty times
     as long."""
 
     def __init__(self, height: int, width: int, dpi: int = DPI) -> None:
-        """Take paper of a height and width in pixels, so many of them to the inch."""
+        """Take paper of a height and width in pixels, `dpi` of them to the inch."""
         require_matplotlib()
         from matplotlib.backends import backend_agg
 
@@ -173,8 +174,11 @@ class Canvas:
         """Write a line of text at a point.
 
         Args:
+            x, y: the point, in inches.
+            anchor: where the text lies by the point: `right` of it, for one.
             max_width: inches; of a longer text the middle is left out.
-            upright: the text runs upwards, and is centred around the point.
+            upright: the text runs upwards, and is centred around the point, whatever
+                `anchor` says.
 
         Returns:
             How wide the text is, in inches.
@@ -204,7 +208,7 @@ class Canvas:
         return float(width / self.dpi)
 
     def fitted(self, text: str, letters: Letters, max_width: float) -> str:
-        """A text, of which the middle is left out where it is wider than so many
+        """A text, of which the middle is left out where it is wider than `max_width`
         inches."""
         text = cut(printable(text), _LONGEST_TEXT)
         if self.width(text, letters) <= max_width:
@@ -292,7 +296,8 @@ def end_of(name: str, letters: int) -> str:
 
 
 def begin_of(line: str, points: int, max_width: float) -> str:
-    """The beginning of a line that is wider than so many pixels, with a mark."""
+    """A line that is at most `max_width` pixels wide: of a wider one the beginning, and
+    `…`."""
     if text_width(line, points) <= max_width:
         return line
     length = len(line)
@@ -306,6 +311,7 @@ def resized(
     factor: float,
     smooth: Image.Resampling = Image.Resampling.BILINEAR,
 ) -> Image.Image:
-    """A picture so many times as large. Its pixels stay squares where it grows."""
+    """A picture `factor` times as wide and as high. Its pixels stay squares where it
+    grows."""
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     return image.resize(size, Image.Resampling.NEAREST if factor > 1 else smooth)

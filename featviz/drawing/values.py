@@ -25,8 +25,8 @@ FLAT = 2.0**-20
 rounding."""
 
 _FAR = 16.0
-"""Where zero lies further from a map than so many of its spans, half a level taken from
-`low` would be lost in rounding, and is added behind the multiplication."""
+"""Where zero lies further from a map than this many of its spans, half a level taken
+from `low` would be lost in rounding, and is added behind the multiplication."""
 
 _TINY = 1e-30
 """The reciprocal of a smaller span may overflow. Also the span where two percentiles

@@ -34,8 +34,8 @@ _ALIGNMENTS = {
 
 
 class VectorCanvas(Canvas):
-    """White paper in inches. What is drawn on it are objects of a figure: pictures keep
-    their own pixels, and text is text."""
+    """White paper in inches, counted as those of `Canvas`. What is drawn on it are objects
+    of a figure: pictures keep their own pixels, and text is text."""
 
     def __init__(self, height: float, width: float) -> None:
         """Take paper of a height and width in inches."""

@@ -163,6 +163,7 @@ class CropReader:
             yield seen
 
     def _vanished(self, number: int, error: FeatvizError) -> None:
+        """Warn of an image that could be read before, and note that it is gone."""
         log.warning(
             "%s cannot be read again: %s",
             self.study.samples[number].name,

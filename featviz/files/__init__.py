@@ -42,9 +42,12 @@ its place."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; no FIFO, device, socket or folder. Links are
-    followed (see `ReadFolder`). FileNotFoundError where there is no such file, else
-    FileError."""
+    """Open a regular file for reading. Links are followed (see `ReadFolder`).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it cannot be opened, or is a FIFO, a device, a socket or a folder.
+    """
     with _errors_named(str(path)):
         return _opened(str(path), path.stat())
 
@@ -127,7 +130,7 @@ class OpenFolder:
         return os.stat(self.at(name), dir_fd=self.descriptor, follow_symlinks=False)
 
     def child(self, name: str) -> Self:
-        """Open a folder in this one; a link is none."""
+        """Open a folder in this one; OSError for a link."""
         return type(self)(self.path / name, self)
 
     def entries(self) -> list[os.DirEntry[str]]:
@@ -179,7 +182,13 @@ class ReadFolder(OpenFolder):
         return folder
 
     def open(self, relative: str) -> BinaryIO:
-        """Open a regular file for reading; as `open_regular`, but through no link."""
+        """Open a regular file for reading.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            FileError: it, or a folder on the way to it, is a link; it lies outside this
+                folder; it cannot be opened, or is no regular file.
+        """
         with _errors_named(relative):
             if not is_inside(relative):
                 raise OSError("it lies outside its folder")
@@ -190,7 +199,12 @@ class ReadFolder(OpenFolder):
             return folder.open_regular(name)
 
     def read(self, relative: str, most: int) -> bytes:
-        """The content of a file of at most `most` bytes; raises as `open` does."""
+        """The content of a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            FileError: it has more than `most` bytes, or cannot be read.
+        """
         content, size = self.head(relative, most)
         if size > most:
             raise FileError(
@@ -199,19 +213,29 @@ class ReadFolder(OpenFolder):
         return content
 
     def read_json(self, relative: str, most: int) -> Any:
-        """The value of a JSON file that `parse_json` takes; raises as `read` does."""
+        """The value in a JSON file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            FileError: it has more than `most` bytes, is no JSON that `parse_json` takes,
+                or cannot be read.
+        """
         with _errors_named(relative):
             return parse_json(self.read(relative, most).decode("utf-8"))
 
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
-        """The first bytes of a file, at most `most`, and how many it has; raises as
-        `open` does."""
+        """The first bytes of a file, at most `most`, and how many it has in all.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            FileError: it cannot be read.
+        """
         with self.open(relative) as file, _errors_named(relative):
             size = os.fstat(file.fileno()).st_size
             return file.read(min(size, most)), size
 
     def size(self, relative: str) -> int:
-        """Bytes of a regular file; raises as `open` does."""
+        """How many bytes a file has; FileNotFoundError or FileError as from `head`."""
         return self.head(relative, 0)[1]
 
 
@@ -239,7 +263,12 @@ def _opened(
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
-    """Read a regular file of at most `most` bytes; raises as `open_regular` does."""
+    """Read a regular file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it has more than `most` bytes, cannot be read, or is no regular file.
+    """
     with open_regular(path) as file, _errors_named(str(path)):
         size = os.fstat(file.fileno()).st_size  # to read more would allocate more
         content = file.read(min(size, most) + 1)
@@ -251,13 +280,24 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
 
 
 def read_text(path: Path, most: int = SMALL) -> str:
-    """Read a UTF-8 file of at most `most` bytes; raises as `open_regular` does."""
+    """Read a file of text.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it has more than `most` bytes, is not UTF-8, or cannot be read.
+    """
     with _errors_named(str(path)):
         return read_bytes(path, most).decode("utf-8")
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
-    """Read a JSON file that `parse_json` takes; raises as `read_bytes` does."""
+    """Read a JSON file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it has more than `most` bytes, is no JSON that `parse_json` takes, or
+            cannot be read.
+    """
     with _errors_named(str(path)):
         return parse_json(read_bytes(path, most).decode("utf-8"))
 
@@ -266,8 +306,9 @@ def parse_json(text: str) -> Any:
     """Parse a JSON document.
 
     Raises:
-        ValueError: Where it is none, has more than DEEPEST levels, a number that JSON
-            has not (NaN, Infinity), or one of more digits than Python reads.
+        ValueError: Where the text is not JSON, has more than DEEPEST levels, a number
+            that JSON does not have (NaN, Infinity), or one of more digits than Python
+            reads.
     """
     # the parser recurses, and ends the process where the stack ends
     depth = 0

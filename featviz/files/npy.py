@@ -25,7 +25,8 @@ _NUMBERS = "biufc"
 
 
 def read_npy(file: bytes | BinaryIO) -> np.ndarray:
-    """The array of an npy file; ValueError where it is none, or not whole."""
+    """The array of an npy file; ValueError where the file is not an npy file, not whole,
+    or holds no numbers."""
     with _errors_as_one():
         array = np.load(_opened(file), allow_pickle=False, max_header_size=_MAX_HEADER)
     if not isinstance(array, np.ndarray) or array.dtype.kind not in _NUMBERS:
@@ -34,8 +35,12 @@ def read_npy(file: bytes | BinaryIO) -> np.ndarray:
 
 
 def read_npz(data: bytes) -> np.ndarray:
-    """The one array of an npz file, or the one that is called `image`; ValueError or
-    FileError where there is none."""
+    """The one array of an npz file, or the one that is called `image`.
+
+    Raises:
+        ValueError: as from `read_arrays`: it is not an npz file of numbers.
+        FileError: it holds no array, or several of which none is called `image`.
+    """
     arrays = read_arrays(data)
     array: np.ndarray = only(
         arrays, "arrays", "np.save('array.npy', np.load(FILE)[NAME])"
@@ -44,8 +49,12 @@ def read_npz(data: bytes) -> np.ndarray:
 
 
 def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, of which all together take at most `max_bytes`;
-    ValueError where it is none, or not whole."""
+    """The arrays of an npz file, by name.
+
+    Raises:
+        ValueError: it is not an npz file, not whole, holds what is not an array of
+            numbers, or unpacks to more than `max_bytes`.
+    """
     with _errors_as_one():
         archive: Any = np.load(
             _opened(data), allow_pickle=False, max_header_size=_MAX_HEADER

@@ -55,8 +55,8 @@ class ModelOutput(NamedTuple):
     """Of a detector of torchvision, where `weak_boxes_too` has taken it away."""
 
     def tensor(self, key: str, ndim: int) -> Tensor | None:
-        """The floats at a key of the output, if they have as many axes and are of one
-        image."""
+        """The floats at a key of the output; None where there is no dense tensor
+        [1, ...] of floats with `ndim` axes."""
         tensor = output_at(self.value, key)
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return None
@@ -482,12 +482,12 @@ class Reading(NamedTuple):
     answer: Answer
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number that is the target; None where it is none of the family's, but one
-        that any model may have.
+        """The number that is the target; None where the family has no such target, but
+        any model may have it.
 
         Raises:
-            UsageError: the family has no such target, or this image none (a
-                NothingFoundError).
+            UsageError: no model of the family has such a target; a NothingFoundError
+                where it is only this image that lacks it.
         """
         if target.keys or target.layer is not None:
             return None

@@ -154,7 +154,7 @@ def parse(option: str, text: str) -> Intervention:
         text: `SELECTORS:5,17` for the one, `SELECTORS:CHANGE` for the other.
 
     Raises:
-        UsageError: the text is none of these.
+        UsageError: the text is of another form.
     """
     # selectors may hold a colon (`re:`, `fn:`), changes hold none
     selectors, _, change = text.rpartition(":")

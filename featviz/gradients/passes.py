@@ -338,7 +338,7 @@ class Watched:
             args: the model's arguments, on its device.
 
         Raises:
-            UsageError: the target is none of this output, or no gradient flows back.
+            UsageError: this output has no such target, or no gradient flows back.
         """
         model = self.model
         target = self.plan.target

@@ -174,8 +174,8 @@ def _no_fit(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
 
 
 def _fits(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
-    """Whether so many channels are what the model takes, or become so: grey is repeated
-    as RGB, and a picture of 8 bits is made grey."""
+    """Whether an image of `count` channels is what the model takes, or can be made so:
+    grey is repeated as RGB, and a picture of 8 bits is made grey."""
     if count == expected.channels or (count, expected.channels) == (1, 3):
         return True
     is_picture = array.dtype == np.uint8 and not expected.volume
@@ -377,7 +377,7 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
         name: Of the value, for messages.
 
     Raises:
-        UsageError: Where it is none.
+        UsageError: Where the value is not an image, of these types and shapes.
     """
     if isinstance(value, Image.Image):
         return [value]
@@ -485,7 +485,7 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
         name: For messages.
 
     Raises:
-        UsageError: Where its shape or its values are none of an image.
+        UsageError: Where its shape or its values are not those of an image.
     """
     shape = list(array.shape)
     dtype = array.dtype

@@ -413,7 +413,7 @@ def decode(
     Args:
         sample: The files.
         background: A colour, which shows where an image is transparent.
-        frames: Take so many images, evenly spread over the files or an animation.
+        frames: How many images to take, evenly spread over the files or an animation.
             Without it every file, and of an animation the first frame, with a warning
             unless `quiet`.
         expected: What the model takes; of neither grey nor RGB, the channels are those

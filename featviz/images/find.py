@@ -389,7 +389,8 @@ def _numbers_of(frame: Sample) -> list[tuple[int, str]]:
 
 
 def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Video files as so many images each, `clip.mp4/00`, `clip.mp4/01`, ..."""
+    """Samples with each video file replaced by `count` images of it: `clip.mp4/00`,
+    `clip.mp4/01`, ..."""
     images: list[Sample] = []
     # as many digits for all, so that names sort by number
     digits = len(str(count - 1))

@@ -508,7 +508,7 @@ def _rgb(pixels: Bytes) -> Bytes:
 
 
 def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile | None:
-    """An output [1, C, H, W] as a picture; None where it is none.
+    """An output [1, C, H, W] as a picture; None where it does not show a picture.
 
     One or three channels are pixels: 0..1 as they are, others from the least to the
     greatest. Scores of a segmentation are the likeliest class, in colours that mean

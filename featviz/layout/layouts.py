@@ -1,5 +1,5 @@
 """The layouts: how the axes of a tensor stand, and how they become feature maps, a
-record for each; which grid so many tokens make, and where pieces of a map belong.
+record for each; which grid a number of tokens makes, and where pieces of a map belong.
 
 Nothing here imports torch or numpy: what reads a run directory and what prints help
 read this, too."""

@@ -481,7 +481,7 @@ class UserTransform:
 
     @classmethod
     def vector(cls, count: int) -> UserTransform:
-        """A vector of so many numbers from a file."""
+        """A transform that reads a vector of `count` numbers from a file."""
 
         def numbers(values: Any) -> list[Tensor]:
             # among the images of a folder there may be pictures, too

@@ -170,7 +170,7 @@ def _build(
         options: How the model is loaded.
 
     Raises:
-        LoadError: Where the config is none of the class, or of the weights.
+        LoadError: Where the config does not fit the class or the weights.
     """
     # eager, so that the weights of attention can be seen
     attention = str(fields.pop("attn_implementation", "eager"))

@@ -135,7 +135,15 @@ def load_model(
 
 
 def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module:
-    """The module out of its wrappers, on its device; LoadError where it has no values."""
+    """The module out of its wrappers, on its device; in float32 where a CPU would compute
+    in half precision.
+
+    Args:
+        path: The file that it comes from, for messages.
+
+    Raises:
+        LoadError: Where its tensors have no values.
+    """
     refuse_meta(module)
     with weights.one_line(path):
         module = weights.unwrapped(module)
@@ -879,7 +887,7 @@ def _made_by_code(
         module = target(options.spec)
         if isinstance(module, nn.Module):
             return module, hparams
-        return _call(module, hparams, options)
+        return _made_by_factory(module, hparams, options)
 
 
 def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
@@ -908,10 +916,19 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
     return hparams
 
 
-def _call(
+def _made_by_factory(
     factory: Any, hparams: dict[str, Any], options: ModelOptions
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that a factory makes, and the hyper-parameters that it took."""
+    """The model that a factory makes, and the hyper-parameters that it was called with.
+
+    Args:
+        factory: The function or class that `options.spec` names.
+        hparams: Of a checkpoint, by name; those that the factory has no argument for are
+            left out, and `--model-arg` wins over them.
+
+    Raises:
+        LoadError: Where it is not callable, fails, or makes no module.
+    """
     spec = options.spec
     if not callable(factory):
         message = f"{spec} is a {type(factory).__name__}, not a factory"

@@ -197,8 +197,12 @@ def _is_constant(node: Any, constants: Collection[str]) -> bool:
 
 
 def _scopes(node: Any, classes: dict[str, str]) -> tuple[str, ...] | None:
-    """The modules around a node by the metadata of torch.onnx.export(dynamo=True); None
-    where there are none. Notes their classes."""
+    """Names of the modules around a node, the outermost first, from the metadata that
+    torch.onnx.export(dynamo=True) writes; None for a file without it.
+
+    Args:
+        classes: filled with the class of each of these modules, by its name.
+    """
     metadata = {entry.key: entry.value for entry in node.metadata_props}
     scopes = _list_of_names(metadata.get(_SCOPES, ""))
     if not scopes:
@@ -211,7 +215,7 @@ def _scopes(node: Any, classes: dict[str, str]) -> tuple[str, ...] | None:
 
 
 def _list_of_names(text: str) -> list[str]:
-    """A list of strings as Python writes it; nothing where a text is none."""
+    """A list of strings as Python writes it, `['a', 'b']`; empty for any other text."""
     if not text.startswith("[") or len(text) > _LONGEST:
         return []
     try:

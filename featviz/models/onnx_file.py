@@ -208,12 +208,13 @@ def _take_in(tensor: Any, folder: ReadFolder, limit: int, file_name: str) -> int
 
 
 def _number(entries: Mapping[str, str], key: str, default: int | None) -> int | None:
-    """A number of bytes; None where the text is none.
+    """A number of bytes, from an entry of a tensor's external data; None where the
+    entry's text is not a number of at most 19 digits.
 
     Args:
-        entries: Of a tensor's external data.
+        entries: Texts by key.
         key: `offset` or `length`.
-        default: What it is where there is no such entry.
+        default: The result where there is no such entry.
     """
     text = entries.get(key)
     if text is None:

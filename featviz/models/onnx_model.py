@@ -655,7 +655,8 @@ def _add_parameters(
     """Give a layer the constants that its node takes, for what lists parameters.
 
     Args:
-        parameters: Those of the graph, filled as they are met; None for what is none.
+        parameters: Those of the graph by name, filled as they are met; None for a
+            constant that is not a parameter.
     """
     names = ("", *_PARAMETER_NAMES.get(node.op_type, ()))
     for index, value in enumerate(node.input):

@@ -473,7 +473,12 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
 
 
 def _processor_settings(folder: Path) -> dict[str, Any] | None:
-    """What a folder's files say of its image processor."""
+    """The settings of a model's image processor, from the JSON files of the model's
+    folder; None where no file has them.
+
+    Raises:
+        FileError: one of the files cannot be read, or is not JSON.
+    """
     # processors of texts and images have a file for all of their parts
     for name, key in (("processor_config.json", "image_processor"), (_FILE, None)):
         if (folder / name).exists():

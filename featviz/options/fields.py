@@ -141,7 +141,7 @@ class Option:
                 option, where it may be left out.
 
         Raises:
-            UsageError: the value is none that this option takes.
+            UsageError: this option does not take the value.
         """
         # in Python, None stands for what happens without the option
         if value is None and self.takes_none:
@@ -295,7 +295,8 @@ def _read_choice(value: Any, choices: Sequence[str]) -> str:
         choices: at least one, of which the result is one, in its own case.
 
     Raises:
-        ValueError: a text that is none of them; AttributeError: no text.
+        ValueError: a text that is not among the choices.
+        AttributeError: what is not a text.
     """
     name = choices[0] if value is True else value.strip().lower()
     # both are usual, and files have one ending
@@ -393,7 +394,7 @@ def read_from(
         **fields: values of fields as they stand.
 
     Raises:
-        UsageError: a value is none that its option takes.
+        UsageError: an option does not take its value.
     """
     defaults = {field.name: field.default for field in structs.fields(record_type)}
     for name, inner_type in nested(record_type).items():

@@ -18,7 +18,7 @@ from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
 MOST_BYTES = 25_000_000
-"""About so many bytes has one file at most: what usual mail servers take."""
+"""About how many bytes one file has at most: what usual mail servers take."""
 FEWEST = 4
 """Maps of a layer below which it shows too little, however large the file becomes."""
 # characters for each byte of a picture, which stands in the page as text

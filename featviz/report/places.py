@@ -242,8 +242,8 @@ def _image_entry(page: ReportPage, number: int, site: Site) -> ImageEntry:
 
 
 def _most_axes(group: Group, most_side: int, available: int) -> int:
-    """How many axes so many bytes hold, for the image with the most places; never fewer
-    than eight, even if that is more bytes."""
+    """How many axes fit into `available` bytes, for the image with the most places; never
+    fewer than eight, even if they take more bytes."""
     without = _bytes_of(group, most_side, 0)
     count = _bytes_of(group, most_side, 1) - without
     return max(_COUNTS[0], min(_COUNTS[-1], (available - without) // count))

@@ -308,8 +308,8 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
 
 
 def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
-    """UTF-8; a byte of a name that is none stands as it does in the manifest. Pictures
-    are as they are."""
+    """Texts as UTF-8, where a byte of a name that is not UTF-8 stands escaped, as it does
+    in the manifest; pictures as they are."""
     for part in parts:
         if isinstance(part, str):
             yield part.encode("utf-8", "backslashreplace")

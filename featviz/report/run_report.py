@@ -178,7 +178,7 @@ class LayerPage:
     audit: AuditView | None
     audited: ChannelFindings
     shown_channels: int = 24
-    """Of a layer of more channels the page shows so many until it is unfolded."""
+    """How many channels the page shows of a layer of more, until it is unfolded."""
 
 
 class _RenderedImage(NamedTuple):

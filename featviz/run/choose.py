@@ -43,11 +43,12 @@ def choose_layers(
     Args:
         text: the selectors. One that matches nothing beside others that do is warned
             of.
-        blank: zeros, as the model takes them.
+        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
+        tensor_layout: values of `--tensor-layout`, which a first look reads by.
 
     Raises:
-        UsageError: no layer matches; the hint names the types that there are, and
-            functions that do the same.
+        UsageError: a selector cannot be read, or no layer matches; the hint names the
+            types that there are, and functions that do the same.
     """
     if text is None:
         from featviz.run.stages import first_look

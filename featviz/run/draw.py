@@ -95,7 +95,7 @@ def _draw_side_by_side(
         memory_before = workers.reset_peak_memory()
         yield from draw_all(run, samples[:1], stop)
         bytes_each = workers.peak_memory() - memory_before
-        count = workers.fitting(min(count, len(samples) - 1), bytes_each)
+        count = workers.count_fitting(min(count, len(samples) - 1), bytes_each)
         rest = range(1, len(samples))
         with closing(workers.in_processes(rest, work, count, stop, lost)) as results:
             yield from results

@@ -245,7 +245,7 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
 
 
 def _holds_vector(sample: Sample, features: int) -> bool:
-    """Whether a file holds so many numbers along one axis; not where it cannot be read,
+    """Whether a file holds a vector of `features` numbers; not where it cannot be read,
     which is an error of this image when its turn comes."""
     with suppress(ImageError):
         raw = ExpectedImage(0, raw=True)
@@ -282,8 +282,11 @@ def find_images(
 def grouped(
     samples: Sequence[Sample], preprocess: Preprocess, frames: int | None = None
 ) -> list[Sample]:
-    """Samples as the model takes them: images (of a video so many `frames`), clips, or
-    several images at once."""
+    """Samples as the model takes them: images, clips, or several images at once.
+
+    Args:
+        frames: how many images are taken of a video, for a model of single images.
+    """
     # an image model takes frames of a video one by one
     if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
         samples = find.stills(samples, frames)

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def held(options: RunOptions) -> Iterator[Folder]:
-    """The folder to write into, which no other process has but for other shards of the
-    run: `out`; or a hidden one, which takes its place at the end, where `out` holds a
-    run that is to be replaced.
+    """Lock the folder that the run is written into, and open it. Where `out` holds a run
+    that is to be replaced, it is a hidden folder, which takes the place of `out` at the
+    end; else it is `out`. Other shards of the run may write there meanwhile.
 
     Args:
         options: let pass by `prepare.check_options`, so never `overwrite` with a shard.

@@ -137,13 +137,24 @@ def first_look(
 ) -> list[Layer]:
     """The first convolution and the end of each stage. Where the blocks of a model all
     have one resolution, as those of a ViT, and are most of it, each of them is taken. A
-    model without maps shows its vectors."""
+    model without maps shows its vectors.
+
+    Args:
+        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
+        tensor_layout: values of `--tensor-layout`.
+
+    Returns:
+        Layers in the order of `list_layers`; empty where none of several gives a map or
+        a vector.
+    """
     layers = list_layers(model.module)
     book = HintBook(model.module, blank[0].shape, tensor_layout)
     # zeros are followed as an image is: the layout of some tensors only that tells
     with book.traced(model.module, layers):
         shapes = probe(model, blank, layers, ("output", "input"))
-    height, width = book.of_layer(layers[0]).input_size or blank[0].shape[-2:]
+    # torchvision's detectors resize what they are given, before their layers see it
+    seen_size = book.of_layer(layers[0]).input_size
+    height, width = seen_size or blank[0].shape[-2:]
     calls = _calls(model, book, shapes, (height, width))
     chosen = _ends_of_stages(CallTree(calls, (height, width)))
     if not chosen:

@@ -88,8 +88,8 @@ def can_fork() -> bool:
     return _FORK is not None and multiprocessing.parent_process() is None
 
 
-def fitting(count: int, bytes_each: int) -> int:
-    """So many of `count` workers as there is memory for, at least one.
+def count_fitting(count: int, bytes_each: int) -> int:
+    """How many of `count` workers there is memory for, at least one.
 
     Args:
         bytes_each: how much memory this process took for its first image.

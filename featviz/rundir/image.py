@@ -534,8 +534,8 @@ def picture_header(
 
 
 def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
-    """That of a PNG; None where it is none. Its size stands in the first bytes, and a
-    run holds thousands of them: Pillow would read more."""
+    """Size and bytes of a PNG; None where the file is not a PNG. A run holds thousands of
+    them: the size stands in the first bytes, and Pillow would read more."""
     head, size = folder.head(name, _PNG_HEAD)
     if len(head) < _PNG_HEAD or not head.startswith(_PNG):
         return None
@@ -545,7 +545,11 @@ def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
 
 
 def _pillow_header(folder: ReadFolder, name: str, format: str) -> PictureHeader | None:
-    """That of a picture of one of Pillow's formats; None where it is none."""
+    """Size and bytes of a picture; None where Pillow cannot read the file as one.
+
+    Args:
+        format: Pillow's name of it, `WEBP`.
+    """
     with folder.open(name) as file, warnings.catch_warnings():
         # no pixel is decoded here
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -36,19 +36,25 @@ _LONGEST_SIGNATURE = 4096
 
 @contextmanager
 def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
-    """Hold a folder that this command writes, or one shard of it, into which others of
-    the same division write theirs. The folder is made if it is missing; at the end it
-    goes again if it is empty. The locks of processes that were killed are removed, and
-    an earlier result that one of them had moved away comes back.
+    """Lock a folder while this command writes into it. The folder is made if it is
+    missing, and removed at the end if it is empty. Locks that killed processes left are
+    removed, and an earlier result that one of them had moved away comes back.
+
+    Args:
+        out: the folder; a file is let pass, since `check_free` refuses it.
+        shard: what this command draws of the run, where it is divided: other shards of
+            the same division may write into the folder at the same time, nobody else
+            may. None lets nobody else write.
 
     Raises:
-        StoreError: another process writes it.
+        StoreError: another process writes into it.
     """
-    if out.exists() and not out.is_dir():  # which `check_free` refuses
+    if out.exists() and not out.is_dir():
         yield
         return
     holder = f"--out {quoted(str(out))}"
-    with ExitStack() as until_end, ExitStack() as beginning:
+    # locks that stay until the end, and those of the moment in which a shard begins
+    with ExitStack() as until_end, ExitStack() as until_begun:
         _bring_back(out, holder)
         if shard is None:
             until_end.enter_context(locked(out / LOCK_FILE, holder))
@@ -56,8 +62,8 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
             of_shard = out / f".featviz.{shard.index + 1}-of-{shard.count}.lock"
             until_end.enter_context(locked(of_shard, f"shard {shard} of {holder}"))
             # a run that is not divided must not begin at the same moment
-            beginning.enter_context(among_shards(out))
-            beginning.enter_context(locked(out / LOCK_FILE, holder))
+            until_begun.enter_context(among_shards(out))
+            until_begun.enter_context(locked(out / LOCK_FILE, holder))
         for path in sorted(out.glob(".featviz.*.lock")):
             lock = SHARD_LOCKS.fullmatch(path.name)
             if lock is None or lock["count"] is None:
@@ -65,7 +71,7 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
             # shards of the same division may go on, and take their own locks
             if shard is None or int(lock["count"]) != shard.count:
                 end_lock(path, holder)
-        beginning.close()
+        until_begun.close()
         yield
 
 

@@ -103,7 +103,11 @@ class ReadRun:
 
 
 def read_record(root: Path) -> RunRecord:
-    """What run.json of a run directory says; StoreError where it is none of a run."""
+    """The content of run.json of a run directory.
+
+    Raises:
+        StoreError: it is missing, does not fit, or is of another command.
+    """
     return _checked(root, schema.read_json(root / RUN_FILE))
 
 
@@ -111,7 +115,7 @@ def _checked(root: Path, content: Mapping[str, Any]) -> RunRecord:
     """The content of a run.json as a record.
 
     Raises:
-        StoreError: it is that of kernels, or does not fit.
+        StoreError: another command wrote it, such as `kernels`, or it does not fit.
     """
     result = content.get("kind", "run")
     if result != "run":

@@ -43,6 +43,7 @@ def verify(
     Args:
         roots: run directories, here or in object stores; a folder with the series of a
             training stands for the run of each of its steps.
+        progress: called after each image.
 
     Returns:
         For each run its `faults`, each of an `image` or of the whole run (None); how
@@ -50,6 +51,10 @@ def verify(
         run has not come to them, or they failed: no fault, `--resume` goes on); and
         `unlisted`, the files that nothing lists (no fault, but `--overwrite` would
         refuse them).
+
+    Raises:
+        FeatvizError: a location has no images, and no run.json that fits; or a store
+            cannot be read. With images, a run.json that does not fit is a fault.
     """
     # hashing lets other threads of Python run, and a disk serves several at once
     with (
@@ -74,7 +79,7 @@ class _Subject(NamedTuple):
     series: str | None
     """The folder of the series that it is a step of."""
     run: ReadRun | str
-    """What was read, or why it cannot be."""
+    """What was read, or the fault that run.json is missing or does not fit."""
 
 
 def _subjects(location: Path | Url, root: Path) -> list[_Subject]:

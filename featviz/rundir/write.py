@@ -207,7 +207,7 @@ class RunDirectory:
         return complete
 
     def record(self) -> dict[str, Any] | None:
-        """The content of run.json; None where there is none of featviz."""
+        """The content of run.json; None where there is no run.json of featviz."""
         if not holds_run(self.root):
             return None
         return read_json(self.root / RUN_FILE)

@@ -192,6 +192,6 @@ def test_no_worker_outlives_a_killed_parent() -> None:
 def test_workers_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there is memory for, but never none."""
     monkeypatch.setattr(workers, "_available_bytes", lambda: workers.SPARE_BYTES + 1000)
-    assert workers.fitting(8, bytes_each=300) == 3
-    assert workers.fitting(2, bytes_each=300) == 2
-    assert workers.fitting(8, bytes_each=5000) == 1
+    assert workers.count_fitting(8, bytes_each=300) == 3
+    assert workers.count_fitting(2, bytes_each=300) == 2
+    assert workers.count_fitting(8, bytes_each=5000) == 1

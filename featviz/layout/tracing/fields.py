@@ -227,7 +227,8 @@ def see_nothing(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
 
 
 def _on_each_edge(rule: EdgeRule) -> FieldRule:
-    """The rule for all four tables, from that for one."""
+    """A rule for receptive fields from a rule for one table, which is asked for each of
+    the four edges; of a tensor that is CONSTANT it gets None."""
 
     def fields(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
         edges = []
@@ -450,38 +451,48 @@ def _gathered(table: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def _responses(call: FollowedCall, axis: int, size: int) -> Tensor:
-    """What a function makes of the rows of a unit matrix, along one of its axes:
-    float32 [size, 1, positions of the result]."""
-    unit = torch.eye(size)[:, None]
+    """Which positions along an axis take each position of the argument: what a function
+    makes of impulses, rows that are 1 at one position and 0 at all others.
+
+    Args:
+        axis: of [N, C, ...], from 2 on.
+        size: of the argument along the axis.
+
+    Returns:
+        float32 [size, 1, positions of the result]; not 0 where a position of the result
+        takes the position of the impulse.
+    """
+    # the rows of a unit matrix
+    impulses = torch.eye(size)[:, None]
     # conv2d and conv3d take the same arguments
     name = call.name.rstrip("d123")
     if name == "interpolate":
         # The other axes have one position each, of which it may make several alike.
         lengths = [1] * (len(call.shape) - 2)
         lengths[axis - 2] = size
-        rows = unit.reshape(size, 1, *lengths)
+        rows = impulses.reshape(size, 1, *lengths)
         (resized,) = call.repeat(functional.interpolate, rows)
         along = resized.transpose(2, axis)
         return along.reshape(size, 1, along.shape[2], -1)[..., 0]
     if name.startswith("adaptive"):
         length = call.argument_along(axis, 1, "output_size") or size
-        return functional.adaptive_avg_pool1d(unit, length)
+        return functional.adaptive_avg_pool1d(impulses, length)
     if "conv" in name:
-        return _convolved(call, axis, unit)
-    return _pooled(call, axis, unit)
+        return _convolved(call, axis, impulses)
+    return _pooled(call, axis, impulses)
 
 
-def _convolved(call: FollowedCall, axis: int, unit: Tensor) -> Tensor:
-    """Rows [N, 1, size] under a convolution whose weights are 1, so that none hides what
-    it takes."""
+def _convolved(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
+    """What a convolution along one axis makes of impulses [size, 1, size]. Its weights
+    are taken as 1, since a weight of 0 would hide what is taken."""
     kernel = torch.ones(1, 1, call.argument(1, "weight").shape[axis])
     stride = call.argument_along(axis, 3, "stride", 1)
     padding = call.argument_along(axis, 4, "padding", 0)
     if not call.name.startswith("conv_transpose"):
         dilation = call.argument_along(axis, 5, "dilation", 1)
-        return functional.conv1d(unit, kernel, None, stride, padding, dilation)
+        return functional.conv1d(impulses, kernel, None, stride, padding, dilation)
     return functional.conv_transpose1d(
-        unit,
+        impulses,
         kernel,
         stride=stride,
         padding=padding,
@@ -490,16 +501,17 @@ def _convolved(call: FollowedCall, axis: int, unit: Tensor) -> Tensor:
     )
 
 
-def _pooled(call: FollowedCall, axis: int, unit: Tensor) -> Tensor:
-    """Rows [N, 1, size] under an average or a maximum over windows."""
+def _pooled(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
+    """What an average or a maximum over windows along one axis makes of impulses
+    [size, 1, size]."""
     kernel_size = call.argument_along(axis, 1, "kernel_size")
     stride = call.argument_along(axis, 2, "stride") or kernel_size
     padding = call.argument_along(axis, 3, "padding", 0)
     if call.name.startswith("avg_pool"):
         ceil_mode = call.argument(4, "ceil_mode", False)
-        return functional.avg_pool1d(unit, kernel_size, stride, padding, ceil_mode)
+        return functional.avg_pool1d(impulses, kernel_size, stride, padding, ceil_mode)
     dilation = call.argument_along(axis, 4, "dilation", 1)
     ceil_mode = call.argument(5, "ceil_mode", False)
     return functional.max_pool1d(
-        unit, kernel_size, stride, padding, dilation, ceil_mode
+        impulses, kernel_size, stride, padding, dilation, ceil_mode
     )

@@ -355,8 +355,9 @@ def _is_map(candidate: Candidate) -> bool:
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
-    """Whether the rows and columns of a layout are none of the map's, in whatever
-    order: MobileViTV2 carries [1, C, 4, N], the offset in a patch by the patch."""
+    """Whether what a layout takes for rows and columns are neither the rows nor the
+    columns of a map: MobileViTV2 carries [1, C, 4, N], the offset in a patch by the
+    patch."""
     axes = LAYOUTS[layout].spatial_axes
     if axes is None or trace.positions is None or trace.grid is None:
         return False
