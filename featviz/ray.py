@@ -124,7 +124,13 @@ def _wait(tasks: list[Any]) -> bool:
 
 
 def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResult:
-    """The result of one run over the images of all shards, in their order."""
+    """The result of one run over the images of all shards, in the order of the images.
+
+    Args:
+        root: the run directory.
+        results: of the shards, in their order.
+        interrupted: whether the user stopped the run.
+    """
     images: list[ImageResult] = []
     # image n is of shard n mod workers
     for row in zip_longest(*(result.images for result in results)):

@@ -66,6 +66,7 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
     """
 
     def decorate(function: F) -> F:
+        """The function with another signature and documentation."""
         # editors, notebooks and Sphinx read `__signature__`, so that each option can
         # be completed and is documented, and no function repeats the list
         signature = inspect.signature(function)

@@ -160,6 +160,7 @@ def _look_view(page: LookResult) -> View:
 
 
 def _cam_view(cams: ClassMaps) -> View:
+    """The maps of all images at all layers, and why images failed."""
     failures = [f"{name} failed: {reason}" for name, reason in cams.failures.items()]
     shots: list[Shot] = []
     for image in cams.images:

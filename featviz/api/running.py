@@ -115,8 +115,19 @@ def run(
 def read_run_request(
     model: Any, options: Mapping[str, Any], layers: Any, out: Any
 ) -> Request[RunOptions]:
-    """Read the keywords of `run`; `seed` is also that of noise, which a module may
-    have, too."""
+    """Read the keywords of `run`.
+
+    Args:
+        model: a module, or a MODEL string.
+        options: further keywords by name. `seed` is also that of the noise of `edit`, and
+            is taken for a module only with such noise.
+        layers: selectors, as the user gave them.
+        out: the run directory; None makes a temporary one.
+
+    Raises:
+        UsageError: an option does not take its value, or does not exist, or `model` is
+            neither a module nor a MODEL string.
+    """
     keywords = dict(options)
     # `seed` is an option of MODEL strings; noise of `--edit` takes the same one
     seed = declared(ModelOptions)["seed"].value(keywords.get("seed", 0))

@@ -35,8 +35,8 @@ COUNT, LOW, HIGH, MEAN, SQUARES, ZEROS, NONFINITE, AT_BOUND = range(8)
 
 
 class Moments(NamedTuple):
-    """Of C channels what their correlation needs. Values that are not finite count as
-    zero, since verdicts leave out such channels."""
+    """What the correlation of C channels is computed from. Values that are not finite
+    count as zero, since verdicts leave out such channels."""
 
     values: int
     """How many values of each channel were seen."""
@@ -121,7 +121,8 @@ def measure(
 
 
 def _moments(rows: Tensor) -> Moments:
-    """Those of one batch [B, C, P]; products in float32 about the batch's own mean."""
+    """The moments of one batch [B, C, P]; products are summed in float32, about the
+    batch's own mean."""
     # about the mean, since x² - mean² of float32 loses what channels far from 0 vary by
     channels = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
     mean = channels.mean(1)

@@ -63,12 +63,15 @@ class ChannelFinding:
 
 
 def _dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    """Which channels are never above `eps` at the activation, bool [C]; None where the
+    layer has no activation to judge by."""
     if evidence.ceiling is None:
         return None
     return evidence.ceiling <= thresholds.eps
 
 
 def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    """Which channels have one value everywhere, but for rounding; bool [C]."""
     import numpy as np
 
     # Two positions that compute the same may be off by a rounding. Without any finite
@@ -83,6 +86,8 @@ def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
 
 def _saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    """Which channels are at a bound of the activation more often than the threshold
+    says, bool [C]; None where the activation has no bound."""
     if evidence.saturated is None:
         return None
     return evidence.saturated > thresholds.saturated_at

@@ -118,6 +118,7 @@ def _cells(
     """A row of the table; `-` where a layer cannot be judged.
 
     Args:
+        label, type: of the layer, for the first two columns.
         row: an entry of `layers`, or `total`.
         counts: of each finding how many channels have it; None for not judged.
     """

@@ -184,6 +184,15 @@ def _default_names(graph: CallGraph) -> set[str]:
 def _selected_layers(
     model: LoadedModel, graph: CallGraph, text: str, blank: Sequence[Tensor]
 ) -> Sequence[Layer]:
+    """The layers that are audited by `--layers`; warns of selectors that match nothing.
+
+    Args:
+        text: the selectors.
+        blank: zeros, as the model takes them.
+
+    Raises:
+        UsageError: a selector cannot be read, or none matches anything.
+    """
     parsed = selectors.parse(text)
     # among the layers that the pass has met: modules, and activations that are functions
     layers = selectors.select(graph.layers, parsed)

@@ -241,7 +241,13 @@ def _ignore(number: int, error: Exception) -> None:
 
 def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
     """A channel as a map [h, w], thinned out to about a tile's size: tokens as a
-    square, without the class token; what is neither a map nor a square as one row."""
+    square, without the class token; what is neither a map nor a square as one row.
+
+    Args:
+        output: of one image, [1, ...].
+        channel_axis: the axis of `output` that counts channels; negative from the end.
+        channel: its index along that axis.
+    """
     rows = to_rows(layout.to_floats(output.detach()), channel_axis, 1)
     values: Floats = rows[0, channel].cpu().numpy().copy()
     shape = list(output.shape[1:])
@@ -290,6 +296,7 @@ def _draw(
 
 
 def _title(sheet: SuspectSheet) -> tuple[str, str]:
+    """Two lines above the suspects: the layer with their number, and what is drawn."""
     call = sheet.target.call
     label = printable(call.label)
     title = (

@@ -57,6 +57,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 
 def _content(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; UsageError where it is missing or cannot be read."""
     try:
         return tomllib.loads(read_text(path, _LARGEST))
     except (OSError, FileError, ValueError, RecursionError) as error:

@@ -312,7 +312,11 @@ def audit(values: Values) -> int:
 
 
 def _log_proof(proof: Mapping[str, Any]) -> None:
-    """By how much the output changes without the channels that can be cut out."""
+    """Tell how much the output changes without the channels that can be cut out.
+
+    Args:
+        proof: `verify` of audit.json.
+    """
     if not proof["channels"]:
         log.info("nothing to verify: no channel can be cut out")
         return

@@ -260,6 +260,14 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 def _refuse_weights_among(
     images: Sequence[str], model: str, arguments: Sequence[str]
 ) -> None:
+    """Refuse a file of weights among the images, as of `resnet18 weights.pth cat.jpg`;
+    the hint is the command with `--weights`.
+
+    Args:
+        images: the arguments in the place of images, at least one.
+        model: the argument in the place of MODEL.
+        arguments: the whole command line.
+    """
     weights = [image for image in images if Path(image).suffix.lower() in _WEIGHTS]
     # MODEL and IMAGE may be one path with a space
     if not weights or _exists(model) or _exists(f"{model} {images[0]}"):

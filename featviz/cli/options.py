@@ -118,6 +118,14 @@ def _write_options(
     title: str,
     options: Sequence[click.Option],
 ) -> None:
+    """Write a section of a command's help, unless all of its options are hidden.
+
+    Behind a form feed, a help text has what `--help-all` alone shows.
+
+    Args:
+        title: of the section.
+        options: in the order in which they are listed.
+    """
     rows = []
     for option in options:
         record = option.get_help_record(ctx)
@@ -174,6 +182,12 @@ def existing_run(text: str) -> Path | Url:
 
 
 def _existing(text: str, noun: str) -> Path:
+    """A path that is there; UsageError for a URL, and for a path that is not, of which
+    the hint names a file of a like name.
+
+    Args:
+        noun: what it should be, as the message begins: `Directory`.
+    """
     refuse_url(text)
     path = Path(text)
     if not path.exists():
@@ -378,6 +392,7 @@ def click_option(option: Option) -> ClickOption:
 
 
 def _default_text(option: Option) -> str:
+    """What help says of an option's default; empty where it says nothing."""
     if option.default_text:
         return option.default_text
     # tuples and None would be shown as Python writes them; a bool is an int, too

@@ -134,6 +134,7 @@ def run(values: Values) -> int:
 def _dry_run(
     source: ModelOptions, images: list[str], options: RunOptions, as_json: bool
 ) -> int:
+    """Print what a run would do, as text or JSON; the exit code, 0."""
     from featviz.run.dry_run import dry_run, render
 
     plan = dry_run(source, images, options)

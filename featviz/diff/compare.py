@@ -162,7 +162,14 @@ def compare(
 def _compare_block(
     old: np.ndarray, now: np.ndarray, scale: float, slack: np.ndarray
 ) -> Change:
-    """The change of some channels, float64 [C, N] before and after."""
+    """The change of some channels.
+
+    Args:
+        old: values before, float64 [C, N].
+        now: values after, float64 [C, N].
+        scale: the layer's largest magnitude.
+        slack: [C], differences up to which values are equal.
+    """
     differences = _differences(old, now, scale, slack)
     finite = np.isfinite(old) & np.isfinite(now)
     # a share of the layer's largest magnitude, whose square no double is too small for
@@ -245,6 +252,7 @@ class _Differences(NamedTuple):
 def _differences(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> _Differences:
+    """Compare values one by one; arguments as of `signed`, in float64."""
     # the usual case by itself: masked subtraction takes longer
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():

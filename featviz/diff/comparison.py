@@ -345,7 +345,7 @@ class Comparison:
 
     @property
     def changed_predictions(self) -> list[PredictionChange]:
-        """Those with another class on top."""
+        """The images' predictions that have another class on top."""
         return [change for change in self.predictions if change.changed]
 
     @property
@@ -355,7 +355,7 @@ class Comparison:
 
     @property
     def channel_images(self) -> ChannelCount:
-        """The same, with each channel counted in each image."""
+        """How many channels of all layers differ, each counted in each image."""
         return _sum(layer.channel_images for layer in self.layers)
 
     @property
@@ -460,6 +460,7 @@ def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
 
 
 def _only_in_json(only_in: OnlyIn) -> dict[str, Any]:
+    """What only one run has, as diff.json lists it."""
     layers = []
     for key, type, reason in only_in.captures:
         layers.append({**key._asdict(), "type": type, "reason": reason})
@@ -467,6 +468,7 @@ def _only_in_json(only_in: OnlyIn) -> dict[str, Any]:
 
 
 def _map_json(difference: DifferenceMap) -> dict[str, Any]:
+    """A difference map as an entry of diff.json."""
     return {
         "file": difference.file,
         "before": difference.before_file,

@@ -318,6 +318,8 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
 
 
 def _image_change(change: TensorChange) -> ImageChange:
+    """The change of a tensor in one image, as numbers; None for each where the tensors
+    could not be compared."""
     differing = int(change.differs.sum())
     if change.reason:
         return ImageChange(differing, None, None, None, None)

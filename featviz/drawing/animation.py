@@ -66,6 +66,7 @@ def write_animation(
 
 
 def _write_video(frames: Iterable[Bytes], file: BinaryIO, fps: float) -> None:
+    """Write frames uint8 [H, W, 3] of one size as MP4, at `fps` frames in a second."""
     av = _library()
     with av.open(file, "w", format="mp4") as container:
         # encoders count time in fractions: 12.5 frames a second are 25 / 2

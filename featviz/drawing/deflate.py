@@ -127,6 +127,7 @@ class _Matches(NamedTuple):
 
 
 def _match_table() -> _Matches:
+    """The table of symbols and extra bits that RFC 1951 prints, for each length."""
     symbols, extra, extra_bits = np.zeros((3, _LONGEST + 1), np.uint64)
     length = _SHORTEST
     # Symbols 257 to 264 stand for one length each, the next four for two lengths, told

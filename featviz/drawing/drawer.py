@@ -356,9 +356,17 @@ def _rgb_tiles(maps: Tensor, ends: ValueLimits, levels: int, has_holes: bool) ->
 
 
 def _steps(layout: str, slices: int, limit: int) -> list[int] | slice:
-    """The slices that are drawn of those that each channel has, all as a slice: of a
+    """Which slices of each channel are drawn, where there are more than `limit`: of a
     clip or a volume those in the middle of equal parts; of a batch the first, which may
-    be its best."""
+    be its best.
+
+    Args:
+        layout: the name of the tensor's layout.
+        slices: how many each channel has.
+
+    Returns:
+        Their numbers; `slice(None)` for all.
+    """
     if slices <= limit:
         return slice(None)
     if layout in LAYOUTS and LAYOUTS[layout].allows_many and layout != "windows":

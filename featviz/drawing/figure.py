@@ -202,6 +202,8 @@ def draw_vectors(table: TileTable, layout: TableLayout) -> VectorCanvas:
 
 
 def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
+    """Draw a table on a canvas of its layout's size: title, heads, rows, blocks and the
+    colour bar."""
     grid = layout.grid
     if table.title:
         room = layout.width - 2 * _MARGIN

@@ -130,7 +130,9 @@ def write_figure(
     """Write a figure as PNG to an open file.
 
     Args:
+        title: one line above all tiles; a long one gets small letters.
         shown: what the model saw, uint8 [H, W, 1] or [H, W, 3].
+        cmap: the name of the colormap of the colour bars.
         text: what the file says of itself, by keyword.
     """
     size = figure_size(len(tiles))
@@ -202,7 +204,7 @@ class Ticks(NamedTuple):
 
 
 def ticks(low: float, high: float) -> Ticks:
-    """Round values between two ends, as matplotlib chooses them."""
+    """Round values from `low` to `high`, which is above it, as matplotlib chooses them."""
     require_matplotlib()
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
@@ -458,7 +460,13 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
 def _draw_prediction(
     canvas: Canvas, bars: Sequence[PageBar], x: float, right: float, accent: Bytes
 ) -> None:
-    """Draw a bar for each class, box or region, whose full length is a share of 1."""
+    """Draw a bar for each class, box or region, whose full length is a share of 1.
+
+    Args:
+        bars: at least one.
+        x, right: where names begin and shares end, in inches.
+        accent: uint8 [3], the colour of a bar without one.
+    """
     top = _MARGIN + _TITLE
     names = [printable(bar.title) for bar in bars]
     widest = max(canvas.width(name, Letters(10, bold=True)) for name in names)

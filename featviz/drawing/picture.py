@@ -479,6 +479,8 @@ def write_png(
     above = np.zeros(width, np.uint8)
 
     def filtered() -> Iterator[Bytes]:
+        """The rows of each piece, filtered as PNG has them; a piece is overwritten by
+        the next."""
         buffer = np.empty(0, np.uint8)
         for piece in chain([first], pieces):
             if len(buffer) < len(piece) * (1 + width):

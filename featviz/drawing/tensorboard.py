@@ -67,6 +67,7 @@ class Board:
         """
 
         def tag(group: str) -> str:
+            """The tag of a number or picture of this tensor: `group/LAYER`."""
             # TensorBoard makes a group of all tags with the same beginning
             if site.kind not in ("output", "grad", group):
                 group += f"-{site.kind.split('-')[-1]}"

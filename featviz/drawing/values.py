@@ -209,7 +209,8 @@ class ValueLimits:
 
     @classmethod
     def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
-        """The same limits for all maps."""
+        """Limits that are the same for all maps: `low` is drawn darkest, `high`
+        brightest."""
         lows = np.array([low], np.float32)
         highs = np.array([high], np.float32)
         return cls(lows, highs, mode, (float(lows[0]), float(highs[0])))

@@ -193,8 +193,13 @@ class LayerPicture:
 
 
 def _fitting_row(channels: int, count: int) -> _RowSize:
-    """The row with which a layer's picture is not too large; the smallest there is
-    where it is anyway."""
+    """The largest row with which the picture of a layer does not become too large; the
+    smallest one where it becomes too large all the same.
+
+    Args:
+        channels: rows of the picture.
+        count: exemplars of each channel, of which a row shows as many as fit.
+    """
     images = min(count, _MOST_SHOWN)
     # in the order in which something is given up: the size of tiles, then images
     rows = [_RowSize(tile, images) for tile in _SMALL_TILES]

@@ -179,6 +179,11 @@ def scrubbed(text: str) -> str:
 
 
 def _class_for(protocol: str) -> Any:
+    """fsspec's class for the files of a protocol, such as `s3`.
+
+    Raises:
+        UsageError: fsspec does not know the protocol, or its package is not installed.
+    """
     import fsspec
     from fsspec.registry import known_implementations
 
@@ -370,7 +375,11 @@ def matching(pattern: Url) -> Iterator[RemoteFile]:
 
 
 def asked(url: Url, task: Callable[[], T]) -> T:
-    """As `tried`; also that there is nothing is a FileError."""
+    """The result of a task, in which a store is asked for something.
+
+    Raises:
+        FileError: the store does not answer, refuses, or has nothing of this name.
+    """
     try:
         return tried(url, task)
     except FileNotFoundError:

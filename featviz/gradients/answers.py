@@ -136,6 +136,7 @@ class Boxes:
         return LabelledBox(*divmod(int(self.scores.argmax()), self.scores.shape[1]))
 
     def _detection(self, candidate: LabelledBox) -> Detection:
+        """A candidate with its box in pixels of the input, its class and its score."""
         left, top, right, bottom = self.corners[candidate.row].tolist()
         index = candidate.label
         return Detection(
@@ -147,8 +148,8 @@ class Boxes:
 
     @property
     def shortage(self) -> str:
-        """What there is in place of a box, where there is none: `no box above the
-        threshold of 0.5; the highest score is 0.04 (class 7)`."""
+        """Why the image has no box: `no box above the threshold of 0.5; the highest score
+        is 0.04 (class 7)`."""
         threshold = "" if self.threshold is None else f" of {self.threshold:g}"
         message = f"no box above the threshold{threshold}"
         strongest = self._strongest
@@ -160,7 +161,8 @@ class Boxes:
         )
 
     def _nothing_found(self, target: Target) -> NothingFoundError:
-        """What there is in place of the box that is meant."""
+        """The error where an image lacks the box that a target means; it says which boxes
+        there are."""
         strongest = self._strongest
         if self.kept:
             boxes = [detection.text for detection in self.detections]

@@ -124,7 +124,9 @@ _QUERY_KEY_VALUE = ("query", "key", "value")
 
 @contextmanager
 def attended(path: AttentionPath) -> Iterator[None]:
-    """Watch the attention of a pass in this block."""
+    """Watch the attention of a pass in this block: its weights go to `path.take`.
+
+    Each function below stands in for one of torch's, which it calls as it was called."""
 
     def fused(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

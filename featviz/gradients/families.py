@@ -128,7 +128,11 @@ def _yolo(output: ModelOutput) -> Boxes:
 
 
 def _end_to_end(output: ModelOutput, rows: Tensor, logits: Any) -> Boxes:
-    """Read boxes that a head has selected itself, [300, 6] with score and class.
+    """Read boxes that a head has selected itself.
+
+    Args:
+        rows: the boxes [300, 6]: corners in pixels, score and class.
+        logits: the raw output of both branches, by name.
 
     The head's own branch (one2one) is made of detached maps, and has no gradients. The
     anchor of each box is the one that has its score there; its number is the logit of

@@ -68,14 +68,14 @@ def _indices(change: Intervention, output: Tensor) -> Tensor:
 
 
 def _clamp(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
-    """Limits all values; NaN stays NaN."""
+    """Limits all values to the two numbers of the change; NaN stays NaN."""
     return output.clamp(*change.numbers)
 
 
 def _add_noise(
     change: Intervention, output: Tensor, axis: int, noise: Generator
 ) -> Tensor:
-    """Adds normal noise of this standard deviation."""
+    """Adds normal noise, whose standard deviation is the number of the change."""
     import torch
 
     # drawn on the CPU in float32, so that each device and precision has the same
@@ -87,7 +87,7 @@ def _add_noise(
 def _scale_gradient(
     change: Intervention, output: Tensor, axis: int, noise: Generator
 ) -> Tensor:
-    """Multiplies the gradient on its way back by the factor; values stay."""
+    """Multiplies the gradient on its way back by the number of the change; values stay."""
     # a hook on the tensor itself would act on all that uses it under another name
     if output.requires_grad:
         output = output.clone()

@@ -150,7 +150,11 @@ def _reduction(
 def _of_family(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
-    """The refusal of a target that the model's family has not."""
+    """Refuse a target that only other families of models have: always a UsageError.
+
+    Args:
+        tensor: the output, whose shape the message names.
+    """
     examples = f"{_prefix(target)}norm"
     if tensor.ndim == 2 and not target.keys:
         examples = f"top1, class:0, {examples}"

@@ -202,7 +202,7 @@ class Recorder:
     def enter(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Take the arguments of a layer's call."""
+        """The hook before a layer's call: take the tensors among its arguments."""
         if not self._goes_forward:
             return
         # counted apart from `calls`: a recursive layer is entered again before it leaves
@@ -219,7 +219,8 @@ class Recorder:
                 self.skipped.append(Skip.of(site, "takes no tensor"))
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
-        """Take the result of a layer's call; a None beside a tensor is no result."""
+        """The hook after a layer's call: take the tensors of its output. A None beside a
+        tensor is left out."""
         if not self._goes_forward:
             return
         call = self.calls[layer.name]
@@ -274,7 +275,13 @@ class Recorder:
         self._awaited.clear()
 
     def _take(self, site: CaptureSite, value: Any, backward: bool = False) -> None:
-        """Give a tensor to the sink, or await its gradient."""
+        """Give a tensor to the sink, or await its gradient.
+
+        Args:
+            value: what a layer took or returned; anything that is not a tensor, or has no
+                gradient, is noted in `skipped`.
+            backward: whether the gradient is captured, and not the tensor itself.
+        """
         with unwatched():
             if not isinstance(value, Tensor) or (backward and not value.requires_grad):
                 self.skipped.append(Skip.of(site, _why_none(value)))
@@ -305,8 +312,9 @@ class Recorder:
 
 
 def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
-    """The tensors among the arguments of a call: under the empty key where one argument
-    holds tensors, else by position or name; what is no tensor is left out."""
+    """The tensors among the arguments of a call, with their keys: the argument's position
+    or name, and the path inside of it (`1`, `mask`, `features.0`). Where only one argument
+    holds tensors, the path alone (empty for a plain tensor)."""
     # under its position or its name, an argument is as the items of a container
     arguments: dict[int | str, Any] = dict(enumerate(args))
     arguments.update(kwargs)
@@ -320,7 +328,12 @@ def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
 
 
 def leaves(value: Any, key: str = "") -> Iterator[Leaf]:
-    """Flatten tuples, lists, dicts and dataclasses; an empty one is a leaf itself."""
+    """Flatten tuples, lists, dicts and dataclasses; an empty one is a leaf itself.
+
+    Args:
+        value: anything.
+        key: the path that leads to `value`, with which the keys of its leaves begin.
+    """
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())

@@ -107,6 +107,7 @@ class Running:
                     original: nn.Module = module,
                     reports_functions: bool = reports_functions,
                 ) -> None:
+                    """The hook before a module's call: note that it is running."""
                     self.frames.append(
                         Frame(self._reached(original), reports_functions, Counter())
                     )
@@ -137,7 +138,12 @@ class Running:
         return candidates[min(number, len(candidates) - 1)]
 
     def _called_by(self, caller: Layer, layers: Sequence[Layer]) -> Sequence[Layer]:
-        """Those layers of one module that a caller may mean, at least one."""
+        """Which layers of one module a caller may mean, at least one.
+
+        Args:
+            caller: the layer in whose forward the module was called.
+            layers: all layers of the module, one for each place where it stands.
+        """
         # the ordinary case: the module is an attribute of its caller
         direct = [
             layer for layer in layers if self._callers[layer.index] == caller.index
@@ -269,6 +275,8 @@ def placed(
         kwargs: Any,
         output: Any,
     ) -> Any:
+        """The hook after a module's call; returns the output that takes the place of the
+        module's, None where that stays."""
         layer = running.now(of_module)
         changed = None
         if layer in change_of:

@@ -97,7 +97,8 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
 
 
 def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
-    """Those that speak of functions, which must then be listed beside the modules."""
+    """The selectors that speak of functions, which must then be listed beside the
+    modules."""
     return [
         selector
         for selector in selectors

@@ -313,6 +313,13 @@ class _FrameReader:
     the way to the next one, it goes on from there."""
 
     def __init__(self, file: Any, stream: Any, packets: Sequence[_Packet]) -> None:
+        """Begin at the first frame.
+
+        Args:
+            file: an open container of PyAV.
+            stream: its video.
+            packets: all of the video's.
+        """
         self.file = file
         self.stream = stream
         self.times: list[int] = []

@@ -468,7 +468,15 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
 
 
 def _stills(data: bytes, container: str, decoding: _Decoding) -> Frames:
-    """Frames of a video; ImageError where the model takes no pictures."""
+    """Frames of a video: those that are asked for, else the first.
+
+    Args:
+        data: the content of the file.
+        container: its format, by PyAV's name.
+
+    Raises:
+        ImageError: it cannot be decoded, or the model takes no pictures.
+    """
     index, count = decoding.still or (None, decoding.frames or 1)
     choose = partial(_spread, count=count, index=index)
     video = arrays.read_frames(data, container, choose)
@@ -512,6 +520,7 @@ def digest(sample: Sample) -> str:
 
 
 def _read(sample: Sample, path: FilePath) -> bytes:
+    """The content of one of a sample's files; ImageError where it cannot be read."""
     with _errors_named(sample, path):
         try:
             return read(path)
@@ -571,7 +580,17 @@ def _array_of_picture(
     data: bytes, file_format: str | None, expected: ExpectedImage
 ) -> np.ndarray | None:
     """All channels of a picture, or of a TIFF; None where a model of grey or RGB takes
-    it as Pillow reads it."""
+    it as Pillow reads it.
+
+    Args:
+        data: the content of the file.
+        file_format: `TIFF`, of which tifffile reads what Pillow does not; or None for the
+            formats of Pillow.
+
+    Raises:
+        UnidentifiedImageError: Pillow does not know it, and `file_format` is None.
+        ImageError: its channels do not fit the model.
+    """
     try:
         opened = open_image(io.BytesIO(data))
     except UnidentifiedImageError:

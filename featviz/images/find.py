@@ -158,7 +158,13 @@ def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
 
 
 def _matching(pattern: str, path: Path) -> list[Named]:
-    """The files of a glob, whose names begin behind the part of it that is fixed."""
+    """The files of a glob; UsageError where it matches none. Their names are relative to
+    its folders without a wildcard: `a.png` of `photos/*.png`.
+
+    Args:
+        pattern: the glob, as the user typed it.
+        path: the same as a path.
+    """
     fixed = Path(
         *itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
     )
@@ -214,7 +220,7 @@ def _is_folder_of_store(text: str, url: Url) -> bool:
 
 
 def _images(title: str, named: Sequence[Named]) -> list[Named]:
-    """Those files whose names are of images, at least one.
+    """The files whose names end as those of images; UsageError where none does.
 
     Args:
         title: What holds them, for messages.

@@ -224,6 +224,7 @@ def square_side(values: np.ndarray, share: float) -> int:
 
 
 def _write(result: FieldResult, path: Path, cmap: str) -> None:
+    """Draw the fields of all layers with a colormap, and write them to a PNG file."""
     tiles = []
     for layer in result.layers:
         tile = FieldTile(
@@ -261,6 +262,7 @@ class _Measure:
     """To be entered around a pass, so that functions are hooked, too."""
 
     def __init__(self, prepared: Prepared) -> None:
+        """Begin without a sum; `functions` is set by the caller."""
         self.module = prepared.model.module
         self.device = prepared.model.device
         self.layers = prepared.layers

@@ -118,6 +118,8 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
 
 
 def _draw_tile(canvas: Canvas, tile: FieldTile, cell: Cell, cmap: str) -> None:
+    """Draw the field of a layer from the upper left corner of a cell on, and above it the
+    names of layer and model."""
     bold = Letters(9, INK, bold=True)
     soft = Letters(8, _SOFT)
     canvas.write(tile.layer, cell.left, cell.top - 0.28, bold, max_width=cell.width)

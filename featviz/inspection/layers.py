@@ -115,6 +115,7 @@ class Listing:
         )
 
     def _footer(self) -> list[str]:
+        """The lines below the table: totals of the model, and what is not counted."""
         total = self.totals
         size = _scaled(total.parameter_bytes, "B")
         lines = [
@@ -437,7 +438,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def leave(
         self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any
     ) -> None:
-        """A forward hook; `now` tells the layer to which the call belongs."""
+        """A forward hook: add the call to the usage of its layer.
+
+        Args:
+            now: tells the layer to which the call belongs.
+            module: the module that was called.
+            args: its arguments, which are not looked at.
+            output: what it returned.
+        """
         frame = self._running.pop()
         # no hook leaves a module that raised; where that was caught, its work is its
         # caller's
@@ -469,6 +477,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """What torch calls in place of each operator: run it, and count it where nobody
+        knows how much work it is."""
         # torch's own operators without a formula (additions, copies) count as nothing,
         # as in FlopCounterMode; only those of other libraries are named
         has_formula = func._overloadpacket in self.flops.flop_registry

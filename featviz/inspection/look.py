@@ -333,6 +333,11 @@ class _Collector:
         draw_options: DrawOptions,
         options: LookOptions,
     ) -> None:
+        """Begin without maps.
+
+        Args:
+            stages: the layers of which maps are kept.
+        """
         self.hints = hints
         self.layers: dict[str, ShownLayer] = {}
         """By name, in the order in which they ran."""
@@ -508,7 +513,12 @@ def _rgb(pixels: Bytes) -> Bytes:
 
 
 def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile | None:
-    """An output [1, C, H, W] as a picture; None where it does not show a picture.
+    """An output as a picture; None where it does not show a picture.
+
+    Args:
+        key: of the tensor in the output, empty for a plain one.
+        output: [1, C, H, W], or of any other shape, which shows no picture.
+        input_size: height and width of the input.
 
     One or three channels are pixels: 0..1 as they are, others from the least to the
     greatest. Scores of a segmentation are the likeliest class, in colours that mean

@@ -159,7 +159,15 @@ def _new_tensor(title: str, text: str, random: torch.Generator) -> tuple[Tensor,
 
 
 def _read_file(title: str, path: Path) -> tuple[Tensor, str]:
-    """The tensor of a file .npy, .npz or .pt, and its description."""
+    """The tensor of a file .npy, .npz or .pt, and its description.
+
+    Args:
+        title: What the user typed it for, as messages begin.
+        path: Its ending is one of `_READERS`.
+
+    Raises:
+        UsageError: Where it cannot be read, or holds no tensor of numbers.
+    """
     subject = f"{title}: {quoted(path.name)}"
     try:
         data = read_bytes(path, _MAX_BYTES)
@@ -195,8 +203,14 @@ def from_values(values: Mapping[str, Any]) -> list[Argument]:
 
 
 def _argument(name: str, key: str | None, value: Any) -> Argument:
-    """An argument with its description: a short value as it is, any other with its
-    digest."""
+    """An argument of forward with its description, in which a short value stands as it is
+    and any other by its digest.
+
+    Args:
+        name: The argument's.
+        key: Of the value in a dict that is the argument; None for the argument itself.
+        value: Anything; `"image"` stands for the image.
+    """
     label = f"{name}.{key}" if key else name
     if isinstance(value, str) and value == IMAGE:
         return Argument(name, key, IMAGE, f"{label}={IMAGE}")
@@ -334,6 +348,7 @@ def _adding(
         on_device.append(argument)
 
     def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """The hook before the module's call: its arguments with those of the user."""
         added: dict[str, Any] = {}
         for name, key, value, _ in on_device:
             copied = args[0] if value is IMAGE else _copied(value, args)
@@ -458,7 +473,15 @@ class UserTransform:
 
     @classmethod
     def input(cls, texts: Sequence[str], seed: int = 0) -> UserTransform:
-        """The tensors of `--input` in place of an image; floats [N] become [1, N]."""
+        """The tensors of `--input` in place of an image; floats [N] become [1, N].
+
+        Args:
+            texts: At least one, `NAME=VALUE` or `VALUE`.
+            seed: Of random numbers in them.
+
+        Raises:
+            UsageError: Where a text cannot be read, or gives no tensor, or an empty one.
+        """
         tensors: list[Tensor] = []
         arguments = parse(texts, seed, "input")
         for argument in arguments:

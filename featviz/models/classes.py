@@ -48,6 +48,13 @@ def read_classes(path: Path) -> tuple[str, ...]:
 
 
 def _content(path: Path) -> Any:
+    """What a file of names holds: the value of JSON or YAML, else its lines.
+
+    Raises:
+        FileNotFoundError, FileError: Where it cannot be read.
+        UsageError: Where YAML is not installed.
+        ValueError: Where it is not JSON, or not YAML.
+    """
     text = read_text(path)
     suffix = path.suffix.lower()
     if suffix == ".json":

@@ -263,8 +263,17 @@ def _checked(value: Any, file: str, architecture: str) -> Any:
 
 
 def _model_class(config_file: str, name: str, library: Any) -> Any:
-    """The class that a config names: transformers' own, which takes an image, and none
-    of timm's."""
+    """The class that a config names.
+
+    Args:
+        config_file: For messages.
+        name: The class's, as the config has it.
+        library: transformers, imported.
+
+    Raises:
+        LoadError: Where transformers itself has no such model, its class only wraps one
+            of timm's, or it takes no image.
+    """
     model_class: Any = None
     try:
         model_class = getattr(library, name, None) if name.isidentifier() else None

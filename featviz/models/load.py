@@ -381,7 +381,12 @@ def _load_content(
 
 
 def _configured_arch(path: Path, file_format: str) -> str | None:
-    """The MODEL string of what a config.json beside a file names."""
+    """The MODEL string of what a config.json beside a file names; None where there is no
+    such file, or the file is a program, which needs no architecture.
+
+    Args:
+        file_format: Of the file at `path`, as `sources.sniff` tells it.
+    """
     name = architecture_beside(path)
     if name is None:
         return None
@@ -395,7 +400,17 @@ def _configured_arch(path: Path, file_format: str) -> str | None:
 
 
 def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
-    """Load the model that a MODEL string names, with the weights of a file."""
+    """Load the model that a MODEL string names, with the weights of a file.
+
+    Args:
+        arch: A MODEL string, but not of a file.
+        path: The file of weights.
+        options: How the model is loaded; `spec` and `weights` are replaced.
+
+    Raises:
+        UsageError: Where `arch` names a file.
+        LoadError: Where the model or its weights cannot be loaded.
+    """
     source = source_of(arch, "--arch")
     if source.name == "file":
         message = f"--arch {arch!r} is a file of its own"
@@ -413,7 +428,17 @@ def _load_recognised(
     path: Path, content: Any, state_dict: weights.Weights, options: ModelOptions
 ) -> Loaded:
     """Load the weights of a file into the architecture of torchvision whose tensors
-    they are."""
+    they are.
+
+    Args:
+        path: The file.
+        content: What was read of it.
+        state_dict: The tensors in it.
+
+    Raises:
+        LoadError: Where no architecture has these tensors. With `--partial` the nearest
+            one takes those that fit.
+    """
     from featviz.models import identify
 
     match = identify.identify_variants(weights.stripped_variants(state_dict))

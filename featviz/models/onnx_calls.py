@@ -297,6 +297,14 @@ class _Builder:
         values: GraphValues,
         classes: Mapping[str, str],
     ) -> None:
+        """Note who takes which value.
+
+        Args:
+            graph: the graph of the file.
+            nodes: its nodes, in their order.
+            values: its constants, and which values are the same.
+            classes: of modules, by name.
+        """
         self.nodes = nodes
         self.values = values
         self.classes = classes
@@ -340,6 +348,12 @@ class _Builder:
         return (self.nodes[number].modules or ())[: len(modules)] == modules
 
     def _module_call(self, run: _Run, depth: int) -> Iterator[LayerCall]:
+        """The call of a module, to which all nodes of a run belong; of a module without
+        modules the calls of its nodes.
+
+        Args:
+            depth: of the module among those around its nodes, from 0.
+        """
         modules = self.nodes[run.start].modules or ()
         name = modules[depth]
         leaving = self._leaving(run)
@@ -362,6 +376,13 @@ class _Builder:
     def _node_call(
         self, number: int, modules: tuple[str, ...] | None, name: str | None = None
     ) -> LayerCall:
+        """The call of a node.
+
+        Args:
+            number: of the node.
+            modules: around it; None where the file does not say.
+            name: of its layer; None makes one, of its operator or its own name.
+        """
         scoped = self.nodes[number]
         operator = scoped.proto.op_type
         if name is None and modules is None:

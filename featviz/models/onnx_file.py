@@ -116,12 +116,18 @@ def _function_key(proto: Any, name: str) -> _FunctionKey:
 
 def _check_functions(model: Any, file_name: str) -> None:
     """Refuse functions that call one another in a circle, or become too many nodes:
-    thirty of which each calls the next one twice would become 2^30."""
+    thirty of which each calls the next one twice would become 2^30. LoadError.
+
+    Args:
+        model: The content of the file, onnx.ModelProto.
+        file_name: For messages.
+    """
     bodies = {_function_key(f, f.name): f.node for f in model.functions}
     counts: dict[_FunctionKey, int] = {}
     open_calls: set[_FunctionKey] = set()
 
     def count(nodes: Sequence[Any]) -> int:
+        """How many nodes these become when all functions are inlined."""
         total = 0
         for node in all_nodes(nodes):
             key = _function_key(node, node.op_type)
@@ -146,7 +152,13 @@ def _check_functions(model: Any, file_name: str) -> None:
 
 
 def _check_operators(model: Any, file_name: str) -> None:
-    """Refuse operators that are in a library of somebody's own: it would be code."""
+    """Refuse operators that are in a library of somebody's own, which would be code; and
+    more nodes than MOST_NODES. LoadError.
+
+    Args:
+        model: The content of the file, onnx.ModelProto.
+        file_name: For messages.
+    """
     foreign: dict[str, None] = {}
     count = 0
     for node in all_nodes(model.graph.node):

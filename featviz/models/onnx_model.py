@@ -246,7 +246,8 @@ class OnnxModel(nn.Module):
     def _arguments(
         self, images: Sequence[Any], named: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The argument of each input; UsageError where one is missing."""
+        """The argument of each input, by `OnnxInput.argument`; UsageError where an input
+        has none. `images` and `named` are those of `run`."""
         arguments = dict(named)
         # in the order of forward's arguments, see `_model_class`: images come first
         ordered = sorted(self.inputs, key=lambda item: not item.is_image)

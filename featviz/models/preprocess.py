@@ -155,6 +155,7 @@ class Chain:
     def _resized(
         self, picture: Image.Image | Tensor, size: HeightWidth
     ) -> Image.Image | Tensor:
+        """A picture in another size, of the type that it has; a tensor is [C, H, W]."""
         mode = self.interpolation
         if not isinstance(picture, Tensor):
             # Pillow's nearest is what torch calls nearest-exact

@@ -378,7 +378,8 @@ _LARGEST_SIZE = 8192
 
 
 def _largest_stride(module: nn.Module) -> int:
-    """Of the heads of a model of Ultralytics, at least 32; a file can say anything."""
+    """The largest stride among the heads of a model of Ultralytics, in pixels; 32 where it
+    is smaller or unbelievable, since a file can say anything."""
     stride = getattr(module, "stride", None)
     if isinstance(stride, Tensor) and stride.numel():
         largest = float(stride.max())
@@ -551,7 +552,16 @@ def _check_numbers(value: Any, path: str) -> None:
 
 
 def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The image processor, from a folder that holds nothing but what was checked."""
+    """The image processor of transformers, made from a temporary folder that holds nothing
+    but the settings, so that no code of the model's folder runs.
+
+    Args:
+        settings: Of the processor, checked.
+        config: Of the model, for its type.
+
+    Raises:
+        ValueError: Where the class is not one of `_ALLOWED`.
+    """
     # the processor that the file names must be on the list, or else that of the model
     name = settings.get("image_processor_type")
     name = name or settings.get("feature_extractor_type")  # of old files

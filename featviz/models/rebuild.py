@@ -644,7 +644,8 @@ def _array(
     is_fortran: bool,
     content: str | bytes,
 ) -> np.ndarray:
-    """`_reconstruct`, of which these are the state."""
+    """An array, as numpy's `_reconstruct` makes it, from the state that the file has of
+    it."""
     order = "F" if is_fortran else "C"
     return _array_of_buffer(_bytes(content), dtype, shape, order)
 

@@ -215,7 +215,15 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
-    """The tensors of the files that an index.json names, which must lie beside it."""
+    """The tensors of the files that an index.json names, which must lie beside it.
+
+    Args:
+        path: The index.
+        trust: Let the files run what they hold.
+
+    Raises:
+        LoadError: Where it is no such index, or a file is missing or cannot be read.
+    """
     try:
         files = read_json(path)["weight_map"].values()
         names = {Path(str(name)).name for name in files}

@@ -236,15 +236,15 @@ class Shard:
         return f"{self.index + 1}/{self.count}"
 
     def of(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Those samples that are in this part: each is in exactly one."""
+        """The samples that are in this part; each sample is in exactly one part."""
         return [samples[number] for number in self.numbers(samples)]
 
     def numbers(self, samples: Sequence[Sample]) -> Sequence[int]:
-        """The indices of those samples that are in this part, in their order.
+        """The indices of the samples that are in this part, in their order.
 
         Args:
-            samples: of the whole run, in the same order for all shards; there may be
-                fewer than shards, and then some have none.
+            samples: of the whole run, in the same order for all shards. Where there are
+                fewer samples than shards, some shards are empty.
         """
         archives = list(dict.fromkeys(sample.archive for sample in samples))
         if None in archives or len(archives) < self.count:

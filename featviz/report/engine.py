@@ -54,7 +54,7 @@ class Site:
     def alone(
         cls, links: Links, model: str, assets: Sequence[str] = REPORT_ASSETS
     ) -> Site:
-        """Of a report that is one page, as of an audit.
+        """The site of a report that is one page, as of an audit.
 
         Args:
             model: what the model is called, at the head of the page.
@@ -120,6 +120,7 @@ def asset_files(site: Site) -> ReportFiles:
 
 @cache
 def _engine() -> jinja2.Environment:
+    """Jinja with featviz's templates, and the functions that they call."""
     engine = jinja2.Environment(
         loader=jinja2.PackageLoader("featviz.report"),
         # names of files, layers and classes are anybody's text

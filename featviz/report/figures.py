@@ -316,6 +316,7 @@ def _input_view(id: str, image: ReadImage, home: str) -> PictureView:
 
 
 def _missing_layers(image: ReadImage) -> list[MissingLayer]:
+    """The layers without a picture of an image, each with the reason."""
     manifest = image.manifest
     missing = []
     for skip in manifest.skipped:

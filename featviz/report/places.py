@@ -230,6 +230,12 @@ def _script_of(image: int) -> str:
 
 
 def _image_entry(page: ReportPage, number: int, site: Site) -> ImageEntry:
+    """The entry of an image in the index.
+
+    Args:
+        page: of the image.
+        number: of the image in the report, from 0.
+    """
     shown = page.inputs[False]
     return ImageEntry(
         name=page.name,
@@ -279,6 +285,7 @@ def _read(
     numbers = {name: number for number, name in enumerate(stats)}
 
     def read(figure: Figure) -> _ReadFigure | None:
+        """A figure with its places; None where it has none, or cannot be read."""
         row = figure.row
         if figure.name not in numbers or why_no_places(row):
             return None

@@ -266,6 +266,15 @@ def _render_alone(
     links: Links,
     assets: tuple[str, ...] = REPORT_ASSETS,
 ) -> ReportFiles:
+    """The files of a report of one page.
+
+    Args:
+        model: what the model is called.
+        template: the name of the page's template.
+        page: what the template shows.
+        links: how pages refer to files.
+        assets: names of the scripts and styles that the page needs.
+    """
     return render_alone(Site.alone(links, model, assets), template, title, page)
 
 

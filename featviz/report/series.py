@@ -130,7 +130,7 @@ def read_series(root: Path) -> SeriesPage:
 
 
 class _TensorKey(NamedTuple):
-    """By which tensors are sorted: in the model's order."""
+    """A tensor of a series; keys sort in the order of the model."""
 
     position: int
     label: str

@@ -193,6 +193,8 @@ def _stage(
     Args:
         before: the stages before it.
         steps: its own, at least one.
+        title: its resolution or its module.
+        is_backward: whether its steps are of gradients.
     """
     # A stage is folded or open as a whole; the first is open even if it is a large one.
     count = sum(len(stage.steps) for stage in before) + len(steps)

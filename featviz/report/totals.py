@@ -33,6 +33,7 @@ class ChannelTotals:
     """Totals of the channels of one tensor over the images that were added."""
 
     def __init__(self) -> None:
+        """Begin without an image."""
         self.images = 0
         self.table = np.zeros((0, len(_EMPTY)))
         """[channels, 7]: the images that have it; its smallest and largest finite

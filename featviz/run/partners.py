@@ -64,6 +64,13 @@ def run_models(
 def _with_partners(
     network: LoadedModel, graph: LoadedModel, text: str | None
 ) -> tuple[RunModel, RunModel]:
+    """A network and the graph that was exported of it, ready to be run: with layers that
+    stand for each other, and with the network's preprocessing where that of the graph is
+    a guess.
+
+    Args:
+        text: selectors, or None, as `run_models` has them.
+    """
     if graph.preprocess.guessed:
         graph = replace(graph, preprocess=network.preprocess)
     of_network, of_graph = _chosen(network, graph, text)
@@ -142,8 +149,16 @@ def _nodes_of(
 def _matching(
     model: LoadedModel, text: str | None, blank: Sequence[Tensor]
 ) -> list[Layer]:
-    """The layers that selectors take; none where they match nothing, which may be so in
-    one of two models."""
+    """The layers that selectors take; an empty list where they match nothing, which may be
+    so in one of two models.
+
+    Args:
+        text: the selectors; None takes a layer for each stage.
+        blank: zeros, as the model takes them.
+
+    Raises:
+        UsageError: there are no selectors, and the model has no layer to show.
+    """
     try:
         return choose_layers(model, text, blank)
     except UsageError:

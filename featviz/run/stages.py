@@ -94,7 +94,7 @@ class Stage:
 
     @property
     def size(self) -> Size | None:
-        """Of the maps of all its units."""
+        """Height and width of the maps of its units, which all have one size."""
         return self.units[0].size
 
 

@@ -131,6 +131,7 @@ class Study:
         """
 
         def show(jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
+            """Show a batch; ForwardError where the model fails."""
             batch = Batch.of(jobs)
             collector.begin(batch)
             try:

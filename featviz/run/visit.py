@@ -121,6 +121,7 @@ def read_jobs(
     """
 
     def read_job(number: int) -> ImageJob[Input, Any]:
+        """A sample that was read, or is kept from an earlier run, or failed."""
         job = ImageJob[Input, Any](number, samples[number])
         try:
             # here, beside the model: the checksum of the file takes as long as reading it

@@ -76,8 +76,12 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
 
 
 def _bring_back(out: Path, holder: str) -> None:
-    """Two renames replace a folder: give the earlier result its name back, if the
-    process was killed between them. If it still runs, its own lock refuses this one."""
+    """Give an earlier result the name `out` back, which a killed process has taken from it:
+    a folder is replaced by two renames, and it ended between them.
+
+    Raises:
+        StoreError: the process still runs, and holds the lock of the earlier result.
+    """
     final = real(out)
     if os.path.lexists(final) or not final.parent.is_dir():
         return
@@ -176,10 +180,16 @@ def end_lock(path: Path, holder: str) -> None:
 
 
 def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> None:
-    """Acquire a lock; not where the process that made its folder has just removed that.
+    """Acquire a lock. Where another process has just removed its folder it stays without,
+    and the caller tries again.
+
+    Args:
+        path: the lock file.
+        holder: what is locked, for the message.
+        patience: seconds to wait for another process.
 
     Raises:
-        StoreError: another process has it for longer than the caller is patient.
+        StoreError: another process has it for longer, or the file is no lock.
     """
     try:
         if os.path.lexists(path):

@@ -129,7 +129,16 @@ def _copy_image(url: Url, folder: str, root: Path) -> None:
 
 
 def _copy(url: Url, name: str, root: Path, limit: int) -> None:
-    """Copy an object of at most `limit` bytes; nothing where there is none."""
+    """Copy an object of a run in a store into a folder; no file where there is no object.
+
+    Args:
+        url: the run.
+        name: the object's path in the run, and the file's in `root`.
+        limit: bytes that it may have.
+
+    Raises:
+        StoreError: it is larger, or cannot be read.
+    """
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -76,14 +76,20 @@ ours, and lists the others."""
 
 
 def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | None:
-    """Say before the work that a folder cannot become the result's.
+    """Refuse a folder that a result cannot be written into, before any work.
 
     Args:
+        root: the folder, which need not exist.
         record_name: the file that is the result's record.
+        overwrite: whether an earlier result may be replaced.
 
     Returns:
-        The files of the earlier result, which is to be replaced; None where there is
-        none.
+        The files of the earlier result, which is to be replaced; None where there is no
+        earlier result.
+
+    Raises:
+        StoreError: it is a file, holds what featviz did not write, or an earlier result
+            that is not to be replaced.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(
@@ -121,7 +127,7 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
 
 def _check_empty(root: Path, record_name: str) -> None:
     """Refuse a folder that holds more than locks, events, and what killed commands
-    left."""
+    left: StoreError. `record_name` is that of the result which is to be written."""
     for path, _ in walk(root):
         if is_lock(path) or is_hidden(path.partition("/")[0]) or is_events(path):
             continue
@@ -205,9 +211,15 @@ def remove_result(above: Folder, name: str, files: Iterable[str]) -> None:
 
 
 def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
-    """Remove what killed processes have left beside a folder: those that were to take
-    its place, and what is ours in those that have stood there, if their result is there
-    again or was replaced. A process that still runs holds the lock of its own."""
+    """Remove hidden folders that killed processes have left: new results that were to get
+    the name `final`; and earlier results that had it, if there is a result under that
+    name, of which only the files of featviz. A process that still runs holds the lock of
+    its hidden folder, which then stays.
+
+    Args:
+        above: the folder in which they are.
+        record_name: the file that is the result's record.
+    """
     for entry in above.entries():
         # only what has this result's digest in its name: others are somebody's work
         if not hides(entry.name, final.name) or not entry.is_dir(follow_symlinks=False):

@@ -179,7 +179,16 @@ def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
 
 
 def _image_of(root: Path, folder: str, keep_stats: bool) -> ReadImage:
-    """Read the image in a folder of a run, of which the folder has the name."""
+    """Read the image in a folder of a run.
+
+    Args:
+        root: the run directory.
+        folder: the image's folder in it, a relative path.
+        keep_stats: whether its statistics are kept in memory.
+
+    Raises:
+        StoreError: it cannot be read, or the folder does not have the image's name.
+    """
     image = read_image(root, folder, keep_stats)
     if safe_way(image.name) != folder:
         message = f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"

@@ -203,10 +203,10 @@ def convert(content: Any, record_type: Any) -> Any:
 
 
 def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
-    """Refuse a document of another version than this featviz reads, or of none.
+    """Refuse a document that does not say its version, or has another than `expected`.
 
     Raises:
-        ValueError: its message goes on from the document's name.
+        ValueError: without the document's name, with which the caller begins the message.
     """
     # before anything else: fields of another version mean other things
     version = None
@@ -311,7 +311,12 @@ def _shown_from(text: str, begin: int) -> str:
 
 
 def _as_typed(name: str, value: Any) -> str:
-    """An option as one types it: `--layers ReLU`; `none` where one types nothing."""
+    """An option as one types it: `--layers ReLU`; `none` where one types nothing.
+
+    Args:
+        name: of the option, as run.json has it: `tensor_layout`.
+        value: as run.json has it.
+    """
     # --marks is the one flag that is on by default
     if value is None or value == [] or value is (name == "marks"):
         return "none"

@@ -192,7 +192,7 @@ def _faults_of_run(run: ReadRun) -> Iterator[_Fault]:
 
 
 def _faults_of_record(run: ReadRun) -> Iterator[str]:
-    """Where run.json does not fit the images, or its own numbers."""
+    """Sentences on what in run.json does not fit the images, or its own numbers."""
     # run.json may have been edited, or copied from another run
     settings = fingerprint(run.record)
     unlike = [

@@ -365,7 +365,8 @@ def _chosen_channels(
 
 
 class _ChannelStrength(NamedTuple):
-    """By what the channels of a layer are ranked: averages over images, [C]."""
+    """The numbers by which the channels of a layer are ranked: averages over images,
+    [C]."""
 
     means: Floats
     deviations: Floats

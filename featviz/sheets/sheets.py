@@ -230,7 +230,12 @@ def _name_of(source: Path | Url) -> str:
 
 def _moving(content: SheetContent, are_steps: bool, title: str) -> list[SheetFrame]:
     """The frames of an animation: the steps of a training, else the slices of a clip,
-    else the images."""
+    else the images.
+
+    Args:
+        are_steps: whether the runs are steps of a training.
+        title: of each frame.
+    """
     all_runs = range(len(content.runs))
     frames = []
     if are_steps:

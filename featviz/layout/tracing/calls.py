@@ -34,7 +34,7 @@ class FollowedCall:
         return self.results[0].shape
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """An argument by its index or its name."""
+        """An argument by its index among those given by position, else by its name."""
         if len(self.args) > index:
             return self.args[index]
         return self.kwargs.get(name, default)
@@ -42,8 +42,13 @@ class FollowedCall:
     def argument_along(
         self, axis: int, index: int, name: str, default: Any = None
     ) -> Any:
-        """An argument that is one number for all spatial axes, or one for each: that of
-        an axis of [N, C, ...], from 2 on."""
+        """The number for one axis, of an argument such as `stride`: one number for all
+        spatial axes, or a number for each.
+
+        Args:
+            axis: of [N, C, ...], from 2 on.
+            index, name, default: as of `argument`.
+        """
         value = self.argument(index, name, default)
         if isinstance(value, (tuple, list)):
             return value[(axis - 2) % len(value)]

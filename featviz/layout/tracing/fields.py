@@ -265,7 +265,7 @@ def _around(tables: Iterable[Tensor | None]) -> Tensor:
 
 
 def _slim(table: Tensor) -> Tensor:
-    """The same table, expanded along axes where nothing changes."""
+    """A table in less memory: along axes where nothing changes it is expanded."""
     # where an axis is expanded already, it is slim enough: to compare takes time
     if 0 not in table.stride():
         for axis in range(table.ndim):

@@ -274,8 +274,8 @@ def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
 
 
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candidate]:
-    """Those layouts whose token axis makes a grid; first the one that makes the
-    patches' grid.
+    """The layouts of tokens whose token axis can make a grid, as candidates; first the one
+    that makes the grid of the patches, where their size is known.
 
     Args:
         names: of layouts of tokens, the likelier first.

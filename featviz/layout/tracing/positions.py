@@ -296,6 +296,7 @@ def shared_positions(
 
 
 def _keep_rows(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
+    """The positions behind a function that mixes the last axis, from those before it."""
     last = table.ndim - 1
     if not varies(table, last):
         return table[..., :1].expand(call.shape)
