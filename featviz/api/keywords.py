@@ -130,7 +130,11 @@ class Feeding(NamedTuple):
 
 def read_feeding(keywords: dict[str, Any]) -> Feeding:
     """Take `transform` and `forward_args` from the keywords; the name of a transform
-    stays, as an option of a MODEL string."""
+    stays, as an option of a MODEL string.
+
+    Raises:
+        UsageError: `forward_args` is not a mapping.
+    """
     forward_args = keywords.pop("forward_args", None) or {}
     if not isinstance(forward_args, Mapping):
         raise UsageError(
@@ -302,7 +306,11 @@ def as_files(images: Any) -> Iterator[list[str]]:
 
 
 def selectors(layers: Any) -> str | None:
-    """Selectors as text."""
+    """Selectors as text.
+
+    Raises:
+        UsageError: a layer is neither a text nor a class of modules.
+    """
     if layers is None:
         return None
     texts: list[str] = []

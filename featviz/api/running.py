@@ -299,7 +299,11 @@ def sheet(
 
 
 def _root(run: Any) -> Path | Url:
-    """The run directory, or its URL."""
+    """The run directory, or its URL.
+
+    Raises:
+        UsageError: it is neither a path nor a URL nor what `run` gave.
+    """
     if isinstance(run, RunResult):
         return run.root
     if isinstance(run, str) and is_url(run):

@@ -104,7 +104,11 @@ class StudyResult:
         return tuple(KernelPicture(self, row, row["layer"]) for row in rows)
 
     def picture(self, file: str) -> Image.Image:
-        """A picture in the folder, by its name in `files` or in the document."""
+        """A picture in the folder, by its name in `files` or in the document.
+
+        Raises:
+            StoreError: it is missing, damaged, or outside of the folder.
+        """
         try:
             with (
                 ReadFolder(self.folder) as opened,

@@ -119,7 +119,11 @@ def capture(
 
 
 def _read_selectors(layers: Layers | None) -> list[Selector]:
-    """Selectors for layers that are met as the model runs; none for None."""
+    """Selectors for layers that are met as the model runs; none for None.
+
+    Raises:
+        UsageError: a selector cannot be read, or counts functions from the end.
+    """
     text = selectors(layers)
     if text is None:
         return []
@@ -202,7 +206,11 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
 
 
 def _as_tensor(tensor: Tensor | np.ndarray) -> Tensor:
-    """A tensor without a graph; of an array in the byte order of this machine."""
+    """A tensor without a graph; of an array in the byte order of this machine.
+
+    Raises:
+        UsageError: it is neither a tensor nor an array of numbers.
+    """
     if isinstance(tensor, np.ndarray):
         with suppress(TypeError, ValueError):
             return torch.from_numpy(tensor.astype(tensor.dtype.newbyteorder("=")))

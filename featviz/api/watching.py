@@ -321,7 +321,11 @@ class Watcher:
         return surplus
 
     def _draw(self, folder: Folder, prepared: Prepared) -> None:
-        """Write the run directory of this step, and post it."""
+        """Write the run directory of this step, and post it.
+
+        Raises:
+            ForwardError: no image went through the model.
+        """
         board = self._board
         if board is not None:
             board = replace(board, step=self.number)
@@ -440,7 +444,11 @@ class FitWatch:
 
     def _begin(self, model: Any, number: int) -> None:
         """Watch a model that has taken `number` steps: from 0 a new series begins, or
-        else the earlier one goes on."""
+        else the earlier one goes on.
+
+        Raises:
+            UsageError: the model has no part of this name; or as from `Watcher`.
+        """
         # a trainer may begin again, after a failure or for another phase
         self._end(draw_last=False)
         try:

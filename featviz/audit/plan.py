@@ -165,7 +165,12 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
 
 
 def _default_names(graph: CallGraph) -> set[str]:
-    """The layers that are audited where none are selected."""
+    """Names of the layers that are audited where the user selects none: all activations;
+    of a model without, all convolutions; without these, too, all linear layers.
+
+    Raises:
+        UsageError: the model has no layer of these kinds.
+    """
     # A model of convolutions alone, or of linear layers alone, still has channels that
     # may be constant or not finite.
     names = {node.call.name for node in graph.nodes if node.part.activation is not None}
@@ -234,7 +239,11 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
 
 def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
     """A call with the axis that counts its channels: where the layers before do not
-    determine it, by the layout of the output."""
+    determine it, by the layout of the output.
+
+    Raises:
+        LayoutError: no axis is known to count channels.
+    """
     activation = None
     axis = None
     if call in graph.node_of:

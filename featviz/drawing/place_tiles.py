@@ -127,7 +127,11 @@ def similarity_tiles(
 def similarities_to(
     captures: Mapping[str, ImageCapture], place: Place
 ) -> dict[str, Floats]:
-    """The cosines of `similarity_tiles`, float32 [h, w] in the layer's resolution."""
+    """The cosines of `similarity_tiles`, float32 [h, w] in the layer's resolution.
+
+    Raises:
+        UsageError: the place is of an image that is not among these.
+    """
     read = _read(captures)
     if place.image not in read:
         names = listed([quoted(name) for name in read], _NAMED)

@@ -81,6 +81,9 @@ class OpenFolder:
             above: The folder in which it is, by the last part of its path; then it may
                 be no link. Without it the path is one of the user's own, and its links
                 are followed.
+
+        Raises:
+            OSError: Where it is missing, no folder, or, below another, a link.
         """
         self.path = path
         self.close: weakref.finalize[..., OpenFolder]
@@ -141,7 +144,12 @@ class OpenFolder:
             return sorted(entries, key=lambda entry: entry.name)
 
     def open_regular(self, name: str) -> BinaryIO:
-        """Open a regular file of this folder for reading; through no link."""
+        """Open a regular file of this folder for reading; through no link.
+
+        Raises:
+            OSError: Where it is missing, a link, no regular file, or was replaced
+                meanwhile.
+        """
         before = self.stat(name)
         if stat.S_ISLNK(before.st_mode):
             raise OSError(_LINKED)

@@ -317,7 +317,11 @@ def copy(url: Url, target: BinaryIO, limit: int) -> None:
 
 
 def open_parts(url: Url) -> Any:
-    """A file to be read from any place, as archives need it."""
+    """A file to be read from any place, as archives need it.
+
+    Raises:
+        FileError: Where it cannot be opened, or the server gives only whole files.
+    """
     blocks = {
         "cache_type": "blockcache",
         "cache_options": {"maxblocks": 4},

@@ -306,7 +306,11 @@ class Values:
 
     def _peak(self, target: Target, maps: Tensor) -> TargetValue:
         """The highest value of a heat map, by default of the one that has the highest
-        of all."""
+        of all.
+
+        Raises:
+            UsageError: the model has no keypoint of the number in the target.
+        """
         index = int(maps.detach().flatten(1).amax(dim=1).argmax())
         if target.argument:
             index = int(target.argument)

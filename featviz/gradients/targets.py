@@ -170,6 +170,9 @@ def _class_score(
     Args:
         tensor: scores [1, K].
         categories: names of classes, as far as they are known.
+
+    Raises:
+        UsageError: the tensor has another shape, or no such class.
     """
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
         message = f" needs scores of classes [1, K], not {list(tensor.shape)}"

@@ -192,7 +192,11 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_one(text: str) -> Selector:
-    """Read a selector, from the outside in: its mark, its index, its body."""
+    """Read a selector, from the outside in: its mark, its index, its body.
+
+    Raises:
+        UsageError: it names no layer, or its index or its body cannot be read.
+    """
     negative = text.startswith("!")
     body = text.removeprefix("!").strip()
     index: int | slice | None = None
@@ -218,7 +222,11 @@ def _parse_index(text: str) -> int | slice:
 
 def _matcher(text: str, body: str) -> Callable[[Layer], bool]:
     """What tells the layers of a selector without its mark and index; `text` is for
-    messages."""
+    messages.
+
+    Raises:
+        UsageError: it is a regular expression that cannot be compiled.
+    """
     # a regular expression may hold an @ of its own
     class_name, at, pattern = body.partition("@")
     by_class_and_name = bool(at) and not body.startswith(_REGULAR_EXPRESSION)

@@ -96,7 +96,11 @@ def to_image(array: np.ndarray, expected: ExpectedImage) -> Image.Image | Raster
 
 
 def _scaled(values: np.ndarray) -> Raster:
-    """Unsigned integers of 8 and 16 bits as 0..1, all others as they are, in float32."""
+    """Unsigned integers of 8 and 16 bits as 0..1, all others as they are, in float32.
+
+    Raises:
+        ImageError: Where a value is NaN, infinite, or too large for float32.
+    """
     dtype = values.dtype
     # of signed integers and floats nobody knows which range they fill
     if dtype.kind != "u" or dtype.itemsize > 2:
@@ -131,7 +135,11 @@ def _check_array(array: np.ndarray, expected: ExpectedImage) -> None:
 
 
 def _channels_first(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
-    """The array as [C, H, W], or [C, D, H, W] for a volume."""
+    """The array as [C, H, W], or [C, D, H, W] for a volume.
+
+    Raises:
+        ImageError: Where its shape does not fit the model.
+    """
     shape = array.shape
     axes = 4 if expected.volume else 3
     if array.ndim == axes + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
@@ -183,7 +191,11 @@ def _fits(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
 
 
 def read_tiff(data: bytes) -> np.ndarray:
-    """The first page of a TIFF, [H, W, C], of the file's own type."""
+    """The first page of a TIFF, [H, W, C], of the file's own type.
+
+    Raises:
+        ImageError: Where it cannot be read, or tifffile is not installed.
+    """
     try:
         import tifffile
     except ImportError as error:
@@ -342,7 +354,11 @@ class _FrameReader:
         """When it is shown."""
 
     def frame(self, number: int) -> Image.Image:
-        """The frame of a number, which is no less than that of the call before."""
+        """The frame of a number, which is no less than that of the call before.
+
+        Raises:
+            ImageError: Where no frame of the video can be decoded.
+        """
         time = self.times[number]
         key = bisect_right(self.key_times, time) - 1
         # the first frame is decoded in any case: some files begin before time 0
@@ -427,6 +443,9 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
         images: Paths, and images as `to_images` takes them; vectors [F] or [1, F] are
             saved as they are.
         folder: Gets `image-0.png`, `image-1.npy`, ...
+
+    Raises:
+        UsageError: Where a value is neither a path nor an image, or cannot be read.
     """
     paths: list[str] = []
     count = 0
@@ -451,7 +470,11 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
 
 
 def _saved(image: Image.Image, path: Path) -> str:
-    """The path of an image that was saved without loss, as PNG or TIFF."""
+    """The path of an image that was saved without loss, as PNG or TIFF.
+
+    Raises:
+        ValueError: Where it has no pixels; or whatever Pillow raises.
+    """
     if not image.width * image.height:
         raise ValueError("it has no pixels")
     options: dict[str, Any] = {}
@@ -472,7 +495,11 @@ def _saved(image: Image.Image, path: Path) -> str:
 
 
 def to_npy(value: Any, path: Path) -> str:
-    """The path of a tensor or an array, as a file of numbers."""
+    """The path of a tensor or an array, as a file of numbers.
+
+    Raises:
+        UsageError: Where it is neither a tensor nor an array of numbers.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach().cpu().resolve_neg()

@@ -310,7 +310,11 @@ def _opened(path: FilePath, *state: int) -> _Archive:
 
 
 def _members_of_tar(tar: Any, path: FilePath) -> dict[str, Any]:
-    """The files in a tar archive by their names; links are left out with a warning."""
+    """The files in a tar archive by their names; links are left out with a warning.
+
+    Raises:
+        tarfile.ReadError: Where a header is damaged.
+    """
     links = 0
     members: dict[str, Any] = {}
     for info in tar:
@@ -563,6 +567,11 @@ def _array(
         data: The file.
         file_format: What `format_of` says of it, but for videos.
         decoding: How it is decoded.
+
+    Raises:
+        UnidentifiedImageError: Where it is a file of `torch.save`, or of no known
+            format.
+        ImageError: Where it is damaged, or does not fit the model.
     """
     expected = decoding.expected
     if file_format in (None, "TIFF"):
@@ -658,7 +667,11 @@ def _frame(
 def _as_8_bits(image: Image.Image) -> Image.Image:
     """Grey of more than 8 bits in 8, for a function of the user's, which gets pictures.
 
-    Integers of 16 bits and floats of 0..1 keep their scale; other floats fill it."""
+    Integers of 16 bits and floats of 0..1 keep their scale; other floats fill it.
+
+    Raises:
+        ValueError: Where it holds NaN or infinite values.
+    """
     values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it holds NaN or infinite values")
@@ -690,7 +703,11 @@ def _over(image: Image.Image, background: str) -> Image.Image:
 
 def _ready(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
     """A picture [H, W, C] or [H, W] as [1, C, H, W], which nobody takes for something
-    else; as it is for a function of the user's."""
+    else; as it is for a function of the user's.
+
+    Raises:
+        ImageError: Where the model takes volumes, or other channels.
+    """
     if expected.raw:
         return picture
     if expected.volume:

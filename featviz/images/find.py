@@ -105,7 +105,12 @@ def _identity(path: FilePath) -> str:
 def _expand(
     argument: str, stdin: BinaryIO | None, nul_separated: bool, outside: Path | None
 ) -> list[Named]:
-    """The files that an argument stands for, at least one."""
+    """The files that an argument stands for, at least one.
+
+    Raises:
+        UsageError: Where there is no such file, or no image in it.
+        FileError: Where a store does not answer, or refuses.
+    """
     if argument == "-":
         return _listed(stdin or sys.stdin.buffer, nul_separated)
     if is_url(argument):
@@ -135,7 +140,11 @@ def _expand(
 
 
 def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
-    """The files that a list names, each by its own name."""
+    """The files that a list names, each by its own name.
+
+    Raises:
+        UsageError: Where the list is empty.
+    """
     lines = stdin.read().split(b"\0" if nul_separated else b"\n")
     named: list[Named] = []
     for line in lines:
@@ -182,7 +191,12 @@ def _matching(pattern: str, path: Path) -> list[Named]:
 
 def _in_store(text: str) -> list[Named]:
     """What a URL leads to: a file in an archive, an archive, a glob, a folder or a
-    file."""
+    file.
+
+    Raises:
+        UsageError: Where nothing is there, or it is a page of a web server.
+        FileError: Where the store does not answer, or refuses.
+    """
     # `s3://bucket/a.tar::b.png`; other URLs with `::` chain protocols of fsspec
     archive, separator, member = text.partition(decode.SEPARATOR)
     if separator and is_url(archive) and decode.is_archive(Url.of_file(archive)):
@@ -289,6 +303,10 @@ def _in_archive(
         argument: What the user gave, for messages.
         archive: The archive.
         name: Of the file in it; None for all.
+
+    Raises:
+        UsageError: Where the archive is missing or damaged, or has no such file, or no
+            image.
     """
     if isinstance(archive, Path) and not archive.is_file():
         hint = hint_of(archive, misspelt(archive))

@@ -129,7 +129,11 @@ class _MapsSeen:
         the target depends on no other token, so its last layer is one before that
         attention. Poolings and the like add nothing to the layer before them; a layer
         inside an attention, or one that runs several times, is taken only where there
-        is no other."""
+        is no other.
+
+        Raises:
+            UsageError: no layer gives maps of the image.
+        """
         # From the best kind of layer to the worst. A layer on which the target depends
         # is better than one of any kind on which it does not.
         outside = [

@@ -541,7 +541,12 @@ class UserTransform:
         return self.description
 
     def __call__(self, image: Any) -> list[Tensor]:
-        """The model's arguments, the image first: [1, C, H, W]."""
+        """The model's arguments, the image first: [1, C, H, W].
+
+        Raises:
+            ImageError: Where the function fails, or returns something else than for an
+                empty image.
+        """
         if self.blank is not None:
             return self.function(image)  # type: ignore[no-any-return]
         outputs = self.outputs(image)

@@ -64,7 +64,13 @@ class ImageTower(nn.Module):
 
 
 def load_huggingface(options: ModelOptions) -> Loaded:
-    """Load the model of a folder, with its weights or those of a file."""
+    """Load the model of a folder, with its weights or those of a file.
+
+    Raises:
+        UsageError: Where there is no such folder or file.
+        LoadError: Where the config names no model that can be loaded, or its weights
+            are missing or do not fit.
+    """
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
@@ -108,7 +114,11 @@ def load_huggingface(options: ModelOptions) -> Loaded:
 
 
 def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
-    """The module if it takes an image first, or the part of it that does."""
+    """The module if it takes an image first, or the part of it that does.
+
+    Raises:
+        LoadError: Where no part of it takes an image first.
+    """
     first = next(iter(inspect.signature(module.forward).parameters))
     if first == _IMAGE:
         return module
@@ -120,7 +130,11 @@ def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
 
 def _weights_file(folder: Path, chosen: str | None) -> Path | None:
     """The file that the user names, or the first of a folder's; None where there is
-    none."""
+    none.
+
+    Raises:
+        UsageError: Where the user names a file that is not there.
+    """
     if chosen is not None:
         if not Path(chosen).is_file():
             raise UsageError(f"--weights {chosen!r} is no file", "give a file")
@@ -132,7 +146,11 @@ def _weights_file(folder: Path, chosen: str | None) -> Path | None:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """The content of a folder's config.json."""
+    """The content of a folder's config.json.
+
+    Raises:
+        LoadError: Where it is missing or cannot be read.
+    """
     name = quoted(str(folder))
     try:
         config: dict[str, Any] = read_json(folder / _FILE)

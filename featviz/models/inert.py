@@ -147,7 +147,12 @@ class Unpickler(pickle._Unpickler):
         """Make what a persistent id stands for: the storage of a tensor.
 
         torch reads the id itself; it is looked at here first, since torch would look up
-        the source code of a class, and reserve whatever length is written."""
+        the source code of a class, and reserve whatever length is written.
+
+        Raises:
+            pickle.UnpicklingError: Where `torch.save` writes no such id, or the numbers
+                are not in the file.
+        """
         match self.stack.pop():
             case ("module", Name() as name, *_):
                 self.append(name)  # before torch 1.6: a class, and its source code

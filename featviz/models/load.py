@@ -327,7 +327,12 @@ def _class_names(labels: Any) -> tuple[str, ...]:
 
 def load_file(options: ModelOptions) -> Loaded:
     """Load a whole model; or weights into `options.arch`, else into what a config.json
-    beside the file names, else into the architecture whose tensors they are."""
+    beside the file names, else into the architecture whose tensors they are.
+
+    Raises:
+        UsageError: Where an option does not go with the kind of the file.
+        LoadError: Where the file cannot be read, or no model can be made of it.
+    """
     path = Path(options.spec)
     with weights.one_line(path):
         file_format = sniff(path)
@@ -365,6 +370,9 @@ def _load_content(
         record: Of the file, for run.json.
         path: The file.
         options: How the model is loaded.
+
+    Raises:
+        LoadError: Where no model can be made of it.
     """
     state_dict, module = weights.unwrap(
         content, options.key, options.strip_prefix, options.ema, path.name
@@ -658,6 +666,9 @@ def _weights_entry(name: str, entries: Any, weights_name: str | None) -> Any:
         name: Of the model, for messages.
         entries: The enumeration of its weights.
         weights_name: `default`, the name of an entry, or `none` or None.
+
+    Raises:
+        UsageError: Where there is no entry of this name, or none at all.
     """
     if weights_name in (None, "none"):
         return None
@@ -831,7 +842,12 @@ def _timm() -> ModuleType:
 
 
 def _tagged(name: str, weights_name: str | None) -> str:
-    """The full name of a timm model, with the tag of its weights where one is named."""
+    """The full name of a timm model, with the tag of its weights where one is named.
+
+    Raises:
+        UsageError: Where timm has no such model, or no such weights of it, or two are
+            named.
+    """
     timm = _timm()
     arch, _, tag = name.partition(".")
     # `hf-hub:user/name` would fetch a config, and build whatever it says
@@ -863,7 +879,12 @@ def _tags(arch: str) -> list[str]:
 
 
 def load_factory(options: ModelOptions) -> Loaded:
-    """Call the factory; give the model the weights of a file, if one is named."""
+    """Call the factory; give the model the weights of a file, if one is named.
+
+    Raises:
+        UsageError: Where there is no such file of weights.
+        LoadError: Where the factory fails, makes no module, or the weights do not fit.
+    """
     spec = options.spec
     path = None
     if options.weights not in (None, "none"):
@@ -921,6 +942,9 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
     Args:
         path: The checkpoint; None where none is named, which is an error.
         trust: Let the file run what it holds.
+
+    Raises:
+        LoadError: Where there are no such arguments.
     """
     hparams = None
     if path is not None:

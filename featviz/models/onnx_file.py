@@ -127,7 +127,11 @@ def _check_functions(model: Any, file_name: str) -> None:
     open_calls: set[_FunctionKey] = set()
 
     def count(nodes: Sequence[Any]) -> int:
-        """How many nodes these become when all functions are inlined."""
+        """How many nodes these become when all functions are inlined.
+
+        Raises:
+            LoadError: Where a function calls itself.
+        """
         total = 0
         for node in all_nodes(nodes):
             key = _function_key(node, node.op_type)

@@ -309,6 +309,9 @@ class OnnxModel(nn.Module):
         Args:
             all_names: Of this pass, all of which the session can give.
             names: The values.
+
+        Raises:
+            RuntimeError: Where the session fails.
         """
         import onnxruntime
 
@@ -516,7 +519,11 @@ def _argument_name(name: str) -> str:
 
 
 def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
-    """The inputs of a graph that have no default."""
+    """The inputs of a graph that have no default.
+
+    Raises:
+        LoadError: Where there are none, or one takes no tensor of numbers.
+    """
     import onnx
 
     # before version 4 of its format a graph lists its weights among its inputs

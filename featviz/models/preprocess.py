@@ -177,7 +177,12 @@ class Chain:
         return height, width
 
     def _letterboxed(self, image: Image.Image | Raster) -> Tensor:
-        """The bytes [C, H, W] of an image, resized and padded by Ultralytics."""
+        """The bytes [C, H, W] of an image, resized and padded by Ultralytics.
+
+        Raises:
+            ImageError: Where an array has values outside of 0..1, or not 1 or 3
+                channels.
+        """
         if isinstance(image, Raster):
             values = image.values
             if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:

@@ -617,6 +617,10 @@ def _measured(processor: Any, channels: int) -> Chain:
     Args:
         processor: Of transformers.
         channels: That the model takes, 1 or 3.
+
+    Raises:
+        ValueError: Where it gives other channels than the model takes.
+        ImageError: Where the code of the processor fails.
     """
     width, height = FALLBACK_SIZE
     mode = "L" if channels == 1 else "RGB"

@@ -235,7 +235,12 @@ class Builder:
             return RefusedError(f"holds a broken {_name_of(value)}: {reason}")
 
     def called(self, made: Made) -> Any:
-        """What a call would return."""
+        """What a call would return.
+
+        Raises:
+            RefusedError: Where what is called is on no list, or what it would make is
+                not plain.
+        """
         name = made.maker.text
         if name in _BY_STAND_IN:
             return _BY_STAND_IN[name](self, made)
@@ -337,7 +342,12 @@ class Builder:
         return UnbuiltModule(state or {}, refusal)
 
     def _object(self, made: Made, made_class: type) -> Any:
-        """An empty object of a listed class, with the attributes that the file says."""
+        """An empty object of a listed class, with the attributes that the file says.
+
+        Raises:
+            RefusedError: Where the file makes it as `torch.save` does not, or its
+                attributes do not fit.
+        """
         if made.arguments or made.items or made.pairs or len(made.states) > 1:
             text = f"a {made_class.__name__} in a way that torch.save does not"
             raise RefusedError(f"makes {text}")
@@ -501,7 +511,11 @@ def _name_of(value: Any) -> str:
 
 
 def _named(name: str) -> Any:
-    """What a name alone stands for: a type of numbers, a function, a class of modules."""
+    """What a name alone stands for: a type of numbers, a function, a class of modules.
+
+    Raises:
+        RefusedError: Where the name is on no list.
+    """
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if type(dtype) is torch.dtype:
         return dtype
@@ -667,7 +681,11 @@ def _partial(
 
 
 def _attribute(builder: Builder, made: Made) -> Any:
-    """`getattr`, for the few attributes that files keep."""
+    """`getattr`, for the few attributes that files keep.
+
+    Raises:
+        RefusedError: Where it is another attribute.
+    """
     owner, name = made.arguments
     if type(owner) is Made and name in _OWN_FORWARDS:
         return OwnForward(owner, name)

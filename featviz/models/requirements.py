@@ -253,8 +253,12 @@ def check_device(name: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then the CPU; each process of torchrun a GPU of its
-    own."""
+    """The device of a name that torch knows. `auto` takes cuda, then mps, then the CPU;
+    each process of torchrun takes a GPU of its own.
+
+    Raises:
+        UsageError: Where there is no such device here.
+    """
     import torch
 
     check_device(name)

@@ -191,7 +191,11 @@ WEIGHTS_HELP = "With " + "; with ".join(
 
 def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     """The source that a MODEL string belongs to; `option` is where it stands, for
-    messages."""
+    messages.
+
+    Raises:
+        UsageError: Where it belongs to none; the hint names a file of a like name.
+    """
     if spec.endswith(".py") and Path(spec).is_file():
         hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
         raise UsageError(f"{option} {spec!r} is code", hint)
@@ -367,7 +371,12 @@ def _sniff_zip(path: Path) -> str:
 
 
 def target(spec: str) -> Any:
-    """What `pkg.mod:name` or `file.py:name` names, imported."""
+    """What `pkg.mod:name` or `file.py:name` names, imported.
+
+    Raises:
+        UsageError: Where there is no such module, file or name in it.
+        LoadError: Where the import fails.
+    """
     match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
     value: Any = _imported(match["module"], spec)
@@ -399,7 +408,12 @@ def code_digest(spec: str) -> str | None:
 
 
 def _imported(module: str, spec: str) -> ModuleType:
-    """A module by its name or by its file, of which `spec` names something."""
+    """A module by its name or by its file, of which `spec` names something.
+
+    Raises:
+        UsageError: Where there is no such module or file.
+        LoadError: Where the import fails.
+    """
     is_file = module.endswith(".py")
     if is_file and not Path(module).is_file():
         message = f"no file {module!r} for {spec!r}"

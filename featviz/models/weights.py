@@ -573,7 +573,11 @@ def _without_counters(
 
 
 def _at(content: Any, key: str) -> Any:
-    """What `--key` names: keys of dicts and indices of lists, with dots between."""
+    """What `--key` names: keys of dicts and indices of lists, with dots between.
+
+    Raises:
+        LoadError: Where there is no such key or index.
+    """
     if isinstance(content, Mapping) and key in content:  # a key may have dots itself
         return content[key]
     inner = content
@@ -643,7 +647,11 @@ def _tensors(content: Any) -> dict[str, Tensor]:
 
 
 def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
-    """What state_dict() would say of a module, without its class."""
+    """What state_dict() would say of a module, without its class.
+
+    Raises:
+        RefusedError: Where it has too many modules.
+    """
     tensors: dict[str, Tensor] = {}
     reached: list[tuple[str, Mapping[str, Any]]] = [("", module)]
     for prefix, attributes in reached:

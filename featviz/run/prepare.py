@@ -71,7 +71,11 @@ class ModelInput:
 
     def background(self) -> list[Bytes]:
         """What maps may lie over, uint8 [H, W, 3] each: the first picture that the
-        model saw, or the frames of a clip."""
+        model saw, or the frames of a clip.
+
+        Raises:
+            UsageError: the input is no image.
+        """
         if getattr(self.preprocess.transform, "blank", None) is not None:
             raise UsageError(
                 "maps of an input that is no image lie over nothing", "no --overlay"
@@ -261,7 +265,12 @@ def find_images(
     arguments: Sequence[str], options: RunOptions | AuditOptions | ExemplarOptions
 ) -> list[Sample]:
     """Check the options and find the images; what `--input` gives is one without a
-    file, which has the name of the first tensor."""
+    file, which has the name of the first tensor.
+
+    Raises:
+        UsageError: an option is bad, `--input` stands beside images or a transform, or
+            no image is found.
+    """
     inputs = options.inputs
     outside = options.out
     if isinstance(options, RunOptions):

@@ -68,6 +68,10 @@ class Folder(OpenFolder):
         Args:
             relative: its path; empty for this folder itself.
             make: whether folders that are missing are made.
+
+        Raises:
+            OSError: the path leads out of this folder, or the folder is missing or a
+                link.
         """
         names = PurePosixPath(relative).parts
         if not {"..", "/"}.isdisjoint(names):
@@ -94,7 +98,11 @@ class Folder(OpenFolder):
                 folder.close()
 
     def _refuse_link(self, name: str) -> None:
-        """Say that a folder in this one could not be opened since it is a link."""
+        """Say that a folder in this one could not be opened since it is a link.
+
+        Raises:
+            StoreError: it is a symbolic link.
+        """
         with suppress(FileNotFoundError):
             if stat.S_ISLNK(self.stat(name).st_mode):
                 raise StoreError(
@@ -178,7 +186,11 @@ class Folder(OpenFolder):
     def publish(self, new: Folder, name: str) -> None:
         """Give a hidden folder in this one its final name. Where something else has
         come to stand under its hidden name, nothing comes to stand under the final
-        one."""
+        one.
+
+        Raises:
+            StoreError: the hidden folder was replaced meanwhile.
+        """
         # A name may be given to something else between two system calls; so it is
         # compared before the rename and after it.
         hidden = new.path.name

@@ -348,7 +348,11 @@ def _not_whole(part: Path, fault: str) -> StoreError:
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
-    """All complete images, by name; one that is in two parts must be the same in both."""
+    """All complete images, by name; one that is in two parts must be the same in both.
+
+    Raises:
+        CompareError: an image is not the same in two parts.
+    """
     images: dict[str, ReadImage] = {}
     for run in runs:
         for name, image in run.images.items():

@@ -111,7 +111,11 @@ class ImageFolder:
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest, and give a new folder its name: from
-        now on the image is complete."""
+        now on the image is complete.
+
+        Raises:
+            StoreError: something else has come to stand under its name.
+        """
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
         # encoders end in any order, and the same run writes the same bytes
@@ -157,6 +161,9 @@ class ImageFolder:
 
         Args:
             above: the folder that the image's folder is in.
+
+        Raises:
+            StoreError: the folder holds files that featviz did not write.
         """
         with above.folder(self.path.name):
             pass  # refuses a link
