@@ -204,7 +204,7 @@ def safe_name(name: str) -> str:
         return clean
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     stem, dot, suffix = clean.rpartition(".")
-    # what is no extension belongs to the name
+    # what is not an extension belongs to the name
     if not dot or len(suffix) > 5:
         stem = clean
         dot = suffix = ""

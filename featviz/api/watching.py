@@ -277,8 +277,15 @@ class Watcher:
         return f"<Watcher of {self.out}: step {self.number}, {len(self.steps)} written>"
 
     def _write(self) -> Path | None:
-        """Draw the model as it is now; None in processes that are not the first, and
-        where it failed behind the first step."""
+        """Draw the model as it is now.
+
+        Returns:
+            The run directory of this step; None in processes that are not the first,
+            and where it failed after the first step, of which the log warns.
+
+        Raises:
+            FeatvizError: the first step cannot be drawn.
+        """
         self._pending = False
         if self._prepared is None:
             return None
@@ -309,7 +316,8 @@ class Watcher:
         return folder
 
     def _surplus_steps(self) -> list[int]:
-        """The steps of an earlier training that go when this one has written its first."""
+        """The steps of an earlier training that are removed when this one has written its
+        first: later ones, and with `overwrite` earlier ones."""
         if self.steps:
             return []
         surplus = []
@@ -470,6 +478,7 @@ class FitWatch:
         self._watcher = watcher.__enter__()
 
     def _step(self, number: int) -> None:
+        """Tell the watcher how many steps the model has taken; it draws if one is due."""
         if self._watcher is not None:
             self._watcher.step(number)
 

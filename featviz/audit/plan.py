@@ -201,7 +201,7 @@ def _selected_layers(
     parsed = selectors.parse(text)
     # among the layers that the pass has met: modules, and activations that are functions
     layers = selectors.select(graph.layers, parsed)
-    # functions that are no activations, or a message that says what there is
+    # functions that are not activations, or a message that says what there is
     if not layers:
         layers = choose_layers(model, text, blank)
     for selector in parsed:
@@ -214,7 +214,7 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
     """An audited call, with the activation at which it is judged for `dead`.
 
     Raises:
-        LayoutError: its output is no tensor with channels.
+        LayoutError: its output is not a tensor with channels.
     """
     if call not in graph.shapes:
         raise LayoutError(f"gives a {graph.output_types[call]}, not a tensor")
@@ -256,7 +256,7 @@ def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
         hints = book.of_shape(layer, shape)
         if len(shape) > 1:
             axis = channel_axis(shape, hints)
-        # a sequence may be one of anchors, which are no channels
+        # a sequence may be one of anchors, which are not channels
         if axis is None or recognise(shape, hints).layout == "sequence":
             raise LayoutError(
                 f"shape {list(shape)} has no axis known to count channels"

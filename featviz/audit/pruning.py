@@ -37,16 +37,17 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
     times loses a channel only if it is dead behind each of its calls.
 
     Args:
-        rows: `layers` of audit.json.
+        rows: `layers` of audit.json, where `findings.dead` lists the dead channels.
     """
     prunable = Prunable()
     graph = plan.graph
-    dead_channels = {row["label"]: row["findings"].get("dead") for row in rows}
+    dead_by_label = {row["label"]: row["findings"].get("dead") for row in rows}
     activations_of: dict[str, dict[Call, Call]] = {}
     """By the maker's name and call the activation behind it."""
-    dead_at: dict[Call, list[int]] = {}
+    dead_channels: dict[Call, list[int]] = {}
+    """By activation."""
     for target in plan.targets:
-        channels = dead_channels.get(target.call.label)
+        channels = dead_by_label.get(target.call.label)
         if target.dead_at is None or not channels:
             continue
         activation = target.dead_at.call
@@ -54,14 +55,14 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
         if isinstance(maker, str):
             prunable.refused[activation.label] = maker
         else:
-            dead_at[activation] = channels
+            dead_channels[activation] = channels
             activations_of.setdefault(maker.name, {})[maker] = activation
     # calls that no activation follows count, too: they need the channel
-    runs = [node.call.name for node in graph.nodes]
+    called_names = [node.call.name for node in graph.nodes]
     for name, activations in activations_of.items():
-        dead_sets = [set(dead_at[activation]) for activation in activations.values()]
+        dead_sets = [set(dead_channels[call]) for call in activations.values()]
         dead_everywhere = sorted(set.intersection(*dead_sets))
-        if dead_everywhere and len(activations) == runs.count(name):
+        if dead_everywhere and len(activations) == called_names.count(name):
             prunable.layers[name] = dead_everywhere
             for activation in activations.values():
                 prunable.zeroed[activation] = dead_everywhere

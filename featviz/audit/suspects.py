@@ -189,8 +189,8 @@ def choose_suspects(
 
 
 def _fed_by(plan: AuditPlan, target: CountedCall) -> CountedCall:
-    """The call whose output an activation takes; the target where it is no activation,
-    or takes several tensors."""
+    """The call whose output an activation takes; the target where it is not an
+    activation, or takes several tensors."""
     if target.activation is None:
         return target
     graph = plan.graph

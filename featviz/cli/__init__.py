@@ -129,7 +129,7 @@ def main() -> None:
     # torch's idle threads leave cores alone
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # for names of files that are no UTF-8
+        # for names of files that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     # end like Ctrl-C, and tidy up; not what nohup has ignored
     for name in ("SIGTERM", "SIGHUP"):

@@ -26,7 +26,8 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         path: None where no --config was given.
 
     Raises:
-        UsageError: the file is no TOML, or has a key that is no option of the command.
+        UsageError: the file is not TOML, or has a key that is not an option of the
+            command.
     """
     if path is None:
         return

@@ -85,8 +85,8 @@ class Command(click.Command):
         return len(self.params) > _LONG + 1  # --help-all does not count
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What the command does, and its options in groups; of a long command the first
-        ones, unless all are asked for."""
+        """Write what the command does, and its options in groups; of a long command the
+        first ones, unless `--help-all` asks for all."""
         show_all = _SHOW_ALL in ctx.meta or not self.is_long
         brief, _, rest = inspect.cleandoc(self.help or "").partition("\f")
         self.format_usage(ctx, formatter)

@@ -120,7 +120,7 @@ def verify(values: Values) -> int:
     Each file is held against the size and the SHA-256 in its image's manifest, and the
     settings in run.json against those in the manifests. Nothing is changed: remove the
     folder of an image that does not fit, and `featviz run ... --resume` draws it again.
-    Files that nothing lists are named, and are no fault. A series of featviz.Watcher
+    Files that nothing lists are named, and are not faults. A series of featviz.Watcher
     stands for the run of each of its steps.
 
     \b

@@ -274,7 +274,7 @@ def shard_of_process() -> Shard | None:
     name; None for a process that runs alone.
 
     Raises:
-        UsageError: they are no numbers, or the first is not below the second.
+        UsageError: they are not numbers, or the first is not below the second.
     """
     # torchrun first: inside a job of SLURM both are set, and SLURM's count its launchers
     for index_name, count_name in (

@@ -68,8 +68,8 @@ def _pairing_lines(result: Comparison) -> list[str]:
 
 
 def verdicts(result: Comparison) -> list[Verdict]:
-    """The gates; without any one for each layer, and one each for what only one run
-    has."""
+    """What JUnit reports: the gates, where the user set any. Else a verdict for each
+    layer, one on what only BASE has, and one on what only NEW has."""
     # JUnit has to fail where the exit code does: with gates these alone decide
     if result.gates:
         return list(result.gates)

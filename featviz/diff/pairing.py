@@ -222,7 +222,7 @@ class _Pairing:
         self.found.partners[of_network] = _Partner(of_graph, found_by)
 
     def by_folded_norms(self) -> None:
-        """What the graph has of a convolution whose norm is no layer of it, although
+        """What the graph has of a convolution whose norm is not a layer of it, although
         the network has one, gives what the norm gives."""
         layers = {key.layer for key in self.graph}
         for key in [*self.graph]:

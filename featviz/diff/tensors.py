@@ -326,7 +326,13 @@ def _same_files(pair: TensorPair) -> bool:
 
 
 def _larger(statistics: Change, pixels: Change, channels: list[int]) -> Change:
-    """The larger difference of both counts, in the channels whose pixels are known."""
+    """In each channel the larger difference of two comparisons; only pixels have cosines.
+
+    Args:
+        statistics: of all channels.
+        pixels: of `channels` alone, in their order.
+        channels: indices of the channels whose pixels are known in both runs.
+    """
     absolute = statistics.absolute.copy()
     relative = statistics.relative.copy()
     unlike = statistics.unlike.copy()

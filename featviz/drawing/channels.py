@@ -27,7 +27,7 @@ def choose_channels(
     Returns:
         Channels that are named in the order of the text, those of a ranking the largest
         first, others in their own order. Of equal ones the earlier comes first; those
-        without a finite value come last. A name that is no candidate is left out.
+        without a finite value come last. A name that is not a candidate is left out.
 
     Raises:
         LayoutError: none of the channels that are named is there.

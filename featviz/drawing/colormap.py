@@ -53,7 +53,7 @@ def resolved(
     # values with a sign: a colour for either
     if reduce in SIGNED:
         return "coolwarm"
-    # saliency and kernels are no kinds of CaptureKind
+    # saliency and kernels are not kinds of CaptureKind
     if kind in KINDS and KINDS[kind].cmap != "auto":
         return str(KINDS[kind].cmap)
     # greys over the greys of a photo could not be told from it

@@ -183,7 +183,7 @@ def draw(
         picture = draw_maps(maps, settled_options, scale, weights, hints.border)
         if hints.phase:
             picture = replace(picture, cmap=settled_options.cmap)
-        # a gradient behind a pooling is constant by nature, which is no finding
+        # a gradient behind a pooling is constant by nature, which is not a finding
         if picture.marked and capture in BACKWARD:
             picture = replace(picture, marked=(grid.ZERO,))
         if settled_options.overlay is not None and picture.constant is None:

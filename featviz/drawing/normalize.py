@@ -137,7 +137,7 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
         raise UsageError(
             f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
         )
-    # what is no number has the wrong count of numbers
+    # what is not a number has the wrong count of numbers
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(map(float, tail.split(",")))
@@ -170,7 +170,7 @@ def _auto(kind: str, reduce: str | None) -> str:
     """The spelling that `auto` stands for."""
     if reduce in SIGNED:
         return "symmetric"
-    # saliency and kernels are no kinds of CaptureKind
+    # saliency and kernels are not kinds of CaptureKind
     if kind in KINDS and KINDS[kind].normalize != "auto":
         return str(KINDS[kind].normalize)
     return "map"

@@ -88,8 +88,9 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
 
     Args:
         pixels: uint8 [H, W, 3].
-        mask: which pixels belong to the region, [h, w] of any size: it covers the whole
-            picture.
+        mask: which pixels belong to the region, bool or 0 and 1, [h, w] of any size: it
+            covers the whole picture.
+        color: of the line, which has a black one behind it.
 
     Returns:
         uint8 [H, W, 3].
@@ -111,7 +112,7 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
 
 def _edge(inside: Integers, thick: int) -> Integers:
     """The pixels of a region that have one outside it nearby, bool [H, W]; the picture's
-    border is no edge.
+    border is not an edge.
 
     Args:
         inside: bool [H, W].

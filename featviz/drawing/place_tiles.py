@@ -150,6 +150,7 @@ def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
 
     Raises:
         UsageError: a grid does not hold the values of all channels.
+        DamagedError: a picture, or the statistics, cannot be read.
     """
     read = {}
     for name, (image, row) in captures.items():

@@ -83,7 +83,7 @@ def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
         return False
     if palette is not None and len(palette) != 256:
         return False
-    # the last entry is magenta for what is not finite: else it is no palette of ours
+    # the last entry is magenta for what is not finite: else it is not a palette of ours
     if palette is not None and (palette[-1] != colormap.MAGENTA).any():
         return False
     # of constant maps with several slices a picture may show only some

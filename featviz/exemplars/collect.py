@@ -49,7 +49,7 @@ class Strongest(NamedTuple):
     """[C]: the value that ranks the image."""
     positions: Integers
     """[C, 4]: row and column of the value in the map, rows and columns of the map; -1
-    where the tensor is no map of the input, or the whole map counts."""
+    where the tensor is not a map of the input, or the whole map counts."""
 
 
 class TopImages(NamedTuple):

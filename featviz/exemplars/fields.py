@@ -29,7 +29,8 @@ def receptive_fields(
     """Follow the pixels through one forward pass to what each unit sees.
 
     Args:
-        sources: tensors of the model; those that are no maps of the input are left out.
+        sources: tensors of the model; those that are not maps of the input are left
+            out.
         args: arguments of the model; only their shapes count, so they may lie on meta.
 
     Returns:

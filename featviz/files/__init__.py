@@ -195,7 +195,7 @@ class ReadFolder(OpenFolder):
         Raises:
             FileNotFoundError: there is no such file.
             FileError: it, or a folder on the way to it, is a link; it lies outside this
-                folder; it cannot be opened, or is no regular file.
+                folder; it cannot be opened, or is not a regular file.
         """
         with _errors_named(relative):
             if not is_inside(relative):
@@ -225,8 +225,8 @@ class ReadFolder(OpenFolder):
 
         Raises:
             FileNotFoundError: there is no such file.
-            FileError: it has more than `most` bytes, is no JSON that `parse_json` takes,
-                or cannot be read.
+            FileError: it has more than `most` bytes, is not a JSON that `parse_json`
+                takes, or cannot be read.
         """
         with _errors_named(relative):
             return parse_json(self.read(relative, most).decode("utf-8"))
@@ -260,7 +260,7 @@ def _opened(
         flags: Of `os.open`, beside those of reading.
 
     Raises:
-        OSError: Where it is no regular file.
+        OSError: Where it is not a regular file.
     """
     if stat.S_ISREG(before.st_mode):
         descriptor = os.open(name, _READ | flags, dir_fd=folder)
@@ -275,7 +275,8 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileError: it has more than `most` bytes, cannot be read, or is no regular file.
+        FileError: it has more than `most` bytes, cannot be read, or is not a regular
+            file.
     """
     with open_regular(path) as file, _errors_named(str(path)):
         size = os.fstat(file.fileno()).st_size  # to read more would allocate more
@@ -303,8 +304,8 @@ def read_json(path: Path, most: int = SMALL) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileError: it has more than `most` bytes, is no JSON that `parse_json` takes, or
-            cannot be read.
+        FileError: it has more than `most` bytes, is not JSON that `parse_json` takes,
+            or cannot be read.
     """
     with _errors_named(str(path)):
         return parse_json(read_bytes(path, most).decode("utf-8"))

@@ -25,8 +25,8 @@ _NUMBERS = "biufc"
 
 
 def read_npy(file: bytes | BinaryIO) -> np.ndarray:
-    """The array of an npy file; ValueError where the file is not an npy file, not whole,
-    or holds no numbers."""
+    """The array of an npy file; ValueError where the file is not an npy file, not
+    whole, or holds no numbers."""
     with _errors_as_one():
         array = np.load(_opened(file), allow_pickle=False, max_header_size=_MAX_HEADER)
     if not isinstance(array, np.ndarray) or array.dtype.kind not in _NUMBERS:

@@ -260,7 +260,7 @@ def _failure_text(url: Url, error: Exception) -> str:
 
 def lacks_rights(error: BaseException | None) -> bool:
     """Whether a store refused, or its library found no credentials to send."""
-    # botocore's NoCredentialsError and its like are no PermissionError
+    # botocore's NoCredentialsError and its like are not PermissionError
     is_named_so = (
         isinstance(error, PermissionError) or "Credentials" in type(error).__name__
     )

@@ -476,7 +476,7 @@ FAMILIES = (
     _of_values("an encoder", "", 2, _OF_EMBEDDINGS),
 )
 """In the order in which they are tried; the first that matches reads the output. An
-output of four axes is an encoder's only where it is no segmentation."""
+output of four axes is an encoder's only where it is not a segmentation."""
 
 
 class Reading(NamedTuple):
@@ -523,8 +523,9 @@ class Reading(NamedTuple):
 
     @property
     def score_channels(self) -> int | None:
-        """Channels of the layers that give the maps of scores, depth or keypoints
-        themselves, which are no evidence for them; None where the answer is no maps."""
+        """How many channels the answer has, where it is maps of scores, depth or
+        keypoints; else None. A layer at the end with as many channels gives the answer
+        itself, which is no evidence for it."""
         answer = self.answer
         if isinstance(answer, Regions):
             return len(answer.scores)

@@ -215,7 +215,7 @@ def intervene(
         The changed output; the same object without changes.
 
     Raises:
-        UsageError: the output is no dense tensor, or has fewer channels.
+        UsageError: the output is not a dense tensor, or has fewer channels.
     """
     from torch import Tensor
 

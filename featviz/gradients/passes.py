@@ -517,7 +517,8 @@ def top_classes(
     Args:
         output: of a model.
         categories: names of its classes; used where there are as many.
-        scores: where the scores [1, K] stand, as in `Target.value`.
+        scores: the key of the output under which the scores [1, K] stand; empty for the
+            output itself, None where it has none.
 
     Returns:
         Nothing for an output without scores of more than one class, all of them finite.
@@ -588,7 +589,8 @@ def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputC
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    """The values in float64, on the CPU; LayoutError where they are not real and dense."""
+    """The values in float64, on the CPU; LayoutError where they are not real and
+    dense."""
     values = tensor.detach()
     floats = to_floats(values)
     if tensor.is_quantized:

@@ -262,7 +262,7 @@ def parse(text: str | None) -> Target:
             classifier.
 
     Raises:
-        UsageError: the text is no target.
+        UsageError: the text is not a target.
     """
     if text is None:
         return Target("top1", kind="top1", is_default=True)
@@ -308,7 +308,7 @@ def output_at(output: Any, key: str) -> Any:
         if -len(output) <= index < len(output):
             return output[index]
         return None
-    if isinstance(output, Tensor):  # `T` or `shape` are no keys
+    if isinstance(output, Tensor):  # `T` or `shape` are not keys
         return None
     return getattr(output, key, None)
 

@@ -208,7 +208,7 @@ class Recorder:
         # counted apart from `calls`: a recursive layer is entered again before it leaves
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
-        # numbers, masks of None and the like are no captures
+        # numbers, masks of None and the like are not captures
         arguments = given_tensors(args, kwargs)
         for capture_kind in self.kinds_of("input"):
             for key, value in arguments:
@@ -278,8 +278,8 @@ class Recorder:
         """Give a tensor to the sink, or await its gradient.
 
         Args:
-            value: what a layer took or returned; anything that is not a tensor, or has no
-                gradient, is noted in `skipped`.
+            value: what a layer took or returned; anything that is not a tensor, or has
+                no gradient, is noted in `skipped`.
             backward: whether the gradient is captured, and not the tensor itself.
         """
         with unwatched():

@@ -280,7 +280,7 @@ def placed(
         layer = running.now(of_module)
         changed = None
         if layer in change_of:
-            # what an intervention computes is no call of the model's
+            # what an intervention computes is not a call of the model's
             with unwatched():
                 changed = change_of[layer](output)
         if layer.name in reported:

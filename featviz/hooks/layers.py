@@ -205,7 +205,8 @@ def home_of(module: nn.Module) -> str:
 
 
 def _class_of(module: nn.Module) -> type | str:
-    """What a module is, or stands for; the full name of a class that is not imported."""
+    """What a module is, or stands for; the full name of a class that is not
+    imported."""
     # no other module is said to be of another class than it is
     if type(module).__module__ != EXPORTED:
         return type(module)

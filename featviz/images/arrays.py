@@ -76,7 +76,7 @@ def to_image(array: np.ndarray, expected: ExpectedImage) -> Image.Image | Raster
         scaled to 0..1, all others as they are.
 
     Raises:
-        ImageError: Where the array is no image, or none for this model.
+        ImageError: Where the array is not an image, or none for this model.
     """
     _check_array(array, expected)
     if expected.raw:

@@ -45,10 +45,10 @@ _ARCHIVE = re.compile(rf".*{_SUFFIX}", re.IGNORECASE | re.DOTALL)
 _MEMBER = re.compile(rf"(.+?{_SUFFIX}){SEPARATOR}(.+)", re.IGNORECASE | re.DOTALL)
 
 MAX_MEMBER_BYTES = 512 * 2**20
-"""A member that unpacks to more is no picture, but a bomb."""
+"""A member that unpacks to more is not a picture, but a bomb."""
 
 MAX_FILE_BYTES = 2**30
-"""A larger file is no picture that Pillow would open."""
+"""A larger file is not a picture that Pillow would open."""
 
 _MODES: Any = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2", b"\xfd7": "r:xz"}
 """How tarfile opens a compressed file, by its first two bytes."""
@@ -101,7 +101,7 @@ EXPECTED = (
     f" ({', '.join(name for name, suffixes in FORMATS.items() if suffixes)}) or an"
     " array (.npy, .npz, .pt); --forward-arg passes other arguments of the model"
 )
-"""What a file that is no image should have been."""
+"""What a file that is not an image should have been."""
 
 _LOOKS = {
     b"%!PS": "PostScript",
@@ -145,7 +145,7 @@ def open_image(file: BinaryIO) -> Image.Image:
 
 
 def _what_else(head: bytes) -> str:
-    """What the first bytes of a file that is no image look like."""
+    """What the first bytes of a file that is not an image look like."""
     if not head:
         return "is empty"
     refused = "is no image that featviz reads: it looks like"
@@ -726,7 +726,7 @@ def _spread(total: int, count: int, index: int | None = None) -> list[int]:
 
 
 def check_background(color: str) -> None:
-    """Refuse a background that is no colour."""
+    """Refuse a background that is not a colour."""
     try:
         ImageColor.getrgb(color)
     except ValueError:

@@ -260,7 +260,7 @@ def _check_out(
     samples: Sequence[Sample],
     out: Path,
 ) -> None:
-    """Refuse a file for the pictures that is no PNG, or somebody else's."""
+    """Refuse a file for the pictures that is not a PNG, or somebody else's."""
     files = picture_files(samples, out, options.target)
     if out.exists() and not out.is_dir() and out not in files.values():
         message = f"--out {quoted(str(out))} is no folder"
@@ -540,7 +540,7 @@ def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evid
 
 
 def target_probability(target: str | None, outcome: Outcome) -> float | None:
-    """The probability of the target's class; None where the target is no class of a
+    """The probability of the target's class; None where the target is not a class of a
     classifier.
 
     By softmax two classes have probabilities that are as exp of their scores, and those

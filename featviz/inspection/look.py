@@ -201,7 +201,7 @@ def look(
     out = options.out
     if out is None:
         short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name)
-        # a colon, as of `net.py:Net`, is no letter of a file's name on Windows
+        # a colon, as of `net.py:Net`, is not a letter of a file's name on Windows
         short = short.replace(":", "-")
         out = Path(safe_name(f"look-{short}-{Path(samples[0].name).stem}.png"))
     check_files("look", [out], model, samples, options.overwrite)
@@ -289,7 +289,7 @@ def check_files(
         overwrite: replace any file, also one of another command.
 
     Raises:
-        UsageError: a file is no PNG, is read as an input, or is there already.
+        UsageError: a file is not a PNG, is read as an input, or is there already.
     """
     inputs = files_read(model, samples)
     for path in paths:
@@ -527,7 +527,7 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
     if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
         return None
     # Two libraries call scores of classes so. Without a name, maps of the input's own
-    # size are taken for scores, smaller ones for features, which are no picture.
+    # size are taken for scores, smaller ones for features, which are not pictures.
     channels = shape[1]
     named = key in ("logits", "out") and channels > 1  # by Hugging Face and torchvision
     is_pixels = channels in (1, 3) and not named

@@ -88,7 +88,7 @@ class Layout:
     channel_axis: int | None = None
     """None where several axes make channels, or none does."""
     spatial_axes: tuple[int, int] | None = None
-    """The axes of height and width; None for tokens and for what is no map of the
+    """The axes of height and width; None for tokens and for what is not a map of the
     input."""
     token_axis: int | None = None
     allows_many: bool = False
@@ -161,8 +161,8 @@ def _vector(tensor: Tensor, arrangement: Arrangement) -> Tensor:
 
 
 def channels_of_pieces(shape: Sequence[int], trace: Trace) -> list[int]:
-    """The axes of pieces of a map that count channels: one, or heads and what each of
-    them has."""
+    """The axes that count channels, in a tensor that holds a map in pieces such as
+    windows: those along which positions do not change, without axes of length 1."""
     return [i for i in range(len(shape)) if i not in trace.axes and shape[i] > 1]
 
 
@@ -196,7 +196,7 @@ def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
     return joined.reshape(-1, *trace.grid)
 
 
-# Maps that are no views are made contiguous: else each loop that reads their rows would
+# Maps that are not views are made contiguous: else each loop that reads their rows would
 # copy them anew.
 _EACH_CHANNEL = "a map for each channel"
 _TIME_STEPS = "for each channel the time steps side by side"
@@ -363,7 +363,7 @@ def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
         layout: that the arrangement will have, one of tokens.
 
     Raises:
-        LayoutError: it is no grid.
+        LayoutError: it is not a grid.
     """
     match = _GRID.fullmatch(text)
     if match is None:
@@ -398,7 +398,7 @@ def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement 
     time = hints.time_steps or 1
     for prefix in prefixes if names else [(), (BEFORE,)]:
         count, rest = divmod(length - len(prefix), time)
-        # a single token is no grid
+        # a single token is not a grid
         if rest != 0 or count < 2 or hints.token_count not in (None, count, length):
             continue
         for height, width in map_sizes(hints.input_size):

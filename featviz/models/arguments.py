@@ -112,7 +112,7 @@ def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
         random: Makes random numbers; one for all arguments of a command.
 
     Raises:
-        UsageError: Where it is no value.
+        UsageError: Where it is not a value.
     """
     # TOML and shells write True and TRUE, too
     if text.lower() in _CONSTANTS:
@@ -426,7 +426,8 @@ def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[st
 @dataclass(frozen=True)
 class UserTransform:
     """A function in place of the model's own preprocessing: the user's, from a PIL
-    image of mode L or RGB or from an array; or one that hands on what is no image."""
+    image of mode L or RGB or from an array; or one that hands on what is not an
+    image."""
 
     text: str
     """What the user calls it, for messages."""
@@ -436,7 +437,7 @@ class UserTransform:
     names: tuple[str, ...] = ()
     """Where the function returns a dict: the arguments of forward, the image first."""
     blank: Tensor | None = None
-    """Where the input is no image: zeros [N] or [1, N], shown as the input's pixels
+    """Where the input is not an image: zeros [N] or [1, N], shown as the input's pixels
     are."""
 
     @classmethod

@@ -107,7 +107,7 @@ def identify_file(
         A line for people, and a document for programs.
 
     Raises:
-        LoadError: Where the file is no checkpoint, or needs trust.
+        LoadError: Where the file is not a checkpoint, or needs trust.
     """
     try:
         with weights.one_line(path):

@@ -752,7 +752,8 @@ def _build_timm(
 
 
 def _check_pretrained(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse a timm model without weights; warn where they have other classes.
+    """Refuse a timm model without weights (UsageError); warn where its weights are of
+    another number of classes.
 
     Args:
         name: Of the model with its tag.

@@ -48,8 +48,8 @@ def read_graph(path: Path) -> Any:
         The ModelProto, without local functions and without external data.
 
     Raises:
-        LoadError: It is no ONNX model, is too large, names data outside of its folder,
-            or needs operators that ONNX Runtime has not.
+        LoadError: It is not an ONNX model, is too large, names data outside of its
+            folder, or needs operators that ONNX Runtime has not.
     """
     import onnx.inliner
     from google.protobuf.message import DecodeError

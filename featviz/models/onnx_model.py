@@ -162,8 +162,8 @@ class OnnxInput(NamedTuple):
 
         Args:
             value: a tensor of images [N, C, H, W], values 0..1 where the graph takes
-                integers; for an input that is no image any tensor, or what torch makes
-                one of.
+                integers; for an input that is not an image any tensor, or what torch
+                makes one of.
         """
         tensor = torch.as_tensor(value).detach().cpu()
         if self.channels_last and tensor.ndim == 4:
@@ -485,8 +485,8 @@ def load_onnx(path: Path) -> Loaded:
     """Load a graph.
 
     Raises:
-        LoadError: The packages are missing, the file is no model or a harmful one, or
-            ONNX Runtime cannot run it.
+        LoadError: The packages are missing, the file is not a model or a harmful one,
+            or ONNX Runtime cannot run it.
     """
     require_onnx(path.name)
     proto = read_graph(path)
@@ -570,7 +570,7 @@ def _has_channels_last(shape: Sequence[int | None]) -> bool:
 
 
 def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
-    """A class whose forward has the arguments of a graph: those that are no image have
+    """A class whose forward has the arguments of a graph: those that are not images have
     a default, since they are not made of images."""
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = []

@@ -432,8 +432,9 @@ class Preprocess:
         return [image] * self.inputs
 
     def empty(self) -> Image.Image | Raster:
-        """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""
-        # an input that is no image has the shape of its own tensors
+        """Black: a picture, or zeros [channels, H, W] where the images are not
+        pictures."""
+        # an input that is not an image has the shape of its own tensors
         numbers = getattr(self.transform, "blank", None)
         if numbers is not None:
             return Raster(numbers.numpy(), "")
@@ -451,7 +452,7 @@ class Preprocess:
         numbers = [image.description for image in images if isinstance(image, Raster)]
         if self.transform is not None:
             if getattr(self.transform, "blank", None) is not None:
-                steps = []  # the input is no image, and has no colour
+                steps = []  # the input is not an image, and has no colour
             steps.append(str(self.transform))
         elif numbers:
             steps.append(numbers[0])
@@ -483,7 +484,8 @@ class Preprocess:
 
 
 def _as_rows(values: Tensor) -> Tensor:
-    """Numbers that are no picture, [1, 1, rows, numbers]; a single row is drawn thick."""
+    """Numbers that are not a picture, [1, 1, rows, numbers]; a single row is drawn
+    thick."""
     width = values.shape[-1] if values.ndim == 3 else values.numel()
     rows = values.reshape(1, 1, -1, width)
     if rows.shape[2] == 1:

@@ -327,7 +327,8 @@ def _torchvision_size(sizes: Sequence[int] | None) -> Size | None:
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation.
+    """timm's transform for evaluation, as a chain; where no chain crops as it does, timm's
+    own function prepares pictures.
 
     Args:
         config: What `timm.data.resolve_model_data_config` returns.
@@ -356,6 +357,7 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
         tensor: Tensor = transform(image)[None]
         return tensor
 
+    # without the last one, normalising, which a chain adds to the steps of a library
     steps = (f"timm's crop mode {config['crop_mode']}", *chain.steps[:-1])
     return replace(chain, library=prepare, library_steps=steps)
 
@@ -546,7 +548,7 @@ def _check_numbers(value: Any, path: str) -> None:
     if isinstance(value, list):
         for item in value:
             _check_numbers(item, path)
-    # it would resize to as many pixels, and fill the memory; NaN is no number either
+    # it would resize to as many pixels, and fill the memory; NaN is not a number either
     elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
         raise LoadError(f"{path} asks for {value:,}; {_LARGEST} is the most", _AGAIN)
 

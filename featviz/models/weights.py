@@ -83,8 +83,8 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
         A module, or a mapping with tensors somewhere in it.
 
     Raises:
-        LoadError: Where it is no checkpoint, is truncated, or holds a pickle that needs
-            more.
+        LoadError: Where it is not a checkpoint, is truncated, or holds a pickle that
+            needs more.
     """
     with one_line(path):
         file_format = sources.sniff(path)
@@ -327,8 +327,15 @@ def read_program(
 
 
 def _import_needed(path: Path) -> None:
-    """Import what a program names: torch finds no operator or class of outputs before
-    that."""
+    """Import the modules that a program names, since torch finds operators and classes of
+    outputs only in modules that are imported. That runs code: the file must be trusted.
+
+    Args:
+        path: The program, a zip file.
+
+    Raises:
+        ImportError: Where a module is not installed.
+    """
     needed: set[bytes] = set()
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -763,7 +770,8 @@ def put_into(
         How many of its tensors there were, for people.
 
     Raises:
-        LoadError: Where some do not fit, or none.
+        LoadError: Where a tensor does not fit or is missing; with `partial` where not a
+            single one fits.
     """
     state = module.state_dict()
     fit = _fit(state, tensors)

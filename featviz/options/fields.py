@@ -182,7 +182,7 @@ def declared(record_type: type[Struct]) -> dict[str, Option]:
         By the name of the field, in the order of fields, which is that of help. Left out
         are the options of records in it, see `every_option`.
     """
-    # a field without a text is no option: it is for programs alone
+    # a field without a text is not an option: it is for programs alone
     help_texts: dict[str, str] = {}
     # a record inherits fields with their texts, and may say something else of one
     for ancestor in reversed(record_type.__mro__):
@@ -324,7 +324,7 @@ def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
     """The types of the records in a record, by field; not of those deeper inside."""
     records: dict[str, type[Struct]] = {}
     for field in structs.fields(record_type):
-        # Annotated and unions are no types, and stand for plain options
+        # Annotated and unions are not types, and stand for plain options
         if isinstance(field.type, type) and issubclass(field.type, Struct):
             records[field.name] = field.type
     return records
@@ -359,13 +359,13 @@ def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
 
     Args:
         record_type: the record; those in it are made as well, of the same values.
-        values: by name of the option. Fields that are no options are passed as they
+        values: by name of the option. Fields that are not options are passed as they
             are; what is missing has its default.
 
     Raises:
         UsageError: a value is wrong, or there is no such option.
     """
-    # what is no option (`min_tile`) may be passed by a program, as it is
+    # what is not an option (`min_tile`) may be passed by a program, as it is
     options = every_option(record_type)
     remaining = dict(values)
     plain = {}
@@ -389,7 +389,7 @@ def read_from(
     Args:
         record_type: the record, each of whose nested records has a default.
         values: by name; what the record takes is removed from it, so that what several
-            records leave is no option of any.
+            records leave is not an option of any.
         but: names that it does not take.
         **fields: values of fields as they stand.
 
@@ -408,7 +408,7 @@ def _taken_from(
     values: dict[str, Any], record_type: type[Struct], but: Collection[str]
 ) -> dict[str, Any]:
     """The fields of a record by those values that are its options; they are removed
-    from `values`, so that what is left in the end is no option of any record."""
+    from `values`, so that what is left in the end is not an option of any record."""
     fields: dict[str, Any] = {}
     for name, field_option in declared(record_type).items():
         if name in values and name not in but:

@@ -394,4 +394,4 @@ HELP: dict[str, dict[str, str]] = {
         "overwrite": "Replace any file in --out; an earlier .png of sheet is replaced anyway.",
     },
 }
-"""A field without a text is no option."""
+"""A field without a text is not an option."""

@@ -314,7 +314,7 @@ def _read_arguments(value: Any) -> Mapping[str, Any]:
         The values by name, of which a later one of the same name counts.
 
     Raises:
-        ValueError: a text without `=`, or with a key that is no name in Python.
+        ValueError: a text without `=`, or with a key that is not a name in Python.
     """
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return value

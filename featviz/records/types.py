@@ -161,7 +161,7 @@ class Hints:
     """Whether the layer is an attention, or inside one."""
     features_last: bool = False
     """Whether the layer makes the numbers along the last axis, as linear layers do: its
-    output is no attention, even where there are as many numbers as tokens."""
+    output is not attention, even where there are as many numbers as tokens."""
     token_count: int | None = None
     """The only number of tokens that there can be; 0 where there are none."""
     channels: Literal["first", "last"] | None = None
@@ -182,7 +182,7 @@ class Hints:
 
 @dataclass(frozen=True)
 class Raster:
-    """An image that is no photograph, as numbers: any channels, or a volume."""
+    """An image that is not a photograph, as numbers: any channels, or a volume."""
 
     values: np.ndarray
     """float32 [C, H, W] or [C, D, H, W]; for a function of the user's own as the file
@@ -388,7 +388,7 @@ class Outcome:
     """What the model said of an input."""
 
     prediction: tuple[ClassScore, ...] = ()
-    """The likeliest class first; none where the output is no vector of scores."""
+    """The likeliest class first; none where the output is not a vector of scores."""
     before: tuple[ClassScore, ...] = ()
     """The same without the interventions; none where there are none."""
     intervened: bool = False

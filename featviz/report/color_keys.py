@@ -25,7 +25,7 @@ class ColorKey(NamedTuple):
     text: str = ""
     """The scale in words."""
     colors: tuple[str, ...] = ()
-    """`#rrggbb`, darkest first; none where colours are no levels."""
+    """`#rrggbb`, darkest first; none where colours are not levels."""
     is_grey: bool = False
     """Whether the picture may be shown in other colours."""
 

@@ -50,7 +50,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     is_aligned = layout is not None and layout.aligned
     grid = _grid(row.plan, row.slice_count, stats)
     # The scripts take a missing list for all channels in order, and an empty one for a
-    # tile that is no channel.
+    # tile that is not a channel.
     if is_reduced:
         grid["channels"] = []
     elif row.channels is not None:

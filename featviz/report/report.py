@@ -304,7 +304,7 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
         ):
             _write_zip(report.render, archive)
         return ReportResult(out, (out,), report.left_out)
-    # the record comes last: a folder without it is no report, and is never replaced
+    # the record comes last: a folder without it is not a report, and is never replaced
     written = []
     with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
         for name, pieces in report.render(Links(out.absolute())):
@@ -317,8 +317,8 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
 
 
 def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
-    """Texts as UTF-8, where a byte of a name that is not UTF-8 stands escaped, as it does
-    in the manifest; pictures as they are."""
+    """Texts as UTF-8, where a byte of a name that is not UTF-8 stands escaped, as it
+    does in the manifest; pictures as they are."""
     for part in parts:
         if isinstance(part, str):
             yield part.encode("utf-8", "backslashreplace")

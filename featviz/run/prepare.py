@@ -74,7 +74,7 @@ class ModelInput:
         model saw, or the frames of a clip.
 
         Raises:
-            UsageError: the input is no image.
+            UsageError: the input is not an image.
         """
         if getattr(self.preprocess.transform, "blank", None) is not None:
             raise UsageError(

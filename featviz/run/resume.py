@@ -187,7 +187,7 @@ def open_run(
         if options.resume:
             _warn_of_surplus(run, document)
         # hidden folders that no process is writing into: of this shard's images, and of
-        # those that are no inputs any more; other shards may be writing theirs
+        # those that are not inputs any more; other shards may be writing theirs
         removed = set(run.before().names).difference(document.names)
         run.clear_images([*(sample.name for sample in samples), *removed])
         document.write(run)

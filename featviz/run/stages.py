@@ -290,7 +290,7 @@ class CallTree:
     def is_trunk(self, call: Ran) -> bool:
         """Whether the children of a module, or of one in it, have two resolutions or
         more that are new; the latter is so in a wrapper."""
-        # the head of a detector has a resolution for each input, and is no trunk
+        # the head of a detector has a resolution for each input, and is not a trunk
         if call.takes_several:
             return False
         children = self.children.get(call.layer.name, [])
@@ -365,7 +365,9 @@ def _parents(names: Collection[str]) -> dict[str, str | None]:
 
 
 def _ends_of_stages(tree: CallTree) -> set[Layer]:
-    """What is shown: of each stage the first candidate that there is."""
+    """The layers that are shown: the first convolution, and of each stage its last unit
+    that holds modules, else the last that changes values. Where only one stage has
+    blocks, as a ViT has, all blocks are shown."""
     stages = tree.stages()
     blocks = [tree.blocks(stage) for stage in stages]
     # A ViT has its blocks in one stage, and little else; a CNN has some in many stages.

@@ -124,7 +124,7 @@ class Study:
             collector: its `begin(batch)` is called before the model runs, and forgets
                 what was not committed: a batch that failed is shown again image by
                 image. `commit()` is called after it. `fault` is an exception of the
-                collector itself, which is no failure of the model.
+                collector itself, which is not a failure of the model.
 
         Raises:
             FeatvizError: no image could be shown.

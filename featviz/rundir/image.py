@@ -107,7 +107,7 @@ class Input:
     @property
     def shown(self) -> tuple[int, int] | None:
         """Width and height of input.png: frames and several images stand side by side;
-        None where an input is no picture."""
+        None where an input is not a picture."""
         if not all(
             len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes
         ):
@@ -217,7 +217,7 @@ def read_manifest(data: bytes) -> Manifest:
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
     if manifest is None or manifest.schema_version != SCHEMA_VERSION:
-        # Python's own JSON reads names that are no UTF-8
+        # Python's own JSON reads names that are not UTF-8
         try:
             content = parse_json(data.decode("utf-8"))
         except ValueError as error:
@@ -534,7 +534,8 @@ def picture_header(
 
 
 def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
-    """Size and bytes of a PNG; None where the file is not a PNG. A run holds thousands of
+    """Size and bytes of a PNG; None where the file is not a PNG. A run holds thousands
+    of
     them: the size stands in the first bytes, and Pillow would read more."""
     head, size = folder.head(name, _PNG_HEAD)
     if len(head) < _PNG_HEAD or not head.startswith(_PNG):
@@ -610,7 +611,8 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
 
 
 def _stats_of_row(arrays: Mapping[str, np.ndarray], row: Capture) -> dict[str, Floats]:
-    """The two arrays of a row; ValueError where one is not there, or of another shape."""
+    """The two arrays of a row; ValueError where one is not there, or of another
+    shape."""
     key = row.capture_key.stats_key
     array = arrays.get(key)
     if array is None:

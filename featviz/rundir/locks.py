@@ -189,7 +189,7 @@ def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> No
         patience: seconds to wait for another process.
 
     Raises:
-        StoreError: another process has it for longer, or the file is no lock.
+        StoreError: another process has it for longer, or the file is not a lock.
     """
     try:
         if os.path.lexists(path):

@@ -229,7 +229,7 @@ def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
         has_manifest = MANIFEST_FILE in files
         is_begun = INPUT_FILE in files or STATS_FILE in files
         is_begun = is_begun or any(map(is_hidden, files))
-        # the run directory itself is no image; kernels have a manifest there
+        # the run directory itself is not an image; kernels have a manifest there
         is_image = folder != "." and (has_manifest or is_begun)
         if is_image:
             yield folder, None if has_manifest else f"it has no {MANIFEST_FILE}"

@@ -1,4 +1,4 @@
-"""Results that are no runs: reads audits, exemplars and kernels; writes verdicts of
+"""Results that are not runs: reads audits, exemplars and kernels; writes verdicts of
 gates for CI servers; and finds the series of a model's training, which has a run
 directory for each step.
 
@@ -284,7 +284,7 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
         None where `root` holds no audit, and none was requested.
 
     Raises:
-        StoreError: it cannot be read, or is no audit.
+        StoreError: it cannot be read, or is not an audit.
     """
     path = root if requested is None else requested
     if requested is None or path.is_dir():
@@ -332,7 +332,7 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         StoreError: the folder holds no kernels, or they cannot be read.
     """
     record = {}
-    # without a run.json it is no result at all, of which the next message speaks
+    # without a run.json there is no result, of which the next message speaks
     if (root / RUN_FILE).exists():
         record = read_json(root / RUN_FILE)
     if record.get("kind") != "kernels":
@@ -412,7 +412,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 def read_steps(root: Path) -> dict[int, Path]:
     """The training steps of a series and their run directories, in order; none where
-    the folder is no series. Links are no steps."""
+    the folder is not a series. Links are not steps."""
     folders = step_folders(root).items()
     return {step: path for step, path in folders if (path / RUN_FILE).is_file()}
 

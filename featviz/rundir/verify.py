@@ -105,7 +105,7 @@ def _read(root: Path, location: Path | Url, is_step: bool = False) -> ReadRun | 
         folder is the step of a series.
 
     Raises:
-        StoreError: it is no run.
+        StoreError: it is not a run.
     """
     try:
         return read_run(root)

@@ -122,7 +122,7 @@ class _Cells:
         """Add the one tile that --reduce or --similar-to makes of each capture."""
         for key, tile in _place_tiles(captures, options).items():
             image, row = captures[key]
-            # its colours are no values of the layer: no colour bar may name any
+            # its colours are not values of the layer: no colour bar may name any
             self.rows[key] = replace(row, range=None)
             self.tiles[key] = {ALL: [tile]}
             self._add_input(key.image, image)
@@ -430,6 +430,6 @@ def _input_frames(image: ReadImage) -> list[Bytes]:
     picture = np.asarray(image.picture(INPUT_FILE).convert("RGB"))
     shapes = image.manifest.input.shapes
     width = picture.shape[1]
-    if len(shapes) == 1:  # several inputs stand side by side, too, and are no frames
+    if len(shapes) == 1:  # several inputs stand side by side, too, and are not frames
         width = shapes[0][-1]
     return np.array_split(picture, max(1, picture.shape[1] // width), axis=1)

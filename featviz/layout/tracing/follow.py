@@ -144,7 +144,7 @@ class Follower:
         """A layer or a function has returned."""
         number = self._calls[layer.name]
         self._calls[layer.name] += 1
-        # what is done to tables is no call of the model's
+        # what is done to tables is not a call of the model's
         with unwatched(), torch.no_grad():
             if layer.is_function:
                 arguments = tensors([args, kwargs], dense=True)

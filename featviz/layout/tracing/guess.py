@@ -35,7 +35,7 @@ from featviz.records import Hints, Trace
 from featviz.text import quoted
 
 _FEW_TOKENS = 16
-"""The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
+"""The least number of channels-first tokens: boxes [1, N, 4] are not tokens."""
 _MANY_TOKENS = 36
 """A map may be high and narrow for other reasons than that its rows are tokens; above
 so many rows that make a grid, outside attention, they are taken for tokens."""
@@ -92,7 +92,7 @@ def decide(shape: Sequence[int], hints: Hints) -> Candidate:
 
 
 def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
-    """Layout, height and width of a shape's maps; None where they are no maps of the
+    """Layout, height and width of a shape's maps; None where they are not maps of the
     input."""
     with suppress(LayoutError):
         arrangement = recognise(shape, hints)
@@ -151,7 +151,8 @@ def parse_override(text: str) -> Override:
 
 
 def _check_layout(text: str) -> None:
-    """Refuse a text that is no layout that the shape alone can have, with LayoutError."""
+    """Refuse a text that is not a layout that the shape alone can have, with
+    LayoutError."""
     name, colon, grid = text.partition(":")
     layout = LAYOUTS.get(name)
     if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
@@ -445,13 +446,14 @@ def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Can
 
 
 def _has_channels(shape: Sequence[int], trace: Trace) -> bool:
-    """Whether the axes of pieces along which positions do not change can count
-    channels."""
+    """Whether a tensor that holds a map in pieces, such as windows, has its channels where
+    a model has them: along axis 1, along the last axis, or as heads [N, heads, T, D].
+    Attention weights in windows [N, heads, T, T] have none."""
     axes = channels_of_pieces(shape, trace)
     last = len(shape) - 1
     if not axes:
         return len(trace.axes) > 1  # pieces of one channel
     if axes == [1, 3] and last == 3:
-        # heads of tokens; of equal sizes, they are the weights of windows
+        # [N, heads, T, D], but [N, heads, T, T] are the weights of windows
         return shape[2] != shape[3]
     return axes in ([1], [last])

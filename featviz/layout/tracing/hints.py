@@ -360,7 +360,8 @@ def _detection_transform(model: nn.Module) -> Any:
 
 
 def _input_size(input_shape: tuple[int, ...], transform: Any) -> Size | None:
-    """Height and width in pixels of what the layers see; None where it is no picture."""
+    """Height and width in pixels of what the layers see; None where it is not a
+    picture."""
     height, width = input_shape[-2:] if len(input_shape) > 3 else (1, 1)
     if (height, width) == (1, 1):
         return None
