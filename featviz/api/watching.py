@@ -361,9 +361,11 @@ class Watcher:
 
     @contextmanager
     def _borrowed(self) -> Iterator[LoadedModel]:
-        """The model where it is by now. An autocast that it switches on itself
-        (accelerate's) keeps no copies of weights, which made in inference mode would be
-        of no use to the training."""
+        """The model, on the device where the training has it now.
+
+        An autocast that the model itself switches on, as accelerate's does, keeps no
+        copies of weights here: they would be made in inference mode, and of no use to the
+        training."""
         module = self._model.module
         tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
         device = tensors[0].device  # where the training has put it by now

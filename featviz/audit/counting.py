@@ -214,8 +214,8 @@ class Tally:
 
 
 def _joined(seen: Moments, batch: Moments) -> Moments:
-    """Chan's update, by the difference of the means: the products of two sets of values
-    are those of each about its own mean, and what the means are apart adds."""
+    """The moments of two sets of values together, by Chan's update: the sums of products
+    of both, each about its own mean, and a term for how far the means are apart."""
     delta = batch.mean - seen.mean
     values = seen.values + batch.values
     share = batch.values / max(1, values)

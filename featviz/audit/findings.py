@@ -25,8 +25,8 @@ AuditedRow: TypeAlias = Mapping[str, Any]
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
-    """The channels of each finding; a finding for which the layer cannot be judged is
-    left out, which is not the same as one that no channel has: an empty list."""
+    """The channels that have each finding, by its name. An empty list says that no
+    channel has it; a finding for which the layer cannot be judged is left out."""
     # what was never seen is not dead, it is unknown
     seen = evidence.count + evidence.nonfinite > 0
     flags: dict[str, Flags] = {}
@@ -92,7 +92,7 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
     """The layers that a gate is about and that are judged for its finding.
 
     Raises:
-        UsageError: there is none, so that the gate could never fail.
+        UsageError: there is no such layer, so that the gate could never fail.
     """
     matching = []
     for row in rows:

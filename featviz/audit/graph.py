@@ -41,6 +41,7 @@ class CallGraph:
     """The calls of a forward pass; its `add` listens to the follower of `layout`."""
 
     def __init__(self, model: nn.Module) -> None:
+        """Read the modules of the model, and begin without a call."""
         self.nodes: list[CallNode] = []
         self.node_of: dict[Call, int] = {}
         """The node whose tensor a call returned; for a container, of the last call
@@ -116,7 +117,8 @@ class CallGraph:
     def _add_node(
         self, call: Call, call_part: Part, sources: Iterable[int | None], output: Any
     ) -> int | None:
-        """Add a node; a call that returns no tensor (a size, say) has none."""
+        """Add a node, and return its number; None, and no node, for a call that returns no
+        tensor (a size, say)."""
         if not tensors(output):
             return None
         number = len(self.nodes)

@@ -132,7 +132,7 @@ def draw_suspects(
     samples: Sequence[Sample],
     inputs: InputOptions,
 ) -> list[dict[str, Any]]:
-    """Draw the sheets into a folder; `drawn` of audit.json.
+    """Draw the sheets into a folder, and return `drawn` of audit.json: a row for each.
 
     Args:
         samples: all images of the audit; suspects know them by number.

@@ -149,9 +149,9 @@ def _open_closed_streams() -> None:
 
 
 def _end(code: int) -> None:
-    """End at once, after what asked to be called at the end: with torch and numba
-    Python's own end takes 0.8 s. A tracer, or a thread that is still at work, gets
-    Python's own."""
+    """End the process at once, since Python's own way takes 0.8 s with torch and numba.
+    Functions that were registered with `atexit` are called before. With a tracer, or
+    while a thread is at work, it ends in Python's way."""
     threads = [
         thread for thread in enumerate_threads() if thread is not current_thread()
     ]
@@ -229,7 +229,8 @@ def _log_to_stderr() -> None:
 
 
 def _system_error(error: OSError) -> int:
-    """A name that is too long, or a full disk behind stdout; another one is a bug."""
+    """Print an error of the system that is not a bug, and return the exit code: a file
+    name that is too long, or a full disk behind stdout. Any other is raised again."""
     if error.errno == errno.ENAMETOOLONG:
         return _print_error(f"{error.filename}: {error.strerror}", None, 2, error)
     # our files name themselves, and click prints help by itself
@@ -258,6 +259,7 @@ def _indented(text: str) -> str:
 def _print_error(
     message: str, hint: str | None, code: int, error: BaseException | None
 ) -> int:
+    """Print an error, with `-v` also its traceback; the exit code `code`."""
     output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
         click.echo(

@@ -346,8 +346,9 @@ def _call(
 
 
 def _check_out(values: Values, result: str) -> None:
-    """Refuse an --out with files of others, which nothing replaces. An earlier result
-    is refused when the model is there: a misspelt layer is to be named before."""
+    """Refuse an --out that holds files of others, which nothing replaces. An earlier
+    result is refused later, when the model is loaded: an error such as a misspelt layer
+    should come first."""
     from featviz.rundir.place import check_free
 
     joins_run = values.get("resume") or values.get("shard") is not None
@@ -470,7 +471,12 @@ ANY_IMAGES = click.Argument(
 
 
 def run_arguments(name: str, metavar: str) -> click.Argument:
-    """One or more run directories."""
+    """The argument of a command that takes one or more run directories.
+
+    Args:
+        name: under which the values have them.
+        metavar: what help calls them.
+    """
     return click.Argument(
         [name],
         nargs=-1,

@@ -321,8 +321,8 @@ def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions
 
 
 def _exit_code_of_shard(result: RunResult) -> int:
-    """torchrun ends all processes when one of them fails: of failed images the last
-    process tells, for all."""
+    """The exit code of one of torchrun's processes. torchrun ends all of them when one
+    fails, so that failed images are the exit code of the last process alone."""
     only_images_failed = result.failures and not (result.missing or result.interrupted)
     if only_images_failed and not result.whole and _runs_in_torchrun():
         return 0

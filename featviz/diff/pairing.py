@@ -158,7 +158,11 @@ def _rows(run: ReadRun, compared_run: ReadRun) -> Rows:
 
 
 def _renamed(run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]) -> ReadRun:
-    """A run whose captures have the names of their partners; None leaves one out."""
+    """A run whose captures have other names.
+
+    Args:
+        names: the new key of each capture; None leaves the capture out.
+    """
     images: dict[str, ReadImage] = {}
     for name, image in run.images.items():
         images[name] = RenamedImage(
@@ -204,7 +208,7 @@ class _Pairing:
         self.found = _Partners({}, [], [])
 
     def pairs(self) -> _Partners:
-        """All that can be paired."""
+        """Pair all that can be paired."""
         # From the surest to the weakest. Folded norms come before names: a Conv that is
         # called as in the network gives what the norm behind it gives there.
         self.by_folded_norms()
@@ -222,8 +226,9 @@ class _Pairing:
         self.found.partners[of_network] = _Partner(of_graph, found_by)
 
     def by_folded_norms(self) -> None:
-        """What the graph has of a convolution whose norm is not a layer of it, although
-        the network has one, gives what the norm gives."""
+        """Pair a convolution of the graph with the norm behind it in the network, where the
+        graph has no such norm: it was folded in, so that the convolution gives what the
+        norm gives."""
         layers = {key.layer for key in self.graph}
         for key in [*self.graph]:
             norm = self.norm_behind.get(key.layer)
@@ -234,7 +239,8 @@ class _Pairing:
                 self.pair(of_norm, key, BY_FOLDED_NORM)
 
     def by_paths(self) -> None:
-        """A node that a module made itself is a function that the module calls."""
+        """Pair a node that stands in a module itself with a function that the module calls:
+        `layer1.0/Add` with `layer1.0/fn:add`."""
         for key in [*self.graph]:
             path, _, operator = key.layer.rpartition("/")
             # an operator may stand for several functions, as Clip for relu6 and clamp
@@ -245,8 +251,9 @@ class _Pairing:
                     break
 
     def leave_out_folded(self) -> None:
-        """Convolutions of the network whose norm is paired with a convolution, and
-        nodes of the graph that make up a module which is paired."""
+        """Leave out what has no partner of its own: convolutions of the network whose norm
+        is paired with a convolution, and nodes of the graph inside a module that is
+        paired."""
         paired_layers = {key.layer for key in self.found.partners}
         for key in [*self.network]:
             norm = self.norm_behind.get(key.layer)
@@ -262,8 +269,8 @@ class _Pairing:
                 del self.graph[key]
 
     def by_order(self) -> None:
-        """What is left of one family and shape, if it is equally many in both: graphs
-        without module names still run in the network's order."""
+        """Pair what is left of one family and shape in its order, if both have as many:
+        graphs without names of modules still run in the network's order."""
         families = defaultdict[object, list[CaptureKey]](list)
         for key, row in self.network.items():
             families[_family(key, row)].append(key)

@@ -29,8 +29,8 @@ def check_format(format: str) -> None:
 
 
 def _library() -> Any:
-    """PyAV, which reads videos, too: another writer, as imageio-ffmpeg, would bring a
-    second FFmpeg of 30 MB.
+    """Import PyAV, which also reads videos for featviz: another writer, such as
+    imageio-ffmpeg, would bring a second FFmpeg of 30 MB.
 
     Raises:
         UsageError: it is not installed.
@@ -47,7 +47,7 @@ def _library() -> Any:
 def write_animation(
     frames: Iterable[Bytes], file: BinaryIO, format: str, fps: float
 ) -> None:
-    """Write frames to an open file, which repeats them for ever but as MP4.
+    """Write frames to an open file. Players repeat them for ever, unless it is an MP4.
 
     Args:
         frames: uint8 [H, W, 3], all of one size.

@@ -95,8 +95,8 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
 
 @lru_cache(64)
 def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
-    """A picture's palette: 256 greys, the padding among them, where they serve; and
-    without the magenta where nothing needs it.
+    """The palette of a picture: 256 plain greys for RGB tiles, and for finite maps in
+    greys; else the colours of the colormap, with magenta only for NaN and infinity.
 
     Args:
         nonfinite: whether a map has NaN or infinite values.
@@ -137,7 +137,7 @@ def check_cmap(name: str) -> None:
     """Refuse a name of no colormap, before anything is drawn.
 
     Raises:
-        UsageError: neither is it a grey one nor does matplotlib have it.
+        UsageError: it is neither among GREYS nor a colormap of matplotlib.
     """
     if name in GREYS:
         return

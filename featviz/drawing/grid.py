@@ -252,8 +252,9 @@ def glyphs(text: str) -> np.ndarray:
 
 @lru_cache(64)
 def marks(size: tuple[int, int]) -> np.ndarray:
-    """bool [2, height, width]: the pixels of the marks ZERO, both diagonals, and
-    CONSTANT, the one that rises; none where a tile has no room for a mark."""
+    """The pixels of both marks, bool [2, height, width]: first ZERO, both diagonals, then
+    CONSTANT, the diagonal that rises. All are False where a tile has no room for a mark.
+    """
     height, width = size
     y, x = np.mgrid[0:height, 0:width]
     reach = max(1, max(size) // _STROKE) * max(size) / 2

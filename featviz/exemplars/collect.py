@@ -190,9 +190,9 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch, and forget candidates of one that failed. The first batch of a
-        new input shape may send an image through the model once more, to follow where
-        its values lie."""
+        """Start a batch, and forget the candidates of an earlier one that failed. For the
+        first batch of each input shape, an image may go through the model once more, to
+        follow where its values lie."""
         self._batch = Batch((), [])  # so that `take` takes nothing in that pass
         self._candidates = []
         self._book = self._book_of(batch)

@@ -225,7 +225,7 @@ class ReadFolder(OpenFolder):
 
         Raises:
             FileNotFoundError: there is no such file.
-            FileError: it has more than `most` bytes, is not a JSON that `parse_json`
+            FileError: it has more than `most` bytes, is not JSON that `parse_json`
                 takes, or cannot be read.
         """
         with _errors_named(relative):
@@ -250,12 +250,12 @@ class ReadFolder(OpenFolder):
 def _opened(
     name: str, before: os.stat_result, folder: int | None = None, flags: int = 0
 ) -> BinaryIO:
-    """Open what is a regular file before, since opening a device can do something, and
-    after.
+    """Open a regular file for reading. It is looked at before it is opened, since to open
+    a device can do something, and after that, since it may have been replaced.
 
     Args:
         name: Of the file, or its path.
-        before: What was there before.
+        before: What `stat` said of it before.
         folder: The descriptor of the folder that it is in.
         flags: Of `os.open`, beside those of reading.
 

@@ -148,8 +148,8 @@ class Url:
         return scrubbed(text)
 
     def filesystem(self) -> Any:
-        """fsspec's filesystem of the store, one for all threads; what it raises is its
-        own."""
+        """fsspec's filesystem of the store, one for all threads. What its methods raise is
+        fsspec's own: call them through `tried` or `asked`."""
         options = _class_for(self.protocol)._get_kwargs_from_urls(self.text)
         try:
             return _connected(

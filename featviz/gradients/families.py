@@ -369,14 +369,15 @@ def _at_path(module: nn.Module, path: str) -> Any:
 
 
 def _first_of(*names: str) -> Callable[[nn.Module], list[str]]:
-    """The first of these modules that a model has; of a list, which does not run, its
-    items.
+    """How a family names the layers of its class activation maps: the first of some
+    modules that a model has. Of an nn.ModuleList, which has no output, all items.
 
     Args:
-        *names: paths of attributes.
+        *names: qualified names of modules, in order of preference.
 
     Returns:
-        What `Family.layers` is: it names no layer where the model has none of them.
+        A function for `Family.layers`; it returns an empty list for a model that has none
+        of the modules.
     """
 
     def layers(module: nn.Module) -> list[str]:

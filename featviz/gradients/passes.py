@@ -329,10 +329,11 @@ class Watched:
         return output if self.plan.changes_values else None
 
     def _forward_and_back(self, args: Sequence[Tensor], book: HintBook) -> BackwardPass:
-        """Forward and backward; hooks on tensors take the gradients. Parameters get
-        none. The input requires gradients, so that a frozen model has a graph; the
-        model gets a copy of it, since an in-place operation is not allowed on the input
-        itself.
+        """Run the model forward, and back from the target; hooks on tensors take the
+        gradients, and parameters get none.
+
+        Gradients are asked for at the input, so that even a frozen model has a graph; the
+        model gets a copy, since torch allows no in-place operation on the input itself.
 
         Args:
             args: the model's arguments, on its device.
@@ -436,10 +437,14 @@ def _idle(
 
 
 def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
-    """A sink for hooks that capture `targets.PAIRED`: it hands each output, and its
-    site, on with its gradient; `take` may raise LayoutError. The output is copied when
-    the layer returns it, since a later in-place operation may change it, until its
-    gradient has come."""
+    """A sink for hooks that capture `targets.PAIRED`, outputs and their gradients. It
+    keeps a copy of each output until its gradient comes, since a later operation may
+    change the output in place.
+
+    Args:
+        take: gets the site of each output, the output, and its gradient; may raise
+            LayoutError.
+    """
     # the one place where a float tensor outlives its hook
     outputs: dict[CaptureSite, Tensor] = {}
 

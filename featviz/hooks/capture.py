@@ -158,8 +158,13 @@ class Recorder:
         return [kind for kind in self.capture_kinds if kind.of == of]
 
     def begin(self, sink: Sink | None) -> None:
-        """Begin a pass, of which nothing is known yet. None ends it, or sleeps through
-        it: the hooks go off the tensors, of which the model may keep some."""
+        """Begin a pass, and forget the one before.
+
+        Args:
+            sink: takes what the hooks capture. None captures nothing until the next pass
+                begins; hooks on tensors are removed, since the model may keep some of
+                these.
+        """
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -354,8 +359,8 @@ def tensors(value: Any, dense: bool = False) -> list[Tensor]:
 
 
 def _why_none(value: Any) -> str:
-    """Why `value` could not be captured, or why no gradient came for it: the predicate
-    of a sentence in `skipped`. The caller knows that one of the two is so."""
+    """Why a value could not be captured, or has no gradient, as the end of a sentence in
+    `skipped`: `is None, not a tensor`. The caller knows that one of the two is so."""
     if value is None:
         return "is None, not a tensor"
     if not isinstance(value, Tensor):

@@ -75,9 +75,15 @@ class Running:
         functions: bool = False,
         opaque: Collection[str] | None = None,
     ) -> Iterator[None]:
-        """Follow the calls of modules, as far as the layers of these names need it, or
-        functions whose calls are reported; see `placed`. A call is over behind all
-        hooks that were there before."""
+        """Follow the calls of modules in this block, where that is needed to tell layers
+        apart. A call ends after all hooks that were there before.
+
+        Args:
+            names: of the layers that are asked for.
+            functions: whether calls of functions are reported, for which all modules are
+                followed.
+            opaque: as of `placed`.
+        """
         # the calls need following only where a module is several layers, of which one
         # is asked for
         shared = [layers for layers in self.of_module.values() if len(layers) > 1]
@@ -121,8 +127,8 @@ class Running:
             yield
 
     def _reached(self, module: nn.Module) -> Layer:
-        """The layer that a module is where it is called now: of those that the caller
-        may mean one after the other, in the order of its calls."""
+        """Which layer a module is in the call that begins now. Where the caller may mean
+        several, its first call is the first of them, and so on."""
         layers = self.of_module[id(module)]
         # called from outside of the model, it is the layer of its first name
         if len(layers) == 1 or not self.frames:

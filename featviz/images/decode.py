@@ -702,8 +702,11 @@ def _over(image: Image.Image, background: str) -> Image.Image:
 
 
 def _ready(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
-    """A picture [H, W, C] or [H, W] as [1, C, H, W], which nobody takes for something
-    else; as it is for a function of the user's.
+    """A picture as [1, C, H, W], a shape that cannot be taken for another; unchanged where
+    a function of the user's gets it (`expected.raw`).
+
+    Args:
+        picture: [H, W, C] or [H, W].
 
     Raises:
         ImageError: Where the model takes volumes, or other channels.

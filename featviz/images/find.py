@@ -92,7 +92,8 @@ def _tidy(name: str) -> list[str]:
 
 
 def _identity(path: FilePath) -> str:
-    """One spelling for one file; links that lead nowhere are as many failures."""
+    """The same text for all paths that lead to one file, whatever links they go through.
+    A link that leads nowhere is a file of its own, so that each is reported."""
     if isinstance(path, Url):
         return f"{path.protocol}://{path.key}::{path.member or ''}"
     inside = split(path)
@@ -370,9 +371,9 @@ def told_apart(
 
 
 def clips(samples: Sequence[Sample]) -> list[Sample]:
-    """Stills of one folder are the frames of one clip, in the order of the numbers in
-    their names; an animation is a clip of its own, and so is an array, which is a
-    volume."""
+    """Join samples to clips: the stills of one folder become the frames of one clip, in
+    the order of the numbers in their names. An animation is a clip of its own, and an
+    array a volume."""
     folders: dict[PurePath, list[Sample]] = {}
     joined: list[Sample] = []
     for sample in samples:

@@ -543,8 +543,8 @@ def target_probability(target: str | None, outcome: Outcome) -> float | None:
     """The probability of the target's class; None where the target is not a class of a
     classifier.
 
-    By softmax two classes have probabilities that are as exp of their scores, and those
-    of the likeliest class are known."""
+    Under a softmax the probabilities of two classes are in the ratio of exp(score), and
+    of the likeliest class both numbers are known."""
     parsed = targets.parse(target)
     is_class = (
         parsed.kind in ("top1", "class") and not parsed.keys and parsed.layer is None

@@ -381,8 +381,9 @@ def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
 def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement | None:
     """Find the grid into which tokens divide the input.
 
-    In front of it may be the model's own tokens, the first of them, or none; one token
-    where the model names none. 197 tokens of a square input are 1 and 14 × 14.
+    The model's own tokens may stand in front of it: all that the model names, the first
+    few, or none; where it names none, one token may. 197 tokens of a square input are
+    1 and 14 × 14.
 
     Args:
         length: how many tokens there are, those beside the grid included.

@@ -163,7 +163,8 @@ def _preprocess(
     device: torch.device,
 ) -> Preprocess:
     """How images become the model's input: by `--input`, by `--transform`, or by what
-    the model's source says; with hooks on the module that pass it `--forward-arg`."""
+    the model's source says. Places hooks on the module, which pass it `--forward-arg`.
+    """
     # read before anything else, since a misspelt value needs no model
     forward_arguments = arguments.parse(inputs.forward_args, seed)
     transform: UserTransform | None = None
@@ -920,7 +921,8 @@ def load_factory(options: ModelOptions) -> Loaded:
 def _made_by_code(
     options: ModelOptions, path: Path | None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that the user's code makes, and the hyper-parameters that it took.
+    """The model that the user's code makes, and the hyper-parameters that its factory was
+    called with.
 
     Args:
         options: How the model is loaded.

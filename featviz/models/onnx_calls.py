@@ -161,7 +161,8 @@ class _QuantisedValues(NamedTuple):
 
 
 def _quantised_values(graph: Any, constants: Collection[str]) -> _QuantisedValues:
-    """The values that are quantised at once, and nowhere taken as they are."""
+    """The values that are quantised where they are made, so that all other nodes take
+    them dequantised."""
     users = defaultdict[str, list[Any]](list)
     for node in graph.node:
         for name in node.input:

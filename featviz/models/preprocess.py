@@ -221,9 +221,13 @@ class Chain:
         return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
 
     def placed(self, size: tuple[int, int], input_size: HeightWidth) -> Window:
-        """Where an image of a size (width, height) lies in the input, also where it is
-        cropped and lies beyond the input's edges; a library's own function is taken to
-        resize all of it."""
+        """Where an image lies in the input; where it is cropped, it goes beyond the input's
+        edges. A library's own function is taken to resize it without a crop.
+
+        Args:
+            size: width and height of the image.
+            input_size: height and width of the input.
+        """
         if self.stride:
             return self.window(size)
         # whether and where it crops is not known
@@ -365,8 +369,11 @@ class Preprocess:
         return image.convert(_MODES[self.chain.channels == 1])
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
-        """A picture, numbers [C, H, W] or each slice of a volume [C, D, H, W] through
-        the chain; ImageError where normalising takes no such numbers."""
+        """Prepare a picture, numbers [C, H, W], or each slice of a volume [C, D, H, W].
+
+        Raises:
+            ImageError: Where values lie outside of 0..1, and mean and std are for these.
+        """
         if not isinstance(image, Raster):
             return self.chain(self._rgb(image))
         if self.chain.mean is not None and not self.any_values:

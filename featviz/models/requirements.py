@@ -87,9 +87,9 @@ def require_matplotlib() -> None:
 
 
 def require_numba() -> Any:
-    """Import numba, which reads `.numba_config.yaml` again whenever it compiles: that,
-    too, is not to be that of the current folder, unless the program itself has imported
-    numba."""
+    """Import numba, so that it never reads a `.numba_config.yaml` of the current folder,
+    neither now nor whenever it compiles. If the program has imported numba itself, it
+    stays as it is."""
     is_first = "numba" not in sys.modules
     numba = import_library("numba")
     if is_first:
@@ -185,8 +185,8 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 
 def versions() -> dict[str, str]:
-    """The versions that records name: with the build's suffix, read, since an import
-    takes long."""
+    """The versions that records name, by package, with the suffix of the build. They are
+    read from the installed packages, since to import these takes long."""
     installed = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         # importing torchvision takes as long as all the rest of a short command
@@ -203,9 +203,9 @@ def versions() -> dict[str, str]:
 
 
 def import_ultralytics(name: str) -> ModuleType:
-    """A module of Ultralytics, without what its first import does beside: it asks for
-    the network, reports on stdout, writes settings, and replaces `torch.save` and
-    `PIL.Image.open`."""
+    """Import a module of Ultralytics, and undo or prevent what the first import of the
+    package also does: it asks for the network, reports on stdout, writes settings, and
+    replaces `torch.save` and `PIL.Image.open`."""
     import torch
     from PIL import Image
 

@@ -441,10 +441,10 @@ def _imported(module: str, spec: str) -> ModuleType:
 
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
-    """Let modules of the user's be imported: from the current folder first, as with
-    `python -m`, and from `folders` where nothing installed has the name. They stay on
-    `sys.path`, since a model may import in its forward, unless what is done in the
-    context fails."""
+    """Let the user's own modules be imported in this block: from the current folder first,
+    as with `python -m`, and from `folders` where nothing installed has the name. If the
+    block succeeds, these folders stay on `sys.path`, since a model may import modules in
+    its forward."""
     # `featviz` as a script has its own folder first, not the current one
     before = list(sys.path)
     current = str(Path.cwd())

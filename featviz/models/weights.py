@@ -384,9 +384,9 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
 def digest(module: nn.Module) -> str | None:
-    """sha256 of a module: names, classes and settings (`extra_repr`) of what it
-    consists of, parameters and buffers, not code; None where a tensor does not tell its
-    values."""
+    """sha256 of a module: of the names, classes and settings (`extra_repr`) of all modules
+    in it, and of all parameters and buffers; code does not count. None where the values
+    of a tensor cannot be read."""
     sha256 = hashlib.sha256()
     for name, submodule in module.named_modules():
         try:

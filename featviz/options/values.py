@@ -89,8 +89,8 @@ def split_list(value: Any) -> list[Any]:
 
     Args:
         value: a text (`224x224`, `.5,.5`, `1 2`), a number, or a sequence of these: an
-            option may be given once for each item, or once for some of them. Of an
-            empty text, and behind a last comma, there is an item without letters.
+            option may be given once for each item, or once for some of them. An empty
+            text is one empty item, and so is what follows a last comma.
     """
     # x is between sides as people type them, × as messages show them
     if isinstance(value, str):

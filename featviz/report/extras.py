@@ -36,8 +36,8 @@ class Extra:
     key: ColorKey | None = None
 
     def channels_json(self, links: Links) -> str:
-        """What the script knows of the channels: where they are in the picture, or
-        pictures of their own, which a report of one file has not.
+        """What the script knows of the channels, as JSON: where they are in the picture, or
+        the addresses of their own pictures, which a report of one file does not have.
 
         Args:
             links: of the report, which say where pictures are.

@@ -66,8 +66,9 @@ class Links:
         return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
 
     def picture(self, view: PictureView) -> str:
-        """The address of a picture: relative to the folder; the picture itself, in
-        base64; or `pictures/000123.png`, under which it is to be packed."""
+        """The address of a picture: of a report in a folder the relative path, of one file
+        the picture itself in base64, of a zip file `pictures/000123.png`, under which it
+        is noted to be packed."""
         image = view.image
         # in one file pictures are text inside the page; in a folder they stay in the run
         format = format_of(view.file)

@@ -327,8 +327,8 @@ def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
 
 
 def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:
-    """Pages, then pictures, which are compressed already; without times, so that the
-    bytes are the same again."""
+    """Write the pages into a zip file, then the pictures, which are compressed already.
+    Entries have no time, so that the same report is the same bytes."""
 
     def add(name: str, content: bytes, compression: int) -> None:
         info = zipfile.ZipInfo(name)

@@ -209,8 +209,8 @@ def _stage(
 
 
 def _titles(steps: Sequence[NetworkStep]) -> list[str]:
-    """The stage of each step: its resolution, `28×28`; or the outermost module, where
-    there is one resolution, or they take turns.
+    """The title of the stage of each step: its resolution, `28×28`; or its outermost
+    module, where all steps have one resolution, or resolutions take turns.
 
     Args:
         steps: of one direction, in the order in which they ran.

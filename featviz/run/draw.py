@@ -182,8 +182,8 @@ class Drawing:
         )
 
     def kept(self, sample: Sample) -> ImageResult | None:
-        """What an earlier run made of an image; None where that is not whole, or was
-        made of another file or with other settings, and then it goes."""
+        """What an earlier run made of an image. Where that is not whole, or was made of
+        another file or with other settings, it is removed, and the result is None."""
         folder = self.run_directory.image(sample.name)
         with suppress(StoreError, ImageError):
             manifest = folder.manifest()
@@ -366,8 +366,11 @@ class ImageWriter:
                 self._post(self.run.board, picture_site, picture, whole_tensor)
 
     def _keep(self, site: CaptureSite, tensor: Tensor) -> str:
-        """Have a copy of a tensor written, which no later operation can change; its
-        file."""
+        """Let an encoder write a copy of a tensor, which no later operation can change.
+
+        Returns:
+            The file's path in the image folder.
+        """
         try:
             array = np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
         # numpy lacks bfloat16, float8 and quantised values
@@ -510,7 +513,11 @@ class ImageWriter:
     def _write_figure(
         self, picture: GridPicture, site: CaptureSite, row: Capture
     ) -> str:
-        """Write the first maps with axes and a colour bar, beside the input; the file."""
+        """Write the figure of a picture: its first maps with colour bars, beside the input.
+
+        Returns:
+            The file's path in the image folder.
+        """
         # matplotlib is slow to import, and few runs draw figures
         from featviz.drawing import page
 

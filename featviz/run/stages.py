@@ -288,8 +288,8 @@ class CallTree:
         return call.layer.name in self.children
 
     def is_trunk(self, call: Ran) -> bool:
-        """Whether the children of a module, or of one in it, have two resolutions or
-        more that are new; the latter is so in a wrapper."""
+        """Whether a module holds several stages: its children give maps of at least two
+        resolutions that it does not take. A wrapper around such a module is one, too."""
         # the head of a detector has a resolution for each input, and is not a trunk
         if call.takes_several:
             return False

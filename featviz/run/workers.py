@@ -221,7 +221,7 @@ class _Crew(Generic[R]):
         self.tried_again = set[int]()
 
     def is_at_work(self, stop: Event) -> bool:
-        """Start the workers that there is work for; whether there is any worker."""
+        """Start as many workers as there is work for; return whether any is running."""
         if stop.is_set():  # the workers end what they have
             self.waiting.clear()
             self.suspects.clear()
@@ -249,8 +249,8 @@ class _Crew(Generic[R]):
                     yield answer
 
     def _answer_of(self, worker: _Worker) -> Answer[R] | None:
-        """What a worker says. It gets the next number, or ends where there is none for
-        it. None where it died, and its number is tried once more."""
+        """Read the answer of a worker, and give it the next number; where it gets none, it
+        ends. None where the worker died, and its number will be tried once more."""
         is_second_try = worker.number in self.tried_again
         try:
             answer: Answer[R] = worker.connection.recv()

@@ -139,9 +139,9 @@ class Folder(OpenFolder):
 
     @contextmanager
     def write(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file under a hidden name; it gets its own if the block succeeds. What
-        has this name is replaced; a link, too, which is not followed. What goes wrong
-        is a StoreError that names the file."""
+        """Open a file for writing under a hidden name; it gets the name that was asked for
+        when the block succeeds. An earlier file of that name is replaced, and so is a
+        link, which is not followed. Errors are StoreErrors that name the file."""
         above, _, name = relative.rpartition("/")
         with (
             reported(self.path / relative),
@@ -184,9 +184,8 @@ class Folder(OpenFolder):
             )
 
     def publish(self, new: Folder, name: str) -> None:
-        """Give a hidden folder in this one its final name. Where something else has
-        come to stand under its hidden name, nothing comes to stand under the final
-        one.
+        """Give a hidden folder in this one its final name. Nothing gets that name if
+        somebody has put something else in place of the hidden folder.
 
         Raises:
             StoreError: the hidden folder was replaced meanwhile.

@@ -362,7 +362,7 @@ class ReadImage:
 
     @contextmanager
     def _opened(self) -> Iterator[ReadFolder]:
-        """Its folder, open; DamagedError where it, or a file of it, is gone."""
+        """Open the image's folder; DamagedError where it, or a file of it, is gone."""
         try:
             with (
                 _blamed(self.folder),
@@ -535,8 +535,7 @@ def picture_header(
 
 def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
     """Size and bytes of a PNG; None where the file is not a PNG. A run holds thousands
-    of
-    them: the size stands in the first bytes, and Pillow would read more."""
+    of them: the size stands in the first bytes, and Pillow would read more."""
     head, size = folder.head(name, _PNG_HEAD)
     if len(head) < _PNG_HEAD or not head.startswith(_PNG):
         return None

@@ -229,9 +229,13 @@ def is_own_name(inside: str) -> bool:
 
 
 def walk(root: Path) -> Iterator[tuple[str, bool]]:
-    """All files below a folder, links and the like among them, and whether they are
-    regular: the folder's own by name, then those of the folders in it. What cannot be
-    read is left out."""
+    """All files below a folder, sorted by name within each folder, the files of a folder
+    before those of the folders in it. Folders that cannot be read are left out.
+
+    Yields:
+        The path relative to `root`, and whether it is a regular file: False for links,
+        devices and the like.
+    """
     waiting = [""]
     while waiting:
         folder = waiting.pop()

@@ -177,8 +177,14 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
 
 
 def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> None:
-    """Let a new folder take the place of an earlier one, of which then these files are
-    removed."""
+    """Let a new folder take the place of an earlier one.
+
+    Args:
+        above: the folder of both.
+        new: the new folder, which is hidden.
+        final: the name that it gets, as a path.
+        earlier: files of the earlier folder, which are removed; others of it stay.
+    """
     old_name = hidden_name(final.name, OLD)
     is_replaced = final.exists()
     # two renames: killed between them, `locks.held` brings the earlier result back

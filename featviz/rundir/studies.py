@@ -360,8 +360,8 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
 
 
 def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
-    """JUnit XML, as CI servers read it: a suite for each model, a test case for each
-    gate; nothing of when and where.
+    """JUnit XML, as CI servers read it: a suite for each model, and a test case for each
+    gate. It names neither time nor machine, so that the same verdicts are the same bytes.
 
     Args:
         verdicts: by the name of the model.

@@ -404,8 +404,12 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
 
 
 def _copy(image: ReadImage, run: Folder) -> None:
-    """Copy an image's files, as far as its manifest names them, into another run, which
-    may be all that is kept of them: StoreError where one was changed."""
+    """Copy the files that the manifest of an image names into another run.
+
+    Raises:
+        StoreError: a file was changed since it was written: the copy may be all that is
+            kept.
+    """
     for fault in faults_of(read_image(image.root, image.folder)):
         raise _not_whole(image.root, fault)
     for name in (*image.manifest.named, MANIFEST_FILE):

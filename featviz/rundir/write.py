@@ -144,8 +144,8 @@ class ImageFolder:
         return read_image(self.run.root, self.name).manifest
 
     def discard(self) -> None:
-        """Remove what there is of an image; a StoreError where files of others are in
-        its folder."""
+        """Remove all files of an image; StoreError where its folder also holds files of
+        others."""
         with reported(self.path), suppress(FileNotFoundError):
             with self.run.folder.folder(self._above) as above:  # by no link
                 if self._new is None:
@@ -156,8 +156,8 @@ class ImageFolder:
             self.run.folder.remove(f"{self._above}/{hidden}".lstrip("/"))
 
     def _hide(self, above: Folder) -> str:
-        """Give a complete image a hidden name, which is returned: whoever is killed
-        while he removes it leaves no part of an image under its own name.
+        """Give a complete image a hidden name, before it is removed, and return the name: a
+        process that is killed meanwhile leaves no part of an image under its own name.
 
         Args:
             above: the folder that the image's folder is in.

@@ -253,7 +253,7 @@ def _moving(content: SheetContent, are_steps: bool, title: str) -> list[SheetFra
 def _table(
     content: SheetContent, frame: SheetFrame, scale: ColorScale | None
 ) -> TileTable:
-    """Images side by side; of one image its channels."""
+    """The table of a frame: several images side by side, or the channels of one image."""
     heads = [printable(PurePosixPath(name).stem) for name in frame.images]
     if len(heads) == 1:
         rows = _rows_of_image(content, frame)
@@ -313,9 +313,9 @@ class _Block(NamedTuple):
 
 
 def _blocks(content: SheetContent, frame: SheetFrame) -> list[_Block]:
-    """The layers of each run of a frame; models differ, and some have others. The steps
-    of a training all have the rows of the first one, white where a step lacks a layer:
-    the frames of an animation have one layout."""
+    """The rows of layers of a frame. Of several runs each has its own layers, since
+    models differ. A frame of one run, such as a step of a training, has all layers, white
+    where the run lacks one: the frames of an animation have one layout."""
     present = {(key.run, key.layer) for key in content.tiles}
     blocks = []
     for run in frame.runs:

@@ -76,12 +76,12 @@ class FollowedCall:
         tables: Sequence[Tensor | None],
         nothing: Tensor,
     ) -> Sequence[Tensor]:
-        """The table of joined tensors.
+        """The table of the results of a call that joins tensors.
 
         Args:
-            function: which joins, `torch.cat`.
-            tables: of each tensor; None for one without.
-            nothing: what its values say then, of one value.
+            function: the one that was called, such as `torch.cat`.
+            tables: of each tensor of the call; None for a tensor without a table.
+            nothing: one value, which fills the table of a tensor without one.
         """
         filled = []
         for tensor, table in zip(self.tensors, tables, strict=True):

@@ -122,7 +122,7 @@ class Follower:
     def enter(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """A layer or a function is called."""
+        """Hear that a layer or a function is called: note the tags of its arguments."""
         if layer.is_function:
             if layer.type == "fn:setitem" and self.constants is not None:
                 # it returns None, so that `leave` does not hear of it
@@ -141,7 +141,7 @@ class Follower:
     def leave(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
     ) -> None:
-        """A layer or a function has returned."""
+        """Hear that a layer or a function has returned: tag its output, and note it."""
         number = self._calls[layer.name]
         self._calls[layer.name] += 1
         # what is done to tables is not a call of the model's

@@ -208,7 +208,8 @@ def _by_shape(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
 
 
 def _of_three_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
-    """[1, T, D], [1, D, T] or, averaged over heads, attention weights [1, T, T]."""
+    """Candidates of three axes: tokens [1, T, D] or [1, D, T], or attention weights
+    [1, T, T] that were averaged over heads."""
     if shape[1] in (1, len(hints.prefix_tokens)):
         yield Candidate(
             Arrangement("vector"), "it has one row, or one for each token of the model"
@@ -224,8 +225,9 @@ def _of_three_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
 
 
 def _of_four_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
-    """[1, C, H, W], [1, H, W, C], [1, heads, T, D], [1, T, heads, D], attention weights
-    of tokens [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
+    """Candidates of four axes: maps [1, C, H, W] or [1, H, W, C], heads of tokens
+    [1, heads, T, D] or [1, T, heads, D], attention weights [1, heads, T, T] or
+    [1, T, T, heads], or a batch [N, C, H, W]."""
     # windows are told from a batch by the trace
     if shape[0] != 1:
         yield Candidate(Arrangement("batch"), "its first axis counts items")

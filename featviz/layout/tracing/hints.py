@@ -239,7 +239,8 @@ class HintBook:
             self._draw_lines(follower, layers)
 
     def _draw_lines(self, follower: Follower, layers: Sequence[Layer]) -> None:
-        """Read the lines of all outputs, and let go of the tables."""
+        """Keep the receptive field of each output as six numbers (`ReceptiveField.lines`),
+        and drop the follower's tables, which take much memory."""
         by_name = {layer.name: layer for layer in layers}
         for name, call, key in follower.fields:
             site = CaptureSite(by_name[name], "output", call, key)

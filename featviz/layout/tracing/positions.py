@@ -136,9 +136,9 @@ class SourceMaps:
         return self.begin(size).flatten()[cells][..., None]
 
     def trace(self, table: Tensor) -> Trace:
-        """Sum up a table whose values lie on a map, or evenly spread over it; or whose
-        rows do, of values that lie near to each other, as patches that nobody has mixed
-        yet.
+        """Sum up a table of positions: which axes go over the rows and columns of which
+        map. Its values lie on a map, or evenly spread over it; or each of its rows is a
+        patch of a map, whose values have not been mixed yet.
 
         Returns:
             An empty trace for any other table.
@@ -325,8 +325,8 @@ def keep_queries(
 def multiply(
     maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """The rule of products of matrices: the rows of the first factor, or, where they
-    lie nowhere, the columns of the second."""
+    """The rule of products of matrices: the result has the positions of the first
+    factor's rows; where these lie nowhere, those of the second factor's columns."""
     # queries @ keys, scores @ values: a row of the product is that of a query
     first = tables[0]
     second = tables[-1]  # the same, where a tensor is multiplied with itself
@@ -341,8 +341,8 @@ def multiply(
 
 
 def _in_windows(rows: Tensor, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """Where queries lie: those that are the same in each window (a parameter), where
-    the window's own tokens do.
+    """The positions of the result of queries @ keys. Queries that are the same in each
+    window, being a parameter, get the positions of the window's own keys.
 
     Args:
         rows: positions of the queries.
@@ -455,8 +455,8 @@ def _is_clip_of_frames(maps: SourceMaps, table: Tensor) -> bool:
 def convolve(
     maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """The rule of convolutions and poolings: what they make of one item is a map of the
-    image, whatever they take."""
+    """The rule of convolutions and poolings. Where the argument was not followed, what
+    they make of a batch of one is a new map of the image."""
     if tables[0] is not None:
         return resample(maps, call, tables)
     # What was not followed up to here may be an image still; items of a batch may be
