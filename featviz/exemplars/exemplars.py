@@ -89,7 +89,7 @@ def find_exemplars(
     with begun(model, arguments, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
-        classes: list[str | None] = [None] * len(samples)
+        classes: Sequence[str | None] = [None] * len(samples)
         if options.per_class:
             classes = class_names(samples)
         collector = ExemplarCollector(
@@ -135,10 +135,10 @@ def find_exemplars(
     return record
 
 
-def class_names(samples: Sequence[Sample]) -> list[str | None]:
+def class_names(samples: Sequence[Sample]) -> list[str]:
     """The class of each sample: the name of the folder that its image lies in. A clip
     is itself a folder of frames, and lies in that of its class."""
-    names: list[str | None] = []
+    names: list[str] = []
     for sample in samples:
         path = sample.path
         absolute = (

@@ -265,10 +265,15 @@ class Watched:
 
     @contextmanager
     def _under_way(self, book: HintBook, sink: Sink) -> Iterator[Counter[str] | None]:
-        """One pass, in which hooks capture and change.
+        """Let the hooks capture and change in this block, for one pass.
+
+        Args:
+            book: the hints for inputs of this shape; the first pass is followed for it.
+            sink: takes what the hooks capture.
 
         Yields:
-            How often a ReLU was called, where a rule of gradients is in force.
+            How often a ReLU was called, under `relu`; None where no rule of gradients is
+            in force.
         """
         self._book = book
         self._ran = set()

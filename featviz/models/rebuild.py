@@ -151,8 +151,8 @@ def rebuild(content: Any) -> Any:
         needs more than is listed here.
 
     Raises:
-        RefusedError: Where the content itself is not made, or nothing in it that has
-            weights.
+        RefusedError: Where the content itself cannot be made, or something in it was left
+            out and what remains has no weights.
     """
     builder = Builder()
     value = builder.build(content)
@@ -197,7 +197,7 @@ class Builder:
         """By the id of the stand-in."""
 
     def build(self, value: Any) -> Any:
-        """The value of a stand-in; RefusedError where there is none."""
+        """The value of a stand-in, made once; RefusedError where it cannot be made."""
         if type(value) in _KEY_TYPES or type(value) is Storage:
             return value
         built = self._built.get(id(value))
@@ -217,7 +217,8 @@ class Builder:
         return built.value
 
     def _attempt(self, value: Any) -> Any:
-        """The value of a stand-in, or the error in its place, to be raised each time."""
+        """Make the value of a stand-in; where it is refused, return the error, which
+        `build` raises each time that the stand-in is met."""
         try:
             if type(value) in (list, tuple):
                 return type(value)(self.elements(value))
@@ -454,6 +455,10 @@ def _check_contents(module_class: type, group: str, contents: Any) -> None:
         module_class: For messages.
         group: A key of _CONTENTS.
         contents: What the file says; it should be a dict by names.
+
+    Raises:
+        RefusedError: Where a name or a value in it is impossible.
+        AttributeError: Where it is not a dict; `Builder` refuses the module then.
     """
     # names are paths of layers, and of files: `a.b` would be another layer
     for name, content in contents.items():
@@ -480,6 +485,7 @@ def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
 
 
 def _broken(module_class: type) -> RefusedError:
+    """The error for a module that no constructor would have made so."""
     text = "it lacks parts of an nn.Module, or contains itself"
     return RefusedError(f"holds a broken {module_class.__name__}: {text}")
 

@@ -741,7 +741,20 @@ def _common_prefix(weights: Weights) -> str | None:
 def put_weights(
     module: nn.Module, weights: Weights, path: Path, options: ModelOptions
 ) -> dict[str, Any]:
-    """Load the tensors of a file into a module; returns what run.json says of them."""
+    """Load the tensors of a file into a module, under the names that fit it best.
+
+    Args:
+        module: Changed in place.
+        weights: The tensors.
+        path: Their file.
+        options: How the model is loaded: `spec` for messages, and `partial`.
+
+    Returns:
+        What run.json says of the weights.
+
+    Raises:
+        LoadError: Where they do not fit.
+    """
     names = module.state_dict().keys()
     # the prefixes to strip are those that leave names of the module
     best = max(stripped_variants(weights), key=lambda w: len(names & w.tensors.keys()))

@@ -129,12 +129,16 @@ def _shared_exemplars(
 def _check_shared(
     shared: Collection[object], layers: Iterable[str], option: str, path: Path
 ) -> None:
-    """Refuse what is of none of the run's layers.
+    """Refuse kernels or exemplars of which none are of a layer of the run.
 
     Args:
-        shared: what is of layers of the run.
+        shared: those that are of layers of the run.
         layers: all layers that `path` knows, for the hint.
         option: `kernels` or `exemplars`.
+        path: their folder, as the user named it.
+
+    Raises:
+        StoreError: `shared` is empty.
     """
     if not shared:
         names = [quoted(name or ".") for name in dict.fromkeys(layers)]

@@ -330,10 +330,8 @@ class ImageWriter:
         """
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
-            for half, numbers, facts in magnitude_and_phase(
-                site, tensor, hints, self.options
-            ):
-                self.take(half, numbers, hints=facts)
+            for real in magnitude_and_phase(site, tensor, hints, self.options):
+                self.take(real.site, real.tensor, hints=real.hints)
             return
         # what is drawn is bytes by now: the tensor may change when this returns
         pictures = draw(

@@ -123,13 +123,14 @@ class _Planner:
         Args:
             gradient: at the tensor, for class activation maps.
             hints: on its layout; None looks them up.
+
+        Raises:
+            LayoutError: it cannot be drawn.
         """
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
-            for half, numbers, facts in magnitude_and_phase(
-                site, tensor, hints, self.draw
-            ):
-                self.take(half, numbers, hints=facts)
+            for real in magnitude_and_phase(site, tensor, hints, self.draw):
+                self.take(real.site, real.tensor, hints=real.hints)
             return
         maps_by_key = to_maps(tensor, hints)
         if gradient is not None:
