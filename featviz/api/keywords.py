@@ -128,6 +128,16 @@ class Feeding(NamedTuple):
     """Further arguments of forward, by name."""
 
 
+def in_one_process(model: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords with `jobs=1`, where `jobs` says nothing and an object of the caller's
+    own makes the results: what it keeps (counters, lists) would be lost with a worker
+    process."""
+    is_callers_own = isinstance(model, nn.Module) or callable(keywords.get("transform"))
+    if keywords.get("jobs") is None and is_callers_own:
+        return {**keywords, "jobs": 1}
+    return dict(keywords)
+
+
 def read_feeding(keywords: dict[str, Any]) -> Feeding:
     """Take `transform` and `forward_args` from the keywords; the name of a transform
     stays, as an option of a MODEL string.

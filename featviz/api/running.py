@@ -16,6 +16,7 @@ from featviz.api.keywords import (
     Model,
     Pictures,
     Request,
+    in_one_process,
     keywords_of,
     read_request,
     selectors,
@@ -128,18 +129,13 @@ def read_run_request(
         UsageError: an option does not take its value, or does not exist, or `model` is
             neither a module nor a MODEL string.
     """
-    keywords = dict(options)
+    keywords = in_one_process(model, options)
     # `seed` is an option of MODEL strings; noise of `--edit` takes the same one
     seed = declared(ModelOptions)["seed"].value(keywords.get("seed", 0))
     if isinstance(model, nn.Module) and "noise" in str(keywords.get("edit")):
         keywords.pop("seed", None)
     request = read_request(RunOptions, model, keywords, layers, name="run", out=out)
     run_options = request.options
-    is_callers_own = isinstance(model, nn.Module) or callable(options.get("transform"))
-    if run_options.jobs is None and is_callers_own:
-        # what an object of the caller's keeps (counters, lists) would be lost with a
-        # process
-        run_options = structs.replace(run_options, jobs=1)
     passes = for_drawing(run_options.passes, run_options.draw, seed)
     return replace(request, options=structs.replace(run_options, passes=passes))
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ from featviz.records import (
     Sample,
     Skip,
 )
+from featviz.run import workers
 from featviz.run.prepare import (
     ModelInput,
     Prepared,
@@ -226,14 +228,47 @@ def cam(
     )
     with prepared.watched() as show:
         explain = partial(_explain, prepared, show, cmap, options.channels)
-        for job in visit(prepared.samples, read, explain):
-            result = job.result
-            if result is None:
-                yield ImageCam(job.sample.name, options.method, error=job.error)
-            elif job.sample.name in files:
-                yield _written(result, files[job.sample.name], cmap)
-            else:
-                yield result
+
+        def explained(samples: Sequence[Sample]) -> Iterator[ImageCam]:
+            for job in visit(samples, read, explain):
+                result = job.result
+                if result is None:
+                    name = job.sample.name
+                    yield ImageCam(name, options.method, error=job.error)
+                elif job.sample.name in files:
+                    yield _written(result, files[job.sample.name], cmap)
+                else:
+                    yield result
+
+        yield from _divided(prepared, options, explained)
+
+
+def _divided(
+    prepared: Prepared,
+    options: CamOptions,
+    explained: Callable[[Sequence[Sample]], Iterator[ImageCam]],
+) -> Iterator[ImageCam]:
+    """Explain the images in this process, or side by side in worker processes.
+
+    Args:
+        explained: makes the result of each sample, while the model is watched.
+    """
+    samples = prepared.samples
+    count = workers.worker_count(prepared.model, samples, options.jobs)
+    if count == 1:
+        yield from explained(samples)
+        return
+
+    def work(numbers: Iterator[int]) -> Iterator[ImageCam]:
+        for number in numbers:
+            yield from explained([samples[number]])
+
+    def lost(number: int, error: workers.WorkerDiedError) -> ImageCam:
+        return ImageCam(samples[number].name, options.method, error=error)
+
+    yield from workers.side_by_side(
+        explained(samples[:1]), len(samples), work, count, Event(), lost
+    )
 
 
 def _run_options(options: CamOptions) -> RunOptions:
@@ -374,7 +409,8 @@ def _explain(
         method=method,
         target=outcome.target_title,
         target_probability=target_probability(prepared.options.passes.target, outcome),
-        outcome=outcome,
+        # masks of regions are drawn by now, and would go from worker processes to this one
+        outcome=replace(outcome, regions=None, focus=None),
         maps=tuple(maps),
         maximum=maximum,
         detections=image.in_file(outcome.detections),

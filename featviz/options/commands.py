@@ -19,6 +19,7 @@ from featviz.options.fields import (
     option,
 )
 from featviz.options.run import (
+    JOBS,
     NUL_SEPARATED,
     TENSOR_LAYOUT,
     TENSORBOARD,
@@ -97,6 +98,7 @@ class CamOptions(Struct, frozen=True):
     cmap: Annotated[str, option(DRAWING, "CMAP")] = "auto"
     channels: Annotated[Channels | None, option(GRADIENTS, default_text="all")] = None
     tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
+    jobs: Annotated[PositiveInt | None, JOBS] = None
     inputs: InputOptions = InputOptions()
 
 

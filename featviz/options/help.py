@@ -24,6 +24,7 @@ _CHANNELS = (
     " varied:N (the largest deviation, without the border that padding makes), first:N"
     " and spread:N; a rule without a number chooses 16."
 )
+_JOBS = "Draw images in N processes, on a CPU."
 _NUL_SEPARATED = (
     "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -."
 )
@@ -183,7 +184,7 @@ HELP: dict[str, dict[str, str]] = {
         "overwrite": "Replace the run in --out.",
         "resume": "Continue the run in --out where it stopped.",
         "nul_separated": _NUL_SEPARATED,
-        "jobs": "Draw images in N processes, on a CPU.",
+        "jobs": _JOBS,
         "tensorboard": _TENSORBOARD,
         "shard": (
             "Draw only part I of N parts of the images; all parts may write into one"
@@ -225,6 +226,7 @@ HELP: dict[str, dict[str, str]] = {
             " colormap of matplotlib."
         ),
         "tensor_layout": _TENSOR_LAYOUT,
+        "jobs": _JOBS,
     },
     "FieldOptions": {
         "layers": _LAYERS,

@@ -63,6 +63,7 @@ nor the grey (0.5) of a constant map."""
 NUL_SEPARATED = option(INPUT, flags=("-0", "--null"))
 TENSOR_LAYOUT = option(DRAWING, "[SELECTORS=]LAYOUT")
 TENSORBOARD = option(OUTPUT, "LOGDIR")
+JOBS = option(LIMITS, default_text="one a core")
 
 
 class ModelOptions(Struct, frozen=True):
@@ -250,9 +251,7 @@ class RunOptions(Struct, frozen=True):
     overwrite: Annotated[bool, option(OUTPUT, first=True)] = False
     resume: Annotated[bool, option(OUTPUT)] = False
     nul_separated: Annotated[bool, NUL_SEPARATED] = False
-    jobs: Annotated[PositiveInt | None, option(LIMITS, default_text="one a core")] = (
-        None
-    )
+    jobs: Annotated[PositiveInt | None, JOBS] = None
     tensorboard: Annotated[Folder | None, TENSORBOARD] = None
     shard: Annotated[
         ShardNumber | None, option(LIMITS, default_text="that of torchrun or srun")

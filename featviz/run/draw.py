@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from importlib import import_module
 from itertools import chain
 from threading import Event
 from typing import Any, TypeAlias
@@ -41,8 +40,8 @@ from featviz.gradients.passes import PassPlan
 from featviz.images import decode
 from featviz.records import CaptureSite, Floats, Hints, Outcome, Sample, finite
 from featviz.run import workers
-from featviz.run.encoders import AtOnce, Encoders, shared_cores, usable_cores
-from featviz.run.prepare import LOOPS, ModelInput, Prepared, Show, read_input
+from featviz.run.encoders import AtOnce, Encoders, shared_cores
+from featviz.run.prepare import ModelInput, Prepared, Show, read_input
 from featviz.run.results import ImageResult
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir import INPUT_FILE
@@ -86,41 +85,24 @@ def _draw_side_by_side(
     def lost(number: int, error: workers.WorkerDiedError) -> ImageResult:
         return run.failed(samples[number], error)
 
-    with workers.one_torch_thread():
-        # A worker that is forked while the thread of `prepare` imports would wait for
-        # it for ever.
-        import_module(LOOPS)
-        # The first image shows how much memory one takes, and leaves workers what it
-        # found out.
-        memory_before = workers.reset_peak_memory()
-        yield from draw_all(run, samples[:1], stop)
-        bytes_each = workers.peak_memory() - memory_before
-        count = workers.count_fitting(min(count, len(samples) - 1), bytes_each)
-        rest = range(1, len(samples))
-        with closing(workers.in_processes(rest, work, count, stop, lost)) as results:
-            yield from results
+    first = draw_all(run, samples[:1], stop)
+    return workers.side_by_side(first, len(samples), work, count, stop, lost)
 
 
 def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
     """How many processes draw the images: one where there is little to gain, or
     something that cannot be divided."""
     options = run.prepared.options
-    if options.jobs == 1:
+    # TensorBoard's events have one writer
+    if len(samples) < 2 or run.board is not None or options.mirror is not None:
         return 1
-    # of the whole run: what --resume draws later must not depend on how much is left
-    if len(run.prepared.samples) < workers.FEWEST_IMAGES or len(samples) < 2:
-        return 1
-    if run.prepared.model.device.type != "cpu" or not workers.can_fork():
-        return 1
-    # TensorBoard's events have one writer; the connections of a store have threads,
-    # which do not survive a fork
-    if run.board is not None or options.mirror is not None or samples[0].is_remote:
-        return 1
-    # the bytes are the same with any number: each worker has one torch thread
-    if options.jobs is not None:
-        return options.jobs
     # each shard is one of several processes, which are to use the cores together
-    return 1 if options.shard is not None else usable_cores()
+    if options.shard is not None and options.jobs is None:
+        return 1
+    # Of the whole run: what --resume draws later must not depend on how much is left.
+    # The bytes are the same with any number: each worker has one torch thread.
+    prepared = run.prepared
+    return workers.worker_count(prepared.model, prepared.samples, options.jobs)
 
 
 def draw_all(

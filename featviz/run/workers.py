@@ -24,9 +24,10 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -37,6 +38,10 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from featviz.errors import FeatvizError
+from featviz.models.load import LoadedModel
+from featviz.records import Sample
+from featviz.run.encoders import usable_cores
+from featviz.run.prepare import LOOPS
 from featviz.text import counted
 
 R = TypeVar("R")
@@ -80,6 +85,25 @@ class _Worker:
     connection: Connection
     number: int
     """The image that it has."""
+
+
+def worker_count(
+    model: LoadedModel, samples: Sequence[Sample], jobs: int | None
+) -> int:
+    """How many worker processes divide the samples of a command; 1 where there is
+    little to gain, or something that cannot be divided.
+
+    Args:
+        jobs: as the user says; None takes one for each core that this process may use.
+    """
+    if jobs == 1 or len(samples) < FEWEST_IMAGES:
+        return 1
+    if model.device.type != "cpu" or not can_fork():
+        return 1
+    # the connections of a store have threads, which do not survive a fork
+    if samples[0].is_remote:
+        return 1
+    return jobs or usable_cores()
 
 
 def can_fork() -> bool:
@@ -149,6 +173,38 @@ def _available_bytes() -> int:
             available, limit - int((group / "memory.current").read_text("ascii"))
         )
     return available
+
+
+def side_by_side(
+    first: Iterable[R],
+    images: int,
+    work: Callable[[Iterator[int]], Iterable[R]],
+    count: int,
+    stop: Event,
+    lost: Callable[[int, WorkerDiedError], R],
+) -> Generator[R, None, None]:
+    """Make the result of the first image in this process, and those of the others in
+    worker processes; yield them in order.
+
+    Args:
+        first: makes the result of image 0 as it is iterated over.
+        images: how many there are.
+        work, stop, lost: see `in_processes`.
+        count: of workers, as far as there is memory for them.
+    """
+    with one_torch_thread():
+        # A worker that is forked while the thread of `prepare` imports would wait for
+        # it for ever.
+        import_module(LOOPS)
+        # The first image shows how much memory one takes, and leaves workers what it
+        # found out.
+        memory_before = reset_peak_memory()
+        yield from first
+        bytes_each = peak_memory() - memory_before
+        count = count_fitting(min(count, images - 1), bytes_each)
+        rest = range(1, images)
+        with closing(in_processes(rest, work, count, stop, lost)) as results:
+            yield from results
 
 
 def in_processes(

@@ -1,0 +1,84 @@
+"""Class activation maps made by worker processes: the same as those of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import DIGITS, DIGITS_MODEL, Run
+from PIL import Image
+from runs import tree
+from torch import nn
+
+import featviz as fv
+from featviz.run import workers
+
+pytestmark = pytest.mark.skipif(
+    not workers.can_fork(), reason="workers are forked on Linux alone"
+)
+
+DEADLY = """
+import os
+import signal
+
+from torch import nn
+
+
+class Deadly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images):
+        if images.min() > 0.9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.head(self.conv(images).relu().mean((2, 3)))
+"""
+"""A network whose process dies where an image is white."""
+
+
+def test_workers_write_the_pictures_that_one_process_writes(
+    featviz: Run, tmp_path: Path
+) -> None:
+    """All bytes are the same, and `--json` prints the images in their order."""
+    command = ["cam", DIGITS_MODEL, DIGITS, "--json"]
+    one = featviz(*command, "--jobs", "1", "--out", tmp_path / "one")
+    two = featviz(*command, "--jobs", "2", "--out", tmp_path / "two")
+    assert one.code == two.code == 0
+    images = [json.loads(line)["image"] for line in two.out.splitlines()]
+    assert images == sorted(path.name for path in DIGITS.glob("*.png"))
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+
+
+def test_an_image_whose_worker_dies_is_named(featviz: Run, tmp_path: Path) -> None:
+    """Exit code 3: the others have their pictures."""
+    (tmp_path / "net.py").write_text(DEADLY)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, level in enumerate((10, 60, 110, 255, 160)):
+        Image.new("L", (16, 16), level).save(photos / f"{number}.png")
+    done = featviz(
+        "cam",
+        f"{tmp_path / 'net.py'}:Deadly",
+        photos,
+        *("--size", "16", "--preset", "none", "--jobs", "2"),
+        *("--out", tmp_path / "cams"),
+    )
+    assert done.code == 3
+    assert "3.png: its worker process ended by signal 9 (SIGKILL), twice" in done.err
+    pictures = sorted(path.name for path in (tmp_path / "cams").iterdir())
+    assert pictures == ["cam-0.png", "cam-1.png", "cam-2.png", "cam-4.png"]
+
+
+def test_a_module_of_the_callers_stays_in_its_process() -> None:
+    """Its hooks see all images."""
+    seen: list[int] = []
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2028, 10)
+    )
+    net.register_forward_hook(lambda *_: seen.append(1))
+    maps = fv.cam(net, DIGITS, "class:3", size=28)
+    assert len(maps.images) == len([*DIGITS.glob("*.png")])
+    assert len(seen) >= len(maps.images)
