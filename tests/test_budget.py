@@ -18,9 +18,9 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 285450,
+    "nodes": 285850,
     "nodes a code line": 8.8,
-    "functions over 300 nodes": 74,
+    "functions over 300 nodes": 73,
     "functions of complexity over 15": 1,
     "complexity, 90th percentile": 9,
     "functions nested over 3 deep": 10,
@@ -41,7 +41,7 @@ PAGE_LINES = 2830
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 123,
     "files that an image passes": 27,
-    "functions that a command passes": 736,
+    "functions that a command passes": 738,
     "files that a command passes": 80,
 }
 
