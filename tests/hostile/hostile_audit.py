@@ -10,14 +10,15 @@ climb is left to the harness, which compares all files of the sandbox before and
 
 from __future__ import annotations
 
-# ruff: noqa: PTH100, PTH115, PTH117, PTH118, PTH119, PTH120
+# ruff: noqa: PTH100, PTH115, PTH117, PTH118
 import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 MARKER = "featviz_hostile"
 """Stands in every payload: code that holds it came out of an input."""
@@ -31,44 +32,38 @@ _NEVER = set(_NEVER_TEXT.split())
 """Events of processes and of the network."""
 _SIGHTS = {"antigravity", "this"}
 """Modules that do something when they are imported, and that nobody needs."""
-_FOREIGN_GLOBALS = {
-    "os",
-    "posix",
-    "nt",
-    "subprocess",
-    "sys",
-    "importlib",
-    "runpy",
-    "socket",
-    "pty",
-}
+_MODULES_TEXT = "os posix nt subprocess sys importlib runpy socket pty"
+_FOREIGN_GLOBALS = set(_MODULES_TEXT.split())
 """Modules none of whose names an unpickler has business with."""
-_CALLERS = {
-    "eval",
-    "exec",
-    "compile",
-    "getattr",
-    "open",
-    "__import__",
-    "globals",
-    "breakpoint",
-}
+_CALLERS_TEXT = "eval exec compile getattr open __import__ globals breakpoint"
+_CALLERS = set(_CALLERS_TEXT.split())
+"""Builtins that can run anything."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_PATHS: dict[str, list[tuple[int, int | None]]] = {
-    "os.remove": [(0, 1)],
-    "os.rmdir": [(0, 1)],
-    "os.mkdir": [(0, 2)],
-    "os.truncate": [(0, None)],
-    "os.chmod": [(0, 2)],
-    "os.chown": [(0, 3)],
-    "os.utime": [(0, 3)],
-    "shutil.rmtree": [(0, 1)],
-    "os.rename": [(0, 2), (1, 3)],
-    "os.link": [(1, 3)],
-    "os.symlink": [(1, 2)],
+
+
+class PathArgument(NamedTuple):
+    """Where an event names a path."""
+
+    path: int
+    """Its position among the arguments."""
+    folder: int | None = None
+    """Position of the descriptor of the folder that it is relative to."""
+
+
+_PATHS: dict[str, list[PathArgument]] = {
+    "os.remove": [PathArgument(0, 1)],
+    "os.rmdir": [PathArgument(0, 1)],
+    "os.mkdir": [PathArgument(0, 2)],
+    "os.truncate": [PathArgument(0)],
+    "os.chmod": [PathArgument(0, 2)],
+    "os.chown": [PathArgument(0, 3)],
+    "os.utime": [PathArgument(0, 3)],
+    "shutil.rmtree": [PathArgument(0, 1)],
+    "os.rename": [PathArgument(0, 2), PathArgument(1, 3)],
+    "os.link": [PathArgument(1, 3)],
+    "os.symlink": [PathArgument(1, 2)],
 }
-"""Events that change paths: the positions of each path among the arguments, and of its
-dir_fd."""
+"""Events that change paths."""
 
 
 class ViolationError(Exception):
@@ -105,74 +100,80 @@ class Watch:
             raise ViolationError(violation)
 
 
-def _violation(rules: Rules, event: str, args: tuple[Any, ...]) -> str | None:
+def _violation(rules: Rules, event: str, arguments: tuple[Any, ...]) -> str | None:
+    """What is wrong with an event, in words."""
     if event in _NEVER:
-        return repr(args)[:200]
-    if event == "open":
-        return _opening(rules, *args)
+        return repr(arguments)[:200]
     if event in _PATHS:
-        for path, position in _PATHS[event]:
-            folder = (
-                args[position] if position is not None and len(args) > position else -1
-            )
-            outside = _changing(
-                rules, args[path], folder if isinstance(folder, int) else -1
-            )
-            if outside:
-                return outside
-    if event in ("compile", "exec"):
-        return _running(rules, args)
-    if event == "import":
-        name = str(args[0])
-        file = args[1]
-        sight = name in _SIGHTS or MARKER in name
-        return f"import {name}" if sight else _foreign_code(rules, file or "<none>")
-    if event == "ctypes.dlopen":
-        return _foreign_code(rules, args[0])
-    if event == "pickle.find_class":
-        return _finding(*args)
+        return _changing_all(rules, _PATHS[event], arguments)
+    if event in _JUDGES:
+        return _JUDGES[event](rules, *arguments)
+    return None
+
+
+def _changing_all(
+    rules: Rules,
+    positions: list[PathArgument],
+    arguments: tuple[Any, ...],
+) -> str | None:
+    for position in positions:
+        folder = -1
+        if position.folder is not None and len(arguments) > position.folder:
+            folder = arguments[position.folder]
+        if not isinstance(folder, int):
+            folder = -1
+        violation = _changing(rules, arguments[position.path], folder)
+        if violation:
+            return violation
     return None
 
 
 def _opening(rules: Rules, path: Any, mode: Any, flags: Any) -> str | None:
-    flags = flags if isinstance(flags, int) else 0
-    if not flags & _WRITING or isinstance(path, int):
+    if isinstance(path, int) or not isinstance(flags, int) or not flags & _WRITING:
         return None
     if not os.path.isabs(path) and b".." not in os.fsencode(path):
         return None
-    return _changing(rules, path, -1, not flags & (os.O_NOFOLLOW | os.O_EXCL))
+    return _changing(rules, path, follows=not flags & (os.O_NOFOLLOW | os.O_EXCL))
 
 
 def _changing(
-    rules: Rules, path: Any, dir_fd: int, follows: bool = False
+    rules: Rules,
+    path: Any,
+    folder: int = -1,
+    follows: bool = False,
 ) -> str | None:
+    """Whether a path that is written lies outside of what may be written.
+
+    Args:
+        folder: the descriptor of the folder that it is relative to.
+        follows: whether a link in its place would be followed.
+    """
     if isinstance(path, int):
         return None
     name = os.fsdecode(path)
-    if dir_fd >= 0 and not os.path.isabs(name):
-        name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
+    if folder >= 0 and not os.path.isabs(name):
+        name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
     if follows:
         real = os.path.realpath(name)
     else:
-        folder, last = os.path.split(os.path.abspath(name))
-        real = os.path.join(os.path.realpath(folder), last)
+        parent, last = os.path.split(os.path.abspath(name))
+        real = os.path.join(os.path.realpath(parent), last)
     for writable in rules.writable:
-        hidden = os.path.join(
-            os.path.dirname(writable), f".{os.path.basename(writable)}"
-        )
-        if real == writable or real.startswith(
-            (writable + os.sep, hidden)
-        ):  # what is swapped in when whole
+        parent, last = os.path.split(writable)
+        # what is swapped in when whole
+        hidden = os.path.join(parent, f".{last}")
+        if real == writable or real.startswith((writable + os.sep, hidden)):
             return None
     return f"outside the destination: {real}"
 
 
 def _foreign_code(rules: Rules, path: Any) -> str | None:
-    if not isinstance(path, (str, bytes, os.PathLike)) or os.fsdecode(path).startswith(
-        "<"
-    ):
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return None
+    name = os.fsdecode(path)
+    if name.startswith("<"):
         return None  # `<string>` and its like
-    real = os.path.realpath(os.fsdecode(path))
+    real = os.path.realpath(name)
     if real.endswith(".pyc"):
         real = importlib.util.source_from_cache(real)
     if real.startswith(rules.sandbox + os.sep) and real not in rules.own_code:
@@ -180,44 +181,56 @@ def _foreign_code(rules: Rules, path: Any) -> str | None:
     return None
 
 
-def _running(rules: Rules, args: tuple[Any, ...]) -> str | None:
-    code = args[0]
-    file = args[1] if len(args) > 1 else "<none>"
+def _importing(rules: Rules, name: str, file: Any, *paths: Any) -> str | None:
+    if name in _SIGHTS or MARKER in name:
+        return f"import {name}"
+    return _foreign_code(rules, file)
+
+
+def _running(rules: Rules, code: Any, file: Any = "<none>") -> str | None:
     if isinstance(code, CodeType):
-        if code.co_filename.startswith("<") and _holds_marker(code):
-            return f"foreign code: {code.co_filename}"
-        return _foreign_code(rules, code.co_filename)
+        file = code.co_filename
+        if file.startswith("<") and _holds_marker(code):
+            return f"foreign code: {file}"
+        return _foreign_code(rules, file)
     if file == "<unknown>":  # ast.parse; to run it would be another event
         return None
-    text = (
-        code if isinstance(code, str) else bytes(code or b"").decode(errors="replace")
-    )
-    return (
-        f"foreign source: {text[:80]!r}"
-        if MARKER in text
-        else _foreign_code(rules, file)
-    )
+    text = code
+    if not isinstance(code, str):
+        text = bytes(code or b"").decode(errors="replace")
+    if MARKER in text:
+        return f"foreign source: {text[:80]!r}"
+    return _foreign_code(rules, file)
 
 
 def _holds_marker(code: CodeType) -> bool:
-    if any(MARKER in name for name in (*code.co_names, *code.co_varnames)):
+    if MARKER in "".join((*code.co_names, *code.co_varnames)):
         return True
-    return any(
-        (
-            _holds_marker(value)
-            if isinstance(value, CodeType)
-            else isinstance(value, (str, bytes)) and MARKER in str(value)
-        )
-        for value in code.co_consts
-    )
+    for value in code.co_consts:
+        if isinstance(value, CodeType) and _holds_marker(value):
+            return True
+        if isinstance(value, (str, bytes)) and MARKER in str(value):
+            return True
+    return False
 
 
-def _finding(module: str, name: str) -> str | None:
-    foreign = MARKER in f"{module}{name}" or module.split(".")[0] in _FOREIGN_GLOBALS
+def _finding(rules: Rules, module: str, name: str) -> str | None:
+    is_foreign = module.split(".")[0] in _FOREIGN_GLOBALS
     calls = module in ("builtins", "__builtin__") and name in _CALLERS
-    return f"{module}.{name}" if foreign or calls else None
+    if is_foreign or calls or MARKER in f"{module}{name}":
+        return f"{module}.{name}"
+    return None
 
 
+_JUDGES: dict[str, Callable[..., str | None]] = {
+    "open": _opening,
+    "compile": _running,
+    "exec": _running,
+    "import": _importing,
+    "ctypes.dlopen": _foreign_code,
+    "pickle.find_class": _finding,
+}
+"""Who says what is wrong with an event."""
 _thread = threading.local()
 
 

@@ -70,30 +70,22 @@ class Sandbox:
         self.marker = root / MARKER
         self.secret = root / "secret/id_secret"
         self.bystander = root / "bystander/notes.txt"
-        for folder in (
-            self.given,
-            self.work,
-            self.secret.parent,
-            self.bystander.parent,
-        ):
-            folder.mkdir(parents=True)
+        for folder in ("given", "work", "secret", "bystander"):
+            (root / folder).mkdir(parents=True)
         self.secret.write_text(SECRET)
         self.bystander.write_text("mine")
         text_chunks = PngInfo()
         text_chunks.add_text("words", SECRET)
+        image = Image.new("RGB", (96, 64), _COLOUR)
         for name in ("id_secret.png", "output.png"):
-            Image.new("RGB", (96, 64), _COLOUR).save(
-                self.secret.with_name(name), pnginfo=text_chunks
-            )
-        np.save(
-            self.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8)
-        )
+            image.save(self.secret.with_name(name), pnginfo=text_chunks)
+        array = np.frombuffer(SECRET.encode(), np.uint8)
+        np.save(self.secret.with_suffix(".npy"), array)
 
-    def filled(self, word: str) -> str:
-        """A word of a command line, with `{given}` and `{root}` in it replaced."""
-        return word.replace("{given}", str(self.given)).replace(
-            "{root}", str(self.root)
-        )
+    def filled(self, text: str) -> str:
+        """A text with `{given}` and `{root}` in it replaced."""
+        text = text.replace("{given}", str(self.given))
+        return text.replace("{root}", str(self.root))
 
 
 @dataclass(frozen=True)
@@ -104,11 +96,11 @@ class Attack:
     """What it attempts, in one line."""
     make: Callable[[Sandbox], object]
     commands: Sequence[str | Sequence[str]]
-    """Each a line, or words; `{n}` in one is its number."""
+    """Each a line, or its arguments; `{n}` in one is its number."""
     expect: str | Sequence[int] = "any"
     """`good`: exit 0. `refused`: an error. `any`: either. Or the exit code of each
     command line."""
-    words: str = ""
+    message: str = ""
     """What must stand on stderr of each command line."""
     may_change: tuple[str, ...] = ("work",)
     """Files and folders of the sandbox that the command may write."""
@@ -117,15 +109,40 @@ class Attack:
     own_code: tuple[str, ...] = ()
     """Python files of the sandbox that the command line names."""
 
+    def lines(self, box: Sandbox) -> list[list[str]]:
+        """The arguments of each command line."""
+        lines = []
+        for number, line in enumerate(self.commands):
+            arguments = line.split() if isinstance(line, str) else line
+            lines.append([box.filled(a.replace("{n}", str(number))) for a in arguments])
+        return lines
+
+    def expected(self, number: int) -> str | int:
+        """How a command line must end."""
+        return self.expect if isinstance(self.expect, str) else self.expect[number]
+
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a command line ended."""
+
     code: int | None
     signal: int | None
     late: bool
     out: str
     err: str
     violations: str
+
+    @property
+    def errors(self) -> int:
+        """How many lines of errors there are."""
+        return sum(line.startswith("error:") for line in self.err.splitlines())
+
+    @property
+    def last_line(self) -> str:
+        """The end of stderr."""
+        lines = self.err.strip().splitlines() or [""]
+        return lines[-1][:200]
 
 
 @functools.cache
@@ -137,16 +154,10 @@ def worker() -> tuple[subprocess.Popen[str], str]:
     (home / "tmp").mkdir()
     # Lightning sets the second: torch opens a library
     dropped = ("COV", "PYTORCH_NVML", "YOLO")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(dropped)
-    }
-    path = os.pathsep.join(
-        [str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
-    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    path = [str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
     environment |= {
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join(path),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "HOME": str(home),
@@ -158,10 +169,12 @@ def worker() -> tuple[subprocess.Popen[str], str]:
         "MALLOC_ARENA_MAX": "2",
         "COLUMNS": "200",
     }
-    command = [sys.executable, str(HERE / "hostile_worker.py")]
-    pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, text=True, env=environment
+        [sys.executable, str(HERE / "hostile_worker.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
@@ -177,83 +190,91 @@ def ask(**request: Any) -> list[Outcome]:
     request["writable"] += [home, os.devnull]
     process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
-    return [Outcome(**found) for found in json.loads(process.stdout.readline())]
+    return [Outcome(**fields) for fields in json.loads(process.stdout.readline())]
 
 
 def attempt(
-    attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0
+    attack: Attack,
+    box: Sandbox,
+    seconds: float = SECONDS,
+    cpu: int = 0,
 ) -> list[str]:
     """Make the input, run its command lines, and return all that is wrong, in words."""
     attack.make(box)
-    lines = [
-        line.split() if isinstance(line, str) else list(line)
-        for line in attack.commands
-    ]
-    lines = [
-        [box.filled(argument.replace("{n}", str(n))) for argument in line]
-        for n, line in enumerate(lines)
-    ]
+    lines = attack.lines(box)
     before = snapshot(box.root)
     outcomes = ask(
         commands=lines,
         cwd=str(box.work),
         sandbox=str(box.root),
-        writable=[str(box.root / relative_path) for relative_path in attack.may_change],
-        own_code=[str(box.root / relative_path) for relative_path in attack.own_code],
+        writable=[str(box.root / path) for path in attack.may_change],
+        own_code=[str(box.root / path) for path in attack.own_code],
         seconds=seconds,
         cpu=cpu or CPU_SECONDS["refused" if attack.expect == "refused" else "any"],
         memory=MEMORY,
     )
     faults = []
-    for number, (line, outcome) in enumerate(zip(lines, outcomes, strict=False)):
-        expect = (
-            attack.expect if isinstance(attack.expect, str) else attack.expect[number]
-        )
-        several = line[0] in ("run", "audit") and expect != "refused"
-        found = [*judged(outcome, expect, several)]
-        # which names nothing
-        if attack.words not in outcome.err and "--compare" not in line:
-            found.append(f"{attack.words!r} is not said: {outcome.err[:300]!r}")
-        faults += [f"{' '.join(line)}: {fault}" for fault in found]
+    for number, outcome in enumerate(outcomes):
+        line = lines[number]
+        for fault in judged(attack, number, line, outcome):
+            faults.append(f"{' '.join(line)}: {fault}")
     after = snapshot(box.root)
-    return [
-        *faults,
-        *changed(before, after, attack),
-        *leaks(box, before, after, attack),
-    ]
+    faults += changed(before, after, attack)
+    faults += leaks(box, before, after, attack)
+    return faults
 
 
-def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
-    """What is wrong with an exit and its streams; of `several` images each may have an
-    error."""
-    yield from (
-        f"VIOLATION {line}" for line in dict.fromkeys(outcome.violations.splitlines())
-    )
-    last = (outcome.err.strip().splitlines() or [""])[-1][:200]
+def judged(
+    attack: Attack,
+    number: int,
+    line: list[str],
+    outcome: Outcome,
+) -> Iterator[str]:
+    """What is wrong with the end of a command line, and with its streams."""
+    for violation in dict.fromkeys(outcome.violations.splitlines()):
+        yield f"VIOLATION {violation}"
+    # --compare names no file
+    if attack.message not in outcome.err and "--compare" not in line:
+        yield f"{attack.message!r} is not said: {outcome.err[:300]!r}"
     if outcome.late or outcome.signal == signal.SIGXCPU:
         yield "HANG: more time than is allowed"
         return
     if outcome.signal is not None:
-        yield f"SIGNAL {outcome.signal}: {last}"
+        yield f"SIGNAL {outcome.signal}: {outcome.last_line}"
         return
-    errors = sum(line.startswith("error:") for line in outcome.err.splitlines())
-    if "Traceback (most recent call last)" in outcome.err:
-        yield f"TRACEBACK {last}"
-    elif match := _NO_MEMORY.search(outcome.err):
-        yield f"MEMORY {match[0]}"
-    # with one line, or the answer of identify: "12 tensors; ..."
-    elif outcome.code in (1, 2):
-        answered = outcome.code == 1 and " tensors; " in outcome.out
-        if not (errors == 1 or (several if errors else answered)):
-            yield f"{errors} error lines: {outcome.err[:200]!r}"
+    expect = attack.expected(number)
+    # of several images each may have an error
+    several = line[0] in ("run", "audit") and expect != "refused"
+    yield from _error_faults(outcome, several)
     yield from _stream_faults("stdout", outcome.out)
     yield from _stream_faults("stderr", outcome.err)
-    if expect == "good" and outcome.code != 0:
-        yield f"honest input refused: {last}"
-    elif expect == "refused" and (outcome.code not in (1, 2) or not errors):
-        yield f"TAKEN: exit code {outcome.code}"
-    elif outcome.code not in ([expect] if isinstance(expect, int) else (0, 1, 2, 3, 4)):
-        yield f"exit code {outcome.code}"
+    yield from _code_faults(outcome, expect)
+
+
+def _error_faults(outcome: Outcome, several: bool) -> Iterator[str]:
+    """What is wrong with errors; a failure has one line of them."""
+    if "Traceback (most recent call last)" in outcome.err:
+        yield f"TRACEBACK {outcome.last_line}"
+    elif match := _NO_MEMORY.search(outcome.err):
+        yield f"MEMORY {match[0]}"
+    elif outcome.code in (1, 2):
+        # or the answer of identify: "12 tensors; ..."
+        is_answer = outcome.code == 1 and " tensors; " in outcome.out
+        expected = several if outcome.errors else is_answer
+        if outcome.errors != 1 and not expected:
+            yield f"{outcome.errors} error lines: {outcome.err[:200]!r}"
+
+
+def _code_faults(outcome: Outcome, expect: str | int) -> Iterator[str]:
+    """What is wrong with an exit code."""
+    code = outcome.code
+    allowed = [expect] if isinstance(expect, int) else range(5)
+    if expect == "good" and code != 0:
+        yield f"honest input refused: {outcome.last_line}"
+    elif expect == "refused" and (code not in (1, 2) or not outcome.errors):
+        yield f"TAKEN: exit code {code}"
+    elif code not in allowed:
+        yield f"exit code {code}"
 
 
 def _stream_faults(name: str, text: str) -> Iterator[str]:
@@ -270,18 +291,23 @@ Listing = dict[str, tuple[int, str]]
 
 def snapshot(root: Path) -> Listing:
     """Every file: type and mode, and its content or where it leads."""
-    contents = {}
+    listing: Listing = {}
     for folder, folders, files in os.walk(root):
-        for path in (Path(folder, name) for name in (*folders, *files)):
+        for name in (*folders, *files):
+            path = Path(folder, name)
             mode = path.lstat().st_mode
-            content = ""
-            if stat.S_ISLNK(mode):
-                content = str(path.readlink())
-            elif stat.S_ISREG(mode):
-                with contextlib.suppress(PermissionError), path.open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
-            contents[path.relative_to(root).as_posix()] = (mode, content)
-    return contents
+            listing[path.relative_to(root).as_posix()] = (mode, _content(path, mode))
+    return listing
+
+
+def _content(path: Path, mode: int) -> str:
+    """Where a link leads, or the digest of a file."""
+    if stat.S_ISLNK(mode):
+        return str(path.readlink())
+    if stat.S_ISREG(mode):
+        with contextlib.suppress(PermissionError), path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""
 
 
 def changed(before: Listing, after: Listing, attack: Attack) -> Iterator[str]:
@@ -289,19 +315,18 @@ def changed(before: Listing, after: Listing, attack: Attack) -> Iterator[str]:
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) == after.get(name):
             continue
-        if name in attack.keep or not _below(name, attack.may_change):
-            verb = (
-                "REMOVED"
-                if name not in after
-                else "MADE"
-                if name not in before
-                else "CHANGED"
-            )
-            yield f"{verb} {name}"
+        if name not in attack.keep and _below(name, attack.may_change):
+            continue
+        if name not in after:
+            yield f"REMOVED {name}"
+        elif name not in before:
+            yield f"MADE {name}"
+        else:
+            yield f"CHANGED {name}"
 
 
-def _below(name: str, places: Iterable[str]) -> bool:
-    return any(name == place or name.startswith(f"{place}/") for place in places)
+def _below(name: str, folders: Iterable[str]) -> bool:
+    return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
 
 def leaks(
@@ -315,7 +340,8 @@ def leaks(
         if stat.S_ISLNK(mode):
             yield f"LINK {name} was made"
         elif stat.S_ISREG(mode):
-            yield from (f"LEAK {words} {name}" for words in _leaks_in(box.root / name))
+            for leak in _leaks_in(box.root / name):
+                yield f"LEAK {leak} {name}"
 
 
 def _leaks_in(path: Path) -> Iterator[str]:
@@ -336,9 +362,8 @@ def _leaks_in(path: Path) -> Iterator[str]:
 def _secrets() -> tuple[bytes, ...]:
     """The secret, and Base64 of a piece of it at each of the three alignments."""
     secret = SECRET.encode()
-    return secret, *(
-        base64.b64encode(secret[shift : shift + 30])[:36] for shift in range(3)
-    )
+    pieces = [secret[shift : shift + 30] for shift in range(3)]
+    return secret, *(base64.b64encode(piece)[:36] for piece in pieces)
 
 
 def _shows_secret(data: bytes) -> bool:

@@ -74,20 +74,18 @@ ON_IMAGE = [
 
 
 def net(box: Sandbox) -> None:
-    torch.save(
-        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(),
-        box.given / "net.pth",
-    )
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+    torch.save(model.eval(), box.given / "net.pth")
 
 
 def tarred(*members: tuple[str, bytes], mode: str = "w", **fields: Any) -> bytes:
     """A tar of these files; `fields` are set on the last one's header."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode=mode, format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]
-        for number, (name, data) in enumerate(members):
+        for number, (name, data) in enumerate(members, 1):
             info = tarfile.TarInfo(name)
             info.size = len(data)
-            if number == len(members) - 1:
+            if number == len(members):
                 for field, value in fields.items():
                     setattr(info, field, value)
             archive.addfile(info, io.BytesIO(data))
@@ -148,33 +146,43 @@ def _sized(size: bytes) -> bytes:
     return tarred(("a.png", png()))[:124] + size + tarred(("a.png", png()))[136:]
 
 
-LINK = "../secret/id_secret.png"
+LINK = {"type": tarfile.SYMTYPE, "linkname": "../secret/id_secret.png"}
+
+
+def _zeros() -> tuple[str, bytes]:
+    return "a.png", bytes(90_000_000)
+
+
 ARCHIVES: dict[str, Callable[[], bytes]] = {
-    "a link out of a tar": lambda: tarred(
-        ("a.png", b""), type=tarfile.SYMTYPE, linkname=LINK
-    ),
+    "a link out of a tar": lambda: tarred(("a.png", b""), **LINK),
     "a sparse member of a tar": lambda: tarred(
-        ("a.png", b""), type=tarfile.GNUTYPE_SPARSE
+        ("a.png", b""),
+        type=tarfile.GNUTYPE_SPARSE,
     ),
     "10 GB in a tar that are not there": lambda: _sized(b"12000000000\0"),
-    "90 MB of zeros in a tar.gz": lambda: igzip.compress(
-        tarred(("a.png", bytes(90_000_000)))
-    ),
-    "90 MB of zeros in a zip": lambda: zipped(("a.png", bytes(90_000_000))),
+    "90 MB of zeros in a tar.gz": lambda: igzip.compress(tarred(_zeros())),
+    "90 MB of zeros in a zip": lambda: zipped(_zeros()),
     "two members of one name in a zip": lambda: zipped(
-        ("a.png", png()), ("a.png", b"x")
+        ("a.png", png()),
+        ("a.png", b"x"),
     ),
     "5,000 members of a zip": lambda: zipped(
-        *((f"{n}.txt", b"") for n in range(5_000))
+        *[(f"{n}.txt", b"") for n in range(5_000)]
     ),
     "a zip of 2**32 members": lambda: b"PK\5\6" + b"\xff" * 18,
 }
 
 
-def _given(file: str, make: Callable[[], bytes]) -> Callable[[Sandbox], None]:
+SUFFIXES = ("tar.gz", "zip", "tar")
+
+
+def _given(file: str, data: bytes | Callable[[], bytes]) -> Callable[[Sandbox], None]:
+    """A file of these bytes; of what is large they are made late."""
+
     def place(box: Sandbox) -> None:
         net(box)
-        (box.given / file).write_bytes(make())
+        content = data if isinstance(data, bytes) else data()
+        (box.given / file).write_bytes(content)
 
     return place
 
@@ -217,35 +225,42 @@ ON_FOLDER = [
 ]
 
 
-def all_attacks() -> Iterator[Attack]:
-    contents = {name: content for name, (content, _) in LOOKS.items()}
-    for name, data in {**contents, "a PNG of 60,000 by 60,000": giant_png()}.items():
-        yield Attack(
-            f"image: {name}", _given("photo.png", lambda d=data: d), ON_IMAGE[:1]
-        )
+def _of_archives() -> Iterator[Attack]:
+    """Tar and zip by turns; a zip holds no name that is not UTF-8."""
     for number, name in enumerate((*ODD_MEMBERS, *WORSE_MEMBERS)):
-        suffix, pack = (
-            ("zip", zipped) if number % 2 and "\udcff" not in name else ("tar", tarred)
-        )
-        make = _given(
-            f"x.{suffix}", lambda n=name, pack=pack: pack(("a.png", png()), (n, png()))
-        )
+        members = (("a.png", png()), (name, png()))
+        if number % 2 and "\udcff" not in name:
+            file = "x.zip"
+            data = zipped(*members)
+        else:
+            file = "x.tar"
+            data = tarred(*members)
         lines = [
-            f"run {{given}}/net.pth {{given}}/x.{suffix} --out out{{n}}",
+            f"run {{given}}/net.pth {{given}}/{file} --out out{{n}}",
             "report out0",
         ]
-        yield Attack(f"archive: a {suffix} with {ascii(name)[:50]}", make, lines)
+        yield Attack(
+            f"archive: {file} with {ascii(name)[:50]}", _given(file, data), lines
+        )
     for name, make in ARCHIVES.items():
-        suffix = "tar.gz" if "tar.gz" in name else "zip" if "zip" in name else "tar"
-        file = f"photos.{suffix}"
+        file = next(f"photos.{suffix}" for suffix in SUFFIXES if suffix in name)
         lines = [
             f"run {{given}}/net.pth {{given}}/{file} --out out{{n}}",
             f"audit {{given}}/net.pth {{given}}/{file}::a.png --out out{{n}}",
         ]
         yield Attack(f"archive: {name}", _given(file, make), lines)
+
+
+def all_attacks() -> Iterator[Attack]:
+    for name, (data, _) in LOOKS.items():
+        yield Attack(f"image: {name}", _given("photo.png", data), ON_IMAGE[:1])
+    giant = _given("photo.png", giant_png())
+    yield Attack("image: a PNG of 60,000 by 60,000", giant, ON_IMAGE[:1])
+    yield from _of_archives()
     for name, (file, make) in FOLDERS.items():
         yield Attack(f"photos: {name}", _folder(file, make), ON_FOLDER)
-    yield Attack("control: an honest photo", _given("photo.png", png), ON_IMAGE, "good")
-    tar = _given("photos.tar", lambda: tarred(("a.png", png()), ("b/c.png", png())))
+    photo = _given("photo.png", png())
+    yield Attack("control: an honest photo", photo, ON_IMAGE, "good")
+    tar = _given("photos.tar", tarred(("a.png", png()), ("b/c.png", png())))
     line = "run {given}/net.pth {given}/photos.tar --out out{n}"
     yield Attack("control: an honest tar", tar, [line], "good")

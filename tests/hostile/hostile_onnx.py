@@ -4,7 +4,7 @@ shapes beyond all memory, functions without end, files that are none."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,11 @@ def _model() -> Any:
     from onnx import TensorProto, helper, numpy_helper
 
     weights = numpy_helper.from_array(np.ones((2, 3, 3, 3), np.float32), "weight")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "weight"], ["a"], "conv"),
-            helper.make_node("Relu", ["a"], ["y"], "relu"),
-        ],
-        "graph",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [weights],
-    )
+    conv = helper.make_node("Conv", ["x", "weight"], ["a"], "conv")
+    relu = helper.make_node("Relu", ["a"], ["y"], "relu")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([conv, relu], "graph", [x], [y], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     model.ir_version = 9
     return model
@@ -55,32 +50,31 @@ def _external(location: str, **numbers: str) -> Change:
     return change
 
 
-def _nodes(*nodes: tuple[str, Sequence[str], Sequence[str]], **fields: Any) -> Change:
-    """Puts other nodes in the place of the model's."""
+def _nodes(*nodes: str, **fields: Any) -> Change:
+    """Puts other nodes in the place of the model's: `Add x y > z`."""
 
     def change(model: Any, folder: Path) -> None:
         from onnx import helper
 
         del model.graph.node[:]
-        for operator, inputs, outputs in nodes:
-            model.graph.node.append(
-                helper.make_node(operator, inputs, outputs, **fields)
-            )
+        for node in nodes:
+            operator, *inputs, _, output = node.split()
+            made = helper.make_node(operator, inputs, [output], **fields)
+            model.graph.node.append(made)
 
     return change
 
 
-def _shape(*sides: int) -> Change:
+def _shape(*sizes: int) -> Change:
     """A value of this shape, which depends on the image."""
 
     def change(model: Any, folder: Path) -> None:
         import numpy as np
         from onnx import numpy_helper
 
-        model.graph.initializer.append(
-            numpy_helper.from_array(np.array(sides, np.int64), "shape")
-        )
-        _nodes(("Relu", ["x"], ["r"]), ("Expand", ["r", "shape"], ["y"]))(model, folder)
+        shape = numpy_helper.from_array(np.array(sizes, np.int64), "shape")
+        model.graph.initializer.append(shape)
+        _nodes("Relu x > r", "Expand r shape > y")(model, folder)
 
     return change
 
@@ -93,31 +87,30 @@ def _functions(count: int, last: str) -> Change:
 
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
         for number in range(count):
-            callee = f"F{number + 1}" if number + 1 < count else last
-            domain = "f" if callee.startswith("F") else ""
-            calls = [
-                helper.make_node(callee, ["a"], ["b"], domain=domain),
-                helper.make_node(callee, ["b"], ["c"], domain=domain),
-            ]
             name = f"F{number}"
-            model.functions.append(
-                helper.make_function("f", name, ["a"], ["c"], calls, opsets)
-            )
+            callee = last if number + 1 == count else f"F{number + 1}"
+            domain = "f" if callee.startswith("F") else ""
+            first = helper.make_node(callee, ["a"], ["b"], domain=domain)
+            second = helper.make_node(callee, ["b"], ["c"], domain=domain)
+            calls = [first, second]
+            function = helper.make_function("f", name, ["a"], ["c"], calls, opsets)
+            model.functions.append(function)
         model.opset_import.append(opsets[1])
-        _nodes(("F0", ["x"], ["y"]), domain="f")(model, folder)
+        _nodes("F0 x > y", domain="f")(model, folder)
 
     return change
 
 
 def _initializer(**fields: Any) -> Change:
+    """Says something else of the weights."""
+
     def change(model: Any, folder: Path) -> None:
+        from onnx import TensorProto
+
         tensor = model.graph.initializer[0]
-        for name, value in fields.items():
+        for name in fields:
             tensor.ClearField(name)
-            if isinstance(value, list):
-                getattr(tensor, name).extend(value)
-            else:
-                setattr(tensor, name, value)
+        tensor.MergeFrom(TensorProto(**fields))
 
     return change
 
@@ -148,11 +141,11 @@ REFUSED: dict[str, Change] = {
     "data of a negative offset": _external("weights.bin", offset="-100"),
     "data longer than its shape": _external("weights.bin", length="217"),
     "data in this process's memory": _external("*/_ORT_MEM_ADDR_/*", offset="4096"),
-    "an operator of a library": _nodes(("Run", ["x"], ["y"]), domain="com.evil"),
-    "an operator that is not there": _nodes(("Evil", ["x"], ["y"])),
-    "nodes in a circle": _nodes(("Add", ["x", "y"], ["b"]), ("Relu", ["b"], ["y"])),
-    "a value from nowhere": _nodes(("Add", ["x", "nowhere"], ["y"])),
-    "a value that is made twice": _nodes(("Relu", ["x"], ["y"]), ("Abs", ["x"], ["y"])),
+    "an operator of a library": _nodes("Run x > y", domain="com.evil"),
+    "an operator that is not there": _nodes("Evil x > y"),
+    "nodes in a circle": _nodes("Add x y > b", "Relu b > y"),
+    "a value from nowhere": _nodes("Add x nowhere > y"),
+    "a value that is made twice": _nodes("Relu x > y", "Abs x > y"),
     "a function that calls itself": _functions(1, "F0"),
     "functions that become 2^40 nodes": _functions(40, "Relu"),
     "weights of 10^12 values that are not there": _initializer(

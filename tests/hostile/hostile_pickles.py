@@ -9,7 +9,8 @@ import pickle
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from hostile_audit import MARKER
@@ -27,24 +28,30 @@ def opcodes(value: Any) -> Opcodes:
     if isinstance(value, Opcodes):
         return value
     if isinstance(value, tuple):
-        return Opcodes(b"(" + b"".join(map(opcodes, value)) + b"t")
+        return Opcodes(b"(" + _joined(value) + b"t")
     if isinstance(value, list):
-        return Opcodes(b"](" + b"".join(map(opcodes, value)) + b"e")
+        return Opcodes(b"](" + _joined(value) + b"e")
     if isinstance(value, dict):
-        return Opcodes(
-            b"}(" + b"".join(opcodes(v) for pair in value.items() for v in pair) + b"u"
-        )
+        return Opcodes(b"}(" + _joined(chain(*value.items())) + b"u")
     if isinstance(value, str):
         data = value.encode("utf-8", "surrogatepass")
         return Opcodes(b"X" + len(data).to_bytes(4, "little") + data)
     return Opcodes(pickle.dumps(value, protocol=2)[2:-1])
 
 
+def _joined(values: Iterable[Any]) -> bytes:
+    return b"".join(map(opcodes, values))
+
+
 def named(name: str) -> Opcodes:
+    """What has this name: `os.path:join`."""
     return Opcodes("c{}\n{}\n".format(*name.split(":", 1)).encode())
 
 
-def call(function: Opcodes, *arguments: Any) -> Opcodes:
+def call(function: Opcodes | str, *arguments: Any) -> Opcodes:
+    """A call of what has this name, or of what these instructions make."""
+    if isinstance(function, str):
+        function = named(function)
     return Opcodes(function + opcodes(arguments) + b"R")
 
 
@@ -61,15 +68,15 @@ def around(value: Any, **more: bytes) -> bytes:
 
 
 def wrapped(code: bytes, **more: bytes) -> bytes:
-    own = {
+    records = {
         "data.pkl": code,
         "byteorder": b"little",
         "data/0": bytes(64),
         "version": b"3\n",
+        **more,
     }
-    return zipped(
-        *((f"a/{name}", data) for name, data in {**own, **more}.items()), packed=False
-    )
+    members = [(f"a/{name}", data) for name, data in records.items()]
+    return zipped(*members, packed=False)
 
 
 NET = """from torch import nn
@@ -94,22 +101,17 @@ def everywhere(name: str) -> list[str]:
     ]
 
 
-def attack(
-    name: str,
-    make: Callable[[Sandbox], bytes],
-    expect: str = "refused",
-    words: str = "",
-) -> Attack:
+def attack(name: str, data: bytes, expect: str = "refused") -> Attack:
     """A model file of these bytes, in one command or the other, on its own or as a
     shard."""
 
     def place(box: Sandbox) -> None:
         surroundings(box, "model.pth")
-        (box.given / "model.pth").write_bytes(make(box))
+        (box.given / "model.pth").write_bytes(data)
 
     lines = everywhere("model.pth")
     line = lines[zlib.crc32(name.encode()) % len(lines)]
-    return Attack(name, place, [line], expect, words, own_code=("given/net.py",))
+    return Attack(name, place, [line], expect, own_code=("given/net.py",))
 
 
 def surroundings(box: Sandbox, file: str) -> None:
@@ -119,23 +121,29 @@ def surroundings(box: Sandbox, file: str) -> None:
     (box.given / "net.py").write_text(NET)
     index = {"weight_map": {"0.weight": file, "0.bias": file}}
     (box.given / "all.index.json").write_text(json.dumps(index))
-    (box.given / f"{MARKER}_trap.py").write_text(
-        f"open({str(box.marker)!r}, 'w')\nclass Net: ...\n"
-    )
+    trap = f"open({str(box.marker)!r}, 'w')\nclass Net: ...\n"
+    (box.given / f"{MARKER}_trap.py").write_text(trap)
 
-
-Make = Callable[[Sandbox], Any]
 
 YOLO = "ultralytics.nn.tasks:DetectionModel"
 TORCHVISION = "ultralytics.nn.modules.block:TorchVision"
 QAT = "torch.ao.nn.qat.modules.linear:Linear"
 SUBCLASS = "torch._tensor:_rebuild_from_type_v2"
 BOX_IOU = "torchvision.ops.boxes:box_iou"
+SYSTEM = "os:system"
+PARTIAL = "functools:partial"
+SET = "builtins:set"
+FORMAT = "timm.layers.format:Format"
+COMPOSE = "torchvision.transforms.transforms:Compose"
+V2 = "torch._utils:_rebuild_tensor_v2"
+V3 = "torch._utils:_rebuild_tensor_v3"
+FROM_BYTES = "torch.storage:_load_from_bytes"
+FLOATS = named("torch:FloatStorage")
 
 
-def new(cls: Opcodes, *arguments: Any) -> Opcodes:
-    """`cls.__new__(cls, *arguments)`."""
-    return Opcodes(cls + opcodes(arguments) + b"\x81")
+def new(name: str, *arguments: Any) -> Opcodes:
+    """`cls.__new__(cls, *arguments)` of the class of this name."""
+    return Opcodes(named(name) + opcodes(arguments) + b"\x81")
 
 
 def built(target: Opcodes, state: Any) -> Opcodes:
@@ -147,20 +155,20 @@ def storage(*identity: Any) -> Opcodes:
 
 
 def ordered(**items: Any) -> Opcodes:
-    made = call(named("collections:OrderedDict"))
-    pairs = opcodes(items)[1:]
-    return Opcodes(made + pairs) if items else made
+    made = call("collections:OrderedDict")
+    if items:
+        made = Opcodes(made + opcodes(items)[1:])
+    return made
 
 
 def floats(size: tuple[int, ...], stride: tuple[int, ...], key: str = "0") -> Opcodes:
     """A tensor on a storage of 16 floats."""
-    data = storage("storage", named("torch:FloatStorage"), key, "cpu", 16)
-    rebuild = named("torch._utils:_rebuild_tensor_v2")
-    return call(rebuild, data, 0, size, stride, False, ordered())
+    data = storage("storage", FLOATS, key, "cpu", 16)
+    return call(V2, data, 0, size, stride, False, ordered())
 
 
 def partial(name: str, *arguments: Any) -> Opcodes:
-    target = call(named("functools:partial"), named(name))
+    target = call(PARTIAL, named(name))
     return built(target, (named(name), arguments, {}, None))
 
 
@@ -169,19 +177,17 @@ def state_of(module: nn.Module) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()} if value else ordered()
-        return (
-            call(named("builtins:set"), list(value))
-            if isinstance(value, set)
-            else value
-        )
+            return {k: plain(v) for k, v in value.items()} or ordered()
+        if isinstance(value, set):
+            return call(SET, list(value))
+        return value
 
     return plain(vars(module))
 
 
 def module(name: str, **state: Any) -> Opcodes:
     """A module as torch pickles it, with some of its state replaced."""
-    return built(new(named(name)), {**state_of(nn.Identity()), **state})
+    return built(new(name), {**state_of(nn.Identity()), **state})
 
 
 RELU = "torch.nn.modules.activation:ReLU"
@@ -192,18 +198,11 @@ def relu(**state: Any) -> Opcodes:
     return module(RELU, **{"inplace": False, **state})
 
 
-def shell(box: Sandbox) -> str:
-    """A command that would leave the marker."""
-    return f"touch '{box.marker}'"
-
-
-def python(box: Sandbox) -> str:
-    """Code that would leave the marker."""
-    return f"open({str(box.marker)!r}, 'w')"
-
-
-def system_call(box: Sandbox) -> Opcodes:
-    return call(named("posix:system"), shell(box))
+SHELL = f"touch ../{MARKER}"
+"""A command that would leave the marker, from the current folder."""
+PYTHON = f"open('../{MARKER}', 'w')"
+"""Code that would leave the marker."""
+SYSTEM_CALL = call("posix:system", SHELL)
 
 
 def legacy(code: bytes) -> bytes:
@@ -213,53 +212,49 @@ def legacy(code: bytes) -> bytes:
     return start + code + pickle.dumps([], protocol=2)
 
 
-def _recipe(box: Sandbox) -> dict[str, Any]:
-    """What Ultralytics builds a model of: its activation is evaluated."""
-    layers = [[-1, 1, "nn.Identity", []]]
-    return {"activation": python(box), "backbone": layers, "nc": 1, "head": []}
+RECIPE = {
+    "activation": PYTHON,
+    "backbone": [[-1, 1, "nn.Identity", []]],
+    "nc": 1,
+    "head": [],
+}
+"""What Ultralytics builds a model of: its activation is evaluated."""
 
 
-def _hole(kept: str, weight: Make) -> Make:
+def _hole(kept: str, weight: Any) -> Opcodes:
     """A layer whose forward calls a class that it keeps, with its weight."""
-    return lambda b: module(
-        QAT, weight_fake_quant=named(kept), weight=weight(b), bias=None
-    )
+    return module(QAT, weight_fake_quant=named(kept), weight=weight, bias=None)
 
 
-def _called(name: str, *arguments: Any) -> Make:
-    return lambda box: call(named(name), *arguments)
+def attribute(value: Any, name: str) -> Opcodes:
+    """`getattr(value, name)`."""
+    return call("builtins:getattr", value, name)
 
 
-def _mkdir(box: Sandbox) -> Opcodes:
-    return partial("posix:mkdir", str(box.marker))
+IMPORTED = attribute(call("builtins:__import__", "os"), "mkdir")
+MAKES_FOLDER = partial("posix:mkdir", f"../{MARKER}")
 
 
-def _imported(box: Sandbox) -> Opcodes:
-    """`getattr(__import__("os"), "mkdir")(MARKER)`."""
-    imported = call(named("builtins:__import__"), "os")
-    return call(call(named("builtins:getattr"), imported, "mkdir"), str(box.marker))
-
-
-def _late_hooks(box: Sandbox) -> Any:
+def _late_hooks() -> tuple[Opcodes, Opcodes]:
     """A dict of a module's is filled after the module was built."""
     made = Opcodes(ordered() + b"q\x07")
     filled = Opcodes(b"h\x07" + opcodes("x") + named(BOX_IOU) + b"s")
     return relu(_forward_hooks=made), filled
 
 
-def _own_child(box: Sandbox) -> Opcodes:
-    target = Opcodes(new(named(RELU)) + b"q\x07")
+def _own_child() -> Opcodes:
+    target = Opcodes(new(RELU) + b"q\x07")
     return built(target, {**state_of(nn.ReLU()), "_modules": {"a": Opcodes(b"h\x07")}})
 
 
-def _hidden_child(box: Sandbox) -> Opcodes:
+def _hidden_child() -> Opcodes:
     """A dict's method hides a child."""
-    methods = {"values": named("builtins:set"), "items": named("builtins:set")}
+    methods = {"values": named(SET), "items": named(SET)}
     return relu(_modules=built(ordered(a=relu(forward=named(BOX_IOU))), methods))
 
 
 def _parameter(attributes: Any, hooks: Any) -> Opcodes:
-    rebuild = named("torch._utils:_rebuild_parameter_with_state")
+    rebuild = "torch._utils:_rebuild_parameter_with_state"
     return call(rebuild, floats((1,), (1,)), True, hooks, attributes)
 
 
@@ -282,41 +277,35 @@ NAMES = (
 )
 """Names near those that are listed; none may be imported or called."""
 
-CALLS: dict[str, Make] = {
-    "os.system": system_call,
-    "eval under its name of Python 2": lambda b: call(
-        named("__builtin__:eval"), python(b)
-    ),
-    "getattr of an import": _imported,
-    "a dotted name through torch": lambda b: call(
-        named("torch.serialization:os.system"), shell(b)
-    ),
-    "a partial of mkdir": lambda b: call(_mkdir(b)),
-    "a tensor subclass made by mkdir": lambda b: call(
-        named(SUBCLASS),
+CALLS: dict[str, Any] = {
+    "os.system": SYSTEM_CALL,
+    "eval under its name of Python 2": call("__builtin__:eval", PYTHON),
+    "getattr of an import": call(IMPORTED, f"../{MARKER}"),
+    "a dotted name through torch": call("torch.serialization:os.system", SHELL),
+    "a partial of mkdir": call(MAKES_FOLDER),
+    "a tensor subclass made by mkdir": call(
+        SUBCLASS,
         named("posix:mkdir"),
         named("torch:Tensor"),
-        (str(b.marker),),
+        (f"../{MARKER}",),
         {},
     ),
-    "a class beside the file": lambda b: new(named(f"{MARKER}_trap:Net")),
-    "an import on sight": lambda b: named("antigravity:fly"),
-    "an import by torch": _called(
-        "torch._utils:_import_dotted_name", "antigravity.fly"
-    ),
-    "a name that sets a terminal's title": _called(f"os:{TITLE}"),
-    **{f"the name {name!a}": _called(name) for name in NAMES},
+    "a class beside the file": new(f"{MARKER}_trap:Net"),
+    "an import on sight": named("antigravity:fly"),
+    "an import by torch": call("torch._utils:_import_dotted_name", "antigravity.fly"),
+    "a name that sets a terminal's title": call(f"os:{TITLE}"),
+    **{f"the name {name!a}": call(name) for name in NAMES},
     # hole 1.1, and its relatives
-    "a kept class that evaluates": _hole(YOLO, _recipe),
-    "a kept class that downloads": _hole(TORCHVISION, lambda b: "resnet18"),
+    "a kept class that evaluates": _hole(YOLO, RECIPE),
+    "a kept class that downloads": _hole(TORCHVISION, "resnet18"),
     # constructors
-    "Linear(30000, 30000)": _called(LINEAR, 30000, 30000),
-    "Linear by NEWOBJ with arguments": lambda b: new(named(LINEAR), 30000, 30000),
-    "a class through a tensor subclass": _called(
+    "Linear(30000, 30000)": call(LINEAR, 30000, 30000),
+    "Linear by NEWOBJ with arguments": new(LINEAR, 30000, 30000),
+    "a class through a tensor subclass": call(
         SUBCLASS, named(TORCHVISION), named("torch:Tensor"), ("resnet18",), {}
     ),
-    "a partial, called": lambda b: call(partial(LINEAR, 30000, 30000)),
-    "an enumeration of other values": _called("timm.layers.format:Format", "wild"),
+    "a partial, called": call(partial(LINEAR, 30000, 30000)),
+    "an enumeration of other values": call(FORMAT, "wild"),
 }
 """Names, calls and constructors: what is attempted."""
 
@@ -324,50 +313,40 @@ HOOKS = {
     "_forward_hooks": named(BOX_IOU),
     "_forward_pre_hooks": partial(LINEAR, 3, 3),
     "_backward_hooks": relu(),
-    "_load_state_dict_post_hooks": named("builtins:set"),
+    "_load_state_dict_post_hooks": named(SET),
 }
 _METHODS_TEXT = """
     forward _call_impl state_dict register_forward_hook __class__ __call__ __dict__ __setattr__
     _apply to named_modules extra_repr children _compiled_call_impl
 """
 METHODS = tuple(_METHODS_TEXT.split())
-STATES: dict[str, Make] = {
+STATES: dict[str, Any] = {
     **{
-        f"{name} is replaced by a class": lambda b, name=name: relu(
-            **{name: named(LINEAR)}
-        )
+        f"{name} is replaced by a class": relu(**{name: named(LINEAR)})
         for name in METHODS
     },
-    "forward is another module's": lambda b: relu(
-        forward=call(named("builtins:getattr"), relu(), "forward")
-    ),
-    "__setstate__ is replaced, then called": lambda b: built(
+    "forward is another module's": relu(forward=attribute(relu(), "forward")),
+    "__setstate__ is replaced, then called": built(
         relu(__setstate__=partial(LINEAR)), {}
     ),
     **{
-        f"{name} are filled": lambda b, name=name, hook=hook: relu(
-            **{name: ordered(x=hook)}
-        )
+        f"{name} are filled": relu(**{name: ordered(x=hook)})
         for name, hook in HOOKS.items()
     },
-    "hooks that come late": _late_hooks,
-    "a partial that becomes another": lambda b: relu(
+    "hooks that come late": _late_hooks(),
+    "a partial that becomes another": relu(
         f=built(partial(LINEAR), (named("_codecs:encode"), ("x",), {}, None))
     ),
-    "a namespace that turns into a class": lambda b: built(
-        new(named("argparse:Namespace")), ({}, {"__class__": named(LINEAR)})
+    "a namespace that turns into a class": built(
+        new("argparse:Namespace"), ({}, {"__class__": named(LINEAR)})
     ),
-    "a module is its own child": _own_child,
-    "a dict's method hides a child": _hidden_child,
-    "a child's name is half a letter": lambda b: relu(_modules={"\ud800": relu()}),
-    "a parameter is a module": lambda b: relu(_parameters={"a": relu()}),
-    "a convolution without its settings": lambda b: module(CONV, groups=1),
-    "a weight of 2**40 floats with stride 0": lambda b: {
-        "w": floats((2**20, 2**20), (0, 0))
-    },
-    "a storage of another record": lambda b: {
-        "w": floats((16,), (1,), "../../secret/id_secret")
-    },
+    "a module is its own child": _own_child(),
+    "a dict's method hides a child": _hidden_child(),
+    "a child's name is half a letter": relu(_modules={"\ud800": relu()}),
+    "a parameter is a module": relu(_parameters={"a": relu()}),
+    "a convolution without its settings": module(CONV, groups=1),
+    "a weight of 2**40 floats with stride 0": {"w": floats((2**20, 2**20), (0, 0))},
+    "a storage of another record": {"w": floats((16,), (1,), "../../secret/id_secret")},
 }
 """States of modules and tensors that mean no good."""
 
@@ -382,10 +361,7 @@ _CALLABLE_TEXT = """
 CALLABLE = tuple(_CALLABLE_TEXT.split())
 """What would do something, or make something that is no plain tensor."""
 
-FLOATS = named("torch:FloatStorage")
 IDENTITIES: dict[str, Any] = {
-    "a number": 7,
-    "a text": "storage",
     "nothing": (),
     "a word": ("storage",),
     "a module that is a text": ("module", "os", "net.py", "import os"),
@@ -400,13 +376,11 @@ IDENTITIES: dict[str, Any] = {
 }
 """Persistent ids, which torch takes apart itself."""
 
-V2 = "torch._utils:_rebuild_tensor_v2"
-V3 = "torch._utils:_rebuild_tensor_v3"
 SIXTEEN = storage("storage", FLOATS, "0", "cpu", 16)
 
 
 def rebuilt(offset: Any, size: Any, stride: Any, *more: Any, by: str = V2) -> Opcodes:
-    return call(named(by), SIXTEEN, offset, size, stride, False, ordered(), *more)
+    return call(by, SIXTEEN, offset, size, stride, False, ordered(), *more)
 
 
 TENSORS: dict[str, Any] = {
@@ -424,155 +398,84 @@ TENSORS: dict[str, Any] = {
     "doubles on floats": rebuilt(0, (16,), (1,), named("torch:float64"), by=V3),
     "a dtype that is a function": rebuilt(0, (16,), (1,), named("torch:load"), by=V3),
     "marked as negated": rebuilt(0, (16,), (1,), {"neg": True}),
-    "a storage that is a class": call(
-        named(V2), named(LINEAR), 0, (1,), (1,), False, {}
-    ),
-    "a storage that is a mark": call(named(V2), FLOATS, 0, (1,), (1,), False, {}),
-    "a parameter of a dict": call(
-        named("torch._utils:_rebuild_parameter"), {}, True, {}
-    ),
+    "a storage that is a class": call(V2, named(LINEAR), 0, (1,), (1,), False, {}),
+    "a storage that is a mark": call(V2, FLOATS, 0, (1,), (1,), False, {}),
+    "a parameter of a dict": call("torch._utils:_rebuild_parameter", {}, True, {}),
     "a maker that is a module": call(
-        named(SUBCLASS), named(LINEAR), named("torch:Tensor"), (), {"in_features": 1}
+        SUBCLASS, named(LINEAR), named("torch:Tensor"), (), {"in_features": 1}
     ),
-    "a file in the file that is none": call(
-        named("torch.storage:_load_from_bytes"), "x"
-    ),
+    "a file in the file that is none": call(FROM_BYTES, "x"),
 }
 
 
 def _array(code: Any, shape: Any, data: Any) -> Opcodes:
-    kind = built(
-        call(named("numpy:dtype"), code, False, True),
-        (3, "<", None, None, None, -1, -1),
-    )
-    made = call(
-        named("numpy.core.multiarray:_reconstruct"), named("numpy:ndarray"), (0,), "b"
-    )
-    return built(made, (1, shape, kind, False, data))
+    dtype = call("numpy:dtype", code, False, True)
+    dtype = built(dtype, (3, "<", None, None, None, -1, -1))
+    rebuild = "numpy.core.multiarray:_reconstruct"
+    array = call(rebuild, named("numpy:ndarray"), (0,), "b")
+    return built(array, (1, shape, dtype, False, data))
 
 
 VALUES: dict[str, Any] = {
     **{f"a tensor, {name}": value for name, value in TENSORS.items()},
-    **{f"a call of {name}": call(named(name), "x") for name in CALLABLE},
-    **{
-        f"an object of {name}": built(new(named(name)), {"x": 1})
-        for name in CALLABLE[:12]
-    },
-    "an array of objects": _array("O", (1,), [named("os:system")]),
+    **{f"a call of {name}": call(name, "x") for name in CALLABLE},
+    **{f"an object of {name}": built(new(name), {"x": 1}) for name in CALLABLE[:12]},
+    "an array of objects": _array("O", (1,), [named(SYSTEM)]),
     "an array of a made-up type": _array("V8", (1,), "12345678"),
     "an array of a type that is a class": _array(named(LINEAR), (1,), "1234"),
     "an array of another shape": _array("f4", (2**40,), "1234"),
     "an array of two free axes": _array("f4", (-1, -1), "1234"),
-    "a number of objects": call(named("numpy.core.multiarray:scalar"), "O", "x"),
-    "a set of lists": call(named("builtins:set"), [[1]]),
-    "a set of itself": Opcodes(
-        b"]q\x09" + call(named("builtins:set"), Opcodes(b"h\x09")) + b"a"
-    ),
+    "a number of objects": call("numpy.core.multiarray:scalar", "O", "x"),
+    "a set of lists": call(SET, [[1]]),
+    "a set of itself": Opcodes(b"]q\x09" + call(SET, Opcodes(b"h\x09")) + b"a"),
     "a key that is a list": Opcodes(b"}" + opcodes([1]) + opcodes(2) + b"s"),
     "a namespace of methods": built(
-        new(named("types:SimpleNamespace")), {"keys": named("os:system")}
+        new("types:SimpleNamespace"), {"keys": named(SYSTEM)}
     ),
-    "a namespace of numbers": built(new(named("argparse:Namespace")), 5),
-    "a path of a class": call(named("pathlib:PosixPath"), named("os:system")),
-    "a device of a class": call(named("torch:device"), named(LINEAR)),
-    "a size of texts": call(named("torch:Size"), ["a"]),
-    "an attribute of an enumeration": call(
-        named("builtins:getattr"), named("timm.layers.format:Format"), "__class__"
-    ),
-    "an enumeration of a class": call(
-        named("timm.layers.format:Format"), named(LINEAR)
-    ),
-    "what a hidden module computes": call(
-        named("builtins:getattr"), relu(), "forward_fuse"
-    ),
-    "a method of a class": call(named("builtins:getattr"), named(LINEAR), "forward"),
-    "a function of a module": call(
-        named("builtins:getattr"), named("torch:hub"), "load"
-    ),
-    "a partial of itself": partial("functools:partial", named(LINEAR)),
-    "a partial of a call": built(
-        call(named("functools:partial"), named(LINEAR)), (relu(), (), {}, None)
-    ),
-    "a call of what was called": call(
-        call(named("builtins:getattr"), relu(), "forward"), "x"
-    ),
+    "a namespace of numbers": built(new("argparse:Namespace"), 5),
+    "a path of a class": call("pathlib:PosixPath", named(SYSTEM)),
+    "a device of a class": call("torch:device", named(LINEAR)),
+    "a size of texts": call("torch:Size", ["a"]),
+    "an attribute of an enumeration": attribute(named(FORMAT), "__class__"),
+    "an enumeration of a class": call(FORMAT, named(LINEAR)),
+    "what a hidden module computes": attribute(relu(), "forward_fuse"),
+    "a method of a class": attribute(named(LINEAR), "forward"),
+    "a function of a module": attribute(named("torch:hub"), "load"),
+    "a partial of itself": partial(PARTIAL, named(LINEAR)),
+    "a partial of a call": built(call(PARTIAL, named(LINEAR)), (relu(), (), {}, None)),
+    "a call of what was called": call(attribute(relu(), "forward"), "x"),
     "a helper that keeps a function": built(
-        new(named("torchvision.transforms.transforms:Compose")),
-        {"transforms": [named("os:system")]},
+        new(COMPOSE),
+        {"transforms": [named(SYSTEM)]},
     ),
     "a helper with another call": built(
-        new(named("torchvision.transforms.transforms:Compose")),
+        new(COMPOSE),
         {"__call__": named(BOX_IOU)},
     ),
     "a lazy module": module("torch.nn.modules.lazy:LazyModuleMixin"),
     "a graph of somebody's": new(
-        named("torchvision.models.feature_extraction:DualGraphModule")
+        "torchvision.models.feature_extraction:DualGraphModule"
     ),
 }
 """What may lie beside weights, where it is left out, and what no module may keep."""
 
-MODULES: dict[str, Make] = {
+KEPT: dict[str, Any] = {
+    **{f"a module keeps {name}": relu(kept=value) for name, value in VALUES.items()},
     **{
-        f"a module keeps {name}": lambda b, value=value: relu(kept=value)
-        for name, value in VALUES.items()
-    },
-    **{
-        f"a persistent id, {name}": lambda b, value=value: Opcodes(
-            opcodes(value) + b"Q"
-        )
+        f"a persistent id, {name}": storage(*value)
         for name, value in IDENTITIES.items()
     },
-    "BUILD twice": lambda b: built(relu(), {"inplace": True}),
-    "BUILD of a class": lambda b: built(named(LINEAR), {"forward": named(BOX_IOU)}),
-    "BUILD of a list": lambda b: built(opcodes([1]), {"append": named("os:system")}),
-    "BUILD of a mark of torch's": lambda b: built(
-        FLOATS, {"_dtype": named("os:system")}
-    ),
-    "BUILD of a storage": lambda b: built(
-        SIXTEEN, {"_untyped_storage": named("os:system")}
-    ),
-    "EXT1": lambda b: Opcodes(b"\x82\x01"),
-    "EXT2": lambda b: Opcodes(b"\x83\x01\x01"),
-    "EXT4": lambda b: Opcodes(b"\x84\x01\x01\x01\x01"),
-    "a persistent id in text": lambda b: Opcodes(b"Pos.system\n"),
-    "arguments that are a list": lambda b: Opcodes(
-        named("os:system") + opcodes(["x"]) + b"R"
-    ),
-    "a class by OBJ": lambda b: Opcodes(
-        b"(" + named("os:system") + opcodes(shell(b)) + b"o"
-    ),
-    "another's forward": lambda b: relu(
-        forward=call(named("builtins:getattr"), relu(), "forward")
-    ),
-    "no method as forward": lambda b: relu(
-        forward=call(named("builtins:getattr"), named(RELU), "__init__")
-    ),
-    "children that are a list": lambda b: relu(_modules=[relu()]),
-    "a parameter of two names": lambda b: relu(_parameters={"a.b": floats((1,), (1,))}),
-    "a child in shared children without end": lambda b: _shared(60),
-    "tuples in tuples": lambda b: Opcodes(b")" + b"\x85" * 200_000),
-    "lists in lists": lambda b: Opcodes(b"]" * 100_000 + b"a" * 99_999),
-    "a key that is tuples in tuples": lambda b: Opcodes(
-        b"})" + b"\x85" * 200_000 + b"Ns"
-    ),
-    "calls in calls": lambda b: Opcodes(named("builtins:set") + b")R" * 100_000),
-    "modules in modules": lambda b: _deep(500),
-    "bytes that are not there": lambda b: Opcodes(
-        b"\x96" + (2**40).to_bytes(8, "little")
-    ),
-    "a memo of 2**31": lambda b: Opcodes(named("os:system") + b"r\xff\xff\xff\x7f"),
 }
+"""What is read by one function, which the tests of models try in their own process."""
 
 
 def _shared(depth: int) -> Opcodes:
     """Each module has the next one twice: 2 to the power of the depth."""
     inner = relu()
-    for number in range(depth):
-        memo = Opcodes(inner + b"q" + bytes([100 + number]))
-        again = Opcodes(b"h" + bytes([100 + number]))
-        inner = relu(
-            _modules=Opcodes(b"}(" + opcodes("a") + memo + opcodes("b") + again + b"u")
-        )
+    for number in range(100, 100 + depth):
+        memo = Opcodes(inner + b"q" + bytes([number]))
+        again = Opcodes(b"h" + bytes([number]))
+        inner = relu(_modules={"a": memo, "b": again})
     return inner
 
 
@@ -581,6 +484,35 @@ def _deep(depth: int) -> Opcodes:
     for _ in range(depth):
         inner = relu(_modules={"a": inner})
     return inner
+
+
+STRUCTURES: dict[str, Any] = {
+    "BUILD twice": built(relu(), {"inplace": True}),
+    "BUILD of a class": built(named(LINEAR), {"forward": named(BOX_IOU)}),
+    "BUILD of a list": built(opcodes([1]), {"append": named(SYSTEM)}),
+    "BUILD of a mark of torch's": built(FLOATS, {"_dtype": named(SYSTEM)}),
+    "BUILD of a storage": built(SIXTEEN, {"_untyped_storage": named(SYSTEM)}),
+    "EXT1": Opcodes(b"\x82\x01"),
+    "EXT2": Opcodes(b"\x83\x01\x01"),
+    "EXT4": Opcodes(b"\x84\x01\x01\x01\x01"),
+    "a persistent id in text": Opcodes(b"Pos.system\n"),
+    "arguments that are a list": Opcodes(named(SYSTEM) + opcodes(["x"]) + b"R"),
+    "a class by OBJ": Opcodes(b"(" + named(SYSTEM) + opcodes(SHELL) + b"o"),
+    "another's forward": relu(forward=attribute(relu(), "forward")),
+    "no method as forward": relu(forward=attribute(named(RELU), "__init__")),
+    "children that are a list": relu(_modules=[relu()]),
+    "a parameter of two names": relu(_parameters={"a.b": floats((1,), (1,))}),
+    "a child in shared children without end": _shared(60),
+    "tuples in tuples": Opcodes(b")" + b"\x85" * 200_000),
+    "lists in lists": Opcodes(b"]" * 100_000 + b"a" * 99_999),
+    "a key that is tuples in tuples": Opcodes(b"})" + b"\x85" * 200_000 + b"Ns"),
+    "calls in calls": Opcodes(named(SET) + b")R" * 100_000),
+    "modules in modules": _deep(500),
+    "bytes that are not there": Opcodes(b"\x96" + (2**40).to_bytes(8, "little")),
+    "a memo of 2**31": Opcodes(named(SYSTEM) + b"r\xff\xff\xff\x7f"),
+}
+"""Instructions that build, call or nest in ways that no honest file has."""
+MODULES: dict[str, Any] = {**KEPT, **STRUCTURES}
 
 
 REASONS = re.compile(
@@ -596,109 +528,75 @@ REASONS = re.compile(
 
 
 TRANSFORMER = "torch.nn.modules.transformer:TransformerEncoderLayer"
-TAKEN: dict[str, Make] = {
-    "a class kept as an activation": lambda b: module(
-        TRANSFORMER, activation=named(YOLO)
-    ),
-    "hooks of a tensor": lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
-    "attributes of a parameter in the place of methods": lambda b: relu(
+TAKEN: dict[str, Any] = {
+    "a class kept as an activation": module(TRANSFORMER, activation=named(YOLO)),
+    "hooks of a tensor": {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
+    "attributes of a parameter in the place of methods": relu(
         _parameters={"w": _parameter({"note": named(LINEAR)}, ordered())}
     ),
 }
 """What loads, and does no harm when it is used."""
 
 
-def _swapped_names(box: Sandbox) -> bytes:
+def _swapped_names() -> bytes:
     """STACK_GLOBAL, whose names come from the memo in the wrong order."""
     names = opcodes("system") + b"\x94" + opcodes("posix") + b"\x940"
-    return b"\x80\x04" + names + b"0h\x01h\x00\x93" + opcodes(shell(box)) + b"\x85R."
+    return b"\x80\x04" + names + b"0h\x01h\x00\x93" + opcodes(SHELL) + b"\x85R."
 
 
-def _two_pickles(box: Sandbox) -> bytes:
+def _two_pickles() -> bytes:
     good = ("a/data.pkl", b"\x80\x02}.")
-    bad = ("a/data.pkl", dumped(system_call(box)))
+    bad = ("a/data.pkl", dumped(SYSTEM_CALL))
     return zipped(bad, good, ("a/version", b"3\n"), packed=False)
 
 
-def _torchscript(box: Sandbox) -> bytes:
-    more = {
-        "constants.pkl": dumped(system_call(box)),
-        "code/x.py": python(box).encode(),
-    }
-    return around({}, **more)
-
-
-def _hidden_tar(box: Sandbox) -> bytes:
+def _hidden_tar() -> bytes:
     """A tar file whose first name begins as a pickle, and which unpacks to a link."""
+    link = tarfile.TarInfo("storages")
+    link.type = tarfile.LNKTYPE
+    link.linkname = "../secret/id_secret"
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         archive.encoding = "latin-1"
         archive.addfile(tarfile.TarInfo("\x80\x02}."))
-        link = tarfile.TarInfo("storages")
-        link.type = tarfile.LNKTYPE
-        link.linkname = str(box.secret)
         archive.addfile(link)
     return file.getvalue()
 
 
-def _reference(*identity: Any) -> Callable[[Sandbox], bytes]:
-    """In the format of before torch 1.6."""
-    return lambda box: legacy(dumped(Opcodes(opcodes(identity) + b"Q")))
+TORCHSCRIPT = {
+    "constants.pkl": dumped(SYSTEM_CALL),
+    "code/x.py": PYTHON.encode(),
+}
+PICKLED_CALL = dumped(SYSTEM_CALL).decode("latin1")
+LINKED_SOURCE = ("module", named(LINEAR), "../secret/id_secret", "source")
+TERABYTE = ("storage", FLOATS, "0", "cpu", 2**40, None)
+VIEW = ("storage", FLOATS, "0", "cpu", 4, ("1", 0, 2**40))
+SET_STATE = STATES["__setstate__ is replaced, then called"]
 
-
-def _nested(box: Sandbox) -> bytes:
-    code = dumped(system_call(box)).decode("latin1")
-    return dumped({"w": call(named("torch.storage:_load_from_bytes"), code)})
-
-
-DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
-    "a global by STACK_GLOBAL": _swapped_names,
-    "a class by INST": lambda b: (
-        b"\x80\x02(" + opcodes(shell(b)) + b"iposix\nsystem\n."
-    ),
-    "NEWOBJ_EX of a module": lambda b: wrapped(
+DISGUISES: dict[str, bytes] = {
+    "a global by STACK_GLOBAL": _swapped_names(),
+    "a class by INST": b"\x80\x02(" + opcodes(SHELL) + b"iposix\nsystem\n.",
+    "NEWOBJ_EX of a module": wrapped(
         b"\x80\x04" + named(LINEAR) + opcodes((30000, 30000)) + b"}\x92."
     ),
-    "two pickles, data.pkl and data.pkl": _two_pickles,
-    "a good zip behind a bad pickle": lambda b: dumped(system_call(b)) + around({}),
-    "a second pickle behind the first": lambda b: legacy(
-        dumped({}) + dumped(system_call(b))
+    "two pickles, data.pkl and data.pkl": _two_pickles(),
+    "a good zip behind a bad pickle": dumped(SYSTEM_CALL) + around({}),
+    "a second pickle behind the first": legacy(dumped({}) + dumped(SYSTEM_CALL)),
+    "TorchScript": around({}, **TORCHSCRIPT),
+    "TorchScript that torch alone sees": around({}, **{"CONSTANTS.PKL": b"\x80\x02}."}),
+    "a tar file in disguise": _hidden_tar(),
+    "a class with its source, before torch 1.6": legacy(
+        dumped(storage(*LINKED_SOURCE))
     ),
-    "TorchScript": _torchscript,
-    "TorchScript that torch alone sees": lambda b: around(
-        {}, **{"CONSTANTS.PKL": b"\x80\x02}."}
-    ),
-    "a tar file in disguise": _hidden_tar,
-    "a class with its source, before torch 1.6": _reference(
-        "module", named(LINEAR), "../secret/id_secret", "source"
-    ),
-    "a terabyte before torch 1.6": _reference(
-        "storage", FLOATS, "0", "cpu", 2**40, None
-    ),
-    "a view before torch 1.6": _reference(
-        "storage", FLOATS, "0", "cpu", 4, ("1", 0, 2**40)
-    ),
-    "another order of bytes": lambda b: around({"w": SIXTEEN}, byteorder=b"middle"),
-    "an alignment that is none": lambda b: around({}, **{".storage_alignment": b"x"}),
-    "a pickle of protocol 0": lambda b: b"\x80\x02cposix\nsystem\n(S'touch x'\ntR.",
-    "a plain pickle that calls": lambda b: dumped(system_call(b)),
-    "a storage that is a pickle": lambda b: dumped(
-        {
-            "w": call(
-                named("torch.storage:_load_from_bytes"),
-                dumped(system_call(b)).decode("latin1"),
-            )
-        }
-    ),
-    **{
-        f"the format before torch 1.6, {name}": lambda b, make=make: legacy(
-            dumped(make(b))
-        )
-        for name, make in {
-            "os.system": system_call,
-            "__setstate__": STATES["__setstate__ is replaced, then called"],
-        }.items()
-    },
+    "a terabyte before torch 1.6": legacy(dumped(storage(*TERABYTE))),
+    "a view before torch 1.6": legacy(dumped(storage(*VIEW))),
+    "another order of bytes": around({"w": SIXTEEN}, byteorder=b"middle"),
+    "an alignment that is none": around({}, **{".storage_alignment": b"x"}),
+    "a pickle of protocol 0": b"\x80\x02cposix\nsystem\n(S'touch x'\ntR.",
+    "a plain pickle that calls": dumped(SYSTEM_CALL),
+    "a storage that is a pickle": dumped({"w": call(FROM_BYTES, PICKLED_CALL)}),
+    "the format before torch 1.6, os.system": legacy(dumped(SYSTEM_CALL)),
+    "the format before torch 1.6, __setstate__": legacy(dumped(SET_STATE)),
 }
 """Ways to name a function so that a checker overlooks it."""
 
@@ -710,23 +608,21 @@ _ARMED = (
     "eval under its name of Python 2",
     "a tensor subclass made by mkdir",
 )
-ARMED = {
-    **{name: lambda b, make=CALLS[name]: around(make(b)) for name in _ARMED},
-    **{
-        name: DISGUISES[name]
-        for name in ("a class by INST", "a good zip behind a bad pickle")
-    },
+ARMED: dict[str, bytes] = {
+    **{name: around(CALLS[name]) for name in _ARMED},
+    "a class by INST": DISGUISES["a class by INST"],
+    "a good zip behind a bad pickle": DISGUISES["a good zip behind a bad pickle"],
 }
 """Those that plainly leave the marker where they are loaded without care."""
 
 
 def all_attacks() -> Iterator[Attack]:
-    for name, make in {**CALLS, **STATES, **MODULES}.items():
-        yield attack(f"pickle: {name}", lambda b, make=make: around(make(b)))
-    for name, make in TAKEN.items():
-        yield attack(f"taken: {name}", lambda b, make=make: around(make(b)), "any")
-    for name, make in DISGUISES.items():
-        yield attack(f"disguise: {name}", make)
-    honest = attack("", lambda box: saved_bytes(nn.Sequential(nn.Conv2d(3, 4, 1))))
+    for name, value in {**CALLS, **STATES, **STRUCTURES}.items():
+        yield attack(f"pickle: {name}", around(value))
+    for name, value in TAKEN.items():
+        yield attack(f"taken: {name}", around(value), "any")
+    for name, data in DISGUISES.items():
+        yield attack(f"disguise: {name}", data)
+    honest = attack("", saved_bytes(nn.Sequential(nn.Conv2d(3, 4, 1))))
     name = "control: an honest model goes through every command"
     yield Attack(name, honest.make, everywhere("model.pth")[:3], "good")

@@ -21,6 +21,7 @@ from hostile_harness import MARKUP, TITLE, Attack, Sandbox, attempt
 from hostile_images import EPS, giant_png, zipped
 from PIL import Image
 from rundirs import summed_anew
+from runs import tree
 from torch import nn
 
 DRAWING = ["--layers", "Conv2d,ReLU", "--size", "29x45", "--scale", "1"]
@@ -33,6 +34,8 @@ READING = [
     "diff {given}/other {given}/run --html page{n}.html --junit junit{n}.xml",
     "merge {given}/run {given}/other --out out{n}",
 ]
+RUN = ("given/run",)
+"""What a run that is resumed may change."""
 LEFT_OUT = (0, 0, 0, 0, 4, 1)
 """Exit codes of these where an image does not fit: the other one is shown, merge alone
 refuses."""
@@ -51,33 +54,28 @@ RESUMING = [
 ]
 
 
+def _make_inputs(box: Sandbox) -> None:
+    """A model and two photos."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval()
+    torch.save(net, box.given / "net.pth")
+    (box.given / "photos").mkdir()
+    for seed, name in enumerate(("a.png", "b.png")):
+        chance = np.random.default_rng(seed)
+        noise = chance.integers(0, 255, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(box.given / "photos" / name)
+
+
 @functools.cache
 def honest() -> dict[str, bytes]:
     """The files of an honest run, of its model and of its photos, by path below
     `given/`."""
-
-    def make(box: Sandbox) -> None:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval()
-        torch.save(net, box.given / "net.pth")
-        (box.given / "photos").mkdir()
-        for seed, name in enumerate(("a.png", "b.png")):
-            noise = np.random.default_rng(seed).integers(
-                0, 255, (20, 24, 3), dtype=np.uint8
-            )
-            Image.fromarray(noise).save(box.given / "photos" / name)
-
+    line = [argument for argument in RESUMING[0] if argument != "--resume"]
+    drawing = Attack("", _make_inputs, [line], "good", may_change=RUN)
     with tempfile.TemporaryDirectory() as folder:
         box = Sandbox(Path(folder) / "box")
-        line = [argument for argument in RESUMING[0] if argument != "--resume"]
-        assert (
-            attempt(Attack("", make, [line], "good", may_change=("given/run",)), box)
-            == []
-        )
-        files = [path for path in box.given.rglob("*") if path.is_file()]
-        return {
-            path.relative_to(box.given).as_posix(): path.read_bytes() for path in files
-        }
+        assert attempt(drawing, box) == []
+        return tree(box.given)
 
 
 def place(box: Sandbox) -> None:
@@ -99,25 +97,22 @@ PICTURE = "a.png/001_0/output.png"
 def edit(path: Path, where: str, value: Any) -> None:
     """Set a value at `captures.0.grid.nrow` of a JSON file; KeyError takes it away."""
     content = json.loads(path.read_text())
-    *parents, last = [
-        int(step) if step.isdecimal() else step for step in where.split(".")
-    ]
-    holder = content
-    for step in parents:
-        holder = holder[step]
+    parents, _, last = where.rpartition(".")
+    container = content
+    for step in filter(None, parents.split(".")):
+        container = container[int(step) if step.isdecimal() else step]
+    key = int(last) if last.isdecimal() else last
     if value is KeyError:
-        del holder[last]
+        del container[key]
     else:
-        holder[last] = value
+        container[key] = value
     path.write_text(json.dumps(content))
 
 
 def _filled(value: Any, root: Path) -> Any:
-    return (
-        value.replace("{root}", str(root.parent.parent))
-        if isinstance(value, str)
-        else value
-    )
+    if isinstance(value, str):
+        return value.replace("{root}", str(root.parent.parent))
+    return value
 
 
 def at(where: str, value: Any, name: str = MANIFEST) -> Change:
@@ -171,12 +166,9 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def header(text: str) -> bytes:
-    return (
-        b"\x93NUMPY\x01\x00"
-        + (len(text) + 1).to_bytes(2, "little")
-        + text.encode()
-        + b"\n"
-    )
+    """The beginning of a .npy file."""
+    size = (len(text) + 1).to_bytes(2, "little")
+    return b"\x93NUMPY\x01\x00" + size + text.encode() + b"\n"
 
 
 class Evil:
@@ -192,6 +184,24 @@ featviz."""
 GRID = "captures.0.grid"
 FILE = "captures.0.file"
 INSIDE = "expected a file inside the image's folder"
+FOREIGN_FILES = (
+    "../../../secret/id_secret.png",
+    "..\\..\\..\\secret\\id_secret.png",
+    "../b.png/001_0/output.png",
+    "001_0/a\0.png",
+    "https://evil.example/x.png",
+    "",
+)
+SHOWN_TEXTS = (
+    "captures.0.normalize",
+    "captures.0.layout",
+    "captures.0.key",
+    "captures.0.layer",
+    "captures.0.type",
+    "image.sha256",
+    "input.preprocessing",
+)
+SKIPPED = {"layer": FORGED, "type": FORGED, "index": 1, "reason": FORGED}
 FIELDS: list[tuple[str, Any, str]] = [
     (f"{GRID}.nrow", 0, "Expected `int` >= 1 - at `$.captures[0].grid.nrow`"),
     (f"{GRID}.nrow", 4, "output.png has 96×64 pixels, by its manifest.json 190×33"),
@@ -203,35 +213,15 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("captures", KeyError, "missing required field `captures`"),
     ("image.path", "../../../x", "a.png"),
     (FILE, "{root}/secret/id_secret.png", INSIDE),
-    *(
-        (FILE, path, INSIDE)
-        for path in (
-            "../../../secret/id_secret.png",
-            "..\\..\\..\\secret\\id_secret.png",
-            "../b.png/001_0/output.png",
-            "001_0/a\0.png",
-            "https://evil.example/x.png",
-            "",
-        )
-    ),
+    *((FILE, path, INSIDE) for path in FOREIGN_FILES),
     (FILE, "x" * 4000 + ".png", "cannot be read: File name too long"),
     ("captures.0.tensor", "../../../secret/id_secret.npy", "captures[0].tensor is "),
     ("captures.0.tensor", "x.npy", "a.png/x.npy is missing"),
-    *(
-        (where, FORGED, "")
-        for where in (
-            *(
-                f"captures.0.{name}"
-                for name in ("normalize", "layout", "key", "layer", "type")
-            ),
-            "image.sha256",
-            "input.preprocessing",
-        )
-    ),
+    *((where, FORGED, "") for where in SHOWN_TEXTS),
     ("captures.0.kind", FORGED, "Expected `str` matching regex"),
     (FILE, FORGED, INSIDE),
     ("image.path", FORGED, "expected 'a.png'"),
-    ("skipped", [{"layer": FORGED, "type": FORGED, "index": 1, "reason": FORGED}], ""),
+    ("skipped", [SKIPPED], ""),
     ("never_ran", [FORGED], ""),
 ]
 """Where in a manifest, what stands there, and what is said of it: nothing if it may be
@@ -256,24 +246,17 @@ NO_FILE = "it is no regular file"
 LINKED = "is a symbolic link"
 SECRET = "{root}/secret/id_secret"
 SECRET_PICTURE = "{root}/secret/id_secret.png"
+READ = (MANIFEST, STATS, INPUT, PICTURE)
 FILES: dict[str, tuple[Change, str]] = {
     "run.json is a FIFO": (other("run.json", os.mkfifo), NO_FILE),
     "run.json is a device": (link("run.json", "/dev/zero"), "is a link"),
     "run.json is a link to a secret": (link("run.json", SECRET), "is a link"),
     f"{MANIFEST} is a folder": (other(MANIFEST, Path.mkdir), ""),
-    **{
-        f"{name} is {kind}": (make(name), words)
-        for name in (MANIFEST, STATS, INPUT, PICTURE)
-        for kind, make, words in (
-            ("a FIFO", lambda name: other(name, os.mkfifo), NO_FILE),
-            ("a device", lambda name: link(name, "/dev/zero"), LINKED),
-            ("a link to a secret", lambda name: link(name, SECRET), LINKED),
-        )
-    },
-    **{
-        f"{name} is a folder": (other(name, Path.mkdir), NO_FILE)
-        for name in (STATS, INPUT)
-    },
+    **{f"{name} is a FIFO": (other(name, os.mkfifo), NO_FILE) for name in READ},
+    **{f"{name} is a device": (link(name, "/dev/zero"), LINKED) for name in READ},
+    **{f"{name} is a link to a secret": (link(name, SECRET), LINKED) for name in READ},
+    f"{STATS} is a folder": (other(STATS, Path.mkdir), NO_FILE),
+    f"{INPUT} is a folder": (other(INPUT, Path.mkdir), NO_FILE),
     f"{INPUT} is a link to a secret picture": (link(INPUT, SECRET_PICTURE), LINKED),
     f"{PICTURE} is a link to a secret picture": (link(PICTURE, SECRET_PICTURE), LINKED),
     "a layer's folder links to secrets": (link("a.png/001_0", "{root}/secret"), LINKED),
@@ -307,22 +290,29 @@ FILES: dict[str, tuple[Change, str]] = {
 def _pickled(root: Path) -> None:
     """Both runs keep a tensor, of which only `diff` reads; that of the hostile one is a
     pickle."""
+    tensor = "a.png/001_0/output.npy"
     for run in (root, root.parent / "other"):
         edit(run / MANIFEST, "captures.0.tensor", "001_0/output.npy")
-        (run / "a.png/001_0/output.npy").write_bytes(
-            npy(np.zeros((1, 4, 29, 45), "<f4"))
-        )
+        (run / tensor).write_bytes(npy(np.zeros((1, 4, 29, 45), "<f4")))
         summed_anew(run / "a.png")
-    (root / "a.png/001_0/output.npy").write_bytes(npy(np.array([Evil()], object)))
+    (root / tensor).write_bytes(npy(np.array([Evil()], object)))
 
 
 ROW = {"label": FORGED, "type": FORGED, "channels": 4, "findings": {"dead": [0]}}
-AUDITS: dict[str, tuple[bytes | Any, str]] = {
+SHOWN_AUDIT = {"schema_version": 1, "layers": [ROW], "images": {"seen": 1}}
+BROKEN_AUDIT = {**SHOWN_AUDIT, "layers": [{**ROW, "findings": {"x": ["</"]}}]}
+
+
+def _audit(content: object) -> Change:
+    return raw("audit.json", json.dumps(content).encode())
+
+
+AUDITS: dict[str, tuple[Change, str]] = {
     "text for a channel": (
-        {"images": {"seen": 1}, "layers": [{**ROW, "findings": {"x": ["</"]}}]},
+        _audit(BROKEN_AUDIT),
         "Expected `int`, got `str` - at `$.layers[0].findings[...][0]`",
     ),
-    "10,000 levels": (b"[" * 10_000, "more than 100 levels"),
+    "10,000 levels": (raw("audit.json", b"[" * 10_000), "more than 100 levels"),
     "a FIFO": (other("audit.json", os.mkfifo), NO_FILE),
     "a link to a secret": (link("audit.json", SECRET), "audit.json"),
 }
@@ -339,17 +329,15 @@ def _twice(root: Path) -> None:
 def _renamed(root: Path) -> None:
     """The arrays of statistics are called as the rows of the manifest are, whatever
     these say."""
+    columns = ("layer", "kind", "call", "key")
     with suppress(ValueError, KeyError, TypeError, OSError):
+        members = []
         rows = json.loads((root / MANIFEST).read_text())["captures"]
-        keys = [
-            "|".join(str(row[n]) for n in ("layer", "kind", "call", "key"))
-            for row in rows
-        ]
-        with np.load(root / STATS) as before:
-            arrays = [npy(before[name]) for name in before.files]
-        if len(keys) == len(arrays):
-            members = zip((f"{key}.npy" for key in keys), arrays, strict=True)
-            (root / STATS).write_bytes(zipped(*members, packed=False))
+        with np.load(root / STATS) as arrays:
+            for row, name in zip(rows, arrays.files, strict=True):
+                key = "|".join(str(row[column]) for column in columns)
+                members.append((f"{key}.npy", npy(arrays[name])))
+        (root / STATS).write_bytes(zipped(*members, packed=False))
 
 
 def changed(*changes: Change) -> Callable[[Sandbox], None]:
@@ -365,89 +353,96 @@ def changed(*changes: Change) -> Callable[[Sandbox], None]:
     return make
 
 
-def _some(number: int, codes: tuple[int, ...]) -> tuple[list[str], Any]:
-    """Two of the commands, one after the other, and merge, with their exit codes."""
-    chosen = (number % 5, 5)
-    return [READING[n] for n in chosen], [codes[n] for n in chosen]
-
-
 class Tampering(NamedTuple):
     """A run directory that was changed."""
 
     name: str
-    changes: tuple[Change, ...]
+    change: Change
     message: str
     """What the error says; empty where any end will do."""
     codes: tuple[int, ...]
     """The exit code of each command of READING, and of merge."""
 
 
-def all_attacks() -> Iterator[Attack]:
-    tables: list[Tampering] = []
-    # there is one reader of manifests
+def _of_manifests() -> Iterator[Attack]:
+    """There is one reader of manifests, so that a command is enough for each refusal."""
     for number, (where, value, message) in enumerate(FIELDS):
         name = f"rundir: manifest: {where} is {ascii(value)[:40]}"
-        make = at(where, value)
-        lines, codes = _some(number, LEFT_OUT)
-        lines, codes = (
-            (lines[:1], codes[:1]) if message else (READING[:2] + lines, "any")
-        )
-        yield Attack(name, changed(make, _renamed), lines, codes, message)
+        make = changed(at(where, value), _renamed)
+        index = number % 5
+        if message:
+            yield Attack(name, make, [READING[index]], [LEFT_OUT[index]], message)
+        else:
+            lines = [*READING[:2], READING[index], READING[5]]
+            yield Attack(name, make, lines)
+
+
+def _tamperings() -> Iterator[Tampering]:
     for where, value, message in RECORDS:
         name = f"run.json: {where} is {ascii(value)[:40]}"
-        tables.append(
-            Tampering(name, (at(where, value, "run.json"),), message, REFUSED)
-        )
+        yield Tampering(name, at(where, value, "run.json"), message, REFUSED)
     for name, (data, message) in JSONS.items():
-        tables.append(
-            Tampering(f"manifest: {name}", (raw(MANIFEST, data),), message, LEFT_OUT)
-        )
-        tables.append(
-            Tampering(f"run.json: {name}", (raw("run.json", data),), message, REFUSED)
-        )
+        manifest = raw(MANIFEST, data)
+        record = raw("run.json", data)
+        yield Tampering(f"manifest: {name}", manifest, message, LEFT_OUT)
+        yield Tampering(f"run.json: {name}", record, message, REFUSED)
     for name, (change, message) in FILES.items():
         codes = REFUSED if name.startswith("run.json") else LEFT_OUT
-        tables.append(Tampering(name, (change,), message, codes))
-    for number, (name, changes, message, all_codes) in enumerate(tables):
-        make, (lines, codes) = changed(*changes), _some(number, all_codes)
+        yield Tampering(name, change, message, codes)
+
+
+def _of_files() -> Iterator[Attack]:
+    """In two commands, one after the other, of which one is merge; some are resumed,
+    too."""
+    for number, tampering in enumerate(_tamperings()):
+        name = tampering.name
+        make = changed(tampering.change)
+        indices = (number % 5, 5)
         yield Attack(
-            f"rundir: {name}", make, lines, codes if message else "any", message
+            f"rundir: {name}",
+            make,
+            [READING[index] for index in indices],
+            [tampering.codes[index] for index in indices]
+            if tampering.message
+            else "any",
+            tampering.message,
         )
-        if " MB" not in name and (number % 3 == 0 or "an image's folder" in name):
-            yield Attack(
-                f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",)
-            )
-    message = "a.png/001_0/output.npy cannot be read: "
-    yield Attack("tensor: a pickle", changed(_pickled), READING[4:5], (4,), message)
-    for name, (content, message) in AUDITS.items():
-        change = content
-        if not callable(content):
-            data = (
-                content if isinstance(content, bytes) else json.dumps(content).encode()
-            )
-            change = raw("audit.json", data)
-        yield Attack(
-            f"audit.json: {name}", changed(change), AUDITED, "refused", message
-        )
-    shown = {"schema_version": 1, "layers": [ROW], "images": {"seen": 1}}
-    forged = changed(raw("audit.json", json.dumps(shown).encode()))
-    yield Attack("audit.json: forged texts", forged, AUDITED)
-    lines = ["merge {given}/run --out alone"]
-    linked = changed(link("a.png", "../other/a.png"))
-    message = "a.png is incomplete (it has no manifest), and left out"
+        is_resumed = number % 3 == 0 or "an image's folder" in name
+        if is_resumed and " MB" not in name:
+            yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=RUN)
+
+
+def _of_audits() -> Iterator[Attack]:
+    for name, (change, message) in AUDITS.items():
+        make = changed(change)
+        yield Attack(f"audit.json: {name}", make, AUDITED, "refused", message)
+    yield Attack("audit.json: forged texts", changed(_audit(SHOWN_AUDIT)), AUDITED)
+
+
+def all_attacks() -> Iterator[Attack]:
+    yield from _of_manifests()
+    yield from _of_files()
+    yield from _of_audits()
+    yield Attack(
+        "tensor: a pickle",
+        changed(_pickled),
+        READING[4:5],
+        [4],
+        "a.png/001_0/output.npy cannot be read: ",
+    )
     yield Attack(
         "rundir: an image's folder is a link, merged alone",
-        linked,
-        lines,
-        (3,),
-        message,
+        changed(link("a.png", "../other/a.png")),
+        ["merge {given}/run --out alone"],
+        [3],
+        "a.png is incomplete (it has no manifest), and left out",
     )
-    message = "image.path is b.png, expected 'aaa'"
     yield Attack(
-        "rundir: an image is there twice", changed(_twice), READING, "any", message
+        "rundir: an image is there twice",
+        changed(_twice),
+        READING,
+        message="image.path is b.png, expected 'aaa'",
     )
     yield Attack("control: an honest run in every command", place, READING, "good")
-    resumed = ("given/run",)
-    yield Attack(
-        "control: an honest run is resumed", place, RESUMING, "good", may_change=resumed
-    )
+    name = "control: an honest run is resumed"
+    yield Attack(name, place, RESUMING, "good", may_change=RUN)

@@ -25,7 +25,7 @@ from typing import Any
 
 import hostile_audit
 
-MOST = 2_000_000
+LARGEST = 2_000_000
 """Bytes of a stream that are looked at."""
 STREAMS = ("out", "err", "violations")
 
@@ -40,27 +40,43 @@ def attacked(request: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         serve(there, request, folder)
     there.close()
     here.settimeout(request["seconds"])
-    faults: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
     for number, _ in enumerate(request["commands"]):
-        outcome: dict[str, Any] = {"late": False, "signal": None, "code": None}
-        try:
-            answer = here.recv(100)
-        except TimeoutError:
-            answer, outcome["late"] = b"", True
-            os.kill(pid, signal.SIGKILL)
-        outcome["code"] = int(answer) if answer else None
-        for name in STREAMS:
-            path = folder / f"{name}.{number}"
-            text = path.read_bytes()[:MOST] if path.exists() else b""
-            outcome[name] = text.decode(errors="surrogateescape")
-        faults.append(outcome)
-        if not answer:
+        outcome = awaited(here)
+        outcome |= streams_of(folder, number)
+        outcomes.append(outcome)
+        if outcome["code"] is None:
             break
     here.close()
+    if outcome["late"]:
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    if faults[-1]["code"] is None and not faults[-1]["late"]:
-        faults[-1]["signal"] = os.WTERMSIG(status) or -os.WEXITSTATUS(status)
-    return faults
+    if outcome["code"] is None and not outcome["late"]:
+        outcome["signal"] = os.WTERMSIG(status) or -os.WEXITSTATUS(status)
+    return outcomes
+
+
+def awaited(link: socket.socket) -> dict[str, Any]:
+    """The exit code of a command line, which may be late, or never come."""
+    outcome: dict[str, Any] = {"late": False, "signal": None, "code": None}
+    try:
+        answer = link.recv(100)
+    except TimeoutError:
+        outcome["late"] = True
+        return outcome
+    if answer:
+        outcome["code"] = int(answer)
+    return outcome
+
+
+def streams_of(folder: Path, number: int) -> dict[str, str]:
+    """What a command line wrote to its streams."""
+    streams = {}
+    for name in STREAMS:
+        path = folder / f"{name}.{number}"
+        data = path.read_bytes() if path.exists() else b""
+        streams[name] = data[:LARGEST].decode(errors="surrogateescape")
+    return streams
 
 
 def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
@@ -68,24 +84,21 @@ def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request["cwd"])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    status = Path("/proc/self/status").read_text()
-    used = next(
-        int(line.split()[1])
-        for line in status.splitlines()
-        if line.startswith("VmSize:")
-    )
-    resource.setrlimit(resource.RLIMIT_AS, (used * 1024 + request["memory"],) * 2)
+    limit_memory(request["memory"])
     watch = hostile_audit.install()
     rules = hostile_audit.Rules(
-        request["sandbox"], tuple(request["writable"]), tuple(request["own_code"])
+        sandbox=request["sandbox"],
+        writable=tuple(request["writable"]),
+        own_code=tuple(request["own_code"]),
     )
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     for number, arguments in enumerate(request["commands"]):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        files = [os.open(folder / f"{name}.{number}", flags) for name in STREAMS]
-        os.dup2(files[0], 1)
-        os.dup2(files[1], 2)
-        watch.report_to = files[2]
+        out, err, violations = (
+            os.open(folder / f"{name}.{number}", flags) for name in STREAMS
+        )
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        watch.report_to = violations
         watch.rules = rules
         code = run(arguments, request["cpu"])
         watch.rules = None
@@ -93,21 +106,38 @@ def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
     os._exit(0)
 
 
-def run(words: list[str], seconds: int) -> int:
+def limit_memory(growth: int) -> None:
+    """Let the address space of this process grow by so many bytes, and leave no core."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    status = Path("/proc/self/status").read_text()
+    kilobytes = int(status.partition("VmSize:")[2].split()[0])
+    most = kilobytes * 1024 + growth
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def limit_time(seconds: int) -> None:
+    """Give this process so many more seconds of a processor."""
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (int(used) + 1 + seconds, resource.RLIM_INFINITY)
-    )
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(os.fdopen(n, "wb", closefd=False), errors="backslashreplace")
-        for n in (1, 2)
-    )
+    limit = int(used) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def text_stream(descriptor: int) -> io.TextIOWrapper:
+    file = os.fdopen(descriptor, "wb", closefd=False)
+    return io.TextIOWrapper(file, errors="backslashreplace")
+
+
+def run(arguments: list[str], seconds: int) -> int:
+    """Run a command line, or plant a fault, and return the exit code."""
+    limit_time(seconds)
+    sys.stdout = text_stream(1)
+    sys.stderr = text_stream(2)
     try:
-        if words[0] == "plant":
-            return importlib.import_module("planted_faults").plant(*words[1:])
+        if arguments[0] == "plant":
+            return importlib.import_module("planted_faults").plant(*arguments[1:])
         from featviz import cli
 
-        return cli.guarded(words)
+        return cli.guarded(arguments)
     except BaseException:
         traceback.print_exc()
         return 1
@@ -115,6 +145,22 @@ def run(words: list[str], seconds: int) -> int:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+
+
+HONEST_LINES = """
+    layers net.pth
+    identify net.pth
+    run net.pth a.png b.png --out run
+    run net.pth a.png b.png --out other
+    audit net.pth a.png --out audit
+    kernels net.pth --out kernels
+    report run
+    report run --single-file
+    sheet run --layers 0 --out sheet.png
+    diff run other --html diff.html
+    merge run other --out whole
+    layers squeezenet1_1 --weights none
+"""
 
 
 def warm(folder: Path) -> None:
@@ -132,27 +178,12 @@ def warm(folder: Path) -> None:
             importlib.import_module(name)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
-    ).eval()
-    torch.save(net, folder / "net.pth")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+    torch.save(net.eval(), folder / "net.pth")
     noise = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
     for name in ("a.png", "b.png"):
         Image.fromarray(noise).save(folder / name)
-    for line in (
-        "layers net.pth",
-        "identify net.pth",
-        "run net.pth a.png b.png --out run",
-        "run net.pth a.png b.png --out other",
-        "audit net.pth a.png --out audit",
-        "kernels net.pth --out kernels",
-        "report run",
-        "report run --single-file",
-        "sheet run --layers 0 --out sheet.png",
-        "diff run other --html diff.html",
-        "merge run other --out whole",
-        "layers squeezenet1_1 --weights none",
-    ):
+    for line in HONEST_LINES.strip().splitlines():
         cli.guarded([*line.split(), "-q"])
 
 
@@ -168,11 +199,8 @@ def main() -> None:
         for line in sys.stdin:
             streams = Path(name, "streams")
             streams.mkdir()
-            print(
-                json.dumps(attacked(json.loads(line), streams)),
-                file=replies,
-                flush=True,
-            )
+            outcomes = attacked(json.loads(line), streams)
+            print(json.dumps(outcomes), file=replies, flush=True)
             shutil.rmtree(streams)
 
 

@@ -88,94 +88,113 @@ MAKERS: dict[str, tuple[str, list[str]]] = {
 """Commands that write folders, and the file by which they know their own."""
 
 
+def _project(command: str, title: str, text: str = "") -> Attack:
+    """A command that is to write into a folder with somebody's files."""
+    mark, line = MAKERS[command]
+    files = {"proj/src/main.c": "mine"}
+    if text:
+        files[f"proj/{mark}"] = text
+    return Attack(
+        f"writing: {command} into a project {title}",
+        _with(*(_file(name, content) for name, content in files.items())),
+        [line],
+        "refused",
+        may_change=(ROOM,),
+        keep=(f"{ROOM}/proj/src", *(f"{ROOM}/{name}" for name in files)),
+    )
+
+
 def _foreign_projects() -> Iterator[Attack]:
-    for command, (mark, line) in MAKERS.items():
-        for title, text in (
-            (f"with a {mark} of another program", FOREIGN),
-            (f"with a {mark} that looks like ours", ALMOST),
-            ("of others", ""),
-        ):
-            files = {"proj/src/main.c": "mine"} | (
-                {f"proj/{mark}": text} if text else {}
-            )
-            make = _with(*(_file(name, content) for name, content in files.items()))
-            keep = (f"{ROOM}/proj/src", *(f"{ROOM}/{name}" for name in files))
-            name = f"writing: {command} into a project {title}"
-            yield Attack(name, make, [line], "refused", "", (ROOM,), keep)
+    for command, (mark, _) in MAKERS.items():
+        yield _project(command, f"with a {mark} of another program", FOREIGN)
+        yield _project(command, f"with a {mark} that looks like ours", ALMOST)
+        yield _project(command, "of others")
+
+
+_OVERWRITE = f"{' '.join(DRAW)} --overwrite --out"
+INPUTS = {
+    "run into the photos": f"{_OVERWRITE} {{given}}/photos",
+    "run into what holds the photos": f"{_OVERWRITE} {{given}}",
+    "run into the photos by another name": f"{_OVERWRITE} {{given}}/room/../photos",
+    "run into a link to the photos": f"{_OVERWRITE} {{given}}/link",
+    "kernels into the model's folder": (
+        "kernels {given}/net.pth --out {given} --overwrite"
+    ),
+    "merge into a part": (
+        "merge {given}/run {given}/other --out {given}/run --overwrite"
+    ),
+    "diff into a side": "diff {given}/run {given}/other --out {given}/run",
+    "report into its run": "report {given}/run --out {given}/run",
+}
+"""Commands whose destination is what they read."""
+READ_FILES = (
+    "given/net.pth",
+    "given/photos",
+    "given/photos/a.png",
+    "given/photos/b.png",
+    "given/run/run.json",
+    "given/run/a.png/manifest.json",
+)
+
+
+def _almost(box: Sandbox) -> None:
+    (box.given / "photos" / "run.json").write_text(ALMOST)
+    (box.given / "link").symlink_to(box.given / "photos")
 
 
 def _inputs() -> Iterator[Attack]:
-    def almost(box: Sandbox) -> None:
-        (box.given / "photos" / "run.json").write_text(ALMOST)
-        (box.given / "link").symlink_to(box.given / "photos")
-
-    draw = f"{' '.join(DRAW)} --overwrite --out"
-    photos = ("given/photos", "given/photos/a.png", "given/photos/b.png")
-    kept = (
-        "given/net.pth",
-        *photos,
-        "given/run/run.json",
-        "given/run/a.png/manifest.json",
-    )
-    for title, line in (
-        ("run into the photos", f"{draw} {{given}}/photos"),
-        ("run into what holds the photos", f"{draw} {{given}}"),
-        ("run into the photos by another name", f"{draw} {{given}}/room/../photos"),
-        ("run into a link to the photos", f"{draw} {{given}}/link"),
-        (
-            "kernels into the model's folder",
-            "kernels {given}/net.pth --out {given} --overwrite",
-        ),
-        (
-            "merge into a part",
-            "merge {given}/run {given}/other --out {given}/run --overwrite",
-        ),
-        ("diff into a side", "diff {given}/run {given}/other --out {given}/run"),
-        ("report into its run", "report {given}/run --out {given}/run"),
-    ):
+    for title, line in INPUTS.items():
         yield Attack(
-            f"writing: {title}", _with(almost), [line], "refused", "", ("given",), kept
+            f"writing: {title}",
+            _with(_almost),
+            [line],
+            "refused",
+            may_change=("given",),
+            keep=READ_FILES,
         )
+
+
+def _leads_out(where: str, file: str) -> tuple[Change, ...]:
+    """A run whose record names somebody else's file."""
+    change = at(where, "../../../bystander/notes.txt", file)
+    return (lambda box: change(box.given / "run"), _ours)
+
+
+_BYSTANDER = "{root}/bystander"
+OWN_RUNS: dict[str, tuple[Change, ...]] = {
+    "with a folder that links outside": (_ours, _link("run/c.png", _BYSTANDER)),
+    "whose image links outside": (_unfinished("."), _link("run/a.png", _BYSTANDER)),
+    "whose layer's folder links outside": (
+        _unfinished("001_0"),
+        _link("run/a.png/001_0", _BYSTANDER),
+    ),
+    "whose run.json is a FIFO": (_ours, _put("run/run.json", os.mkfifo)),
+    "whose picture is somebody else's file": _leads_out("captures.0.file", MANIFEST),
+    "whose tensor is somebody else's file": _leads_out("captures.0.tensor", MANIFEST),
+    "whose image is somebody else's file": _leads_out("images.complete.0", "run.json"),
+}
+"""Runs of ours that were changed."""
 
 
 def _own_runs() -> Iterator[Attack]:
-    over, resume = (
-        [[*DRAW, *RUN_OUT, option]] for option in ("--overwrite", "--resume")
-    )
-    for title, notes in (
-        ("beside the images", "notes.txt"),
-        ("in an image's", "a.png/notes.txt"),
-    ):
-        make = _with(_ours, _file(f"run/{notes}"))
-        keep = (f"{ROOM}/run/{notes}",)
-        name = f"writing: --overwrite of a run with notes {title}"
-        yield Attack(name, make, over, "refused", "", (ROOM,), keep)
-    changes: dict[str, tuple[Change, ...]] = {
-        "with a folder that links outside": (
-            _ours,
-            _link("run/c.png", "{root}/bystander"),
-        ),
-        "whose image links outside": (
-            _unfinished("."),
-            _link("run/a.png", "{root}/bystander"),
-        ),
-        "whose layer's folder links outside": (
-            _unfinished("001_0"),
-            _link("run/a.png/001_0", "{root}/bystander"),
-        ),
-        "whose run.json is a FIFO": (_ours, _put("run/run.json", os.mkfifo)),
-    }
-    for where in ("captures.0.file", "captures.0.tensor", "images.complete.0"):
-        file = "run.json" if where.startswith("images") else MANIFEST
-        change = at(where, "../../../bystander/notes.txt", file)
-        changes[f"whose {where} is somebody else's file"] = (
-            lambda box, change=change: change(box.given / "run"),
-            _ours,
+    overwrite = [*DRAW, *RUN_OUT, "--overwrite"]
+    resume = [*DRAW, *RUN_OUT, "--resume"]
+    for notes in ("notes.txt", "a.png/notes.txt"):
+        yield Attack(
+            f"writing: --overwrite of a run with {notes}",
+            _with(_ours, _file(f"run/{notes}")),
+            [overwrite],
+            "refused",
+            may_change=(ROOM,),
+            keep=(f"{ROOM}/run/{notes}",),
         )
-    for title, change in changes.items():
-        for option, lines in (("--overwrite", over), ("--resume", resume)):
-            name = f"writing: {option} of a run {title}"
-            yield Attack(name, _with(*change), lines, "any", "", (ROOM,))
+    for title, changes in OWN_RUNS.items():
+        make = _with(*changes)
+        name = f"of a run {title}"
+        yield Attack(
+            f"writing: --overwrite {name}", make, [overwrite], may_change=(ROOM,)
+        )
+        yield Attack(f"writing: --resume {name}", make, [resume], may_change=(ROOM,))
 
 
 AUDIT = "audit {given}/net.pth {given}/photos --out out"
@@ -194,22 +213,32 @@ def _links() -> Iterator[Attack]:
     for name, line in FILES.items():
         make = _with(_link(f".{name}.part"))
         title = f"writing: .{name}.part links outside"
-        yield Attack(title, make, [line], "any", "", ("work", ROOM))
+        yield Attack(title, make, [line], may_change=("work", ROOM))
     run = [[*DRAW, *RUN_OUT, "--resume"]]
     for name in (".run.json.part", ".a.png.part", "a.png/.manifest.json.part"):
         make = _with(_unfinished("manifest.json"), _link(f"run/{name}"))
-        yield Attack(
-            f"writing: {name} in a run links outside", make, run, "any", "", (ROOM,)
-        )
-    keep = (f"{ROOM}/run/report/notes.txt",)
-    for words, change, options, kept in (
-        ("folder links outside", _link("run/report", "{root}/bystander"), (), ()),
-        ("file links outside", _link("run/report.html"), ("--single-file",), ()),
-        ("folder holds notes", _file("run/report/notes.txt"), (), keep),
-    ):
-        line = [["report", "{given}/room/run", *options]]
-        name = f"writing: the report's {words}"
-        yield Attack(name, _with(_ours, change), line, "any", "", (ROOM,), kept)
+        title = f"writing: {name} in a run links outside"
+        yield Attack(title, make, run, may_change=(ROOM,))
+    report = "report {given}/room/run"
+    yield Attack(
+        "writing: the report's folder links outside",
+        _with(_ours, _link("run/report", "{root}/bystander")),
+        [report],
+        may_change=(ROOM,),
+    )
+    yield Attack(
+        "writing: the report's file links outside",
+        _with(_ours, _link("run/report.html")),
+        [f"{report} --single-file"],
+        may_change=(ROOM,),
+    )
+    yield Attack(
+        "writing: the report's folder holds notes",
+        _with(_ours, _file("run/report/notes.txt")),
+        [report],
+        may_change=(ROOM,),
+        keep=(f"{ROOM}/run/report/notes.txt",),
+    )
 
 
 def all_attacks() -> Iterator[Attack]:

@@ -92,7 +92,7 @@ def test_a_pickle_that_asks_for_more_is_refused(attempt: str, box: Sandbox) -> N
     """One printable line says what it does, or that Ultralytics is missing; nothing
     runs."""
     path = box.given / "model.pth"
-    path.write_bytes(around(ATTACKS[attempt](box)))
+    path.write_bytes(around(ATTACKS[attempt]))
     before = sorted(box.root.rglob("*"))
     with pytest.raises(LoadError) as caught:
         unwrap(weights.read(path), name="model.pth")
@@ -108,7 +108,7 @@ def test_whatever_is_read_is_inert(attempt: str, box: Sandbox) -> None:
     be called or has attributes of its own."""
     # torch imports at first
     inert.read(io.BytesIO(around({"w": hostile_pickles.SIXTEEN})))
-    file = io.BytesIO(around(ATTACKS[attempt](box)))
+    file = io.BytesIO(around(ATTACKS[attempt]))
     SEEN.clear()
     _reading.append(True)
     try:
