@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numba
 import pytest
 from conftest import DIGITS, DIGITS_MODEL
-from drawn_maps import files
 from numba.core.dispatcher import Dispatcher
+from runs import tree
 
 from featviz.drawing import deflate, loops
 
@@ -27,14 +29,21 @@ names = [e.data["dispatcher"].py_func.__module__ for _, e in recorder.buffer if 
 print("COMPILED", sum(name.startswith("featviz") for name in names), len(names), file=sys.stderr)
 sys.exit(code)
 """
-IMAGE = DIGITS / "00-5.png"
 
 
-def drawn(folder: Path, *words: str | Path, **variables: str) -> tuple[int, int]:
-    """Run a command in a process; how many functions numba compiled, featviz's own and
-    all."""
+class Drawing(NamedTuple):
+    """A run in a process of its own."""
+
+    compiled: tuple[int, int]
+    """How many functions numba compiled: featviz's own, and all."""
+    files: dict[str, bytes]
+
+
+def draw(folder: Path, **variables: str) -> Drawing:
+    """Run a digit in a folder, with these variables in the environment."""
+    arguments = ["run", str(DIGITS_MODEL), str(DIGITS / "00-5.png"), "--out", "out"]
     done = subprocess.run(
-        [sys.executable, "-c", COUNTING, *map(str, words)],
+        [sys.executable, "-c", COUNTING, *arguments],
         cwd=folder,
         env={**os.environ, **variables},
         capture_output=True,
@@ -43,47 +52,71 @@ def drawn(folder: Path, *words: str | Path, **variables: str) -> tuple[int, int]
     )
     assert done.returncode == 0, done.stderr
     interpreted, compiled = done.stderr.split("COMPILED")[1].split()
-    return int(interpreted), int(compiled)
+    files = tree(folder / "out")
+    shutil.rmtree(folder / "out")
+    return Drawing((int(interpreted), int(compiled)), files)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cold")
+
+
+@pytest.fixture(scope="module")
+def cached(folder: Path) -> Drawing:
+    """A run that finds all loops in the cache of these tests, where an earlier run left
+    them."""
+    draw(folder)
+    return draw(folder)
+
+
+@pytest.fixture(scope="module")
+def uncached(folder: Path) -> Drawing:
+    """A run whose cache and home are no folders, nor in a folder inside the package."""
+    (folder / "file").touch()
+    nowhere = str(folder / "file" / "below")
+    return draw(
+        folder,
+        NUMBA_CACHE_DIR=nowhere,
+        HOME=nowhere,
+        XDG_CACHE_HOME=nowhere,
+        NUMBA_CACHE_LOCATOR_CLASSES="UserProvidedCacheLocator",
+    )
 
 
 @pytest.mark.slow
-def test_bytes_do_not_depend_on_numbas_cache(tmp_path: Path) -> None:
-    """A first run, a second one that compiles nothing, and one whose cache and home are
-    no folders write the same bytes; few functions are compiled, and none of numba's for
-    texts or sorting."""
-    (tmp_path / "file").touch()
-    nowhere = str(tmp_path / "file" / "below")
-    kept = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    lost = {"NUMBA_CACHE_DIR": nowhere, "HOME": nowhere, "XDG_CACHE_HOME": nowhere}
-    # nor in a folder inside the package
-    if hasattr(numba.config, "CACHE_LOCATOR_CLASSES"):
-        lost["NUMBA_CACHE_LOCATOR_CLASSES"] = "UserProvidedCacheLocator"
-    counts = []
-    trees = []
-    for variables in (kept, kept, lost):
-        (tmp_path / "work").mkdir()
-        command = ("run", DIGITS_MODEL, IMAGE, "--out", "out")
-        counts.append(drawn(tmp_path / "work", *command, **variables))
-        trees.append(files(tmp_path / "work" / "out"))
-        (tmp_path / "work").rename(tmp_path / f"work {len(trees)}")
-    assert trees[0]
-    assert trees[0] == trees[1] == trees[2]
-    first, second, uncached = counts
-    assert first[0] <= 12
-    assert first[1] <= 16
-    assert second == (0, 0)
-    if "NUMBA_CACHE_LOCATOR_CLASSES" in lost:
-        assert uncached == first
+def test_bytes_do_not_depend_on_numbas_cache(
+    cached: Drawing,
+    uncached: Drawing,
+) -> None:
+    """A run that has to compile writes the bytes of a run that has not."""
+    assert cached.files
+    assert cached.files.keys() == uncached.files.keys()
+    assert cached.files == uncached.files
+
+
+@pytest.mark.slow
+def test_a_cache_spares_the_compiler(cached: Drawing) -> None:
+    """Nothing is compiled twice."""
+    assert cached.compiled == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(numba.config, "CACHE_LOCATOR_CLASSES"),
+    reason="this numba keeps a cache inside the package",
+)
+def test_few_functions_are_compiled(uncached: Drawing) -> None:
+    """And none of numba's own for texts or sorting."""
+    of_featviz, of_all = uncached.compiled
+    assert 0 < of_featviz <= 12
+    assert of_all <= 16
 
 
 def test_each_loop_has_one_signature() -> None:
     """Arrays of another layout or dtype would have it compiled again, unseen."""
-    found = [
-        v
-        for m in (loops, deflate)
-        for v in vars(m).values()
-        if isinstance(v, Dispatcher)
-    ]
-    kept = [loop for loop in found if loop.stats.cache_path]
-    assert len(kept) >= 8
-    assert all(len(loop.signatures) <= 1 for loop in kept)
+    functions = [*vars(loops).values(), *vars(deflate).values()]
+    dispatchers = [value for value in functions if isinstance(value, Dispatcher)]
+    cached = [loop for loop in dispatchers if loop.stats.cache_path]
+    assert len(cached) >= 8
+    assert all(len(loop.signatures) <= 1 for loop in cached)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from conftest import Run
 from PIL import Image
+from runs import make_photos
+from torch import nn
 
+from featviz import cli
 from featviz.records import FORMATS, PictureFormat
 
 NEAR = 8
@@ -18,56 +23,102 @@ NEAR = 8
 average."""
 
 
+class Written(NamedTuple):
+    """A run whose pictures have a format."""
+
+    format: PictureFormat
+    command: list[str]
+    """What wrote it."""
+    out: Path
+
+    @property
+    def picture(self) -> Path:
+        return self.out / "00.png" / "001_0" / f"output.{self.format.name}"
+
+
+def write(folder: Path, format: PictureFormat) -> Written:
+    """Run the network of a folder on its photo."""
+    out = folder / format.name
+    command = ["run", str(folder / "net.pth"), str(folder / "photos")]
+    command += ["--layers", "0", "--cmap", "viridis", "-q"]
+    command += ["--format", format.name, "--out", str(out)]
+    assert cli.guarded(command) == 0
+    return Written(format, command, out)
+
+
+@pytest.fixture(scope="module")
+def png(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A run of a convolution on a photo, whose picture is a PNG."""
+    folder = tmp_path_factory.mktemp("formats")
+    torch.manual_seed(0)
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3)), folder / "net.pth")
+    make_photos(folder / "photos", 1, size=(24, 20))
+    return write(folder, FORMATS["png"])
+
+
+@pytest.fixture(scope="module", params=FORMATS.values(), ids=FORMATS)
+def written(request: pytest.FixtureRequest, png: Written) -> Written:
+    """The same run in each format."""
+    if request.param is png.format:
+        return png
+    return write(png.out.parent, request.param)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-def test_every_command_takes_every_format(
-    format: PictureFormat, featviz: Run, tmp_path: Path, tiny_file: Path, picture: Path
-) -> None:
-    """run, --resume, report, sheet, diff and --overwrite work on pictures of each
-    format, whose pixels are those of the PNG or near them."""
-    base = ("run", tiny_file, picture, "--layers", "0", "--cmap", "viridis", "-q")
-    png = tmp_path / "png"
-    out = tmp_path / "out"
-    assert featviz(*base, "--out", png).code == 0
-    command = (*base, "--format", format.name, "--out", out)
-    assert featviz(*command).code == 0
-    (row,) = json.loads((out / "picture.png" / "manifest.json").read_text())["captures"]
-    assert row["file"] == f"001_0/output.{format.name}"
-    file = out / "picture.png" / row["file"]
-    with Image.open(file) as opened:
-        assert (opened.format, opened.get_format_mimetype()) == (
-            format.pillow,
-            format.mime,
-        )
+def test_run_writes_every_format(written: Written, png: Written) -> None:
+    """The manifest names the file, whose pixels are those of the PNG or near them."""
+    manifest = json.loads((written.out / "00.png" / "manifest.json").read_text())
+    (row,) = manifest["captures"]
+    assert row["file"] == f"001_0/output.{written.format.name}"
+    with Image.open(written.picture) as opened:
+        assert opened.format == written.format.pillow
+        assert opened.get_format_mimetype() == written.format.mime
         pixels = np.asarray(opened.convert("RGB")).astype(int)
-    with Image.open(png / "picture.png" / "001_0" / "output.png") as opened:
-        expected = np.asarray(opened.convert("RGB")).astype(int)
+    expected = np.asarray(Image.open(png.picture).convert("RGB"))
     assert pixels.shape == expected.shape
-    assert np.abs(pixels - expected).mean() < (
-        1e-9 if "lossless" in format.description else NEAR
-    )
-    before = file.read_bytes()
-    assert featviz(*command, "--resume").code == 0
-    assert file.read_bytes() == before
-    assert featviz("report", out, "--single-file").code == 0
-    inside = f"data:{format.mime};base64,{base64.b64encode(before).decode()}"
-    assert inside in (out / "report.html").read_text()
-    assert (
-        featviz("sheet", out, "--layers", "0", "--out", tmp_path / "sheet.png").code
-        == 0
-    )
-    done = featviz("diff", png, out, "--json")
+    is_exact = "lossless" in written.format.description
+    assert np.abs(pixels - expected).mean() < (1e-9 if is_exact else NEAR)
+
+
+@pytest.mark.slow
+def test_reports_and_sheets_read_every_format(written: Written, featviz: Run) -> None:
+    """A page of one file holds the picture's bytes."""
+    page = written.out / "report.html"
+    assert featviz("report", written.out, "--single-file").code == 0
+    data = base64.b64encode(written.picture.read_bytes()).decode()
+    assert f"data:{written.format.mime};base64,{data}" in page.read_text()
+    done = featviz("sheet", written.out, "--layers", "0", "--out", "sheet.png")
+    assert done.code == 0
+
+
+@pytest.mark.slow
+def test_diff_compares_every_format(
+    written: Written,
+    png: Written,
+    featviz: Run,
+) -> None:
+    """By pixels where the format keeps levels, and by statistics in any case."""
+    done = featviz("diff", png.out, written.out, "--json")
     assert done.code == 0
     (layer,) = json.loads(done.out)["layers"]
-    assert layer["by"] == (
-        ["statistics and pixels"] if format.levels else ["statistics"]
-    )
-    assert featviz(*command, "--overwrite").code == 0
+    compared = "statistics and pixels" if written.format.levels else "statistics"
+    assert layer["by"] == [compared]
+
+
+@pytest.mark.slow
+def test_a_run_in_every_format_is_resumed_and_replaced(
+    written: Written,
+    featviz: Run,
+) -> None:
+    """--resume leaves its bytes alone, and --overwrite knows the folder as its own."""
+    before = written.picture.read_bytes()
+    assert featviz(*written.command, "--resume").code == 0
+    assert written.picture.read_bytes() == before
+    assert featviz(*written.command, "--overwrite").code == 0
 
 
 def test_a_pillow_without_a_format_is_told_before_anything_is_written(
     featviz: Run,
-    tmp_path: Path,
     tiny_file: Path,
     picture: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -75,10 +126,8 @@ def test_a_pillow_without_a_format_is_told_before_anything_is_written(
     """One line says what is missing, and what helps."""
     Image.init()
     monkeypatch.delitem(Image.SAVE, "WEBP", raising=False)
-    done = featviz(
-        "run", tiny_file, picture, "--format", "webp", "--out", tmp_path / "out"
-    )
+    done = featviz("run", tiny_file, picture, "--format", "webp", "--out", "out")
     assert done.code == 2
-    assert not (tmp_path / "out").exists()
+    assert not Path("out").exists()
     assert "--format webp: Pillow" in done.err
     assert "choose another format" in done.err

@@ -9,10 +9,13 @@ import pytest
 from drawn_maps import chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from featviz.drawing import loops
 from featviz.drawing.picture import write_png
+
+BLACK = np.zeros((4, 4), np.uint8)
 
 
 def encoded(
@@ -24,8 +27,8 @@ def encoded(
     """A PNG of pixels [H, W] or [H, W, 3] that arrive in `cuts` pieces."""
     height, width = pixels.shape[:2]
     rows = pixels.reshape(height, -1)
-    file = io.BytesIO()
     pieces = [piece for piece in np.array_split(rows, cuts) if len(piece)]
+    file = io.BytesIO()
     write_png(file, (height, width), iter(pieces), colors=colors, text=text)
     return file.getvalue()
 
@@ -37,81 +40,125 @@ def opened(data: bytes) -> Image.Image:
     return image
 
 
+MODES = {"L": (), "RGB": (3,)}
+
+
 @settings(max_examples=80, deadline=None)
 @given(
-    st.integers(1, 60),
-    st.integers(1, 60),
-    st.sampled_from([1, 3]),
-    st.integers(1, 6),
-    st.integers(0, 2**32 - 1),
+    height=st.integers(1, 60),
+    width=st.integers(1, 60),
+    mode=st.sampled_from(sorted(MODES)),
+    cuts=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
 )
 def test_pixels_come_back_exactly(
-    height: int, width: int, channels: int, cuts: int, seed: int
+    height: int,
+    width: int,
+    mode: str,
+    cuts: int,
+    seed: int,
 ) -> None:
     """Grey and RGB pictures of any size, in any number of pieces, decode to the same
     pixels."""
-    shape = (height, width) if channels == 1 else (height, width, 3)
+    shape = (height, width, *MODES[mode])
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     image = opened(encoded(pixels, cuts))
-    assert image.mode == ("L" if channels == 1 else "RGB")
-    assert np.array_equal(np.asarray(image), pixels)
+    assert image.mode == mode
+    assert_array_equal(image, pixels)
 
 
 def test_chunks_are_in_order_and_whole() -> None:
     """Header first, then text and palette, data together, end last; every checksum is
     right."""
-    pixels = np.zeros((4, 4), np.uint8)
-    kinds = [
-        k
-        for k, _ in chunks(
-            encoded(pixels, 2, colors=bytes(768), text={"Layer": "conv"})
-        )
-    ]
-    data = [kind for kind in kinds if kind == b"IDAT"]
-    assert kinds == [b"IHDR", b"tEXt", b"PLTE", *data, b"IEND"]
-    assert data
+    png = encoded(BLACK, 2, colors=bytes(768), text={"Layer": "conv"})
+    names = [chunk.name for chunk in chunks(png)]
+    assert names[:3] == [b"IHDR", b"tEXt", b"PLTE"]
+    assert set(names[3:-1]) == {b"IDAT"}
+    assert names[-1] == b"IEND"
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"),
+    ("value", "name"),
     [
-        ("layer1.0.conv1 (Conv2d)", b"tEXt"),
-        ("café ±3 µ", b"tEXt"),
-        ("層1.畳み込み → Größe", b"iTXt"),
-        ("x" * 100_000, b"tEXt"),
+        pytest.param("layer1.0.conv1 (Conv2d)", b"tEXt", id="ascii"),
+        pytest.param("café ±3 µ", b"tEXt", id="latin1"),
+        pytest.param("層1.畳み込み → Größe", b"iTXt", id="unicode"),
+        pytest.param("x" * 100_000, b"tEXt", id="long"),
     ],
-    ids=["ascii", "latin1", "unicode", "long"],
 )
-def test_text_is_read_back(value: str, kind: bytes) -> None:
+def test_text_is_read_back(value: str, name: bytes) -> None:
     """Latin-1 goes to tEXt, other text to iTXt, and Pillow reads both back."""
-    data = encoded(
-        np.zeros((2, 2), np.uint8), text={"Layer": value, "Software": "featviz"}
-    )
-    assert opened(data).info == {"Layer": value, "Software": "featviz"}
-    assert (
-        next(k for k, content in chunks(data) if content.startswith(b"Layer\0")) == kind
+    text = {"Layer": value, "Software": "featviz"}
+    png = encoded(BLACK, text=text)
+    assert opened(png).info == text
+    names = [c.name for c in chunks(png) if c.content.startswith(b"Layer\0")]
+    assert names == [name]
+
+
+@pytest.fixture(params=[1, 3])
+def depth(request: pytest.FixtureRequest) -> int:
+    """Bytes of a pixel."""
+    return int(request.param)
+
+
+@pytest.fixture
+def piece(depth: int) -> np.ndarray:
+    """Nine rows: noise, of which the second row is repeated twice, two that rise
+    evenly, two of zeros."""
+    width = 9 * depth
+    noise = np.random.default_rng(4).integers(0, 256, (3, width), dtype=np.uint8)
+    ramp = np.arange(9, dtype=np.uint8).repeat(depth)
+    zeros = np.zeros(width, np.uint8)
+    return np.stack(
+        [noise[0], noise[1], noise[1], noise[1], noise[2], ramp, 2 * ramp, zeros, zeros]
     )
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_rows_take_the_filter_that_leaves_less(depth: int) -> None:
+@pytest.fixture(params=["black", "its first row", "its second row"])
+def above(request: pytest.FixtureRequest, piece: np.ndarray) -> np.ndarray:
+    """The row above a piece."""
+    rows = {
+        "black": np.zeros_like(piece[0]),
+        "its first row": piece[0].copy(),
+        "its second row": piece[1].copy(),
+    }
+    return rows[request.param]
+
+
+def filtered(piece: np.ndarray, above: np.ndarray, depth: int) -> np.ndarray:
+    """A piece as it is compressed; the row above the next one is its last."""
+    rows = np.empty((len(piece), 1 + piece.shape[1]), np.uint8)
+    next_above = above.copy()
+    loops.filter_rows(piece, next_above, depth, rows)
+    assert_array_equal(next_above, piece[-1])
+    return rows
+
+
+def test_rows_are_differences_from_above_or_before(
+    piece: np.ndarray,
+    above: np.ndarray,
+    depth: int,
+) -> None:
+    """Filter 1 (sub) subtracts the pixel before, filter 2 (up) the row above."""
+    rows = filtered(piece, above, depth)
+    before = np.pad(piece, ((0, 0), (depth, 0)))[:, :-depth]
+    differences = {
+        1: piece - before,
+        2: piece - np.vstack([above, piece[:-1]]),
+    }
+    for number, row in enumerate(rows):
+        assert_array_equal(row[1:], differences[int(row[0])][number])
+
+
+def test_rows_take_the_filter_that_leaves_less(
+    piece: np.ndarray,
+    above: np.ndarray,
+    depth: int,
+) -> None:
     """Rows equal to the one above are zeros behind filter 2 (up), rows that rise evenly
-    take filter 1 (sub); the row above the first is black."""
-    rng = np.random.default_rng(4)
-    noise = rng.integers(0, 256, (3, 9 * depth), dtype=np.uint8).repeat(
-        [1, 3, 1], axis=0
-    )
-    ramp = np.arange(9, dtype=np.uint8).repeat(depth)[None] * np.uint8([[1], [2]])
-    piece = np.concatenate([noise, ramp, np.zeros((2, 9 * depth), np.uint8)])
-    for above in (np.zeros(9 * depth, np.uint8), piece[0].copy(), piece[1].copy()):
-        before = above.copy()
-        rows = np.empty((9, 1 + 9 * depth), np.uint8)
-        loops.filter_rows(piece, above, depth, rows)
-        assert np.array_equal(above, piece[-1])
-        up = piece - np.vstack([before, piece[:-1]])
-        sub = piece - np.pad(piece, ((0, 0), (depth, 0)))[:, :-depth]
-        assert set(rows[:, 0].tolist()) == {1, 2}
-        assert np.array_equal(rows[:, 1:], np.where(rows[:, :1] == 1, sub, up))
-        assert rows[2:4, 0].tolist() == [2, 2]
-        assert rows[5:, 0].tolist() == [1, 1, 1, 2]
-        assert rows[0, 0] == 2 or not np.array_equal(before, piece[0])
+    take filter 1 (sub)."""
+    filters = filtered(piece, above, depth)[:, 0].tolist()
+    assert filters[2:4] == [2, 2]
+    assert filters[5:] == [1, 1, 1, 2]
+    if np.array_equal(above, piece[0]):
+        assert filters[0] == 2

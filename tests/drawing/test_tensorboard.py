@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
-from itertools import product
+from functools import partial
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from conftest import Run
+from conftest import Outcome, Run
 from networks import Net
+from numpy.testing import assert_array_equal
 from PIL import Image
+from runs import make_photos
 from torch import Tensor, nn
 from torchvision.utils import make_grid
 
@@ -26,13 +27,9 @@ from featviz.options import PAD_GREY
 
 pytest.importorskip("tensorboard")
 
-RAW: dict[str, Any] = {
-    "mean": (0.0,) * 3,
-    "std": (1.0,) * 3,
-    "input_channels": 3,
-    "size": (16, 20),
-}
-NAMES = ["0.png", "1.png", "2.png"]
+RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "size": (16, 20)}
+NAMES = ["00.png", "01.png", "02.png"]
+LAYERS = ["conv", "relu", "relu.call1", "last"]
 
 
 class Events:
@@ -43,47 +40,31 @@ class Events:
             EventAccumulator,
         )
 
-        keep = dict.fromkeys(("images", "scalars", "histograms"), 0)
-        self.held = EventAccumulator(str(folder), size_guidance=keep).Reload()
+        every = dict.fromkeys(("images", "scalars", "histograms"), 0)
+        self.read = EventAccumulator(str(folder), size_guidance=every).Reload()
 
     def tags(self, kind: str) -> set[str]:
-        return set(self.held.Tags()[kind])
+        return set(self.read.Tags()[kind])
 
-    def images(self, tag: str) -> dict[int, np.ndarray]:
-        """RGB pixels by step; the size written beside an image is that of its pixels."""
-        found = {}
-        for event in self.held.Images(tag):
-            image = Image.open(io.BytesIO(event.encoded_image_string))
-            assert (event.width, event.height) == image.size
-            found[event.step] = np.asarray(image.convert("RGB")).astype(int)
-        return found
+    def image_steps(self, tag: str) -> list[int]:
+        return [event.step for event in self.read.Images(tag)]
+
+    def image(self, tag: str, step: int = 0) -> np.ndarray:
+        """RGB pixels; the size written with an image is that of its pixels."""
+        (event,) = (event for event in self.read.Images(tag) if event.step == step)
+        image = Image.open(io.BytesIO(event.encoded_image_string))
+        assert image.size == (event.width, event.height)
+        return np.asarray(image.convert("RGB")).astype(int)
 
     def histogram(self, tag: str, step: int = 0) -> Any:
-        return {
-            event.step: event.histogram_value for event in self.held.Histograms(tag)
-        }[step]
+        events = {event.step: event for event in self.read.Histograms(tag)}
+        return events[step].histogram_value
 
     def scalars(self, tag: str) -> dict[int, float]:
-        return {event.step: event.value for event in self.held.Scalars(tag)}
+        return {event.step: event.value for event in self.read.Scalars(tag)}
 
 
-Ran = Callable[..., Events]
-
-
-@pytest.fixture
-def ran(tmp_path: Path) -> Ran:
-    """Run a model with a board, and read it."""
-
-    def invoke(model: nn.Module, images: Path, layers: str, **options: Any) -> Events:
-        board = {"tensorboard": tmp_path / "tb"}
-        fv.run(model, images, layers, tmp_path / "out", **board, **RAW, **options)
-        return Events(tmp_path / "tb" / "out")
-
-    return invoke
-
-
-@pytest.fixture
-def net() -> nn.Module:
+def make_net() -> nn.Module:
     """Two convolutions with a ReLU that is called twice; channel 3 is never above zero."""
 
     def twice(self: nn.Module, x: Tensor) -> Tensor:
@@ -98,13 +79,7 @@ def net() -> nn.Module:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    for seed, name in enumerate(NAMES):
-        pixels = np.random.default_rng(seed).integers(
-            0, 256, (16, 20, 3), dtype=np.uint8
-        )
-        Image.fromarray(pixels).save(tmp_path / "in" / name)
-    return tmp_path / "in"
+    return make_photos(tmp_path / "in", 3, size=(20, 16))
 
 
 def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
@@ -112,13 +87,14 @@ def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
     pixels = np.asarray(Image.open(path)).astype(np.float32) / 255
     tensors: dict[str, Tensor] = {}
 
-    def hook(name: str) -> Any:
-        def keep(module: Any, args: Any, output: Tensor) -> None:
-            tensors[f"{name}.call1" if name in tensors else name] = output.clone()
+    def keep(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+        tensors[f"{name}.call1" if name in tensors else name] = output.clone()
 
-        return keep
-
-    handles = [m.register_forward_hook(hook(n)) for n, m in net.named_modules() if n]
+    handles = [
+        module.register_forward_hook(partial(keep, name))
+        for name, module in net.named_modules()
+        if name
+    ]
     with torch.no_grad():
         net(torch.from_numpy(pixels).permute(2, 0, 1)[None])
     for handle in handles:
@@ -128,120 +104,193 @@ def outputs(net: nn.Module, path: Path) -> dict[str, Tensor]:
 
 def torchvisions(output: Tensor) -> np.ndarray:
     """The grid that scripts log: make_grid(normalize=True, scale_each=True)."""
-    maps = output.permute(1, 0, 2, 3)
-    told = {"nrow": isqrt(len(maps)), "pad_value": PAD_GREY}
-    grid = make_grid(maps, normalize=True, scale_each=True, **told)
-    return (
-        grid.mul(255).add(0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy().astype(int)
+    grid = make_grid(
+        output.permute(1, 0, 2, 3),
+        nrow=isqrt(output.shape[1]),
+        normalize=True,
+        scale_each=True,
+        pad_value=PAD_GREY,
     )
+    levels = grid.mul(255).add(0.5).clamp(0, 255).byte()
+    return levels.permute(1, 2, 0).numpy().astype(int)
 
 
-def test_grids_are_make_grids_one_tag_a_layer(
-    net: nn.Module, pictures: Path, ran: Ran
+class Board(NamedTuple):
+    """A run of the network on three pictures, and what it posted."""
+
+    net: nn.Module
+    pictures: Path
+    events: Events
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    folder = tmp_path_factory.mktemp("board")
+    pictures = make_photos(folder / "in", 3, size=(20, 16))
+    net = make_net()
+    fv.run(
+        net,
+        pictures,
+        "conv,relu,last",
+        folder / "out",
+        tensorboard=folder / "tb",
+        **RAW,
+    )
+    return Board(net, pictures, Events(folder / "tb" / "out"))
+
+
+def test_there_is_one_tag_a_layer(board: Board) -> None:
+    """By layer and call; there are no scalars, whose lines would join images."""
+    grids = {f"output/{layer}" for layer in LAYERS}
+    assert board.events.tags("images") == grids | {"kernel/conv", "kernel/last"}
+    assert not board.events.tags("scalars")
+    assert board.events.image_steps("kernel/conv") == [0]
+
+
+every_layer = pytest.mark.parametrize("layer", LAYERS)
+every_picture = pytest.mark.parametrize(("step", "name"), list(enumerate(NAMES)))
+
+
+@every_layer
+@every_picture
+def test_grids_are_make_grids(layer: str, step: int, name: str, board: Board) -> None:
+    """The image's position is the step; pixels are torchvision's but for crosses on
+    maps of zeros."""
+    assert board.events.image_steps(f"output/{layer}") == [0, 1, 2]
+    output = outputs(board.net, board.pictures / name)[layer]
+    expected = torchvisions(output)
+    grid = board.events.image(f"output/{layer}", step)
+    assert grid.shape == expected.shape
+    differs = np.abs(grid - expected).max(-1) > 1
+    is_zero = (output[0] == 0).flatten(1).all(1)
+    for channel in np.flatnonzero(is_zero):
+        row, column = divmod(int(channel), isqrt(output.shape[1]))
+        y = 2 + 16 * row
+        x = 2 + 20 * column
+        cross = differs[y : y + 14, x : x + 18]
+        assert cross[0, [0, -1]].all()
+        assert cross.mean() < 0.3
+        cross[:] = False
+    assert not differs.any()
+
+
+def test_a_map_of_zeros_is_among_the_grids(board: Board) -> None:
+    """So that a cross was seen."""
+    assert not outputs(board.net, board.pictures / NAMES[0])["relu"][0, 3].any()
+
+
+@every_layer
+@every_picture
+def test_histograms_count_all_values(
+    layer: str,
+    step: int,
+    name: str,
+    board: Board,
 ) -> None:
-    """Tags by layer and call, the image's position as step, torchvision's pixels but
-    for crosses on maps of zeros; and no scalars, whose lines would join images."""
-    events = ran(net, pictures, "conv,relu,last")
-    layers = ("conv", "relu", "relu.call1", "last")
-    kernels = {"kernel/conv", "kernel/last"}
-    assert events.tags("images") == {f"output/{name}" for name in layers} | kernels
-    assert not events.tags("scalars")
-    assert events.images("kernel/conv").keys() == {0}
-    for step, name in enumerate(NAMES):
-        for layer, output in outputs(net, pictures / name).items():
-            shown = events.images(f"output/{layer}")
-            assert sorted(shown) == [0, 1, 2]
-            expected = torchvisions(output)
-            assert shown[step].shape == expected.shape
-            different = np.abs(shown[step] - expected).max(-1) > 1
-            for channel in np.flatnonzero((output[0] == 0).flatten(1).all(1)):
-                y, x = divmod(int(channel), isqrt(output.shape[1]))
-                cross = different[2 + 16 * y :, 2 + 20 * x :][:14, :18]
-                assert cross[0, 0]
-                assert cross[0, -1]
-                assert cross.mean() < 0.3
-                cross[:] = False
-            assert not different.any()
-            value = events.histogram(f"histogram/{layer}", step)
-            assert value.num == output.numel() == sum(value.bucket)
-    assert (outputs(net, pictures / "0.png")["relu"][0, 3] == 0).all()
+    """Of each layer and image."""
+    output = outputs(board.net, board.pictures / name)[layer]
+    value = board.events.histogram(f"histogram/{layer}", step)
+    assert value.num == sum(value.bucket) == output.numel()
 
 
-def test_training_steps_make_lines_of_each_image(
-    net: nn.Module, pictures: Path, tmp_path: Path
-) -> None:
-    """A Watcher's steps: each image has its own tags, with its share of zeros and its
-    channels that are nowhere above zero at each step."""
-    expected: list[dict[str, dict[str, Tensor]]] = []
-    board = tmp_path / "tb"
-    options = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "size": (16, 20)}
+class Training(NamedTuple):
+    """Two steps of a training that was watched."""
+
+    expected: list[dict[str, dict[str, Tensor]]]
+    """At each step the outputs by picture and layer."""
+    events: Events
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    folder = tmp_path_factory.mktemp("training")
+    pictures = make_photos(folder / "in", 3, size=(20, 16))
+    net = make_net()
+    expected = []
     with fv.Watcher(
-        net, pictures, "conv,relu", 1, tmp_path / "out", tensorboard=board, **options
+        net,
+        pictures,
+        "conv,relu",
+        1,
+        folder / "out",
+        tensorboard=folder / "tb",
+        **RAW,
     ) as watcher:
         for _ in range(2):
             expected.append({name: outputs(net, pictures / name) for name in NAMES})
             with torch.no_grad():
                 net.conv.bias += 0.1
             watcher.step()
-    events = Events(tmp_path / "tb")
-    for layer, name in product(("conv", "relu", "relu.call1"), NAMES):
-        zeros = events.scalars(f"zero_fraction/{layer}/{name}")
-        inactive = events.scalars(f"inactive_channels/{layer}/{name}")
-        assert (
-            sorted(zeros)
-            == [0, 1, 2]
-            == sorted(events.images(f"output/{layer}/{name}"))
-        )
-        for step in (0, 1):
-            output = expected[step][name][layer]
-            assert zeros[step] == pytest.approx(
-                float((output == 0).float().mean()), rel=1e-5
-            )
-            assert inactive[step] == int((output[0].flatten(1).amax(1) <= 0).sum())
+    return Training(expected, Events(folder / "tb"))
 
 
-def test_a_grid_shows_64_maps_and_says_of_how_many(pictures: Path, ran: Ran) -> None:
+@pytest.mark.parametrize("layer", LAYERS[:3])
+@pytest.mark.parametrize("name", NAMES)
+def test_training_steps_make_lines_of_each_image(
+    layer: str,
+    name: str,
+    training: Training,
+) -> None:
+    """A Watcher's steps: each image has its own tags, with its share of zeros and its
+    channels that are nowhere above zero at each step."""
+    zeros = training.events.scalars(f"zero_fraction/{layer}/{name}")
+    inactive = training.events.scalars(f"inactive_channels/{layer}/{name}")
+    assert training.events.image_steps(f"output/{layer}/{name}") == [0, 1, 2]
+    assert list(zeros) == [0, 1, 2]
+    for step, outputs_of in enumerate(training.expected):
+        maps = outputs_of[name][layer][0].flatten(1)
+        share = float((maps == 0).float().mean())
+        assert zeros[step] == pytest.approx(share, rel=1e-5)
+        assert inactive[step] == int((maps.amax(1) <= 0).sum())
+
+
+def test_a_grid_shows_64_maps_and_says_of_how_many(
+    pictures: Path,
+    tmp_path: Path,
+) -> None:
     """The first 64, as make_grid draws them; the histogram counts all."""
     net = nn.Sequential(nn.Conv2d(3, 70, 3)).eval()
-    events = ran(net, pictures / "1.png", "Conv2d")
-    output = outputs(net, pictures / "1.png")["0"]
-    assert (
-        np.abs(events.images("output/0")[0] - torchvisions(output[:, :64])).max() <= 1
-    )
+    path = pictures / NAMES[0]
+    fv.run(net, path, "0", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
+    events = Events(tmp_path / "tb" / "out")
+    output = outputs(net, path)["0"]
+    expected = torchvisions(output[:, :64])
+    assert np.abs(events.image("output/0") - expected).max() <= 1
     for tag in ("output/0", "kernel/0"):
-        assert events.held.SummaryMetadata(tag).summary_description == "64 of 70 maps"
+        assert events.read.SummaryMetadata(tag).summary_description == "64 of 70 maps"
     assert events.histogram("histogram/0").num == output.numel()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", [0, 100], ids=["whole", "the last event is cut off"])
+@pytest.mark.parametrize(
+    ("cut", "steps"),
+    [
+        pytest.param(0, [0, 1, 2], id="whole"),
+        pytest.param(100, [0, 2], id="the last event is cut off"),
+    ],
+)
 def test_a_resumed_run_posts_what_it_draws(
-    cut: int, featviz: Run, pictures: Path, tiny_file: Path, tmp_path: Path
+    cut: int,
+    steps: list[int],
+    featviz: Run,
+    pictures: Path,
+    tiny_file: Path,
+    tmp_path: Path,
 ) -> None:
     """The pictures of one event are there, or none; kernels and images are there once."""
-    base = [
-        "run",
-        tiny_file,
-        "--layers",
-        "0",
-        "--size",
-        "12",
-        "--out",
-        tmp_path / "out",
-    ]
-    base += ["--tensorboard", tmp_path / "tb"]
-    (pictures / "2.png").rename(tmp_path / "2.png")
-    assert featviz(*base, pictures).code == 0
+    base = ["run", tiny_file, pictures, "--layers", "0", "--size", "12"]
+    base += ["--out", tmp_path / "out", "--tensorboard", tmp_path / "tb"]
+    (pictures / NAMES[2]).rename(tmp_path / NAMES[2])
+    assert featviz(*base).code == 0
     (path,) = (tmp_path / "tb" / "out").iterdir()
     path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
-    (tmp_path / "2.png").rename(pictures / "2.png")
+    (tmp_path / NAMES[2]).rename(pictures / NAMES[2])
     for _ in range(2):
-        assert featviz(*base, pictures, "--resume").code == 0
+        assert featviz(*base, "--resume").code == 0
     events = Events(tmp_path / "tb" / "out")
-    steps = [event.step for event in events.held.Images("output/0")]
-    assert steps == ([0, 2] if cut else [0, 1, 2]) == sorted(events.images("output/0"))
-    assert [e.step for e in events.held.Histograms("histogram/0")] == steps
-    assert [event.step for event in events.held.Images("kernel/0")] == [0]
+    assert events.image_steps("output/0") == steps
+    assert [event.step for event in events.read.Histograms("histogram/0")] == steps
+    assert events.image_steps("kernel/0") == [0]
 
 
 def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
@@ -256,57 +305,83 @@ def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
     assert not events.tags("scalars")
     for layer, folder in (("0", "001_0"), ("2", "003_2")):
         file = Image.open(tmp_path / "out" / folder / "kernel.png").convert("RGB")
-        assert np.array_equal(events.images(f"kernel/{layer}")[0], file)
+        assert_array_equal(events.image(f"kernel/{layer}"), file)
     value = events.histogram("histogram-kernel/2")
-    assert (value.num, value.max) == (4 * 6 * 9, float(model[2].weight.detach().max()))
+    assert value.num == 4 * 6 * 9
+    assert value.max == float(model[2].weight.detach().max())
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        torch.linspace(-1, 1, 4999).sin(),
-        torch.tensor([-3e38, 1.0, 3e38]),
-        torch.tensor([0.0, 1e-45]),
-        torch.full((9,), 3e38),
-        torch.tensor([1.0, 2.0, float("nan"), float("inf"), 2.0]),
+        pytest.param(torch.linspace(-1, 1, 4999).sin(), id="sine"),
+        pytest.param(torch.tensor([-3e38, 1.0, 3e38]), id="huge"),
+        pytest.param(torch.tensor([0.0, 1e-45]), id="denormal"),
+        pytest.param(torch.full((9,), 3e38), id="huge constant"),
+        pytest.param(torch.tensor([1.0, 2, torch.nan, torch.inf, 2]), id="not finite"),
     ],
-    ids=["sine", "huge", "denormal", "huge constant", "not finite"],
 )
 def test_histograms_are_numpys(values: Tensor) -> None:
     """numpy's counts of the finite values but for those on an edge, and sums in
     float64."""
-    wide = values.double().numpy()
-    wide = wide[np.isfinite(wide)]
     histogram = tensorboard.histogram(values)
     assert histogram is not None
-    assert histogram["num"] == sum(histogram["bucket"]) == len(wide)
-    assert (histogram["min"], histogram["max"]) == (wide.min(), wide.max())
-    assert histogram["sum"] == pytest.approx(wide.sum(), rel=1e-9, abs=1e-9)
-    assert histogram["sum_squares"] == pytest.approx(np.square(wide).sum(), rel=1e-9)
-    limits = histogram["bucket_limit"]
-    counts = np.histogram(wide, [2 * limits[0] - limits[1], *limits])[0]
-    assert np.abs(np.array(histogram["bucket"]) - counts).sum() <= 4
-    assert tensorboard.histogram(torch.full((3,), float("nan"))) is None
+    finite = values[values.isfinite()].double().numpy()
+    limits = histogram.pop("bucket_limit")
+    buckets = np.array(histogram.pop("bucket"))
+    assert histogram == {
+        "num": len(finite),
+        "min": finite.min(),
+        "max": finite.max(),
+        "sum": pytest.approx(finite.sum(), rel=1e-9, abs=1e-9),
+        "sum_squares": pytest.approx(np.square(finite).sum(), rel=1e-9),
+    }
+    counts, _ = np.histogram(finite, [2 * limits[0] - limits[1], *limits])
+    assert buckets.sum() == len(finite)
+    assert np.abs(buckets - counts).sum() <= 4
 
 
-def test_without_the_package_one_line_says_how_to_get_it(
+def test_there_is_no_histogram_of_no_finite_value() -> None:
+    """NaN alone is not posted."""
+    assert tensorboard.histogram(torch.full((3,), torch.nan)) is None
+
+
+@pytest.fixture
+def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is not installed."""
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+
+
+def assert_needs_tensorboard(done: Outcome) -> None:
+    """One line says how to get it, and nothing was written."""
+    assert done.code == 2
+    assert not Path("out").exists()
+    assert not Path("tb").exists()
+    message, hint = done.err.splitlines()
+    assert "--tensorboard needs the package tensorboard" in message
+    assert "pip install 'featviz[tensorboard]'" in hint
+
+
+BOARD = ("--out", "out", "--tensorboard", "tb")
+
+
+def test_run_without_the_package(
+    without_tensorboard: None,
     featviz: Run,
-    tmp_path: Path,
     tiny_file: Path,
     picture: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before anything is loaded or written."""
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    for command in (["run", tiny_file, picture], ["kernels", tiny_file]):
-        out = tmp_path / "out"
-        done = featviz(*command, "--out", out, "--tensorboard", tmp_path / "tb")
-        assert done.code == 2
-        assert not out.exists()
-        assert not (tmp_path / "tb").exists()
-        assert "--tensorboard needs the package tensorboard" in done.err
-        assert "pip install 'featviz[tensorboard]'" in done.err
-        assert len(done.err.splitlines()) == 2
+    """It ends before anything is loaded or written."""
+    assert_needs_tensorboard(featviz("run", tiny_file, picture, *BOARD))
+
+
+def test_kernels_without_the_package(
+    without_tensorboard: None,
+    featviz: Run,
+    tiny_file: Path,
+) -> None:
+    """They end before anything is loaded or written."""
+    assert_needs_tensorboard(featviz("kernels", tiny_file, *BOARD))
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -317,5 +392,9 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
         tensorboard.opened(tmp_path / "file" / "tb"),
     ):
         pass
+
+
+def test_no_folder_is_no_board() -> None:
+    """Nothing is posted."""
     with tensorboard.opened(None) as board:
         assert board is None

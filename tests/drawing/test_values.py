@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from featviz.drawing import loops, values
 
@@ -31,6 +34,10 @@ def _with(rows: np.ndarray, value: float, share: float = 0.1) -> np.ndarray:
     return np.where(RNG.random(rows.shape) < share, np.float32(value), rows)
 
 
+def _behind(value: float, rows: np.ndarray) -> np.ndarray:
+    return np.pad(rows, ((0, 0), (1, 0)), constant_values=value)
+
+
 MAPS = {
     "normal": _normal(7, 4999),
     "relu": np.maximum(_normal(64, 49), 0),
@@ -38,10 +45,8 @@ MAPS = {
     "minus zero at last": _ending_in(-0.0),
     "a row of two blocks and one": _normal(3, 4097),
     "constant": np.full((3, 1000), 0.1, np.float32),
-    "zeros of both signs": np.where(_normal(4, 100) > 0, 0.0, -0.0).astype(np.float32),
-    "an outlier first": np.concatenate(
-        [np.full((4, 1), 1e4, np.float32), _normal(4, 5000)], 1
-    ),
+    "zeros of both signs": _normal(4, 100) * np.float32(0),
+    "an outlier first": _behind(1e4, _normal(4, 5000)),
     "far from zero": _normal(4, 3000) + np.float32(1e5),
     "nearly constant": np.float32(1) + np.float32(1e-6) * _normal(4, 3000),
     "denormal": _normal(4, 300) * np.float32(1e-40),
@@ -53,6 +58,67 @@ MAPS = {
     "none finite": np.array([[np.nan, np.inf], [1, 2]], np.float32),
     "strided": _normal(64, 9, 40).transpose(1, 0, 2)[:, :, ::2].reshape(9, -1)[:, ::3],
 }
+EVERY_MAP = pytest.mark.parametrize("rows", MAPS.values(), ids=MAPS)
+
+
+def _statistics(rows: np.ndarray) -> np.ndarray:
+    stats, _ = values.statistics(rows)
+    return stats
+
+
+def _statistics_on_device(rows: np.ndarray) -> np.ndarray:
+    return values.statistics_on_device(torch.from_numpy(rows.copy()))
+
+
+def _expected(row: np.ndarray) -> list[float]:
+    """The statistics of a row, of its finite values in float64."""
+    finite = row[np.isfinite(row)].astype(np.float64)
+    moments = [np.nan] * 4
+    if len(finite):
+        moments = [finite.min(), finite.max(), finite.mean(), finite.std()]
+    return [*moments, (row == 0).mean(), row.size - finite.size]
+
+
+@pytest.mark.parametrize("statistics", [_statistics, _statistics_on_device])
+@EVERY_MAP
+def test_statistics_are_those_of_float64(
+    rows: np.ndarray,
+    statistics: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """Extremes and counts exactly, the deviation and, beside both, the mean within
+    rounding; in a compiled loop, and by torch where the values are."""
+    stats = statistics(rows)
+    expected = np.array([_expected(row) for row in rows])
+    exact = [0, 1, 4, 5]
+    assert stats.dtype == np.float32
+    assert_array_equal(stats[:, exact], expected[:, exact].astype(np.float32))
+    mean, std = expected[:, 2:4].astype(np.float32).T
+    assert_allclose(stats[:, 3], std, rtol=ROUNDING, atol=1e-45)
+    has_values = ~np.isnan(mean)
+    assert_array_equal(np.isnan(stats[:, 2]), ~has_values)
+    error = np.abs(stats[:, 2] - mean)
+    assert (error <= ROUNDING * (np.abs(mean) + std))[has_values].all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (np.nan, 0.5),
+        (-0.5, 0.1),
+        (0.0, np.inf),
+    ],
+)
+@EVERY_MAP
+def test_values_outside_are_counted_with_the_statistics(
+    rows: np.ndarray,
+    low: float,
+    high: float,
+) -> None:
+    """At the ends or beyond them; NaN is nowhere; the statistics are the same as alone."""
+    stats, outside = values.statistics(rows, low, high, counted=True)
+    is_outside = (rows <= np.float32(low)) | (rows >= np.float32(high))
+    assert_array_equal(outside, is_outside.sum(1))
+    assert_array_equal(stats, _statistics(rows))
 
 
 def _by_loop(
@@ -68,96 +134,71 @@ def _by_loop(
     return levels
 
 
-def _expected(rows: np.ndarray) -> np.ndarray:
-    """Each row by itself, its finite values in float64."""
-    numbers = []
-    for row in rows.astype(np.float64):
-        values = row[np.isfinite(row)]
-        four = [np.nan] * 4
-        if len(values):
-            four = [values.min(), values.max(), values.mean(), values.std()]
-        numbers.append([*four, (row == 0).mean(), (~np.isfinite(row)).sum()])
-    return np.array(numbers)
+def _on_device(rows: np.ndarray, *line: object) -> np.ndarray:
+    return values.quantise_on_device(torch.from_numpy(rows.copy()), *line)
 
 
-@pytest.mark.parametrize("where", ["loop", "device"])
-@pytest.mark.parametrize("name", MAPS)
-def test_statistics_are_those_of_float64(name: str, where: str) -> None:
-    """Extremes and counts exactly, the deviation and, beside both, the mean within
-    rounding; in a compiled loop, and by torch where the values are."""
-    rows = MAPS[name]
-    on_device = values.statistics_on_device
-    got = (
-        values.statistics(rows)[0]
-        if where == "loop"
-        else on_device(torch.from_numpy(rows.copy()))
-    )
-    expected = _expected(rows)
-    assert got.dtype == np.float32
-    exact = expected.astype(np.float32)
-    np.testing.assert_array_equal(got[:, [0, 1, 4, 5]], exact[:, [0, 1, 4, 5]])
-    np.testing.assert_allclose(got[:, 3], exact[:, 3], rtol=ROUNDING, atol=1e-45)
-    off = np.abs(got[:, 2] - exact[:, 2])
-    assert (off <= ROUNDING * (np.abs(exact[:, 2]) + exact[:, 3]))[~np.isnan(off)].all()
-    np.testing.assert_array_equal(np.isnan(off), np.isnan(exact[:, 2]))
+QUANTISERS = pytest.mark.parametrize("quantise", [_by_loop, _on_device])
+FINITE = {name: rows for name, rows in MAPS.items() if np.ptp(rows) < np.inf}
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_values_outside_are_counted_beside_the_statistics(name: str) -> None:
-    """At the ends or beyond them; NaN is nowhere; the statistics are the same as alone."""
-    rows = MAPS[name]
-    for low, high in ((np.nan, 0.5), (-0.5, 0.1), (0.0, np.inf)):
-        numbers, outside = values.statistics(rows, low, high, counted=True)
-        expected = (rows <= np.float32(low)).sum(1) + (rows >= np.float32(high)).sum(1)
-        np.testing.assert_array_equal(outside, expected)
-        np.testing.assert_array_equal(numbers, values.statistics(rows)[0])
-
-
-@pytest.mark.parametrize("name", [name for name in MAPS if np.ptp(MAPS[name]) < np.inf])
+@QUANTISERS
+@pytest.mark.parametrize("rows", FINITE.values(), ids=FINITE)
 @pytest.mark.parametrize("top", [None, 255.5])
-def test_levels_are_those_of_numpy(name: str, top: float | None) -> None:
+def test_levels_are_those_of_numpy(
+    rows: np.ndarray,
+    top: float | None,
+    quantise: Callable[..., np.ndarray],
+) -> None:
     """The same float32 operations in the same order, so the same bytes; on a device,
     too."""
-    rows = MAPS[name]
     low = rows.min(1)
     span = np.maximum(rows.max(1) - low, np.float32(1e-30))
     factor = (255 / span).astype(np.float32)
-    scaled = (rows - low[:, None]) * factor[:, None] + np.float32(0.5)
-    expected = scaled if top is None else np.clip(scaled, 0, top)
-    line = low, factor, 0.5, top
-    np.testing.assert_array_equal(_by_loop(rows, *line), expected.astype(np.uint8))
-    on_device = values.quantise_on_device(torch.from_numpy(rows.copy()), *line)
-    np.testing.assert_array_equal(on_device, expected.astype(np.uint8))
+    expected = (rows - low[:, None]) * factor[:, None] + np.float32(0.5)
+    if top is not None:
+        expected = expected.clip(0, top)
+    levels = quantise(rows, low, factor, 0.5, top)
+    assert_array_equal(levels, expected.astype(np.uint8))
 
 
-def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
+@QUANTISERS
+def test_values_outside_the_limits_are_clipped_and_nan_is_dark(
+    quantise: Callable[..., np.ndarray],
+) -> None:
+    """Levels end at 0 and at the top; NaN is 0."""
     rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
-    one = np.ones(1, np.float32)
-    line = 0 * one, 100 * one, 0.5, 200.5
-    for levels in (
-        _by_loop(rows, *line),
-        values.quantise_on_device(torch.from_numpy(rows), *line),
-    ):
-        assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
+    low = np.zeros(1, np.float32)
+    factor = np.full(1, 100, np.float32)
+    levels = quantise(rows, low, factor, 0.5, 200.5)
+    assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_overall_joins_the_rows(name: str) -> None:
+@EVERY_MAP
+def test_overall_joins_the_rows(rows: np.ndarray) -> None:
     """The statistics of all rows together are those of all finite values, from float64
     numbers."""
-    rows = MAPS[name]
-    stats = values.statistics(rows)[0]
-    total = values.overall(stats, rows.shape[1])
-    finite = rows[np.isfinite(rows)].astype(np.float64)
-    assert total.pop("zero_fraction") == pytest.approx((rows == 0).mean(), rel=1e-6)
-    assert total.pop("nonfinite") == rows.size - finite.size
-    if not finite.size:
-        assert total == dict.fromkeys(("min", "max", "mean", "std"))
-        return
-    margin = 1e-6 * float(abs(finite).max()) + 1e-44
-    assert (total["min"], total["max"]) == (finite.min(), finite.max())
-    assert total["mean"] == pytest.approx(finite.mean(), rel=1e-5, abs=margin)
-    assert total["std"] == pytest.approx(finite.std(), rel=1e-4, abs=margin)
+    total = values.overall(_statistics(rows), rows.shape[1])
+    expected = _expected(rows.flatten())
+    largest = np.abs(rows[np.isfinite(rows)]).max()
+    rounding = 1e-6 * float(largest) + 1e-44
+    assert total["min"] == expected[0]
+    assert total["max"] == expected[1]
+    assert total["mean"] == pytest.approx(expected[2], rel=1e-5, abs=rounding)
+    assert total["std"] == pytest.approx(expected[3], rel=1e-4, abs=rounding)
+    assert total["zero_fraction"] == pytest.approx(expected[4], rel=1e-6)
+    assert total["nonfinite"] == expected[5]
+
+
+def test_overall_of_no_finite_value() -> None:
+    """There are no moments, only counts."""
+    rows = np.full((2, 3), np.nan, np.float32)
+    total = values.overall(_statistics(rows), 3)
+    assert total == {
+        **dict.fromkeys(("min", "max", "mean", "std")),
+        "zero_fraction": 0,
+        "nonfinite": 6,
+    }
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -167,19 +208,15 @@ def test_tiles_lie_enlarged_in_rows(across: int, depth: int) -> None:
     as it was."""
     down = 2
     tiles = RNG.integers(0, 200, (3, 5, 4, depth), dtype=np.uint8)
-    large = tiles.repeat(down, 1).repeat(across, 2)
-    tile_height, tile_width = large.shape[1:3]
-    piece = np.full((2 * (tile_height + 1), (1 + 2 * (tile_width + 1)) * depth), 255)
-    piece = piece.astype(np.uint8)
+    piece = np.full((2 * 11, (1 + 2 * (4 * across + 1)) * depth), 255, np.uint8)
+    expected = piece.reshape(22, -1, depth).copy()
+    for number, tile in enumerate(tiles):
+        row, column = divmod(number, 2)
+        y = row * 11
+        x = 1 + column * (4 * across + 1)
+        large = tile.repeat(down, 0).repeat(across, 1)
+        expected[y : y + 10, x : x + 4 * across] = large
 
     loops.lay_tiles(tiles.reshape(3, 5, -1), 2, down, across, depth, 1, piece)
 
-    pixels = piece.reshape(len(piece), -1, depth)
-    for number, tile in enumerate(large):
-        row, column = divmod(number, 2)
-        y = row * (tile_height + 1)
-        x = 1 + column * (tile_width + 1)
-        drawn = pixels[y : y + tile_height, x : x + tile_width]
-        assert np.array_equal(drawn, tile)
-        drawn[:] = 255
-    assert (pixels == 255).all()
+    assert_array_equal(piece, expected.reshape(22, -1))
