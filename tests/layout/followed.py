@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -42,37 +43,38 @@ def followed(
         trace: whether the image is followed through the model.
     """
     if image is None:
-        image = torch.randn(
-            1, 3, height, width, generator=torch.Generator().manual_seed(1)
-        )
+        generator = torch.Generator().manual_seed(1)
+        image = torch.randn(1, 3, height, width, generator=generator)
     layers = list_layers(model)
     book = HintBook(model, image.shape)
     drawn: dict[tuple[str, str], layout.Maps] = {}
     clones: dict[tuple[str, str], Tensor] = {}
 
-    def sink(site: CaptureSite, tensor: Tensor) -> None:
+    def draw(site: CaptureSite, tensor: Tensor) -> None:
         maps = layout.to_maps(tensor, book.of_tensor(site, tensor))[""]
         copy = layout.Maps(maps.layout, maps.data.clone())
         drawn.setdefault((site.layer.name, site.key), copy)
 
-    def keep(name: str, output: object) -> None:
+    def keep(name: str, module: nn.Module, inputs: object, output: object) -> None:
         for key, value in leaves(output):
             if isinstance(value, Tensor):
                 clones.setdefault((name, key), value.detach().clone())
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            hook = module.register_forward_hook(
-                lambda m, a, out, name=name: keep(name, out)
-            )
+            hook = module.register_forward_hook(partial(keep, name))
             stack.callback(hook.remove)
         stack.enter_context(in_eval_mode(model))
         if trace:
             stack.enter_context(book.traced(model, layers))
-        stack.enter_context(hooked(model, layers, sink))
+        stack.enter_context(hooked(model, layers, draw))
         model(image)
     return {
-        key: Seen(maps.layout, maps.data.squeeze(1), clones[key])
-        for key, maps in drawn.items()
-        if key in clones
+        key: Seen(drawn[key].layout, drawn[key].data.squeeze(1), clones[key])
+        for key in drawn.keys() & clones.keys()
     }
+
+
+def drawn_as(model: nn.Module, height: int, width: int, layer: str) -> Seen:
+    """The same, of the output of a layer."""
+    return followed(model, height, width)[layer, ""]

@@ -21,19 +21,21 @@ def still(number: int, height: int = 6, width: int = 8) -> Image.Image:
 
 
 def numbers(pictures: Sequence[Image.Image]) -> list[int]:
-    """The frames' own numbers back."""
-    return [round(np.asarray(p.convert("RGB"))[..., 0].mean() / 10) for p in pictures]
+    """The numbers that frames show."""
+    reds = [np.asarray(picture.convert("RGB"))[..., 0] for picture in pictures]
+    return [round(red.mean() / 10) for red in reds]
 
 
-def folder_of(path: Path, count: int, **size: int) -> Path:
+def folder_of(path: Path, count: int, name: str = "frame") -> Path:
+    """A folder of stills."""
     path.mkdir(parents=True)
     for number in range(count):
-        still(number, **size).save(path / f"frame{number}.png")
+        still(number).save(path / f"{name}{number}.png")
     return path
 
 
 def animation(path: Path, count: int) -> Path:
-    options: dict[str, Any] = {"lossless": True} if path.suffix == ".webp" else {}
-    first, *rest = (still(number) for number in range(count))
-    first.save(path, save_all=True, append_images=rest, duration=40, **options)
+    """A file of frames."""
+    first, *later = map(still, range(count))
+    first.save(path, save_all=True, append_images=later, duration=40)
     return path

@@ -3,9 +3,9 @@ tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,32 +32,38 @@ class Block(nn.Module):
 
 
 class PositionViT(nn.Module):
-    """Its tokens are the means of their patch in red, green and blue, behind tokens of
-    its own.
+    """Its tokens are the means of their patch in red, green and blue, behind tokens
+    that are parameters and negative.
 
     With `channels_first`, the blocks see [1, D, T] instead of [1, T, D].
     """
 
     def __init__(
-        self, *names: str, counts: Sequence[int] = (), channels_first: bool = False
-    ):
+        self,
+        prefixes: Mapping[str, int],
+        channels_first: bool = False,
+    ) -> None:
+        """Args:
+        prefixes: how many tokens a parameter of this name holds.
+        """
         super().__init__()
         self.conv_proj = nn.Conv2d(3, 3, PATCH, PATCH, bias=False)
         weight = torch.eye(3)[:, :, None, None].repeat(1, 1, PATCH, PATCH) / PATCH**2
         self.conv_proj.weight = nn.Parameter(weight)
-        for place, (name, count) in enumerate(zip(names, counts, strict=True)):
-            own = -1.0 - place - torch.arange(count * 3.0).reshape(1, count, 3) / 100
-            self.register_parameter(name, nn.Parameter(own))
-        self.names = names
+        for number, (name, count) in enumerate(prefixes.items(), 1):
+            values = -number - torch.arange(count * 3.0).reshape(1, count, 3) / 100
+            self.register_parameter(name, nn.Parameter(values))
+        self.names = list(prefixes)
         self.channels_first = channels_first
         self.blocks = nn.Sequential(Block(), Block())
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.conv_proj(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat(
-            [*(getattr(self, name) for name in self.names), tokens], dim=1
-        )
-        return self.blocks(tokens.transpose(1, 2) if self.channels_first else tokens)
+        patches = self.conv_proj(x).flatten(2).transpose(1, 2)
+        prefixes = [self.get_parameter(name) for name in self.names]
+        tokens = torch.cat([*prefixes, patches], dim=1)
+        if self.channels_first:
+            tokens = tokens.transpose(1, 2)
+        return self.blocks(tokens)
 
 
 def ramps(height: int, width: int, patch: int = PATCH) -> np.ndarray:
@@ -78,9 +84,25 @@ def save(folder: Path, height: int, width: int) -> Path:
     return path
 
 
+class Look(NamedTuple):
+    """The image folder of a run, and its rows."""
+
+    folder: Path
+    captures: dict[tuple[str, int, str], dict[str, Any]]
+    """By layer, call and key."""
+
+    def row(self, layer: str, key: str = "") -> dict[str, Any]:
+        """Of a layer's first call."""
+        return self.captures[layer, 0, key]
+
+
 def look(
-    model: nn.Module, image: Path, layers: str, size: tuple[int, int], **options: Any
-) -> tuple[Path, dict[tuple[str, int, str], dict[str, Any]]]:
+    model: nn.Module,
+    image: Path,
+    layers: str,
+    size: tuple[int, int],
+    **options: Any,
+) -> Look:
     """Run a model on a picture as it is, and read the captures back."""
     out = image.parent / "out"
     result = fv.run(
@@ -95,4 +117,4 @@ def look(
         **options,
     )
     assert result.failures == ()
-    return out / image.name, rows(out / image.name)
+    return Look(out / image.name, rows(out / image.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,9 @@ from torchvision import models
 import featviz as fv
 from featviz.hooks.eval_mode import in_eval_mode
 
+BLOCK = "encoder.layers.encoder_layer_0"
+ATTENTION = f"{BLOCK}.self_attention"
+
 
 def small_vit() -> nn.Module:
     """torchvision's own ViT: 4 × 4 patches, 2 heads, 2 layers."""
@@ -26,80 +29,65 @@ def small_vit() -> nn.Module:
     return model.eval()
 
 
-def by_hand(block: nn.Module, tokens: Tensor) -> Tensor:
-    """softmax(Q K^T / sqrt d) of an encoder block whose normalised input is [1, T, D]."""
-    attention = block.self_attention
-    q, k, _ = nn.functional.linear(
-        tokens, attention.in_proj_weight, attention.in_proj_bias
-    ).chunk(3, dim=-1)
-    heads = attention.num_heads
-    head_size = attention.head_dim
-    q, k = (
-        projected.reshape(-1, heads, head_size).transpose(0, 1).double()
-        for projected in (q[0], k[0])
-    )
-    scores = torch.stack([q[h] @ k[h].T / math.sqrt(head_size) for h in range(heads)])
+def by_hand(attention: nn.MultiheadAttention, tokens: Tensor) -> Tensor:
+    """softmax(Q K^T / sqrt d) of normalised tokens [1, T, D], by head."""
+    projected = tokens @ attention.in_proj_weight.T + attention.in_proj_bias
+    heads = projected[0].double().unflatten(1, (3, attention.num_heads, -1))
+    queries, keys, _ = heads.permute(1, 2, 0, 3)
+    scores = queries @ keys.transpose(1, 2) / math.sqrt(attention.head_dim)
     exponents = scores.exp()
     return exponents / exponents.sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_attention_weights_are_softmax_of_queries_and_keys(
-    fast: bool, tmp_path: Path
-) -> None:
-    """A selected attention gives a map for each head whose rows sum to 1; torch's
-    setting of the fast path is as before."""
-    model = small_vit()
+@pytest.fixture(params=[True, False], ids=["fast path", "slow path"])
+def fast_path(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """torch's setting, which must stay as it is."""
     before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(fast)
-    try:
-        folder, captures = look(
-            model,
-            save(tmp_path, 32, 32),
-            "MultiheadAttention#0,*_0.ln_1",
-            (32, 32),
-            tensors="npy",
-        )
-        assert torch.backends.mha.get_fastpath_enabled() is fast
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-    name = "encoder.layers.encoder_layer_0"
-    row = captures[f"{name}.self_attention", 0, "1"]
-    weights = raw(folder, row)
-    tokens = raw(folder, captures[f"{name}.ln_1", 0, ""])
-    want = by_hand(model.get_submodule(name), tokens)
-    assert (row["layout"], row["maps"], row["shape"]) == (
-        "attention",
-        2,
-        [1, 2, 17, 17],
-    )
-    assert torch.allclose(weights[0].double(), want, atol=1e-6)
-    assert torch.allclose(weights.sum(-1), torch.ones(1, 2, 17), atol=1e-5)
-    assert_drawn(folder, row, want)
-    assert captures[f"{name}.self_attention", 0, "0"]["layout"] == "tokens"
-    assert (f"{name}.self_attention", 0, "0.class_token") in captures
-    assert manifest(folder)["skipped"] == []
+    torch.backends.mha.set_fastpath_enabled(request.param)
+    yield request.param
+    assert torch.backends.mha.get_fastpath_enabled() is request.param
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+def test_attention_weights_are_softmax_of_queries_and_keys(
+    fast_path: bool,
+    tmp_path: Path,
+) -> None:
+    """A selected attention gives a map for each head whose rows sum to 1, beside its
+    tokens."""
+    model = small_vit()
+    layers = "MultiheadAttention#0,*_0.ln_1"
+    seen = look(model, save(tmp_path, 32, 32), layers, (32, 32), tensors="npy")
+    row = seen.row(ATTENTION, "1")
+    assert row["layout"] == "attention"
+    assert row["shape"] == [1, 2, 17, 17]
+    tokens = raw(seen.folder, seen.row(f"{BLOCK}.ln_1"))
+    expected = by_hand(model.get_submodule(ATTENTION), tokens)
+    weights = raw(seen.folder, row)[0].double()
+    assert torch.allclose(weights, expected, atol=1e-6)
+    assert_drawn(seen.folder, row, expected)
+    assert seen.row(ATTENTION, "0")["layout"] == "tokens"
+    assert (ATTENTION, 0, "0.class_token") in seen.captures
+    assert manifest(seen.folder)["skipped"] == []
 
 
 def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
     """After a run no hook asks for weights any more."""
     model = small_vit()
     look(model, save(tmp_path, 32, 32), "MultiheadAttention", (32, 32))
-    attention = model.encoder.layers.encoder_layer_0.self_attention
-    assert not attention._forward_pre_hooks
-    assert not attention._forward_hooks
+    attention = model.get_submodule(ATTENTION)
+    x = torch.randn(1, 5, 16)
     with in_eval_mode(model):
-        x = torch.randn(1, 5, 16)
-        assert attention(x, x, x, need_weights=False)[1] is None
+        _, weights = attention(x, x, x, need_weights=False)
+    assert weights is None
 
 
 def gated() -> nn.Module:
     """A map of a quarter of the input's size, and a gate that weighs each place of it,
     as in an Attention U-Net."""
     gate = Net(lambda self, x: x * self.gate(x).sigmoid(), gate=nn.Conv2d(8, 1, 1))
-    return Net(
-        lambda self, x: self.attn(self.stem(x)), stem=nn.Conv2d(3, 8, 4, 4), attn=gate
-    )
+    stem = nn.Conv2d(3, 8, 4, 4)
+    return Net(lambda self, x: self.attn(self.stem(x)), stem=stem, attn=gate)
 
 
 def attending() -> nn.Module:
@@ -109,18 +97,23 @@ def attending() -> nn.Module:
         heads = tokens.unflatten(2, (2, -1)).transpose(1, 2)
         return (heads @ heads.transpose(-2, -1)).softmax(-1)
 
-    def way(self: nn.Module, x: Tensor) -> Tensor:
+    def attend(self: nn.Module, x: Tensor) -> Tensor:
         tokens = self.stem(x).flatten(2).transpose(1, 2)
         return (self.attn(tokens) @ tokens[:, None]).mean((1, 2))
 
-    return Net(way, stem=nn.Conv2d(3, 8, 16, 16), attn=Net(weights))
+    return Net(attend, stem=nn.Conv2d(3, 8, 16, 16), attn=Net(weights))
 
 
 @pytest.mark.parametrize(
-    ("model", "layout"), [(gated, "nchw"), (attending, "attention")]
+    ("model", "layout"),
+    [
+        (gated, "nchw"),
+        (attending, "attention"),
+    ],
 )
 def test_a_square_map_is_no_matrix_of_weights(
-    model: Callable[[], nn.Module], layout: str
+    model: Callable[[], nn.Module],
+    layout: str,
 ) -> None:
     """At 64 pixels both have 16 rows and columns, as many as there are tokens of 4 × 4
     patches."""

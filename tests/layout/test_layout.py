@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Run
+from numpy.testing import assert_array_equal
 from torch import Tensor
 
 import featviz as fv
@@ -29,9 +30,8 @@ def test_nchw_is_the_permuted_view() -> None:
     before = tensor.clone()
     maps = layout.to_maps(tensor)[""]
     assert maps.layout == "nchw"
-    assert torch.equal(maps.data, tensor.permute(1, 0, 2, 3))
+    assert_array_equal(maps.data, before.permute(1, 0, 2, 3))
     assert maps.data.data_ptr() == tensor.data_ptr()
-    assert torch.equal(tensor, before)
 
 
 @pytest.mark.parametrize(
@@ -57,33 +57,45 @@ def test_every_real_dtype_becomes_float32(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_tensor_shows_its_real_values() -> None:
     """A quantized tensor is dequantized, not shown as its integers."""
-    quantized = torch.quantize_per_tensor(
-        torch.tensor([[0.0, 0.5, 1.0]]), 0.5, 3, torch.quint8
-    )
+    values = torch.tensor([[0.0, 0.5, 1.0]])
+    quantized = torch.quantize_per_tensor(values, 0.5, 3, torch.quint8)
     assert layout.to_maps(quantized)[""].data.flatten().tolist() == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [],
+        [1, 3, 4],
+        [2, 3, 2, 4, 4],
+        [1, 1, 3, 2, 4, 4],
+    ],
+    ids=str,
+)
+def test_an_unknown_shape_is_refused(shape: list[int]) -> None:
+    """A wrong guess would draw noise."""
+    with pytest.raises(LayoutError, match=re.escape(f"shape {shape} is neither")):
+        layout.to_maps(torch.zeros(shape))
 
 
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (
+        pytest.param(
             torch.zeros(1, 2, 3, 3, dtype=torch.complex64),
             r"complex numbers \(torch.complex64\)",
+            id="complex",
         ),
-        (torch.eye(3).to_sparse(), "stored as torch.sparse_coo"),
-        (torch.zeros(1, 0, 3, 3), r"shape \[1, 0, 3, 3\] holds no values"),
-        (torch.zeros(()), r"shape \[\] is neither"),
-        (torch.zeros(1, 3, 4), r"shape \[1, 3, 4\] is neither"),
-        (torch.zeros(2, 3, 2, 4, 4), r"shape \[2, 3, 2, 4, 4\] is neither"),
-        (torch.zeros(1, 1, 3, 2, 4, 4), r"shape \[1, 1, 3, 2, 4, 4\] is neither"),
+        pytest.param(torch.eye(3).to_sparse(), "as torch.sparse_coo", id="sparse"),
+        pytest.param(
+            torch.zeros(1, 0, 3, 3),
+            r"shape \[1, 0, 3, 3\] holds no values",
+            id="empty",
+        ),
     ],
-    ids=lambda value: value if isinstance(value, str) else str(list(value.shape)),
 )
-def test_what_no_layout_knows_is_refused_with_the_reason(
-    tensor: torch.Tensor, reason: str
-) -> None:
-    """A wrong guess would draw noise, so an unknown tensor is refused and its shape
-    named."""
+def test_what_cannot_be_drawn_is_refused(tensor: Tensor, reason: str) -> None:
+    """With the reason."""
     with pytest.raises(LayoutError, match=reason):
         layout.to_maps(tensor)
 
@@ -104,14 +116,16 @@ def test_what_no_layout_knows_is_refused_with_the_reason(
     ],
 )
 def test_channels_last_is_told_by_proportion(
-    shape: tuple[int, ...], size: tuple[int, int] | None, name: str
+    shape: tuple[int, ...],
+    size: tuple[int, int] | None,
+    name: str,
 ) -> None:
     """[1, H, W, C] has the input's proportions in front, [1, C, H, W] behind."""
-    tensor = torch.arange(float(np.prod(shape))).reshape(shape)
+    tensor = torch.randn(shape)
     maps = layout.to_maps(tensor, Hints(input_size=size))[""]
     assert maps.layout == name
-    want = tensor[0] if name == "nchw" else tensor[0].permute(2, 0, 1)
-    assert torch.equal(maps.data[:, 0], want)
+    expected = tensor if name == "nchw" else tensor.permute(0, 3, 1, 2)
+    assert_array_equal(maps.data[:, 0], expected[0])
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
@@ -133,55 +147,65 @@ CASES = [(layout, layout.shape) for layout in LAYOUTS.values()]
 CASES += [(LAYOUTS[name], shape) for name, shape in FURTHER.items()]
 
 
+def axes_of(shape: str) -> list[str]:
+    return shape.strip("[]").split(", ")
+
+
 def example(shape: str) -> Tensor:
     """Random values of a shape in a record's words."""
-    sizes = [SIZES[axis] for axis in shape.strip("[]").split(", ")]
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+    return torch.randn([SIZES[axis] for axis in axes_of(shape)])
 
 
-def form(layout: Layout, shape: str) -> Arrangement:
-    """All that any layout may need to know of the example; windows are 2 × 2."""
-    places = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
-    axes = tuple(
-        i for i, axis in enumerate(shape.strip("[]").split(", ")) if axis != "C"
-    )
-    return Arrangement(
-        layout.name, 4, 6, trace=Trace(grid=(1, 4, 6), axes=axes, positions=places)
-    )
+def maps_of(layout: Layout, shape: str, tensor: Tensor) -> Tensor:
+    """The example's maps, of all that any layout may need to know; windows are 2 × 2."""
+    positions = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
+    axes = tuple(i for i, axis in enumerate(axes_of(shape)) if axis != "C")
+    trace = Trace(grid=(1, 4, 6), axes=axes, positions=positions)
+    return layout.to_maps(tensor, Arrangement(layout.name, 4, 6, trace=trace))
 
 
 @pytest.mark.parametrize(
-    ("layout", "shape"), CASES, ids=lambda value: getattr(value, "name", value)
+    ("layout", "shape"),
+    CASES,
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> None:
     """`channels_first` gives each channel the values of its map, in their order if it
     says so."""
     tensor = example(shape)
-    maps = layout.to_maps(tensor, form(layout, shape))
-    assert maps.ndim == 4
     assert tensor.ndim in layout.dimensions
-    rows = layout.channels_first(tensor.numpy(), len(maps))
+    maps = maps_of(layout, shape, tensor)
+    assert maps.ndim == 4
     drawn = maps.flatten(1).numpy()
+    rows = layout.channels_first(tensor.numpy(), len(maps))
     if layout.of_pieces:
         rows = np.sort(rows, 1)
         drawn = np.sort(drawn, 1)
-    np.testing.assert_array_equal(rows, drawn)
+    assert_array_equal(rows, drawn)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+@EVERY_LAYOUT
 def test_axes_are_those_of_the_maps(layout: Layout) -> None:
-    """The axes of channels, of height and width, and of tokens have the sizes of what
-    is drawn."""
+    """The axes of channels, and of height and width, have the sizes of what is drawn."""
     tensor = example(layout.shape)
-    maps = layout.to_maps(tensor, form(layout, layout.shape))
+    maps = maps_of(layout, layout.shape, tensor)
     if layout.channel_axis is not None:
         assert tensor.shape[layout.channel_axis] == len(maps)
     if layout.spatial_axes is not None:
-        assert (
-            tuple(tensor.shape[axis] for axis in layout.spatial_axes) == maps.shape[2:]
-        )
+        sizes = [tensor.shape[axis] for axis in layout.spatial_axes]
+        assert sizes == list(maps.shape[2:])
+
+
+@EVERY_LAYOUT
+def test_the_axis_of_tokens_is_that_of_the_maps(layout: Layout) -> None:
+    """There are as many as positions."""
+    tensor = example(layout.shape)
+    maps = maps_of(layout, layout.shape, tensor)
     if layout.token_axis is not None:
-        assert tensor.shape[layout.token_axis] == maps.shape[2] * maps.shape[3]
+        assert tensor.shape[layout.token_axis] == maps[0, 0].numel()
     assert layout.allows_many == (not layout.shape.startswith("[1"))
 
 
@@ -190,30 +214,39 @@ def test_only_aligned_maps_are_laid_over_the_input(layout: Layout) -> None:
     """An overlay changes the picture of a layout whose maps are aligned, and of no
     other."""
     tensor = example(layout.shape)
-    image = torch.rand(3, 48, 72)
-    name = layout.name + (":4x6" if layout.token_axis is not None else "")
+    name = layout.name
+    if layout.token_axis is not None:
+        name += ":4x6"
     plain = fv.grid(tensor, tensor_layout=name)
+    image = torch.rand(3, 48, 72)
     over = fv.grid(tensor, tensor_layout=name, overlay=0.5, image=image)
-    assert (plain.size != over.size or plain.mode != over.mode) == layout.aligned
+    differs = plain.size != over.size or plain.mode != over.mode
+    assert differs == layout.aligned
 
 
-def test_help_and_readme_name_every_choice(featviz: Run) -> None:
-    """`run --help` says each name with its axes; each stands in docs/layers.md, too."""
+def test_help_names_every_choice(featviz: Run) -> None:
+    """`run --help-all` says each name with its axes."""
     text = " ".join(featviz("run", "--help-all").out.split())
+    for choice in CHOICES:
+        assert f"{choice.name} {choice.shape}" in text
+
+
+def test_the_page_names_every_choice() -> None:
+    """In the first column of a table."""
     table = PAGE.read_text("utf-8").partition("| layout |")[2].partition("\n\n")[0]
     first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.M))
     for choice in CHOICES:
-        assert f"{choice.name} {choice.shape}" in text
         assert f"`{choice.name}`" in first_cells
 
 
-def test_an_unknown_name_is_answered_with_all_names() -> None:
+@pytest.mark.parametrize("name", ["nope", "windows", "nchw:2x2"])
+def test_an_unknown_name_is_answered_with_all_names(name: str) -> None:
     """The hint lists the choices; `windows` is none, since only a forward pass explains
     them."""
-    for name in ("nope", "windows", "nchw:2x2"):
-        with pytest.raises(UsageError, match="is no layout") as caught:
-            parse_override(name)
-        assert ", ".join(layout.name for layout in CHOICES) in str(caught.value.hint)
+    with pytest.raises(UsageError, match="is no layout") as caught:
+        parse_override(name)
+    names = ", ".join(layout.name for layout in CHOICES)
+    assert names in str(caught.value.hint)
 
 
 def test_the_table_and_the_option_need_neither_torch_nor_numpy() -> None:
@@ -221,7 +254,6 @@ def test_the_table_and_the_option_need_neither_torch_nor_numpy() -> None:
     once."""
     code = "import sys, featviz.layout.tracing.guess\n"
     code += "print({'torch', 'numpy'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

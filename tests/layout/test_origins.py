@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from followed import followed
+from followed import Seen, drawn_as, followed
 from networks import Net
+from numpy.testing import assert_array_equal
 from PIL import Image
 from ramps import look, save
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import featviz as fv
+
+Change = Callable[[Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -49,44 +52,62 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         memory = self.patches(x).flatten(2).transpose(1, 2)
         memory = memory + self.encoder(memory, memory)
-        found = self.norm(self.queries + self.decoder(self.queries, memory))
-        return {"boxes": self.head(found), "memory": memory}
+        queries = self.norm(self.queries + self.decoder(self.queries, memory))
+        return {"boxes": self.head(queries), "memory": memory}
 
 
-def test_queries_are_rows_even_where_a_map_has_as_many_places() -> None:
+@pytest.fixture(scope="module")
+def decoded() -> dict[tuple[str, str], Seen]:
+    """What is drawn of it where there are as many tokens as queries."""
+    return followed(Decoder(), 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("layer", "key", "layout"),
+    [
+        ("encoder.q", "", "tokens"),
+        ("encoder", "", "tokens"),
+        ("decoder.k", "", "tokens"),
+        ("", "memory", "tokens"),
+        ("decoder.q", "", "sequence"),
+        ("decoder", "", "sequence"),
+        ("norm", "", "sequence"),
+        ("head", "", "sequence"),
+        ("", "boxes", "sequence"),
+    ],
+)
+def test_queries_are_rows_even_where_a_map_has_as_many_positions(
+    layer: str,
+    key: str,
+    layout: str,
+    decoded: dict[tuple[str, str], Seen],
+) -> None:
     """16 tokens of the image are 4 × 4 maps; 16 queries that have looked at them are
     rows."""
-    seen = followed(Decoder(), 16, 16)
-    layouts = {at: capture.layout for at, capture in seen.items()}
-    assert (
-        layouts["encoder.q", ""]
-        == layouts["encoder", ""]
-        == layouts["", "memory"]
-        == "tokens"
-    )
-    assert layouts["decoder.k", ""] == "tokens"
-    for name in ("decoder.q", "decoder", "norm", "head"):
-        assert layouts[name, ""] == "sequence", name
-    assert layouts["", "boxes"] == "sequence"
-    boxes = seen["", "boxes"]
-    memory = seen["", "memory"]
-    assert torch.equal(boxes.maps[..., 0], boxes.tensor[0].T)
-    assert torch.equal(memory.maps, memory.tensor[0].T.reshape(16, 4, 4))
+    seen = decoded[layer, key]
+    assert seen.layout == layout
+    rows = seen.tensor[0].T
+    expected = rows.unflatten(1, (4, 4)) if layout == "tokens" else rows[..., None]
+    assert_array_equal(seen.maps, expected)
 
 
-def test_attention_is_what_a_softmax_gives() -> None:
-    """Of [1, 16, 16] in an attention only that behind the softmax is one; rectangles,
-    too."""
-    seen = followed(Decoder(), 16, 16)
-    square = {
-        name for (name, _), one in seen.items() if one.tensor.shape == (1, 16, 16)
+def test_attention_is_what_a_softmax_gives(
+    decoded: dict[tuple[str, str], Seen],
+) -> None:
+    """Of [1, 16, 16] in an attention only that behind the softmax is one."""
+    weights = {
+        name for (name, _), seen in decoded.items() if seen.layout == "attention"
     }
-    attention = {name for (name, _), one in seen.items() if one.layout == "attention"}
-    assert attention == {"encoder.drop", "decoder.drop"} < square
-    seen = followed(Decoder(), 24, 24)
-    weights = seen["decoder.drop", ""]
-    assert (weights.layout, weights.maps.shape) == ("attention", (1, 16, 36))
-    assert torch.equal(weights.maps, weights.tensor)
+    assert weights == {"encoder.drop", "decoder.drop"}
+    assert decoded["decoder.scores", ""].tensor.shape == (1, 16, 16)
+
+
+def test_attention_may_be_a_rectangle() -> None:
+    """16 queries look at 36 tokens."""
+    weights = drawn_as(Decoder(), 24, 24, "decoder.drop")
+    assert weights.layout == "attention"
+    assert weights.maps.shape == (1, 16, 36)
+    assert_array_equal(weights.maps, weights.tensor)
 
 
 def windows(x: Tensor) -> Tensor:
@@ -111,146 +132,187 @@ def channels_in_the_middle(x: Tensor) -> Tensor:
     return x.reshape(4, 6, 5, 2).permute(2, 0, 1, 3).reshape(5, 4, 12)
 
 
+def of_convolution(change: Change) -> nn.Module:
+    """A map of 6 × 10 of four channels, `before`, which is changed, `after`."""
+    return Net(
+        lambda self, x: self.after(change(self.before(x)).clone()),
+        before=nn.Conv2d(3, 4, 2, 2),
+        after=nn.Identity(),
+    )
+
+
 @pytest.mark.parametrize(
-    "cut", [windows, patches_first, columns, channels_in_the_middle]
+    "cut",
+    [windows, patches_first, columns, channels_in_the_middle],
 )
-def test_pieces_in_any_order_are_put_back(cut: Callable[[Tensor], Tensor]) -> None:
+def test_pieces_in_any_order_are_put_back(cut: Change) -> None:
     """The picture of the pieces is that of the map that they were cut from, to the bit."""
-    parts = {"whole": nn.Conv2d(3, 4, 2, 2), "pieces": nn.Identity()}
-    model = Net(lambda self, x: self.pieces(cut(self.whole(x)).clone()), **parts)
-    seen = followed(model, 12, 20)
-    assert seen["pieces", ""].layout == "windows"
-    assert torch.equal(seen["pieces", ""].maps, seen["whole", ""].tensor[0])
+    seen = followed(of_convolution(cut), 12, 20)
+    pieces = seen["after", ""]
+    assert pieces.layout == "windows"
+    assert_array_equal(pieces.maps, seen["before", ""].tensor[0])
 
 
 @pytest.mark.parametrize(
     "pool",
-    [lambda x: x.max(dim=1).values, lambda x: torch.min(x, 1)[0], lambda x: x.amax(1)],
+    [
+        lambda x: x.max(dim=1).values,
+        lambda x: torch.min(x, 1)[0],
+        lambda x: x.amax(1),
+    ],
 )
-def test_places_of_a_patch_become_one_by_a_maximum(
-    pool: Callable[[Tensor], Tensor],
-) -> None:
-    """As Hiera pools its queries; the larger of two tensors keeps their places."""
+def test_a_patch_becomes_one_position_by_a_maximum(pool: Change) -> None:
+    """As Hiera pools its queries; the larger of two tensors keeps their positions."""
 
-    def way(self: nn.Module, x: Tensor) -> Tensor:
-        pieces = self.whole(x).reshape(1, 4, 3, 2, 5, 2).permute(0, 3, 5, 2, 4, 1)
-        pieces = torch.max(pieces, -pieces)
-        return self.pooled(pool(pieces.reshape(1, 4, 15, 4)).clone())
+    def pooled(x: Tensor) -> Tensor:
+        pieces = patches_first(x)
+        return pool(torch.max(pieces, -pieces)[None])
 
-    seen = followed(Net(way, whole=nn.Conv2d(3, 4, 2, 2), pooled=nn.Identity()), 12, 20)
-    pooled = seen["pooled", ""]
-    patches = seen["whole", ""].tensor[0].abs().unfold(1, 2, 2)
-    assert pooled.layout == "tokens"
-    expected = pool(patches.unfold(2, 2, 2).flatten(3).movedim(3, 0)[None])[0]
-    assert torch.equal(pooled.maps, expected)
+    seen = followed(of_convolution(pooled), 12, 20)
+    assert seen["after", ""].layout == "tokens"
+    # [C, 3, 5, 2, 2]
+    patches = seen["before", ""].tensor[0].abs().unfold(1, 2, 2).unfold(2, 2, 2)
+    expected = pool(patches.flatten(3).movedim(3, 0)[None])[0]
+    assert_array_equal(seen["after", ""].maps, expected)
 
 
-def tokens(change: Callable[[Tensor], Tensor]) -> nn.Module:
+def tokens_of(x: Tensor) -> Tensor:
+    """Tokens [1, T, C] of a map."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def of_tokens(change: Change) -> nn.Module:
     """Tokens of an 8 × 12 map, changed by a function."""
-
-    def way(self: nn.Module, x: Tensor) -> Tensor:
-        return self.same(change(self.patches(x).flatten(2).transpose(1, 2)))
-
-    return Net(way, patches=nn.Conv2d(3, 5, 4, 4), same=nn.Identity())
-
-
-GRIDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
-    "every second row and column": (
-        lambda x: x.unflatten(1, (8, 12))[:, ::2, ::2].flatten(1, 2),
-        (4, 6),
-    ),
-    "einsum": (lambda x: torch.einsum("btd,de->bte", x, torch.eye(5)), (8, 12)),
-    "two tokens in front": (lambda x: torch.cat([torch.zeros(1, 2, 5), x], 1), (8, 12)),
-    "split and joined": (lambda x: torch.cat(x.chunk(3, 1), 1), (8, 12)),
-}
+    return Net(
+        lambda self, x: self.same(change(tokens_of(self.patches(x)))),
+        patches=nn.Conv2d(3, 5, 4, 4),
+        same=nn.Identity(),
+    )
 
 
-@pytest.mark.parametrize("name", GRIDS)
-def test_what_keeps_the_rows_of_the_image_gives_tokens(name: str) -> None:
+def every_second(x: Tensor) -> Tensor:
+    return x.unflatten(1, (8, 12))[:, ::2, ::2].flatten(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "height", "width"),
+    [
+        pytest.param(every_second, 4, 6, id="every second row and column"),
+        pytest.param(
+            lambda x: torch.einsum("btd,de->bte", x, torch.eye(5)),
+            8,
+            12,
+            id="einsum",
+        ),
+        pytest.param(
+            lambda x: torch.cat([torch.zeros(1, 2, 5), x], 1),
+            8,
+            12,
+            id="two tokens in front",
+        ),
+        pytest.param(
+            lambda x: torch.cat(x.chunk(3, 1), 1),
+            8,
+            12,
+            id="split and joined",
+        ),
+    ],
+)
+def test_what_keeps_the_rows_of_the_image_gives_tokens(
+    change: Change,
+    height: int,
+    width: int,
+) -> None:
     """The maps are the tokens, row by row."""
-    change, (high, wide) = GRIDS[name]
-    one = followed(tokens(change), 32, 48)["same", ""]
-    assert one.layout == "tokens"
-    assert torch.equal(one.maps, one.tensor[0, -high * wide :].T.reshape(5, high, wide))
+    seen = drawn_as(of_tokens(change), 32, 48, "same")
+    assert seen.layout == "tokens"
+    grid = seen.tensor[0, -height * width :].T.unflatten(1, (height, width))
+    assert_array_equal(seen.maps, grid)
 
 
-CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "the largest": lambda x: x.topk(96, 1)[0],
-    "twice": lambda x: torch.cat([x, x], 1),
-    "a mean": lambda x: x.mean(1, keepdim=True).repeat(1, 96, 1),
-    "queries": lambda x: torch.zeros(1, 96, 96).softmax(-1) @ x,
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_loses_the_places_is_a_sequence(name: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda x: x.topk(96, 1)[0], id="the largest"),
+        pytest.param(lambda x: torch.cat([x, x], 1), id="twice"),
+        pytest.param(lambda x: x.mean(1, keepdim=True).repeat(1, 96, 1), id="a mean"),
+        pytest.param(lambda x: torch.zeros(1, 96, 96).softmax(-1) @ x, id="queries"),
+    ],
+)
+def test_what_loses_the_positions_is_a_sequence(change: Change) -> None:
     """However many tokens there are; none is left out of the rows."""
-    one = followed(tokens(CHANGES[name]), 32, 48)["same", ""]
-    assert one.layout == "sequence"
-    assert torch.equal(one.maps[..., 0], one.tensor[0].T)
+    seen = drawn_as(of_tokens(change), 32, 48, "same")
+    assert seen.layout == "sequence"
+    assert_array_equal(seen.maps[..., 0], seen.tensor[0].T)
 
 
 def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
     """Four neighbours side by side become one token, as in Swin, without a convolution."""
 
-    def way(self: nn.Module, x: Tensor) -> Tensor:
+    def merge(self: nn.Module, x: Tensor) -> Tensor:
         x = self.patches(x)
-        x = torch.cat([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)
-        return self.merge(x.flatten(2).transpose(1, 2))
+        corners = [x[:, :, i::2, j::2] for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))]
+        return self.merge(tokens_of(torch.cat(corners, 1)))
 
-    model = Net(way, patches=nn.Conv2d(3, 5, 4, 4), merge=nn.Linear(20, 6))
-    merged = followed(model, 32, 48)["merge", ""]
+    model = Net(merge, patches=nn.Conv2d(3, 5, 4, 4), merge=nn.Linear(20, 6))
+    merged = drawn_as(model, 32, 48, "merge")
     assert merged.layout == "tokens"
-    assert torch.equal(merged.maps, merged.tensor[0].T.reshape(6, 4, 6))
+    assert_array_equal(merged.maps, merged.tensor[0].T.reshape(6, 4, 6))
 
 
 @pytest.mark.parametrize(
-    ("kinds", "options"),
+    ("capture", "options"),
     [
-        (("output",), {"ablate": "patches:0"}),
-        (("output", "grad"), {"edit": "patches:grad*0.5", "target": "layer:head"}),
+        (["output"], {"ablate": "patches:0"}),
+        (["output", "grad"], {"edit": "patches:grad*0.5", "target": "layer:head"}),
     ],
 )
 def test_interventions_leave_layouts_as_they_are(
-    kinds: tuple[str, ...], options: dict[str, str]
+    capture: list[str],
+    options: dict[str, str],
 ) -> None:
     """Tokens behind a layer that was changed are tokens still, and so are their
     gradients."""
-    image = torch.rand(3, 16, 16)
     done = fv.run(
-        Decoder(), image, "encoder,norm", capture=kinds, preset="none", **options
+        Decoder(),
+        torch.rand(3, 16, 16),
+        "encoder,norm",
+        capture=capture,
+        preset="none",
+        **options,
     )
-    found = {(maps.layer, maps.kind, maps.row.layout) for maps in done.captures}
-    layouts = {"encoder": "tokens", "norm": "sequence"}
-    assert found == {(name, kind, layouts[name]) for name in layouts for kind in kinds}
+    assert len(done.captures) == 2 * len(capture)
+    layouts = {(maps.layer, maps.row.layout) for maps in done.captures}
+    assert layouts == {("encoder", "tokens"), ("norm", "sequence")}
 
 
+@pytest.mark.parametrize(
+    ("layers", "passes"),
+    [
+        ("norm,patches", 2),
+        ("patches", 1),
+    ],
+)
 def test_each_shape_is_followed_once_and_only_where_it_matters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layers: str,
+    passes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Images of two sizes are two passes with a function mode; of a model without
+    """Images of two sizes are two passes with a function mode; of layers without
     tokens, one."""
-    entered: list[type] = []
+    entered: list[TorchFunctionMode] = []
     enter = TorchFunctionMode.__enter__
 
     def counting(self: TorchFunctionMode) -> object:
-        entered.append(type(self))
+        entered.append(self)
         return enter(self)
 
     monkeypatch.setattr(TorchFunctionMode, "__enter__", counting)
-    images = [
-        Image.new("RGB", size, "red")
-        for size in ((16, 16), (16, 32), (16, 16), (16, 32))
-    ]
-    for model, layers, times in (
-        (Decoder(), "norm,patches", 2),
-        (Decoder(), "patches", 1),
-    ):
-        entered.clear()
-        out = tmp_path / layers
-        done = fv.run(model, images, layers, out, preset="none")
-        assert not done.failures
-        assert len(entered) == times
+    square = Image.new("RGB", (16, 16), "red")
+    tall = Image.new("RGB", (16, 32), "red")
+    done = fv.run(Decoder(), [square, tall, square, tall], layers, preset="none")
+    assert not done.failures
+    assert len(entered) == passes
 
 
 class Detector(nn.Module):
@@ -264,26 +326,32 @@ class Detector(nn.Module):
         self.detection_tokens = nn.Parameter(torch.randn(1, 3, 8))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = tokens_of(self.patches(x))
         return self.last(torch.cat([self.cls_token, x, self.detection_tokens], 1))
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_layout": "last=tokens:4x6+1,3"}])
+@pytest.mark.parametrize(
+    ("options", "before"),
+    [
+        ({}, "class_token"),
+        ({"tensor_layout": "last=tokens:4x6+1,3"}, "extra_token"),
+    ],
+    ids=["followed", "by option"],
+)
 def test_tokens_may_stand_behind_the_grid(
-    options: dict[str, str], tmp_path: Path
+    options: dict[str, str],
+    before: str,
+    tmp_path: Path,
 ) -> None:
     """The follower finds them, and the option names them; each of the three is a row."""
     model = Detector()
-    _, found = look(model, save(tmp_path, 16, 24), "last", (16, 24), **options)
-    before = "class_token" if not options else "extra_token"
-    assert {key for _, _, key in found} == {"", before, "token_behind"}
-    assert found["last", 0, ""]["grid"]["tile"] == [4, 6]
-    for key, own in (
-        (before, model.cls_token),
-        ("token_behind", model.detection_tokens),
-    ):
-        ends = float(own.min()), float(own.max())
-        assert found["last", 0, key]["range"] == pytest.approx(ends)
+    seen = look(model, save(tmp_path, 16, 24), "last", (16, 24), **options)
+    assert seen.row("last")["grid"]["tile"] == [4, 6]
+    assert {key for _, _, key in seen.captures} == {"", before, "token_behind"}
+    tokens = {before: model.cls_token, "token_behind": model.detection_tokens}
+    for key, parameter in tokens.items():
+        extremes = torch.stack(parameter.detach().aminmax()).tolist()
+        assert seen.row("last", key)["range"] == pytest.approx(extremes)
 
 
 class UnfoldedAttention(nn.Module):
@@ -301,24 +369,25 @@ class UnfoldedAttention(nn.Module):
         x = self.whole(x)
         cut = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 1, 3, 5, 2, 4)
         x = self.folded(cut.reshape(1, 6, 4, -1))
-        windows = (
-            cut.flatten(4).permute(4, 0, 2, 3, 1).reshape(-1, 4, 2, 3).transpose(1, 2)
-        )
-        q = self.attn_q(windows)  # [windows, 2 heads, 4 tokens, 3]
+        windows = cut.flatten(4).permute(4, 0, 2, 3, 1).reshape(-1, 4, 2, 3)
+        q = self.attn_q(windows.transpose(1, 2))  # [windows, 2 heads, 4 tokens, 3]
         return self.attn_drop((q @ q.transpose(-2, -1)).softmax(-1)) @ q + x.sum() * 0
 
 
-def test_unfolded_maps_and_heads_of_windows_are_put_back() -> None:
-    """Their pictures are that of the whole map, to the bit; weights are a matrix for
-    each head of each window."""
+@pytest.mark.parametrize("layer", ["folded", "attn_q"])
+def test_unfolded_maps_and_heads_of_windows_are_put_back(layer: str) -> None:
+    """Their pictures are that of the whole map, to the bit."""
     seen = followed(UnfoldedAttention(), 12, 20)
-    unfolded = seen["whole", ""].tensor[0]
-    for name in ("folded", "attn_q"):
-        assert seen[name, ""].layout == "windows"
-        assert torch.equal(seen[name, ""].maps, unfolded), name
-    weights = seen["attn_drop", ""]
-    assert (weights.layout, weights.maps.shape) == ("attention", (30, 4, 4))
-    assert torch.equal(weights.maps.flatten(), weights.tensor.flatten())
+    assert seen[layer, ""].layout == "windows"
+    assert_array_equal(seen[layer, ""].maps, seen["whole", ""].tensor[0])
+
+
+def test_windows_have_a_matrix_of_weights_for_each_head() -> None:
+    """15 windows of two heads."""
+    weights = drawn_as(UnfoldedAttention(), 12, 20, "attn_drop")
+    assert weights.layout == "attention"
+    assert weights.maps.shape == (30, 4, 4)
+    assert_array_equal(weights.maps.flatten(), weights.tensor.flatten())
 
 
 def test_tokens_of_several_maps_are_rows() -> None:
@@ -326,10 +395,14 @@ def test_tokens_of_several_maps_are_rows() -> None:
     no grid, whatever their number."""
 
     def pyramid(self: nn.Module, x: Tensor) -> Tensor:
-        maps = [fine := self.fine(x), self.coarse(fine)]
-        return self.last(torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2))
+        fine = self.fine(x)
+        coarse = self.coarse(fine)
+        return self.last(torch.cat([tokens_of(fine), tokens_of(coarse)], 1))
 
-    fine = nn.Conv2d(3, 8, 4, 4)
-    coarse = nn.Conv2d(8, 8, 2, 2)
-    model = Net(pyramid, fine=fine, coarse=coarse, last=nn.ReLU())
-    assert followed(model, 64, 64)["last", ""].layout == "sequence"
+    model = Net(
+        pyramid,
+        fine=nn.Conv2d(3, 8, 4, 4),
+        coarse=nn.Conv2d(8, 8, 2, 2),
+        last=nn.ReLU(),
+    )
+    assert drawn_as(model, 64, 64, "last").layout == "sequence"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Outcome, Run
-from ramps import positions, save
+from ramps import Look, positions, save
 from tiles import assert_drawn, levels, manifest, rows
 
 import featviz as fv
@@ -21,139 +22,162 @@ sys.path.insert(0, {tests!r})
 from ramps import PositionViT
 
 
-def plain(count=1):
-    return PositionViT("odd_name", counts=(count,))
+def plain():
+    return PositionViT({{"odd_name": 1}})
 """
+AS_IS = ("--mean", "0,0,0", "--std", "1,1,1", "--size", "56x80", "--scale", "1")
+
+RunWith = Callable[..., Outcome]
 
 
 @pytest.fixture
-def factory(tmp_path: Path) -> Path:
-    """A file with factories of position-encoding transformers."""
-    path = tmp_path / "nets.py"
-    path.write_text(FACTORY.format(tests=str(Path(__file__).parent)), "utf-8")
-    return path
+def run(featviz: Run, tmp_path: Path) -> RunWith:
+    """Run a transformer of 14 × 20 tokens, and one of its own, with tensor layouts."""
+    factory = tmp_path / "nets.py"
+    factory.write_text(FACTORY.format(tests=str(Path(__file__).parent)), "utf-8")
+    image = save(tmp_path, 56, 80)
+
+    def run(*layouts: str, layers: str = "blocks.*.same") -> Outcome:
+        options = [f"--tensor-layout={layout}" for layout in layouts]
+        model = f"{factory}:plain"
+        selection = ("--layers", layers, "--out", tmp_path / "out")
+        return featviz("run", model, image, *selection, *AS_IS, *options)
+
+    return run
 
 
-TOLD = ["--mean", "0,0,0", "--std", "1,1,1", "--size", "56x80", "--scale", "1"]
+@pytest.fixture
+def look(run: RunWith, tmp_path: Path) -> Callable[..., Look]:
+    """The same, and read the captures back."""
+
+    def look(*layouts: str, **selection: str) -> Look:
+        assert run(*layouts, **selection).code == 0
+        folder = tmp_path / "out" / "ramps.png"
+        return Look(folder, rows(folder))
+
+    return look
 
 
-class TestTensorLayout:
-    """--tensor-layout, through the command line."""
-
-    @pytest.fixture(autouse=True)
-    def line(self, factory: Path, featviz: Run, tmp_path: Path) -> None:
-        self.image = save(tmp_path, 56, 80)
-        self.call = featviz
-        self.factory = factory
-        self.out = tmp_path / "out"
-
-    def run(
-        self, *told: str, layers: str = "blocks.*.same", make: str = "plain"
-    ) -> Outcome:
-        options = [part for text in told for part in ("--tensor-layout", text)]
-        model = f"{self.factory}:{make}"
-        out = ("--out", self.out, "--overwrite")
-        return self.call(
-            "run", model, self.image, "--layers", layers, *TOLD, *options, *out
-        )
-
-    def captures(self) -> dict[tuple[str, int, str], dict[str, Any]]:
-        return rows(self.out / "ramps.png")
-
-    def test_without_it_one_token_of_an_odd_name_is_an_extra_one(self) -> None:
-        """A token too many, of a parameter with no known name, is told apart all the
-        same."""
-        assert self.run().code == 0
-        found = self.captures()
-        assert found["blocks.0.same", 0, ""]["layout"] == "tokens"
-        assert_drawn(
-            self.out / "ramps.png", found["blocks.0.same", 0, ""], positions(14, 20)
-        )
-        assert ("blocks.0.same", 0, "extra_token") in found
-
-    def test_a_grid_with_extra_tokens(self) -> None:
-        """tokens:14x20+1 is taken at its word; a transposed 20x14 draws another
-        picture."""
-        assert self.run("tokens:14x20+1").code == 0
-        row = self.captures()["blocks.0.same", 0, ""]
-        assert (row["layout"], row["grid"]["tile"]) == ("tokens", [14, 20])
-        assert_drawn(self.out / "ramps.png", row, positions(14, 20))
-        assert self.run("tokens:20x14+1").code == 0
-        row = self.captures()["blocks.0.same", 0, ""]
-        assert row["grid"]["tile"] == [20, 14]
-        assert_drawn(self.out / "ramps.png", row, positions(14, 20).reshape(3, 20, 14))
-
-    def test_selectors_say_for_which_layers(self) -> None:
-        """SELECTORS=LAYOUT is for these layers only; of several the last that matches
-        counts."""
-        assert self.run("tokens:20x14+1", "blocks.1.*=tokens:14x20+1").code == 0
-        found = self.captures()
-        assert found["blocks.0.same", 0, ""]["grid"]["tile"] == [20, 14]
-        assert found["blocks.1.same", 0, ""]["grid"]["tile"] == [14, 20]
-        assert self.run("Identity,!blocks.0.*=tokens:20x14+1").code == 0
-        found = self.captures()
-        assert found["blocks.0.same", 0, ""]["grid"]["tile"] == [14, 20]
-        assert found["blocks.1.same", 0, ""]["grid"]["tile"] == [20, 14]
-
-    def test_a_grid_that_does_not_fit_is_skipped_with_the_reason(self) -> None:
-        """Nothing is drawn by a told layout that the tensor cannot have."""
-        assert self.run("tokens:10x10").code == 1
-        (first, _) = manifest(self.out / "ramps.png")["skipped"]
-        assert first["reason"] == (
-            "shape [1, 281, 3]: 281 tokens are no grid of --tensor-layout tokens:10x10"
-        )
-        assert self.run("nchw").code == 1
-        (first, _) = manifest(self.out / "ramps.png")["skipped"]
-        assert (
-            first["reason"]
-            == "shape [1, 281, 3] cannot be read as nchw [1, C, H, W] (--tensor-layout)"
-        )
-
-    def test_a_map_can_be_told_to_be_channels_last(self) -> None:
-        """nhwc for a convolution's [1, 3, 14, 20]: twenty maps of 3 × 14."""
-        assert self.run("Conv2d=nhwc", layers="conv_proj,blocks.0.same").code == 0
-        found = self.captures()
-        row = found["conv_proj", 0, ""]
-        assert (row["layout"], row["maps"], row["grid"]["tile"]) == (
-            "nhwc",
-            20,
-            [3, 14],
-        )
-        assert_drawn(self.out / "ramps.png", row, positions(14, 20).permute(2, 0, 1))
-        assert found["blocks.0.same", 0, ""]["layout"] == "tokens"
-
-    @pytest.mark.parametrize(
-        ("told", "message"),
-        [
-            ("nwhc", "'nwhc' is no layout"),
-            ("Conv2d=", "'' is no layout"),
-            ("tokens:0x20", "'0x20' is no grid"),
-            ("tokens:1x1+10000", "'1x1+10000' is no grid"),
-            ("=nhwc", "the list '' holds no selector"),
-            ("re:(=nhwc", "is no regular expression"),
-            ("Conv2d#0=nhwc", "takes no index"),
-        ],
-    )
-    def test_bad_values_are_usage_errors(self, told: str, message: str) -> None:
-        """Exit 2 before any work, one line that names the value, and a hint what there
-        is."""
-        got = self.run(told)
-        assert got.code == 2
-        first, second = got.err.splitlines()
-        assert first.startswith(f"error: --tensor-layout {told!r}: ")
-        assert message in first
-        assert second.startswith("hint: ")
-        assert not self.out.exists()
+def test_one_token_of_an_odd_name_is_an_extra_one(look: Callable[..., Look]) -> None:
+    """A token too many, of a parameter with no known name, is told apart without the
+    option."""
+    seen = look()
+    row = seen.row("blocks.0.same")
+    assert row["layout"] == "tokens"
+    assert_drawn(seen.folder, row, positions(14, 20))
+    assert ("blocks.0.same", 0, "extra_token") in seen.captures
 
 
-def test_grid_takes_a_told_layout() -> None:
-    """featviz.grid draws tokens where their grid is said, and says why not where it is
-    not."""
-    maps = positions(14, 20)
-    tokens = torch.cat([torch.zeros(1, 3), maps.flatten(1).T])[None]
-    got = fv.grid(tokens, tensor_layout="tokens:14x20+1", scale=1, padding=0, nrow=1)
-    assert (
-        np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
-    )
+@pytest.mark.parametrize("grid", [(14, 20), (20, 14)], ids=str)
+def test_a_grid_with_extra_tokens(
+    grid: tuple[int, int],
+    look: Callable[..., Look],
+) -> None:
+    """tokens:14x20+1 is taken at its word; a transposed 20x14 draws another picture."""
+    seen = look("tokens:{}x{}+1".format(*grid))
+    row = seen.row("blocks.0.same")
+    assert row["layout"] == "tokens"
+    assert row["grid"]["tile"] == list(grid)
+    assert_drawn(seen.folder, row, positions(14, 20).reshape(3, *grid))
+
+
+@pytest.mark.parametrize(
+    ("layouts", "first", "second"),
+    [
+        (["tokens:20x14+1", "blocks.1.*=tokens:14x20+1"], [20, 14], [14, 20]),
+        (["Identity,!blocks.0.*=tokens:20x14+1"], [14, 20], [20, 14]),
+    ],
+)
+def test_selectors_say_for_which_layers(
+    layouts: list[str],
+    first: list[int],
+    second: list[int],
+    look: Callable[..., Look],
+) -> None:
+    """SELECTORS=LAYOUT is for these layers only; of several the last that matches
+    counts."""
+    seen = look(*layouts)
+    assert seen.row("blocks.0.same")["grid"]["tile"] == first
+    assert seen.row("blocks.1.same")["grid"]["tile"] == second
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (
+            "tokens:10x10",
+            "shape [1, 281, 3]: 281 tokens are no grid of --tensor-layout tokens:10x10",
+        ),
+        (
+            "nchw",
+            "shape [1, 281, 3] cannot be read as nchw [1, C, H, W] (--tensor-layout)",
+        ),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_skipped_with_the_reason(
+    layout: str,
+    reason: str,
+    run: RunWith,
+    tmp_path: Path,
+) -> None:
+    """Nothing is drawn by a layout that the tensor cannot have."""
+    assert run(layout).code == 1
+    first, _ = manifest(tmp_path / "out" / "ramps.png")["skipped"]
+    assert first["reason"] == reason
+
+
+def test_a_map_can_be_read_as_channels_last(look: Callable[..., Look]) -> None:
+    """nhwc for a convolution's [1, 3, 14, 20]: twenty maps of 3 × 14; other layers
+    stay."""
+    seen = look("Conv2d=nhwc", layers="conv_proj,blocks.0.same")
+    row = seen.row("conv_proj")
+    assert row["layout"] == "nhwc"
+    assert row["maps"] == 20
+    assert row["grid"]["tile"] == [3, 14]
+    assert_drawn(seen.folder, row, positions(14, 20).permute(2, 0, 1))
+    assert seen.row("blocks.0.same")["layout"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("nwhc", "'nwhc' is no layout"),
+        ("Conv2d=", "'' is no layout"),
+        ("tokens:0x20", "'0x20' is no grid"),
+        ("tokens:1x1+10000", "'1x1+10000' is no grid"),
+        ("=nhwc", "the list '' holds no selector"),
+        ("re:(=nhwc", "is no regular expression"),
+        ("Conv2d#0=nhwc", "takes no index"),
+    ],
+)
+def test_bad_values_are_usage_errors(
+    layout: str,
+    message: str,
+    run: RunWith,
+    tmp_path: Path,
+) -> None:
+    """Exit 2 before any work, one line that names the value, and a hint what there is."""
+    done = run(layout)
+    assert done.code == 2
+    error, hint = done.err.splitlines()
+    assert error.startswith(f"error: --tensor-layout {layout!r}: ")
+    assert message in error
+    assert hint.startswith("hint: ")
+    assert not (tmp_path / "out").exists()
+
+
+TOKENS = torch.cat([torch.zeros(1, 3), positions(14, 20).flatten(1).T])[None]
+
+
+def test_grid_takes_a_layout() -> None:
+    """featviz.grid draws tokens where their grid is said."""
+    options: dict[str, Any] = {"scale": 1, "padding": 0, "nrow": 1}
+    picture = fv.grid(TOKENS, tensor_layout="tokens:14x20+1", **options)
+    drawn = np.asarray(picture).reshape(3, 14, 20)
+    assert drawn == pytest.approx(levels(positions(14, 20)).astype(int), abs=1)
+
+
+def test_grid_without_a_layout_says_what_is_missing() -> None:
+    """The option that helps."""
     with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor-layout"):
-        fv.grid(tokens)
+        fv.grid(TOKENS)

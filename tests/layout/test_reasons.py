@@ -19,6 +19,11 @@ from featviz.records import CaptureSite, Hints, Trace
 SQUARE = Hints(input_size=(64, 64))
 ROWS = Trace(grid=(1, 4, 4), axes=(1,), positions=np.arange(16))
 SHUFFLED = Trace(grid=(1, 4, 4), axes=(1,), positions=np.arange(16)[::-1].copy())
+NOWHERE = Hints(input_size=(64, 64), trace=Trace())
+WEIGHTS = Hints(trace=Trace(is_weights=True))
+IN_PIECES = "it holds each position of a map once, in pieces"
+BY_ROWS = "its values lie in the image row by row"
+A_GRID = "its tokens make a grid of 4 × 4 of the input"
 
 
 @pytest.mark.parametrize(
@@ -27,41 +32,25 @@ SHUFFLED = Trace(grid=(1, 4, 4), axes=(1,), positions=np.arange(16)[::-1].copy()
         ([1, 8], SQUARE, "vector", "it has one or two axes"),
         ([1, 8, 4, 4], Hints(override="nhwc"), "nhwc", "--tensor-layout says so"),
         ([1, 8, 4, 4], Hints(channels="first"), "nchw", "its layer has channels first"),
-        ([1, 16, 8], SQUARE, "tokens", "its tokens make a grid of 4 × 4 of the input"),
+        ([1, 16, 8], SQUARE, "tokens", A_GRID),
         ([1, 15, 8], SQUARE, "sequence", "its rows make no grid of the input"),
-        (
-            [1, 16, 8],
-            Hints(trace=ROWS),
-            "tokens",
-            "its values lie in the image row by row",
-        ),
-        (
-            [1, 16, 8],
-            Hints(trace=SHUFFLED),
-            "windows",
-            "it holds each position of a map once, in pieces",
-        ),
-        (
-            [1, 16, 8],
-            Hints(input_size=(64, 64), trace=Trace()),
-            "sequence",
-            "its rows lie nowhere in the image",
-        ),
-        (
-            [1, 2, 16, 16],
-            Hints(trace=Trace(is_weights=True)),
-            "attention",
-            "a softmax inside an attention made it",
-        ),
+        ([1, 16, 8], Hints(trace=ROWS), "tokens", BY_ROWS),
+        ([1, 16, 8], Hints(trace=SHUFFLED), "windows", IN_PIECES),
+        ([1, 16, 8], NOWHERE, "sequence", "its rows lie nowhere in the image"),
+        ([1, 2, 16, 16], WEIGHTS, "attention", "a softmax inside an attention made it"),
     ],
 )
 def test_each_layout_has_its_reason(
-    shape: list[int], hints: Hints, layout: str, reason: str
+    shape: list[int],
+    hints: Hints,
+    layout: str,
+    reason: str,
 ) -> None:
     """What the user says goes before what was traced, and that before what the shape
     suggests."""
     candidate = decide(shape, hints)
-    assert (candidate.arrangement.layout, candidate.reason) == (layout, reason)
+    assert candidate.arrangement.layout == layout
+    assert candidate.reason == reason
 
 
 def test_verbose_runs_say_the_layout_and_its_reason(
@@ -70,11 +59,9 @@ def test_verbose_runs_say_the_layout_and_its_reason(
     """One line for each tensor, once."""
     caplog.set_level(logging.DEBUG, "featviz")
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())
-    images = [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]
-    fv.run(model, images, "0,1", preset="none")
-    lines = [
-        line for line in caplog.messages if line.startswith(("0 output", "1 output"))
-    ]
+    fv.run(model, torch.rand(2, 3, 8, 8), "0,1", preset="none")
+    prefixes = ("0 output", "1 output")
+    lines = [line for line in caplog.messages if line.startswith(prefixes)]
     assert lines == [
         "0 output [1, 4, 8, 8]: nchw, since its layer has channels first",
         "1 output [1, 256]: vector, since it has one or two axes",
@@ -85,12 +72,13 @@ def test_the_receptive_field_of_a_position() -> None:
     """Two convolutions of 3 × 3, the second with stride 2: 5 × 5 pixels, cut at the
     border."""
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, stride=2, padding=1)
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Conv2d(4, 2, 3, stride=2, padding=1),
     )
     image = torch.zeros(1, 3, 16, 16)
     layer = list_layers(model)[2]
-    book = HintBook(model, image.shape)
     site = CaptureSite(layer, "output", 0, "")
+    book = HintBook(model, image.shape)
     assert book.receptive_field(site) is None  # nothing has been followed yet
     with book.traced(model, [layer], fields=True):
         forward(model, [image])
