@@ -27,6 +27,11 @@ def rows(folder: Path) -> dict[tuple[str, int, str], dict[str, Any]]:
     return by_site
 
 
+def assert_row(row: dict[str, Any], **fields: object) -> None:
+    """These fields of a manifest's row have these values."""
+    assert {name: row[name] for name in fields} == fields
+
+
 def tiles(folder: Path, row: dict[str, Any]) -> np.ndarray:
     """The tiles of a picture in their order, uint8 [n, h, w], as large as the maps
     were."""

@@ -87,7 +87,7 @@ def test_small_maps_keep_half_of_each_side(side: int, inner: slice) -> None:
 
 
 def test_channels_are_drawn_in_the_order_of_the_text() -> None:
-    """Each layer draws those that it has."""
+    """Each layer draws the channels that it has, in the order of the text."""
     model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.Conv2d(9, 2, 3))
     result = fv.run(model, RAMP, "Conv2d", channels=[7, 0], **PLAIN)
     assert [list(maps.channels) for maps in result.captures] == [[7, 0], [0]]

@@ -97,7 +97,7 @@ def test_bytes_do_not_depend_on_numbas_cache(
 
 @pytest.mark.slow
 def test_a_cache_spares_the_compiler(cached: Drawing) -> None:
-    """Nothing is compiled twice."""
+    """A run whose loops are in the cache compiles nothing."""
     assert cached.compiled == (0, 0)
 
 
@@ -107,7 +107,7 @@ def test_a_cache_spares_the_compiler(cached: Drawing) -> None:
     reason="this numba keeps a cache inside the package",
 )
 def test_few_functions_are_compiled(uncached: Drawing) -> None:
-    """And none of numba's own for texts or sorting."""
+    """numba compiles few functions, and none of its own for texts or sorting."""
     of_featviz, of_all = uncached.compiled
     assert 0 < of_featviz <= 12
     assert of_all <= 16

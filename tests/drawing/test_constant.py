@@ -61,14 +61,14 @@ def test_what_stays_a_grid(tensor: Tensor) -> None:
 
 
 def test_clip_that_never_changes_is_a_strip_of_channels() -> None:
-    """All slices of a channel are one value."""
+    """A clip is a strip where all slices of each channel are one value."""
     levels = torch.tensor([1.0, 1.99, 3]).reshape(1, 3, 1, 1, 1)
     clip = levels.repeat(1, 1, 2, 5, 5)
     assert pixels(drawn(clip)).tolist() == [[0, 126, 255]]
 
 
 def test_clip_whose_slices_differ_is_a_grid() -> None:
-    """Though each slice is constant."""
+    """Slices are drawn where they differ, though each of them is constant."""
     clip = torch.tensor([1.0, 2.0]).reshape(1, 1, 2, 1, 1).expand(1, 3, 2, 5, 5)
     assert drawn(clip).constant is None
 

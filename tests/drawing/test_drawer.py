@@ -30,14 +30,14 @@ def collapse(maps: Tensor, threshold: float) -> dict[int, list[int]]:
 
 
 def test_correlations_are_numpys() -> None:
-    """They are Pearson's coefficients."""
+    """The correlations of maps are Pearson's coefficients."""
     maps = noise(9, 50) * 3 + 7
     expected = np.corrcoef(maps.numpy())
     assert drawer.correlations(maps) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_constant_map_correlates_with_none() -> None:
-    """Its coefficients are 0, where numpy's are NaN."""
+    """A constant map has coefficients of 0, where numpy's are NaN."""
     maps = noise(9, 50)
     maps[4] = 2.5
     correlations = drawer.correlations(maps)
@@ -145,7 +145,7 @@ def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> 
 
 
 def test_order_by_mean_is_numpys() -> None:
-    """The largest mean comes first."""
+    """The channel with the largest mean comes first."""
     tensor = noise(1, 12, 6, 7)
     means = tensor.mean((0, 2, 3)).numpy()
     assert row_of(tensor, order="mean").channels == np.argsort(-means).tolist()

@@ -141,7 +141,7 @@ def test_a_constant_map_has_one_stroke(size: tuple[int, int], cmap: str) -> None
 
 @pytest.mark.parametrize("size", [28, 7])
 def test_the_stroke_of_a_square_is_its_diagonal(size: int) -> None:
-    """One pixel in each row."""
+    """The stroke of a square has one pixel in each row."""
     seven = marked_tile(torch.full((size, size), 7.0), "grey")
     stroke = (seven != seven[0, 0]).any(-1)
     assert_array_equal(stroke[::-1], np.eye(size, dtype=bool))
@@ -153,7 +153,7 @@ def test_a_map_with_one_bright_pixel_has_no_mark(
     size: tuple[int, int],
     cmap: str,
 ) -> None:
-    """The pixel alone differs from the ground."""
+    """The bright pixel alone differs from the ground."""
     maps = torch.zeros(size)
     maps[2, 1] = 1.0
     bright = (marked_tile(maps, cmap) != lowest_colour(cmap)).any(-1)
@@ -163,7 +163,7 @@ def test_a_map_with_one_bright_pixel_has_no_mark(
 @EVERY_SIZE
 @EVERY_CMAP
 def test_a_nonfinite_map_has_no_mark(size: tuple[int, int], cmap: str) -> None:
-    """It is magenta everywhere."""
+    """A map without a finite value is magenta everywhere."""
     assert is_magenta(marked_tile(torch.full(size, torch.inf), cmap)).all()
 
 
@@ -180,7 +180,7 @@ def test_what_is_constant_by_nature_has_no_marks(
     tensor: Tensor,
     options: dict[str, Any],
 ) -> None:
-    """Maps of one number, vectors, and one tile of all channels."""
+    """Maps of one number, vectors and the tile of all channels stay plain."""
     assert len(np.unique(tiles(tensor, scale=20, **options))) == 1
 
 

@@ -76,7 +76,8 @@ def test_map_scale_far_from_zero(offset: float) -> None:
 
 
 def test_layer_scale_shares_the_extremes_of_all_maps() -> None:
-    """It is torchvision's value_range from the smallest value to the largest."""
+    """The scale `layer` is torchvision's value_range from the smallest value to the
+    largest."""
     maps = random_maps(0, 30, 33, 31)
     extremes = (float(maps.min()), float(maps.max()))
     levels = drawn("layer", maps)
@@ -84,7 +85,7 @@ def test_layer_scale_shares_the_extremes_of_all_maps() -> None:
 
 
 def test_range_scale_clips_to_its_numbers() -> None:
-    """It is torchvision's value_range."""
+    """The scale `range` is torchvision's value_range."""
     maps = random_maps(0, 30, 33, 31)
     levels = drawn("range:-2.5,4", maps)
     assert_torchvisions(levels, maps, normalize=True, value_range=(-2.5, 4.0))
@@ -127,7 +128,7 @@ def test_one_large_value_does_not_whiten_the_others() -> None:
 
 
 def test_zeros_alone_are_in_the_middle_of_a_symmetric_scale() -> None:
-    """There is no percentile of values that are not zero."""
+    """Zeros have the middle level where no value is there for a percentile."""
     levels = drawn("symmetric-percentile:99", torch.zeros(2, 3, 3))
     assert set(levels.flat) <= {127, 128}
 
@@ -254,7 +255,7 @@ EVERY_SCALE = ["map", "layer", "none", "symmetric", "range:0,1", "percentile:0,1
 
 @pytest.mark.parametrize("text", EVERY_SCALE)
 def test_a_map_of_nan_among_others(text: str) -> None:
-    """It is all non-finite, and the others are drawn."""
+    """A map of NaN is all non-finite, and the others are drawn."""
     maps = random_maps(4, 3, 5, 5)
     maps[1] = NAN
     levels = drawn(text, maps, 254, nonfinite=255)
@@ -265,7 +266,7 @@ def test_a_map_of_nan_among_others(text: str) -> None:
 
 @pytest.mark.parametrize("text", EVERY_SCALE)
 def test_a_map_of_nan_alone(text: str) -> None:
-    """There is no finite value to make a scale of."""
+    """A map of NaN needs no finite value to make a scale of."""
     levels = drawn(text, torch.full((1, 5, 5), NAN), 254, nonfinite=255)
     assert (levels == 255).all()
 
@@ -327,7 +328,7 @@ def test_a_scale_is_in_the_help_and_in_the_hint(mode: normalize.ScaleMode) -> No
 
 @EVERY_MODE
 def test_a_scale_has_a_legend(mode: normalize.ScaleMode) -> None:
-    """Some levels, each with its meaning."""
+    """The record of a scale gives a meaning to some levels."""
     assert mode.legend
     levels = [level for level, _ in mode.legend]
     assert min(levels) >= 0

@@ -68,7 +68,7 @@ def test_panels_show_the_values(normalize: str, count: int, maps: Tensor) -> Non
 
 
 def test_panels_name_constants(maps: Tensor) -> None:
-    """And the channel of each."""
+    """A panel's title names the channel, and says whether the map is constant."""
     titles = [panel.title for panel in panels_of(maps)]
     assert titles[2:5] == ["channel 2", "channel 3 (all zero)", "channel 4 (constant)"]
 
@@ -85,7 +85,7 @@ def test_panels_stand_in_the_order_of_the_tiles() -> None:
 
 
 def test_panels_show_values_that_are_not_finite() -> None:
-    """NaN is magenta."""
+    """NaN is magenta in a panel."""
     tensor = noise(1, 2, 6, 5)
     tensor[0, 1, 2, 3] = NAN
     panel = panels_of(tensor)[1]
@@ -93,7 +93,7 @@ def test_panels_show_values_that_are_not_finite() -> None:
 
 
 def test_a_vector_is_one_panel() -> None:
-    """Of a row of pixels."""
+    """A vector is drawn as one row of pixels."""
     (panel,) = panels_of(torch.arange(10.0)[None])
     assert panel.pixels == pytest.approx(viridis(np.arange(10) / 9)[None], abs=4)
 
@@ -129,14 +129,14 @@ def pixels(figure: Image.Image) -> np.ndarray:
 
 
 def test_figure_has_the_size_that_was_foretold(figure: Image.Image) -> None:
-    """And the texts that it was given."""
+    """A figure has the size that was foretold, and the texts that it was given."""
     size = page.figure_size(4)
     assert figure.size == (size.width, size.height)
     assert figure.info["Software"] == "featviz"
 
 
 def test_figure_shows_the_input_on_its_left(pixels: np.ndarray) -> None:
-    """Enlarged."""
+    """The input is enlarged, and fills a rectangle in the left half."""
     box = box_of(pixels, GREEN)
     assert box.width * box.height > 300 * 300
     assert box.left + box.width <= pixels.shape[1] / 2
@@ -154,7 +154,7 @@ def test_figure_shows_maps_and_bars_from_end_to_end(
 
 
 def test_figure_has_a_title_and_a_margin(pixels: np.ndarray) -> None:
-    """Text at the top, white at the bottom."""
+    """There is text at the top, and white at the bottom."""
     assert (pixels[:40] < 100).any()
     assert (pixels[-3:] == 255).all()
 
@@ -179,7 +179,7 @@ def corner_of(number: int, count: int) -> tuple[int, int]:
 
 
 def test_panels_have_the_pixels_of_their_maps() -> None:
-    """Each map in its place, enlarged to squares."""
+    """Each map is enlarged to squares in its place."""
     tensor = noise(1, 4, 17, 10)
     tensor[0, 3, 2:9] = NAN
     panels = panels_of(tensor)
@@ -308,7 +308,7 @@ def test_pixels_of_a_map_stay_squares() -> None:
 
 
 def test_all_tiles_have_one_size() -> None:
-    """Maps of 3 and of 240 pixels a side, next to each other."""
+    """Maps of 3 and of 240 pixels a side are drawn in one size."""
     drawn = look(
         solid(3, 3, COLOURS[0]),
         solid(7, 7, COLOURS[1]),
@@ -323,7 +323,7 @@ def test_all_tiles_have_one_size() -> None:
 
 
 def test_more_than_eight_maps_go_on_below() -> None:
-    """Sixty-four make the page higher, not wider."""
+    """Sixty-four maps make the page higher, not wider."""
     tiles = [solid(9, 9, (250, 10, 3 * number)) for number in range(64)]
     drawn = look(*tiles)
     assert drawn.shape[1] == look(*tiles[:8]).shape[1]
@@ -345,7 +345,7 @@ def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
 
 
 def test_bars_are_as_long_as_the_shares() -> None:
-    """Half of the length of a share of one, for a share of a half."""
+    """The bar of a half is half as long as the bar of one."""
     accent = tuple(colormap.ramp("Reds")[256 * 2 // 5].tolist())
 
     def bar(share: float) -> Box:
@@ -356,7 +356,7 @@ def test_bars_are_as_long_as_the_shares() -> None:
 
 
 def test_a_strip_is_as_wide_as_the_row() -> None:
-    """All numbers of a vector, from the names to the margin."""
+    """The numbers of a vector reach from the names to the margin."""
     strip = Tile("4", solid(1, 4, COLOURS[0]))
     drawn = look(rows=[page.PageRow("fc", ["Linear"], [strip], strip=True)])
     box = box_of(drawn, COLOURS[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from matplotlib import colormaps
 from numpy.testing import assert_array_equal
 from PIL import Image
+from tiles import assert_row
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
@@ -205,7 +207,7 @@ def test_rows_that_enlarging_repeats_take_no_bytes(
     depth: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is left of them behind PNG's filter 2 (up)."""
+    """PNG's filter 2 (up) leaves nothing of rows that enlarging repeats."""
     monkeypatch.setattr(grid, "PIECE_BYTES", piece)
     plan = grid.plan((8, 1, 5, 6), DrawOptions(nrow=3, padding=2, scale=factor))
     png = write_grid(example_tiles(depth), plan, marked=False)
@@ -219,21 +221,19 @@ VECTOR = torch.tensor([[0.0, 10.0, 5.0, 2.5]])
 def test_vector_is_one_strip_without_padding() -> None:
     """[1, F] is one row of F cells, side by side, on one shared scale."""
     assert np.asarray(written(VECTOR)).tolist() == [[0, 255, 128, 64]]
-    row = row_of(VECTOR)
-    assert row.layout == "vector"
-    assert row.normalize == "layer"
-    assert row.range == [0.0, 10.0]
+    row = asdict(row_of(VECTOR))
+    assert_row(row, layout="vector", normalize="layer", range=[0.0, 10.0])
 
 
 def test_cells_of_a_vector_grow() -> None:
-    """To squares of min_tile."""
+    """Cells are enlarged to squares of min_tile."""
     grown = written(VECTOR, scale=None)
     expected = np.kron([[0, 255, 128, 64]], np.ones((32, 32), int))
     assert_array_equal(grown, expected)
 
 
 def test_nrow_breaks_a_vector() -> None:
-    """Into rows of so many cells."""
+    """A vector is broken into rows of so many cells."""
     rows = written(torch.arange(6.0)[None], nrow=3)
     assert np.asarray(rows).tolist() == [[0, 51, 102], [153, 204, 255]]
 
@@ -291,7 +291,7 @@ def test_channels_are_chosen(text: str, channels: list[int]) -> None:
 
 
 def test_channels_that_are_not_there_are_no_choice() -> None:
-    """An error names them."""
+    """An error names the channels that are not there."""
     with pytest.raises(LayoutError, match="has 6 channels, none of 7-9"):
         choose_channels("7-9", range(6), MEANS, DEVIATIONS)
 
@@ -302,12 +302,14 @@ THREE = torch.tensor([[[[0.0, 1.0]], [[-2.0, 6.0]], [[1.0, 1.0]]]])
 
 def test_text_chunks_tell_what_the_picture_shows() -> None:
     """Layer, call, channels and range are in the file."""
-    text = written(THREE, normalize="layer").info
-    assert text["Layer"] == "layer1.0.conv1 (Conv2d)"
-    assert text["Call"] == "1 output"
-    assert text["Channels"] == "0-2"
-    assert text["Maps"] == "3 of 3"
-    assert text["Range"] == "layer: -2.0 to 6.0"
+    assert_row(
+        written(THREE, normalize="layer").info,
+        Layer="layer1.0.conv1 (Conv2d)",
+        Call="1 output",
+        Channels="0-2",
+        Maps="3 of 3",
+        Range="layer: -2.0 to 6.0",
+    )
 
 
 @pytest.mark.parametrize(
@@ -324,44 +326,41 @@ def test_text_chunks_tell_which_channels_and_ranges(
     name: str,
     expected: str,
 ) -> None:
-    """Channels as ranges of numbers; limits where all maps share them."""
+    """Texts give channels as ranges of numbers, and limits where all maps share them."""
     assert written(tensor, **options).info[name] == expected
 
 
 def test_a_jpeg_tells_it_in_its_comment() -> None:
-    """As lines."""
+    """The comment of a JPEG holds the same texts as lines."""
     comment = written(THREE, format="jpg").info["comment"]
     assert b"Layer: layer1.0.conv1 (Conv2d)" in comment
 
 
 def test_manifest_row_has_the_grid_in_pixels() -> None:
-    """Tiles are counted enlarged."""
+    """The size of a tile is counted in enlarged pixels."""
     row = row_of(torch.zeros(1, 4, 2, 3), nrow=3, padding=1, scale=5, marks=False)
     assert row.grid == {"nrow": 3, "padding": 1, "tile": [10, 15], "scale": 5}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("layer", "layer1.0.conv1"),
-        ("index", 4),
-        ("call", 1),
-        ("shape", [1, 4, 2, 3]),
-        ("layout", "nchw"),
-        ("maps", 4),
-        ("channels", None),
-        ("min", 0),
-        ("max", 23),
-        ("mean", 11.5),
-        ("std", pytest.approx(np.arange(24).std())),
-        ("zero_fraction", pytest.approx(1 / 24)),
-        ("nonfinite", 0),
-    ],
-)
-def test_manifest_row_tells_layer_and_numbers(field: str, value: object) -> None:
+def test_manifest_row_tells_layer_and_numbers() -> None:
     """The row names the capture, and has the statistics of all values."""
     row = row_of(torch.arange(24.0).reshape(1, 4, 2, 3))
-    assert getattr(row, field) == value
+    assert_row(
+        asdict(row),
+        layer="layer1.0.conv1",
+        index=4,
+        call=1,
+        shape=[1, 4, 2, 3],
+        layout="nchw",
+        maps=4,
+        channels=None,
+        min=0,
+        max=23,
+        mean=11.5,
+        std=pytest.approx(np.arange(24).std()),
+        zero_fraction=pytest.approx(1 / 24),
+        nonfinite=0,
+    )
 
 
 @pytest.mark.parametrize("cmap", ["viridis", "tab10"])
@@ -418,7 +417,7 @@ def test_the_largest_picture_of_a_format_is_written(
     largest: int,
     upright: bool,
 ) -> None:
-    """Pillow reads it."""
+    """Pillow reads a picture of the most pixels that its format has."""
     assert max(written(long_map(largest, upright), format=format).size) == largest
 
 
@@ -429,7 +428,7 @@ def test_picture_larger_than_its_format_is_refused(
     largest: int,
     upright: bool,
 ) -> None:
-    """One pixel more is refused by name."""
+    """A picture with one pixel more is refused, and the error names the format."""
     message = rf"{largest + 1}.*more than {format} holds \({largest} a side"
     with pytest.raises(LayoutError, match=message):
         drawn(long_map(largest + 1, upright), format=format)
@@ -439,7 +438,7 @@ def test_a_picture_larger_than_pillow_opens_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With the layer's name; the picture is written all the same."""
+    """A warning names the layer; the picture is written all the same."""
     written(torch.rand(1, 4, 3, 3))
     assert not caplog.messages
     monkeypatch.setattr("featviz.drawing.picture.MAX_PIXELS", 20)

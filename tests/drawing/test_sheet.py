@@ -32,7 +32,7 @@ def test_tiles_of_one_size_run_row_by_row(
 
 
 def test_a_picture_fills_its_cell() -> None:
-    """To the pixel."""
+    """A picture that is pasted fills its cell to the pixel."""
     canvas = PixelCanvas(100, 80, points=12)
     canvas.paste(Image.new("RGB", (40, 30), RED), Cell(10, 5, 40, 30))
     assert box_of(np.asarray(canvas.image), RED) == (10, 5, 40, 30)
@@ -59,7 +59,7 @@ LINE = "a long line of a title"
 
 @pytest.mark.parametrize("max_width", [30, 60])
 def test_a_long_line_keeps_its_beginning(max_width: int) -> None:
-    """As many letters as fit, with a mark."""
+    """As many letters as fit are kept, and a mark stands behind them."""
     short = sheet.begin_of(LINE, 12, max_width)
     count = len(short) - 1
     assert short == f"{LINE[:count]}…"
@@ -68,7 +68,7 @@ def test_a_long_line_keeps_its_beginning(max_width: int) -> None:
 
 
 def test_a_line_that_fits_stays_whole() -> None:
-    """There is no mark."""
+    """A line that fits has no mark."""
     assert sheet.begin_of(LINE, 12, 1000) == LINE
 
 
@@ -81,12 +81,12 @@ def test_a_line_that_fits_stays_whole() -> None:
     ],
 )
 def test_a_long_name_keeps_its_end(name: str, max_length: int, expected: str) -> None:
-    """Which tells images apart; control characters are escaped."""
+    """The end of a name tells images apart; control characters are escaped."""
     assert sheet.end_of(name, max_length) == expected
 
 
 def test_pixels_stay_squares_where_a_picture_grows() -> None:
-    """Twice as large, each pixel is four."""
+    """Each pixel becomes four in a picture that is twice as large."""
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
     grown = sheet.resized(Image.fromarray(pixels), 2)
     assert_array_equal(grown, np.kron(pixels, np.ones((2, 2), np.uint8)))
@@ -103,7 +103,7 @@ def test_a_picture_that_shrinks_does_not_vanish(
     factor: float,
     size: tuple[int, int],
 ) -> None:
-    """A pixel stays of each side."""
+    """One pixel stays of each side."""
     assert sheet.resized(Image.new("L", (4, 3)), factor).size == size
 
 
@@ -128,7 +128,7 @@ def test_a_rectangle_has_a_pixel_at_least() -> None:
 
 
 def test_a_frame_lies_inside_its_rectangle() -> None:
-    """It is one pixel wide."""
+    """A frame is one pixel wide, and lies inside its rectangle."""
     canvas = Canvas(20, 30)
     canvas.frame(Cell(0, 0, 0.3, 0.2))
     expected = np.ones((20, 30), bool)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome, Run
+from conftest import Run
 from networks import Net
 from numpy.testing import assert_array_equal
 from PIL import Image
@@ -128,6 +128,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     folder = tmp_path_factory.mktemp("board")
     pictures = make_photos(folder / "in", 3, size=(20, 16))
     net = make_net()
+    assert not outputs(net, pictures / NAMES[0])["relu"][0, 3].any()
     fv.run(
         net,
         pictures,
@@ -174,11 +175,6 @@ def test_grids_are_make_grids(layer: str, step: int, name: str, board: Board) ->
     assert not differs.any()
 
 
-def test_a_map_of_zeros_is_among_the_grids(board: Board) -> None:
-    """So that a cross was seen."""
-    assert not outputs(board.net, board.pictures / NAMES[0])["relu"][0, 3].any()
-
-
 @every_layer
 @every_picture
 def test_histograms_count_all_values(
@@ -187,7 +183,7 @@ def test_histograms_count_all_values(
     name: str,
     board: Board,
 ) -> None:
-    """Of each layer and image."""
+    """The histogram of a layer and image counts every value."""
     output = outputs(board.net, board.pictures / name)[layer]
     value = board.events.histogram(f"histogram/{layer}", step)
     assert value.num == sum(value.bucket) == output.numel()
@@ -342,18 +338,26 @@ def test_histograms_are_numpys(values: Tensor) -> None:
 
 
 def test_there_is_no_histogram_of_no_finite_value() -> None:
-    """NaN alone is not posted."""
+    """A tensor of NaN alone has no histogram."""
     assert tensorboard.histogram(torch.full((3,), torch.nan)) is None
 
 
-@pytest.fixture
-def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package is not installed."""
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "tiny.pth", "picture.png"],
+        ["kernels", "tiny.pth"],
+    ],
+)
+@pytest.mark.usefixtures("tiny_file", "picture")
+def test_without_the_package_one_line_says_how_to_get_it(
+    command: list[str],
+    featviz: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A missing package ends the command before anything is loaded or written."""
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-
-
-def assert_needs_tensorboard(done: Outcome) -> None:
-    """One line says how to get it, and nothing was written."""
+    done = featviz(*command, "--out", "out", "--tensorboard", "tb")
     assert done.code == 2
     assert not Path("out").exists()
     assert not Path("tb").exists()
@@ -362,30 +366,8 @@ def assert_needs_tensorboard(done: Outcome) -> None:
     assert "pip install 'featviz[tensorboard]'" in hint
 
 
-BOARD = ("--out", "out", "--tensorboard", "tb")
-
-
-def test_run_without_the_package(
-    without_tensorboard: None,
-    featviz: Run,
-    tiny_file: Path,
-    picture: Path,
-) -> None:
-    """It ends before anything is loaded or written."""
-    assert_needs_tensorboard(featviz("run", tiny_file, picture, *BOARD))
-
-
-def test_kernels_without_the_package(
-    without_tensorboard: None,
-    featviz: Run,
-    tiny_file: Path,
-) -> None:
-    """They end before anything is loaded or written."""
-    assert_needs_tensorboard(featviz("kernels", tiny_file, *BOARD))
-
-
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """A file in its place is named."""
+    """An error names the file that stands in the folder's place."""
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(StoreError, match=r"file.* cannot be written"),
@@ -395,6 +377,6 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_no_folder_is_no_board() -> None:
-    """Nothing is posted."""
+    """Without a folder nothing is posted."""
     with tensorboard.opened(None) as board:
         assert board is None

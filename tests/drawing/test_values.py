@@ -166,7 +166,7 @@ def test_levels_are_those_of_numpy(
 def test_values_outside_the_limits_are_clipped_and_nan_is_dark(
     quantise: Callable[..., np.ndarray],
 ) -> None:
-    """Levels end at 0 and at the top; NaN is 0."""
+    """Levels end at 0 and at the top, and NaN has level 0."""
     rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
     low = np.zeros(1, np.float32)
     factor = np.full(1, 100, np.float32)
@@ -191,7 +191,7 @@ def test_overall_joins_the_rows(rows: np.ndarray) -> None:
 
 
 def test_overall_of_no_finite_value() -> None:
-    """There are no moments, only counts."""
+    """Rows without a finite value have counts, and no moments."""
     rows = np.full((2, 3), np.nan, np.float32)
     total = values.overall(_statistics(rows), 3)
     assert total == {

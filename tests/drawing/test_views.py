@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from drawn_maps import NAN, SITE, captured, colours, is_magenta, noise, row_of, 
 from matplotlib import colormaps
 from numpy.testing import assert_array_equal
 from PIL import Image
+from tiles import assert_row
 from torch import Tensor, nn
 
 import featviz as fv
@@ -153,7 +155,7 @@ WINDOW = (4, 3, 12, 9)
 
 
 def test_overlay_leaves_out_what_pads_the_image() -> None:
-    """Of a letterboxed picture the window is drawn."""
+    """The window of a letterboxed picture is drawn, and not its padding."""
     background = np.asarray(photo(24, 20))
     picture = laid_over(noise(1, 2, 6, 5), background, WINDOW, overlay=0.0)
     expected = background[4:16, 3:12]
@@ -161,7 +163,7 @@ def test_overlay_leaves_out_what_pads_the_image() -> None:
 
 
 def test_a_map_covers_what_pads_the_image() -> None:
-    """It is cropped as the image is."""
+    """A map covers the padding too, and is cropped as the image is."""
     background = np.asarray(photo(24, 20))
     tensor = noise(1, 2, 6, 5)
     cropped = laid_over(tensor, background, WINDOW, overlay=1.0).tiles[0:2]
@@ -195,7 +197,7 @@ MAPS = noise(1, 7, 9, 11)
 
 @EVERY_REDUCTION
 def test_reduction_is_numpys(name: str) -> None:
-    """One tile of all channels, scaled by its own range."""
+    """A reduction is one tile of all channels, scaled by its own range."""
     values = ORACLES[name](MAPS[0].numpy())
     expected = (values - values.min()) / np.ptp(values) * 255
     assert np.asarray(fv.grid(MAPS, reduce=name, scale=1)) == pytest.approx(
@@ -209,11 +211,15 @@ def test_reduction_is_numpys(name: str) -> None:
 def test_the_statistics_of_a_reduction_are_the_channels(name: str) -> None:
     """The manifest counts all maps, and says that they share a tile."""
     row = row_of(MAPS, reduce=name, scale=None)
-    assert row.reduce == name
-    assert row.maps == 7
-    assert row.channels is None
-    assert (row.min, row.max) == (MAPS.min(), MAPS.max())
-    assert row.grid == {"nrow": 1, "padding": 0, "tile": [189, 231], "scale": 21}
+    assert_row(
+        asdict(row),
+        reduce=name,
+        maps=7,
+        channels=None,
+        min=MAPS.min(),
+        max=MAPS.max(),
+        grid={"nrow": 1, "padding": 0, "tile": [189, 231], "scale": 21},
+    )
     text = caption(row)
     assert text["Reduce"] == f"{name} of all channels"
     assert text["Maps"] == "7 of 7"
@@ -248,14 +254,14 @@ def mixed(request: pytest.FixtureRequest) -> Tensor:
 
 
 def test_principal_components_are_numpys_svd(mixed: Tensor) -> None:
-    """Scores of the first three, in standard deviations."""
+    """The first three components are numpy's scores, in standard deviations."""
     values = mixed.flatten(1).double()
     components = drawer.principal_components(values)
     assert components.numpy() == pytest.approx(by_svd(values.numpy()), abs=1e-5)
 
 
 def test_components_are_red_green_and_blue(mixed: Tensor) -> None:
-    """2.5 standard deviations to either side of mid-grey."""
+    """Each colour spans 2.5 standard deviations to either side of mid-grey."""
     scores = by_svd(mixed.flatten(1).double().numpy())
     levels = np.clip((scores + 2.5) / 5 * 255, 0, 255)
     expected = levels.reshape(3, *mixed.shape[1:]).transpose(1, 2, 0)
@@ -266,7 +272,7 @@ def test_components_are_red_green_and_blue(mixed: Tensor) -> None:
 
 
 def test_one_component_gives_one_colour() -> None:
-    """The others are mid-grey."""
+    """Colours without a component are mid-grey."""
     line = noise(1, 1, 8, 8) * torch.tensor([1.0, -2.0]).reshape(1, 2, 1, 1)
     pixels = np.asarray(fv.grid(line, reduce="pca", scale=1))
     assert np.ptp(pixels[..., 0]) > 100
@@ -274,7 +280,7 @@ def test_one_component_gives_one_colour() -> None:
 
 
 def test_no_component_gives_mid_grey() -> None:
-    """Of maps that do not vary."""
+    """Maps that do not vary are mid-grey."""
     flat = fv.grid(torch.full((1, 4, 8, 8), 3.0), reduce="pca", scale=1)
     assert set(np.asarray(flat).flat) <= {127, 128}
 

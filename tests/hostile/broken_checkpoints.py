@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from hostile_harness import TITLE, Attack, Sandbox
 from hostile_images import encoded, saved_bytes, zipped
-from hostile_pickles import LINEAR, around, call, everywhere, named, surroundings
+from hostile_pickles import LINEAR, around, call, everywhere, surroundings
 from torch import nn
 from torchvision import models
 
@@ -185,7 +185,6 @@ CHECKPOINTS: dict[str, tuple[Maker, str]] = {
         "holds a tensor of shape [1000000000, 512, 1, 1] without its data",
     ),
 }
-HEADER = "cannot be loaded: SafetensorError: Error while deserializing header: "
 SAFETENSORS: dict[str, tuple[Maker, str]] = {
     "safetensors header of terabytes": (
         _safetensors({"w": _tensor()}, length=2**39),
@@ -219,9 +218,7 @@ SHARDS: dict[str, tuple[Maker, str]] = {
         "a.pth",
     ),
     "shard that calls": (
-        _index(
-            "a.pth", lambda p: p.write_bytes(around(call(named(LINEAR), 30000, 30000)))
-        ),
+        _index("a.pth", lambda p: p.write_bytes(around(call(LINEAR, 30000, 30000)))),
         "needs torch.nn.modules.linear.Linear, which could",
     ),
     "shards without end": (written(b"[" * 100_000, INDEX), "is no index of shards"),

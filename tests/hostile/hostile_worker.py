@@ -147,6 +147,14 @@ def run(arguments: list[str], seconds: int) -> int:
             sys.stderr.flush()
 
 
+LIBRARIES = (
+    # ask the system for libraries, and whether it has IPv6
+    "timm",
+    "tensorboard.summary.writer.record_writer",
+    # take half a second
+    "onnx",
+    "onnxruntime",
+)
 HONEST_LINES = """
     layers net.pth
     identify net.pth
@@ -172,9 +180,8 @@ def warm(folder: Path) -> None:
 
     from featviz import cli
 
-    for name in ("timm", "tensorboard.summary.writer.record_writer"):
+    for name in LIBRARIES:
         with contextlib.suppress(ImportError):
-            # ask the system for libraries, and whether it has IPv6
             importlib.import_module(name)
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -161,7 +161,7 @@ def test_any_change_ends_well_or_in_one_line(
     seed: int,
     tmp_path: Path,
 ) -> None:
-    """Changed files of each kind; one that fails is kept."""
+    """A changed file of any kind does no harm; one that does is kept."""
     changed = FILES[file]
     chance = random.Random(seed)
     data = changed.change(changed.content or hostile_rundirs.honest()[file], chance)

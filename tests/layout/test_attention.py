@@ -10,7 +10,7 @@ import pytest
 import torch
 from networks import Net
 from ramps import look, save
-from tiles import assert_drawn, manifest, raw
+from tiles import assert_drawn, assert_row, manifest, raw
 from torch import Tensor, nn
 from torchvision import models
 
@@ -59,8 +59,7 @@ def test_attention_weights_are_softmax_of_queries_and_keys(
     layers = "MultiheadAttention#0,*_0.ln_1"
     seen = look(model, save(tmp_path, 32, 32), layers, (32, 32), tensors="npy")
     row = seen.row(ATTENTION, "1")
-    assert row["layout"] == "attention"
-    assert row["shape"] == [1, 2, 17, 17]
+    assert_row(row, layout="attention", shape=[1, 2, 17, 17])
     tokens = raw(seen.folder, seen.row(f"{BLOCK}.ln_1"))
     expected = by_hand(model.get_submodule(ATTENTION), tokens)
     weights = raw(seen.folder, row)[0].double()

@@ -11,7 +11,7 @@ import torch
 from frames import AS_IS, animation, folder_of, numbers, still
 from numpy.testing import assert_array_equal
 from PIL import Image
-from tiles import assert_drawn, manifest, rows, tiles
+from tiles import assert_drawn, assert_row, manifest, rows, tiles
 from torch import Tensor, nn
 
 import featviz as fv
@@ -47,7 +47,7 @@ class TestGrouping:
     """Which files make a clip."""
 
     def test_frames_stand_in_natural_order(self, tmp_path: Path) -> None:
-        """frame2 before frame10, whatever the order of the alphabet."""
+        """frame2 comes before frame10, whatever the order of the alphabet."""
         (clip,) = clips_of(folder_of(tmp_path / "walk", 12))
         assert clip.name == "walk"
         assert [path.stem for path in clip.paths] == [f"frame{n}" for n in range(12)]
@@ -69,7 +69,7 @@ class TestGrouping:
         assert len(stills.paths) == 2
 
     def test_folders_of_one_name_are_two_clips(self, tmp_path: Path) -> None:
-        """a/frames and b/frames, whose stills have different names."""
+        """Stills of a/frames and b/frames, which have different names, are two clips."""
         first = folder_of(tmp_path / "a" / "frames", 2, "a")
         second = folder_of(tmp_path / "b" / "frames", 2, "b")
         names = [clip.name for clip in clips_of(first, second)]
@@ -79,14 +79,14 @@ class TestGrouping:
         self,
         tmp_path: Path,
     ) -> None:
-        """The current folder is `tmp_path`."""
+        """A relative and an absolute path into one folder name frames of one clip."""
         folder = folder_of(tmp_path / "walk", 3)
         (clip,) = clips_of("walk/frame0.png", folder / "frame2.png")
         assert clip.name == "walk"
         assert [path.name for path in clip.paths] == ["frame0.png", "frame2.png"]
 
     def test_a_still_is_repeated(self, tmp_path: Path) -> None:
-        """It keeps its name."""
+        """A single still keeps its name, and is repeated."""
         still(3).save(tmp_path / "one.png")
         (clip,) = clips_of(tmp_path / "one.png")
         assert clip.name == "one.png"
@@ -143,10 +143,7 @@ def test_time_runs_from_left_to_right(
     """Six frames, one row a channel: red grows from tile to tile, green stays;
     channels-last gives the same picture."""
     row = rows(seen)[layer, 0, ""]
-    assert row["layout"] == layout_name
-    assert row["maps"] == 3
-    assert row["channels"] == [0, 1]
-    assert row["slices"] == [6, 6]
+    assert_row(row, layout=layout_name, maps=3, channels=[0, 1], slices=[6, 6])
     assert row["grid"]["nrow"] == 6
     expected = torch.zeros(2, 6, 6, 8)
     expected[0] = torch.arange(6.0)[:, None, None] * 10 / 255
@@ -155,7 +152,7 @@ def test_time_runs_from_left_to_right(
 
 
 def test_the_picture_of_the_input_shows_the_frames(seen: Path) -> None:
-    """From left to right."""
+    """The frames stand from left to right."""
     image = Image.open(seen / "input.png")
     assert image.size == (6 * 8, 6)
     frames = [image.crop((8 * n, 0, 8 * n + 8, 6)) for n in range(6)]
@@ -163,7 +160,7 @@ def test_the_picture_of_the_input_shows_the_frames(seen: Path) -> None:
 
 
 def test_the_manifest_names_the_frames(seen: Path) -> None:
-    """And says how the input was made of them."""
+    """The manifest lists the frames, and says how the input was made of them."""
     content = manifest(seen)
     assert content["image"]["files"] == [f"frame{n}.png" for n in range(6)]
     assert content["input"]["shape"] == [1, 3, 6, 6, 8]
@@ -177,8 +174,7 @@ def test_max_slices_says_what_it_leaves_out(tmp_path: Path) -> None:
     out = tmp_path / "out"
     fv.run(Clip(), folder, "conv", out, max_slices=4, channels="first:2", **RUN)
     row = rows(out / "walk")["conv", 0, ""]
-    assert row["slices"] == [4, 6]
-    assert row["steps"] == [0, 2, 3, 5]
+    assert_row(row, slices=[4, 6], steps=[0, 2, 3, 5])
     reds = tiles(out / "walk", row)[:4, 0, 0]
     assert reds == pytest.approx(np.array([0, 2, 3, 5]) * 51.0, abs=1)
     with np.load(out / "walk" / "stats.npz") as stats:
@@ -209,14 +205,14 @@ VOLUME = torch.arange(155.0).reshape(1, 1, 155, 1, 1).expand(1, 2, 155, 5, 5)
 
 
 def test_a_volume_has_the_scale_of_all_its_slices() -> None:
-    """Also of those that are left out."""
+    """Slices that are left out count for the scale."""
     picture = drawn(VOLUME, None)
     expected = np.array(picture.steps) / 154 * 255
     assert picture.tiles[:16][:, 0, 0] == pytest.approx(expected, abs=1)
 
 
 def test_a_mean_has_the_scale_of_the_slices_that_are_drawn() -> None:
-    """From the first to the last."""
+    """The scale of a mean goes from the first drawn slice to the last."""
     picture = drawn(VOLUME, "mean")
     steps = np.array(picture.steps)
     expected = (steps - steps[0]) / np.ptp(steps) * 255
@@ -225,7 +221,7 @@ def test_a_mean_has_the_scale_of_the_slices_that_are_drawn() -> None:
 
 @REDUCE
 def test_the_regions_of_a_batch_are_the_first(reduce: str | None) -> None:
-    """Sixteen of forty."""
+    """Of forty regions the first sixteen are drawn."""
     picture = drawn(torch.rand(40, 2, 5, 5), reduce)
     assert picture.steps == list(range(16))
     assert picture.slices == (16, 40)
@@ -240,7 +236,7 @@ def uneven(tmp_path: Path) -> Path:
 
 
 def test_frames_of_different_sizes_fail_with_the_remedy(uneven: Path) -> None:
-    """One clip has one size."""
+    """An error says that the frames differ, and the hint how they become one size."""
     result = fv.run(Clip(), uneven, "conv", frames=3, size=6, **AS_IS)
     (failure,) = result.failures
     assert "frames differ in size" in str(failure.error)
@@ -248,7 +244,7 @@ def test_frames_of_different_sizes_fail_with_the_remedy(uneven: Path) -> None:
 
 
 def test_size_brings_frames_to_one_size(uneven: Path) -> None:
-    """The remedy helps."""
+    """A size for all frames helps."""
     assert fv.run(Clip(), uneven, "conv", frames=3, size=(6, 8), **AS_IS).exit_code == 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SCENES
-from tiles import levels, raw, rows, tiles
+from tiles import assert_row, levels, raw, rows, tiles
 
 from featviz import cli
 
@@ -33,8 +33,7 @@ def test_regions_stand_side_by_side(tmp_path: Path) -> None:
     count = len(tensor)
     assert count > 16
     assert tensor.shape[1:] == (256, 7, 7)
-    expected = {"layout": "batch", "slices": [16, count], "maps": 256}
-    assert expected.items() <= row.items()
+    assert_row(row, layout="batch", slices=[16, count], maps=256)
     assert row["grid"]["nrow"] % 16 == 0
     regions = levels(tensor.transpose(0, 1)[:16])[:, :16]
     drawn = tiles(folder, row).astype(int)

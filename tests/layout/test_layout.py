@@ -73,7 +73,7 @@ def test_quantized_tensor_shows_its_real_values() -> None:
     ids=str,
 )
 def test_an_unknown_shape_is_refused(shape: list[int]) -> None:
-    """A wrong guess would draw noise."""
+    """A shape of no layout is refused, since a wrong guess would draw noise."""
     with pytest.raises(LayoutError, match=re.escape(f"shape {shape} is neither")):
         layout.to_maps(torch.zeros(shape))
 
@@ -95,7 +95,7 @@ def test_an_unknown_shape_is_refused(shape: list[int]) -> None:
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tensor: Tensor, reason: str) -> None:
-    """With the reason."""
+    """Complex, sparse and empty tensors are refused with the reason."""
     with pytest.raises(LayoutError, match=reason):
         layout.to_maps(tensor)
 
@@ -201,7 +201,7 @@ def test_axes_are_those_of_the_maps(layout: Layout) -> None:
 
 @EVERY_LAYOUT
 def test_the_axis_of_tokens_is_that_of_the_maps(layout: Layout) -> None:
-    """There are as many as positions."""
+    """There are as many tokens as positions of a map."""
     tensor = example(layout.shape)
     maps = maps_of(layout, layout.shape, tensor)
     if layout.token_axis is not None:
@@ -232,7 +232,7 @@ def test_help_names_every_choice(featviz: Run) -> None:
 
 
 def test_the_page_names_every_choice() -> None:
-    """In the first column of a table."""
+    """A table of docs/layers.md has each name in its first column."""
     table = PAGE.read_text("utf-8").partition("| layout |")[2].partition("\n\n")[0]
     first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.M))
     for choice in CHOICES:

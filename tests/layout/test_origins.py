@@ -103,7 +103,7 @@ def test_attention_is_what_a_softmax_gives(
 
 
 def test_attention_may_be_a_rectangle() -> None:
-    """16 queries look at 36 tokens."""
+    """16 queries that look at 36 tokens give 16 rows of 36 weights."""
     weights = drawn_as(Decoder(), 24, 24, "decoder.drop")
     assert weights.layout == "attention"
     assert weights.maps.shape == (1, 16, 36)
@@ -240,7 +240,7 @@ def test_what_keeps_the_rows_of_the_image_gives_tokens(
     ],
 )
 def test_what_loses_the_positions_is_a_sequence(change: Change) -> None:
-    """However many tokens there are; none is left out of the rows."""
+    """Tokens that lost their positions are rows, however many there are."""
     seen = drawn_as(of_tokens(change), 32, 48, "same")
     assert seen.layout == "sequence"
     assert_array_equal(seen.maps[..., 0], seen.tensor[0].T)
@@ -383,7 +383,7 @@ def test_unfolded_maps_and_heads_of_windows_are_put_back(layer: str) -> None:
 
 
 def test_windows_have_a_matrix_of_weights_for_each_head() -> None:
-    """15 windows of two heads."""
+    """15 windows of two heads have 30 matrices."""
     weights = drawn_as(UnfoldedAttention(), 12, 20, "attn_drop")
     assert weights.layout == "attention"
     assert weights.maps.shape == (30, 4, 4)

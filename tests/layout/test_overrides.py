@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Outcome, Run
 from ramps import Look, positions, save
-from tiles import assert_drawn, levels, manifest, rows
+from tiles import assert_drawn, assert_row, levels, manifest, rows
 
 import featviz as fv
 from featviz.errors import LayoutError
@@ -131,8 +131,7 @@ def test_a_map_can_be_read_as_channels_last(look: Callable[..., Look]) -> None:
     stay."""
     seen = look("Conv2d=nhwc", layers="conv_proj,blocks.0.same")
     row = seen.row("conv_proj")
-    assert row["layout"] == "nhwc"
-    assert row["maps"] == 20
+    assert_row(row, layout="nhwc", maps=20)
     assert row["grid"]["tile"] == [3, 14]
     assert_drawn(seen.folder, row, positions(14, 20).permute(2, 0, 1))
     assert seen.row("blocks.0.same")["layout"] == "tokens"
@@ -170,7 +169,7 @@ TOKENS = torch.cat([torch.zeros(1, 3), positions(14, 20).flatten(1).T])[None]
 
 
 def test_grid_takes_a_layout() -> None:
-    """featviz.grid draws tokens where their grid is said."""
+    """featviz.grid draws tokens whose grid is given."""
     options: dict[str, Any] = {"scale": 1, "padding": 0, "nrow": 1}
     picture = fv.grid(TOKENS, tensor_layout="tokens:14x20+1", **options)
     drawn = np.asarray(picture).reshape(3, 14, 20)
@@ -178,6 +177,6 @@ def test_grid_takes_a_layout() -> None:
 
 
 def test_grid_without_a_layout_says_what_is_missing() -> None:
-    """The option that helps."""
+    """An error names the option that helps."""
     with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor-layout"):
         fv.grid(TOKENS)

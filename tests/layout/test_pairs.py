@@ -103,21 +103,21 @@ def test_two_images_are_one_sample(
 
 
 def test_the_picture_of_the_input_shows_both_images(pair: Path) -> None:
-    """Side by side."""
+    """Both images stand side by side."""
     pixels = np.asarray(Image.open(pair / "input.png"))
     assert pixels.shape == (6, 16, 3)
     assert pixels[0, [0, 8], 0].tolist() == [30, 50]
 
 
 def test_the_manifest_names_both_images(pair: Path) -> None:
-    """And has the shape of each input."""
+    """The manifest lists both files, and the shape of each input."""
     content = manifest(pair)
     assert content["image"]["files"] == ["a.png", "b.png"]
     assert content["input"]["shape"] == [[1, 3, 6, 8]] * 2
 
 
 def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """Before anything is written."""
+    """Three images for pairs are refused before anything is written."""
     images = folder_of(tmp_path / "all", 3)
     with pytest.raises(UsageError, match="takes 2 images at once, and there are 3"):
         fv.run(Three(), images, "body", tmp_path / "out", size=8, **AS_IS)
@@ -132,7 +132,7 @@ def test_images_per_pass_may_be_set(tmp_path: Path) -> None:
 
 
 def test_consecutive_images_of_a_folder_are_pairs(tmp_path: Path) -> None:
-    """They may differ in size."""
+    """The images of a pair follow one another, and may differ in size."""
     for number in range(4):
         still(number, height=5 + number).save(tmp_path / f"{number}.png")
     result = fv.run(Means(), tmp_path, "body", size=6, **AS_IS)

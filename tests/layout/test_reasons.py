@@ -56,7 +56,7 @@ def test_each_layout_has_its_reason(
 def test_verbose_runs_say_the_layout_and_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One line for each tensor, once."""
+    """Each tensor has one line, once."""
     caplog.set_level(logging.DEBUG, "featviz")
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())
     fv.run(model, torch.rand(2, 3, 8, 8), "0,1", preset="none")

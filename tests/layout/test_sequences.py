@@ -113,7 +113,7 @@ def test_frames_of_transformers_are_grids(
 def test_attention_of_frames_is_attention(
     timesformer: dict[tuple[str, str], Seen],
 ) -> None:
-    """Within each piece."""
+    """The weights within each piece are attention."""
     weights = timesformer[f"{LAYER}.attention.attention.attn_drop", ""]
     assert weights.layout == "attention"
 

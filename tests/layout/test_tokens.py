@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_array_equal
 from PIL import Image
 from ramps import PATCH, Look, PositionViT, look, positions, save
-from tiles import assert_drawn, levels
+from tiles import assert_drawn, assert_row, levels
 from torch import Tensor
 from torchvision import models
 
@@ -40,9 +40,9 @@ def test_tokens_are_drawn_where_their_patches_lay(
     row = seen.row("blocks.1")
     height = size[0] // PATCH
     width = size[1] // PATCH
-    assert row["layout"] == "tokens"
+    count = sum(prefixes.values()) + height * width
+    assert_row(row, layout="tokens", shape=[1, count, 3])
     assert row["grid"]["tile"] == [height, width]
-    assert row["shape"] == [1, sum(prefixes.values()) + height * width, 3]
     assert_drawn(seen.folder, row, positions(height, width))
 
 
@@ -72,11 +72,10 @@ def test_special_tokens_are_vectors(key: str, parameter: Tensor, seen: Look) -> 
     row = seen.row("blocks.0", key)
     tokens = parameter.detach()[0]
     assert row["file"].endswith(f"_blocks.0/output.{key}.png")
-    assert row["layout"] == "vector"
-    assert row["maps"] == 3
-    ends = [float(tokens.min()), float(tokens.max())]
-    assert row["range"] == pytest.approx(ends)
-    assert [row["min"], row["max"]] == pytest.approx(ends)
+    assert_row(row, layout="vector", maps=3)
+    extremes = torch.stack(tokens.aminmax()).tolist()
+    assert row["range"] == pytest.approx(extremes)
+    assert [row["min"], row["max"]] == pytest.approx(extremes)
     strip = np.asarray(Image.open(seen.folder / row["file"]))
     assert strip == pytest.approx(levels(tokens[None])[0].astype(int), abs=1)
 
@@ -87,7 +86,7 @@ def test_special_tokens_have_statistics(
     parameter: Tensor,
     seen: Look,
 ) -> None:
-    """Of their own numbers."""
+    """The statistics of special tokens are those of their own numbers."""
     tokens = parameter.detach()[0]
     extremes = torch.stack([tokens.amin(0), tokens.amax(0)], 1)
     with np.load(seen.folder / "stats.npz") as stats:
@@ -95,7 +94,7 @@ def test_special_tokens_have_statistics(
 
 
 def test_no_special_token_is_in_the_grid(seen: Look) -> None:
-    """They are negative, and no patch is."""
+    """Special tokens are negative, and no value of the grid is."""
     keys = {key for _, _, key in seen.captures}
     assert keys == {"", "class_token", "distillation_token", "register_tokens"}
     with np.load(seen.folder / "stats.npz") as stats:
