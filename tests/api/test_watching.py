@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from networks import Net
-from PIL import Image
-from torch import nn
+from pixels import assert_same_pixels
+from runs import tree
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import featviz as fv
@@ -25,20 +26,37 @@ from featviz.rundir.verify import verify
 
 from .training import SHOWN, digits, moody_network, network, same, train
 
-
-def watch(
-    model: nn.Module, out: Path, steps: int, every: int = 2, **options: Any
-) -> list[Any]:
-    """Train while a watcher looks at all convolutions and ReLUs."""
-    with fv.Watcher(model, SHOWN, "Conv2d,ReLU", every, out, **options) as watcher:
-        return train(model, steps, watcher.step)
+LAYERS = "Conv2d,ReLU"
 
 
-def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
-    """Before the first step, at each multiple of `every`, and at the last step; verify
-    finds nothing wrong."""
-    watch(network(), tmp_path / "s", 3)
-    steps = read_steps(tmp_path / "s")
+@pytest.fixture
+def series(tmp_path: Path) -> Path:
+    """The folder that a watcher writes a series into."""
+    return tmp_path / "series"
+
+
+def watch(model: nn.Module, series: Path, steps: int, **options: Any) -> None:
+    """Train while a watcher draws every second step."""
+    with fv.Watcher(model, SHOWN, LAYERS, 2, series, **options) as watcher:
+        train(model, steps, watcher.step)
+
+
+def steps_of(series: Path) -> list[int]:
+    """The steps that a series has."""
+    return list(read_steps(series))
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of all that lies in a folder, hidden or not."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_series_has_a_whole_run_for_each_step(series: Path) -> None:
+    """A run is drawn before the first step, at each multiple of `every` and at the last
+    step; verify finds nothing wrong, and nothing half done is left."""
+    watch(network(), series, 3)
+
+    steps = read_steps(series)
     assert list(steps) == [0, 2, 3]
     for step, path in steps.items():
         run = read_run(path)
@@ -46,85 +64,104 @@ def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
         assert not run.left_out
         assert run.record["model"]["step"] == step
     assert not any(run["faults"] for run in verify(list(steps.values())))
-    assert [
-        path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."
-    ] == []
+    assert not list(series.glob(".*"))
 
 
-def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
-    """Its pictures and numbers are those of `featviz.run` on a copy made then, and of
-    torch."""
+def test_a_step_shows_the_weights_of_that_step(series: Path, tmp_path: Path) -> None:
+    """The last step has the pictures and numbers of `featviz.run` after the training,
+    and differs from the first."""
     model = network()
-    watch(model, tmp_path / "s", 4)
-    plain = fv.run(model, SHOWN, "Conv2d,ReLU", tmp_path / "plain")
+    watch(model, series, 2)
+
+    plain = fv.run(model, SHOWN, LAYERS, tmp_path / "plain")
+
+    first = series / "step-000000"
+    last = series / "step-000002"
     for image in plain.images:
         for maps in image.captures:
-            seen = tmp_path / "s" / "step-000004" / image.folder / maps.row.file
-            assert np.array_equal(np.asarray(Image.open(seen)), np.asarray(maps.image))
-    difference = fv.diff(tmp_path / "s" / "step-000000", tmp_path / "s" / "step-000004")
-    assert not difference.equal
-    assert fv.diff(tmp_path / "s" / "step-000004", plain).equal
+            assert_same_pixels(last / image.folder / maps.row.file, maps.image)
+    assert fv.diff(last, plain).equal
+    assert not fv.diff(first, last).equal
+
+
+def compiled(model: nn.Module) -> Any:
+    """The model behind torch.compile."""
+    return torch.compile(model, backend="eager")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "cast"),
     [
-        (lambda model: model, True),
-        (lambda model: torch.compile(model, backend="eager"), False),
+        pytest.param(lambda model: model, True, id="autocast"),
+        pytest.param(compiled, False, id="compiled"),
     ],
 )
 def test_the_training_is_as_if_nobody_watched(
-    tmp_path: Path, wrap: Callable[[nn.Module], nn.Module], cast: bool
+    series: Path, wrap: Callable[[nn.Module], nn.Module], cast: bool
 ) -> None:
-    """Weights, running means, gradients, modes, flags, hooks and random numbers, bit by
-    bit."""
-    alone = train(wrap(moody_network()), 6, cast=cast)
+    """Weights, running means, gradients, modes, flags, hooks and random numbers are
+    equal, bit by bit."""
+    alone = train(wrap(moody_network()), 4, cast=cast)
     model = wrap(moody_network())
-    with fv.Watcher(model, SHOWN, "Conv2d,ReLU", 2, tmp_path / "s") as watcher:
-        watched = train(model, 6, watcher.step, cast=cast)
+
+    with fv.Watcher(model, SHOWN, LAYERS, 2, series) as watcher:
+        watched = train(model, 4, watcher.step, cast=cast)
+
     assert same(alone, watched)
-    rows = read_run(tmp_path / "s" / "step-000006").images["00-5.png"].captures.values()
-    assert [row.layer for row in rows] == ["0.0", "0.2", "1", "3"]
+    captures = read_run(series / "step-000004").images["00-5.png"].captures
+    layers = [row.layer for row in captures.values()]
+    assert layers == ["0.0", "0.2", "1", "3"]
+
+
+class Breakable(nn.Module):
+    """The moody network, which fails in eval mode once it is broken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = moody_network()
+        self.is_broken = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores."""
+        scores: Tensor = self.inside(x)
+        if self.is_broken and not self.training:
+            raise ValueError("out of order")
+        return scores
 
 
 def test_a_failing_forward_pass_leaves_the_model_as_it_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    series: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step that cannot be drawn is a warning, and the training goes on to the same
     weights."""
+    alone = train(Breakable(), 4)
+    model = Breakable()
 
-    broken: list[bool] = []
-
-    def way(self: Any, x: torch.Tensor) -> Any:
-        out = self.inside(x)
-        if broken and not self.training:
-            raise ValueError("out of order")
-        return out
-
-    alone = train(Net(way, inside=moody_network()), 4)
-    model = Net(way, inside=moody_network())
-    with fv.Watcher(model, SHOWN, "Conv2d", 2, tmp_path / "s") as watcher:
-        broken.append(True)
+    with fv.Watcher(model, SHOWN, "Conv2d", 2, series) as watcher:
+        model.is_broken = True
         watched = train(model, 4, watcher.step)
+
     assert same(alone, watched)
-    assert list(read_steps(tmp_path / "s")) == [0]
+    assert steps_of(series) == [0]
     assert "step 2 is not drawn: no image went through" in caplog.text
-    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["step-000000"]
+    assert names_in(series) == ["step-000000"]
 
 
-def one_of_two(out: str) -> None:
-    """What each process of a team does: trains unwatched, then watched, and tells how
-    it went."""
+def train_in_a_team(folder: str) -> None:
+    """Train unwatched, then watched, as one process of two; print whether the weights
+    are the same, which steps were written, and whether there is a folder."""
     torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
+    series = Path(folder, str(torch.distributed.get_rank()))
     alone = train(DistributedDataParallel(moody_network()), 4)
     model = DistributedDataParallel(moody_network())
-    paths = []
-    with fv.Watcher(model, SHOWN, "Conv2d", 2, Path(out) / str(rank)) as watcher:
+    paths: list[Path | None] = []
+
+    with fv.Watcher(model, SHOWN, "Conv2d", 2, series) as watcher:
         watched = train(model, 4, lambda: paths.append(watcher.step()))
-    steps = [path and path.name for path in paths]
-    print(same(alone, watched), steps, (Path(out) / str(rank)).exists(), flush=True)
+
+    names = [path and path.name for path in paths]
+    print(same(alone, watched), names, series.exists(), flush=True)
     torch.distributed.destroy_process_group()
 
 
@@ -132,151 +169,188 @@ def one_of_two(out: str) -> None:
 def test_of_two_processes_the_first_writes(tmp_path: Path) -> None:
     """The other one trains on, writes nothing, and both have the weights of an
     unwatched run."""
-    common = forked.meeting(2)
-    team = [
-        forked.fork(
-            tmp_path / f"said{rank}", one_of_two, str(tmp_path), **common, RANK=rank
-        )
-        for rank in range(2)
-    ]
+    variables = forked.meeting(2)
+    folder = str(tmp_path)
+    team = []
+    for rank in range(2):
+        streams = tmp_path / f"streams{rank}"
+        process = forked.fork(streams, train_in_a_team, folder, **variables, RANK=rank)
+        team.append(process)
+
     first, second = forked.ended(team)
-    assert first.out == "True [None, 'step-000002', None, 'step-000004'] True\n", (
-        first.err
-    )
+
+    written = "[None, 'step-000002', None, 'step-000004']"
+    assert first.out == f"True {written} True\n", first.err
     assert second.out == "True [None, None, None, None] False\n", second.err
 
 
-def test_health_is_the_audits_finding(tmp_path: Path) -> None:
+def findings_of(audit: Any) -> dict[str, dict[str, list[int]]]:
+    """The findings of an audit, by layer."""
+    return {row["label"]: row["findings"] for row in audit["layers"]}
+
+
+def test_health_is_the_audits_finding(series: Path) -> None:
     """A convolution whose channel a ReLU never lets through is dead, one of NaN is not
-    finite."""
+    finite; `featviz.audit` says the same."""
     model = network()
     with torch.no_grad():
-        model[0].weight[1], model[0].bias[1] = 0.0, -1.0  # type: ignore[index, union-attr, operator]
-    with fv.Watcher(model, SHOWN, "Conv2d,ReLU", 1, tmp_path / "s") as watcher:
+        model[0].weight[1] = 0.0
+        model[0].bias[1] = -1.0
+
+    with fv.Watcher(model, SHOWN, LAYERS, 1, series) as watcher:
         with torch.no_grad():
-            model[3].bias[2] = float("nan")  # type: ignore[index, union-attr, operator]
+            model[3].bias[2] = float("nan")
         watcher.step()
-    audits = [
-        json.loads((p / "audit.json").read_text())
-        for p in read_steps(tmp_path / "s").values()
-    ]
-    findings = [
-        {row["label"]: row["findings"] for row in audit["layers"]} for audit in audits
-    ]
-    assert 1 in findings[0]["0"]["dead"]
-    assert 1 in findings[0]["1"]["dead"]
-    assert [row["3"]["nonfinite"] for row in findings] == [[], [2]]
-    same_audit = fv.audit(model, SHOWN, "0,1").document
-    rows = {row["label"]: row["findings"] for row in same_audit["layers"]}
-    assert rows["0"] == findings[1]["0"]
-    assert rows["1"] == findings[1]["1"]
+
+    first, last = (
+        findings_of(json.loads((path / "audit.json").read_text()))
+        for path in read_steps(series).values()
+    )
+    assert 1 in first["0"]["dead"]
+    assert 1 in first["1"]["dead"]
+    assert first["3"]["nonfinite"] == []
+    assert last["3"]["nonfinite"] == [2]
+    audited = findings_of(fv.audit(model, SHOWN, "0,1").document)
+    assert audited == {layer: last[layer] for layer in ("0", "1")}
 
 
 def test_functions_have_no_health(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    series: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of functions alone no audit is written, which a warning says once."""
     net = Net(lambda self, x: torch.relu(self.conv(x)), conv=nn.Conv2d(1, 4, 3))
-    with fv.Watcher(net, SHOWN, "fn:relu", 1, tmp_path / "s", size=12) as watcher:
+
+    with fv.Watcher(net, SHOWN, "fn:relu", 1, series, size=12) as watcher:
         watcher.step()
-    steps = read_steps(tmp_path / "s").values()
+
+    steps = read_steps(series).values()
     assert [len(read_run(step).images) for step in steps] == [2, 2]
-    said = "are judged of modules, and all layers are functions: fn:relu"
-    assert caplog.text.count(said) == 1
-    assert not list((tmp_path / "s").rglob("audit.json"))
+    warning = "are judged of modules, and all layers are functions: fn:relu"
+    assert caplog.text.count(warning) == 1
+    assert not list(series.rglob("audit.json"))
 
 
-def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
-    """TensorBoard's own reader finds a picture, a histogram and dead channels at each
-    step."""
+def test_tensorboard_has_training_steps(series: Path, tmp_path: Path) -> None:
+    """TensorBoard's own reader finds a picture and the count of dead channels at each
+    step, in one file of events."""
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
-    watch(network(), tmp_path / "s", 4, tensorboard=tmp_path / "tb")
-    read = event_accumulator.EventAccumulator(str(tmp_path / "tb")).Reload()
-    tags = read.Tags()
-    assert "output/0/00-5.png" in tags["images"]
-    assert "dead_channels/1" in tags["scalars"]
-    assert [event.step for event in read.Images("output/0/00-5.png")] == [0, 2, 4]
-    assert [event.step for event in read.Scalars("dead_channels/1")] == [0, 2, 4]
-    assert len(list((tmp_path / "tb").iterdir())) == 1
-    audit = json.loads((tmp_path / "s" / "step-000004" / "audit.json").read_text())
-    dead = next(
-        len(row["findings"]["dead"]) for row in audit["layers"] if row["label"] == "1"
-    )
-    assert read.Scalars("dead_channels/1")[-1].value == dead
+    board = tmp_path / "board"
+
+    watch(network(), series, 2, tensorboard=board)
+
+    assert len(names_in(board)) == 1
+    events = event_accumulator.EventAccumulator(str(board)).Reload()
+    pictures = events.Images("output/0/00-5.png")
+    assert [event.step for event in pictures] == [0, 2]
+    dead_channels = events.Scalars("dead_channels/1")
+    assert [event.step for event in dead_channels] == [0, 2]
+    audit = json.loads((series / "step-000002" / "audit.json").read_text())
+    assert dead_channels[-1].value == len(findings_of(audit)["1"]["dead"])
 
 
-def test_a_second_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """Steps behind the checkpoint go when the first new one is written; the others
-    stay."""
-    watch(network(), tmp_path / "s", 6)
-    kept = (tmp_path / "s" / "step-000002" / "run.json").stat().st_mtime_ns
-    model = network()
-    nobody = pytest.raises(UsageError, match="nobody says from which step")
-    with (
-        fv.Watcher(network(), SHOWN, "ReLU", 2, tmp_path / "s", resume=True) as watcher,
-        nobody,
-    ):
-        watcher.step()
-    with fv.Watcher(
-        model, SHOWN, "ReLU", 2, tmp_path / "s", resume=True, start=3
-    ) as watcher:
-        assert list(read_steps(tmp_path / "s")) == [0, 2, 4, 6]
-        assert watcher.step().name == "step-000004"  # type: ignore[union-attr]
-    assert list(read_steps(tmp_path / "s")) == [0, 2, 4]
-    assert (tmp_path / "s" / "step-000002" / "run.json").stat().st_mtime_ns == kept
-    assert read_run(tmp_path / "s" / "step-000004").record["layers"] == ["1", "4", "7"]
+class TestResuming:
+    """A second process goes on with the series of a first."""
+
+    @pytest.fixture
+    def resumed(self, series: Path) -> Callable[..., fv.Watcher]:
+        """A watcher of the ReLUs that goes on with a series of six steps."""
+        watch(network(), series, 6)
+
+        def resume(**options: Any) -> fv.Watcher:
+            model = network()
+            return fv.Watcher(model, SHOWN, "ReLU", 2, series, resume=True, **options)
+
+        return resume
+
+    def test_from_a_checkpoint(
+        self, resumed: Callable[..., fv.Watcher], series: Path
+    ) -> None:
+        """Steps behind the checkpoint go when the first new one is written; the others
+        stay."""
+        earlier = series / "step-000002"
+        before = (earlier / "run.json").stat().st_mtime_ns
+
+        with resumed(start=3) as watcher:
+            assert steps_of(series) == [0, 2, 4, 6]
+            written = watcher.step()
+
+        assert written == series / "step-000004"
+        assert steps_of(series) == [0, 2, 4]
+        assert (earlier / "run.json").stat().st_mtime_ns == before
+        assert read_run(written).record["layers"] == ["1", "4", "7"]
+
+    def test_from_a_step_that_nobody_says(
+        self, resumed: Callable[..., fv.Watcher]
+    ) -> None:
+        """A watcher that is not told where the training begins refuses to count."""
+        with (
+            resumed() as watcher,
+            pytest.raises(UsageError, match="nobody says from which step"),
+        ):
+            watcher.step()
 
 
-def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
-    """Another series, a run, and anything else; `overwrite` replaces a series only."""
-    watch(network(), tmp_path / "s", 4)
-    with pytest.raises(StoreError, match="holds a series up to step 4") as caught:
-        watch(network(), tmp_path / "s", 2)
-    assert "resume=True" in str(caught.value.hint)
-    note = tmp_path / "s" / "step-000004" / "notes.txt"
+def test_a_series_is_not_overwritten_by_chance(series: Path) -> None:
+    """Another series is refused with the option that continues it; `overwrite` replaces
+    it, unless it has a file that featviz did not write."""
+    watch(network(), series, 2)
+    with pytest.raises(StoreError, match="holds a series up to step 2") as refused:
+        watch(network(), series, 1)
+    assert "resume=True" in str(refused.value.hint)
+
+    note = series / "step-000002" / "notes.txt"
     note.write_text("mine")
     with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
-        watch(network(), tmp_path / "s", 2, overwrite=True)
+        watch(network(), series, 1, overwrite=True)
     assert note.read_text() == "mine"
-    assert list(read_steps(tmp_path / "s")) == [0, 2, 4]
+    assert steps_of(series) == [0, 2]
+
     note.unlink()
-    watch(network(), tmp_path / "s", 1, overwrite=True)
-    assert list(read_steps(tmp_path / "s")) == [0, 1]
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("")
-    for options in ({}, {"overwrite": True}, {"resume": True}):
-        with pytest.raises(StoreError, match=r"holds no series: thesis\.tex"):
-            watch(network(), tmp_path / "mine", 1, **options)
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    watch(network(), series, 1, overwrite=True)
+    assert steps_of(series) == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_folder_without_a_series_is_refused(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whatever option is set, somebody's own folder stays as it is."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("")
+
+    with pytest.raises(StoreError, match=r"holds no series: thesis\.tex"):
+        watch(network(), folder, 1, **options)
+
+    assert names_in(folder) == ["thesis.tex"]
 
 
 def test_an_earlier_series_stays_until_a_step_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    series: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk at the first step is an error, and nothing of the earlier series is
     gone."""
-    watch(network(), tmp_path / "s", 4)
-    before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
+    watch(network(), series, 2)
+    before = tree(series)
 
-    def full(self: Any, content: Any) -> None:
+    def fail(self: Any, content: Any) -> None:
         raise StoreError("no space left on device")
 
-    monkeypatch.setattr("featviz.rundir.write.RunDirectory.write_run", full)
+    monkeypatch.setattr("featviz.rundir.write.RunDirectory.write_run", fail)
     with pytest.raises(StoreError, match="no space left"):
-        watch(network(), tmp_path / "s", 2, overwrite=True)
-    assert before == {
-        p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()
-    }
+        watch(network(), series, 1, overwrite=True)
+
+    assert tree(series) == before
 
 
 class FullyShardedDataParallel(nn.Module):
-    """What torch's own class is called, whose parts one process cannot run."""
+    """A module by the name of torch's own class, whose layers one process cannot run."""
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "message"),
     [
         ({"every": 0}, "every=0: expected an integer ≥ 1"),
         (
@@ -295,89 +369,94 @@ class FullyShardedDataParallel(nn.Module):
     ],
 )
 def test_bad_values_are_refused_before_the_training(
-    tmp_path: Path, given: dict[str, Any], words: str
+    series: Path, options: dict[str, Any], message: str
 ) -> None:
-    """With the value and what it takes; nothing is written."""
-    options: dict[str, Any] = {
-        "model": network(),
-        "images": SHOWN,
-        "out": tmp_path / "s",
-        **given,
-    }
-    with pytest.raises(FeatvizError, match=words):
-        fv.Watcher(**options)
-    assert not (tmp_path / "s").exists()
+    """The error has the value and what it takes; nothing is written."""
+    good: dict[str, Any] = {"model": network(), "images": SHOWN, "out": series}
+    with pytest.raises(FeatvizError, match=message):
+        fv.Watcher(**{**good, **options})
+    assert not series.exists()
 
 
-def test_numbers_of_steps_are_whole(tmp_path: Path) -> None:
-    """numpy's and torch's integers are taken; other values are refused in one line, and
-    the training can go on. The first number at or behind each multiple is drawn,
-    once."""
-    with fv.Watcher(network(), SHOWN, "ReLU", np.int64(10), tmp_path / "s") as watcher:
-        for number in (2.0, "two", torch.tensor(2.0), True, -1):
-            with pytest.raises(UsageError, match=r"^step=.+: expected an integer ≥ 0"):
-                watcher.step(number)  # type: ignore[arg-type]
-        numbers = (7, np.int64(12), torch.tensor(12), 19, 45, 50)
-        written = [watcher.step(number) for number in numbers]  # type: ignore[arg-type]
+@pytest.mark.parametrize("number", [2.0, "two", torch.tensor(2.0), True, -1])
+def test_a_step_that_is_no_whole_number_is_refused(number: Any, series: Path) -> None:
+    """The error is one line, and the training can go on."""
+    with fv.Watcher(network(), SHOWN, "ReLU", 10, series) as watcher:
+        with pytest.raises(UsageError, match=r"^step=.+: expected an integer ≥ 0"):
+            watcher.step(number)
+        watcher.step(1)
+    assert watcher.steps == [0, 1]
+
+
+def test_steps_may_be_skipped(series: Path) -> None:
+    """The first number at or behind each multiple of `every` is drawn, once; integers of
+    numpy and torch are numbers, and none comes behind a later one."""
+    numbers: list[Any] = [7, np.int64(12), torch.tensor(12), 19, 45, 50]
+    with fv.Watcher(network(), SHOWN, "ReLU", np.int64(10), series) as watcher:
+        written = [watcher.step(number) for number in numbers]
         with pytest.raises(UsageError, match="step 3 comes behind step 50"):
             watcher.step(3)
+
+    names = [path and path.name[-2:] for path in written]
+    assert names == [None, "12", None, None, "45", "50"]
     assert watcher.steps == [0, 12, 45, 50]
     assert {type(step) for step in watcher.steps} == {int}
-    assert [path and path.name[-2:] for path in written] == [
-        None,
-        "12",
-        None,
-        None,
-        "45",
-        "50",
-    ]
 
 
-def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
-    """With the weights at the end; not where it was due, where nothing was trained, or
-    again. A closed watcher writes nothing."""
+def means_of(run_directory: Path) -> np.ndarray:
+    """The means of the first layer's channels, of the first image."""
+    stats = read_run(run_directory).images["00-5.png"].stats()
+    first = next(iter(stats.values()))
+    return first[:, 2]
+
+
+def test_the_last_step_is_drawn_with_the_weights_at_the_end(series: Path) -> None:
+    """A bias that grows by one after the last call of `step` moves the means by one."""
     model = network()
-    with fv.Watcher(model, SHOWN, "Conv2d", 10, tmp_path / "s") as watcher:
+    with fv.Watcher(model, SHOWN, "Conv2d", 10, series) as watcher:
         watcher.step(3)
         with torch.no_grad():
-            model[0].bias += 1  # type: ignore[operator]
+            model[0].bias += 1
+
+    assert watcher.steps == steps_of(series) == [0, 3]
+    first, last = (means_of(path) for path in read_steps(series).values())
+    np.testing.assert_allclose(last - first, 1, atol=1e-4)
+
+
+def test_a_closed_watcher_writes_nothing(series: Path) -> None:
+    """It may be closed twice, and later steps are only counted."""
+    with fv.Watcher(network(), SHOWN, "Conv2d", 10, series) as watcher:
+        watcher.step(3)
     watcher.close()
-    assert watcher.steps == list(read_steps(tmp_path / "s")) == [0, 3]
+
     assert watcher.step(20) is None
-    assert list(read_steps(tmp_path / "s")) == [0, 3]
-    assert repr(watcher) == f"<Watcher of {tmp_path / 's'}: step 20, 2 written>"
-    first, last = (
-        read_run(path).images["00-5.png"]
-        for path in read_steps(tmp_path / "s").values()
-    )
-    means = [next(iter(image.stats().values()))[:, 2] for image in (first, last)]
-    assert np.allclose(means[1] - means[0], 1, atol=1e-4)
+
+    assert steps_of(series) == [0, 3]
+    assert repr(watcher) == f"<Watcher of {series}: step 20, 2 written>"
 
 
-def test_the_last_step_of_a_training_that_fails_is_not_drawn(tmp_path: Path) -> None:
+def test_the_last_step_of_a_training_that_fails_is_not_drawn(series: Path) -> None:
     """What is there stays."""
-    with (
-        pytest.raises(ZeroDivisionError),
-        fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "s") as watcher,
-    ):
+    watcher = fv.Watcher(network(), SHOWN, "Conv2d", 2, series)
+    with pytest.raises(ZeroDivisionError), watcher:
         watcher.step()
         raise ZeroDivisionError
-    assert list(read_steps(tmp_path / "s")) == [0]
+    assert steps_of(series) == [0]
 
 
-def test_a_transform_feeds_the_model(tmp_path: Path) -> None:
+def test_a_transform_feeds_the_model(series: Path) -> None:
     """The caller's own transform feeds it, and is gone while the model is trained."""
     model = network().bfloat16()
     pixels = digits()[0].bfloat16()
 
-    def fed(image: Any) -> torch.Tensor:
+    def feed(image: Any) -> Tensor:
         return pixels[0]
 
-    with fv.Watcher(
-        model, SHOWN, "Conv2d", 1, tmp_path / "s", transform=fed
-    ) as watcher:
+    with fv.Watcher(model, SHOWN, "Conv2d", 1, series, transform=feed) as watcher:
         assert all(not module._forward_pre_hooks for module in model.modules())
         watcher.step()
-    stats = read_run(tmp_path / "s" / "step-000001").images["00-5.png"].stats()
-    expected = model[0](pixels[:1]).float().amax((0, 2, 3)).detach().numpy()
-    assert np.allclose(next(iter(stats.values()))[:, 1], expected)
+
+    stats = read_run(series / "step-000001").images["00-5.png"].stats()
+    maxima = next(iter(stats.values()))[:, 1]
+    expected = model[0](pixels[:1]).float().amax((0, 2, 3))
+    np.testing.assert_allclose(maxima, expected.detach(), rtol=1e-5)

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,18 @@ SHOWN = [str(path) for path in FILES[:2]]
 
 def digits() -> tuple[Tensor, Tensor]:
     """The sample digits, float32 [20, 1, 28, 28] in 0..1, and their labels, int64 [20]."""
-    pixels = [
-        np.asarray(Image.open(path).convert("L").resize((28, 28))) for path in FILES
-    ]
+    pictures = [Image.open(path).convert("L").resize((28, 28)) for path in FILES]
+    pixels = torch.tensor(np.stack(pictures))
     labels = [int(path.stem[-1]) for path in FILES]
-    return torch.tensor(np.stack(pixels))[:, None] / 255, torch.tensor(labels)
+    return pixels[:, None] / 255, torch.tensor(labels)
 
 
 def network() -> nn.Sequential:
     """The network of configs/train_digits_cnn.py, four channels wide, from a fixed
     seed."""
-    path = HERE / "configs" / "train_digits_cnn.py"
-    spec = importlib.util.spec_from_file_location("train_digits_cnn", path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = runpy.run_path(str(HERE / "configs" / "train_digits_cnn.py"))
     torch.manual_seed(0)
-    built: nn.Sequential = script.build_model(4)
+    built: nn.Sequential = script["build_model"](4)
     return built
 
 
@@ -63,9 +57,8 @@ def train(
     watches."""
     device = next(model.parameters()).device
     pixels, labels = (tensor.to(device) for tensor in digits())
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=1e-2
-    )
+    learning = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=1e-2)
     torch.manual_seed(7)
     with torch.autocast(device.type, torch.bfloat16, enabled=cast):
         for _ in range(steps):
@@ -88,18 +81,16 @@ def state_of(model: nn.Module) -> list[Any]:
         (m.training, len(m._forward_hooks), len(m._forward_pre_hooks))
         for m in model.modules()
     ]
-    rng = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
-    return [parameters, buffers, flags, rng]
+    generators = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    return [parameters, buffers, flags, generators]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Whether two such states are equal to the last bit."""
-    if isinstance(one, Tensor):
-        return (
-            isinstance(other, Tensor)
-            and one.dtype == other.dtype
-            and torch.equal(one, other)
-        )
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    if isinstance(first, Tensor):
+        if not isinstance(second, Tensor) or first.dtype != second.dtype:
+            return False
+        return torch.equal(first, second)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
