@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -23,6 +22,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
+    """The run directory."""
     return tmp_path / "out"
 
 
@@ -31,12 +31,9 @@ def folder(tmp_path: Path) -> Path:
     """Three pictures, of which the second in order cannot be read."""
     path = tmp_path / "folder"
     path.mkdir()
-    for name, size in (("a.png", (9, 8)), ("c.png", (13, 8))):
-        Image.fromarray(
-            np.arange(size[0] * size[1], dtype=np.uint8).reshape(size[::-1])
-        ).save(path / name)
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
-    Image.fromarray(noise).save(path / "b.png")
+    Image.linear_gradient("L").resize((9, 8)).save(path / "a.png")
+    Image.linear_gradient("L").resize((13, 8)).save(path / "c.png")
+    Image.effect_noise((64, 64), 50).save(path / "b.png")
     data = (path / "b.png").read_bytes()
     (path / "b.png").write_bytes(data[: len(data) // 2])
     return path

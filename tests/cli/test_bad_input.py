@@ -2,80 +2,88 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Run
-from runs import complete, refused
+from runs import complete, refused, run_json
 from torch import nn
 
 
+@pytest.fixture
+def grey(nets: str, out: Path) -> tuple[object, ...]:
+    """The arguments of a run of the grey network, without its images."""
+    return ("run", f"{nets}:grey", "--layers", "Conv2d", "--out", out)
+
+
 def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
-    featviz: Run, nets: str, folder: Path, out: Path
+    featviz: Run, grey: tuple[object, ...], folder: Path, out: Path
 ) -> None:
-    """Exit 3; the image is named on stderr and in run.json, and has no folder. Alone,
-    exit 1."""
-    outcome = featviz("run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d")
-    assert outcome.code == 3
-    assert re.search(r"^error: b\.png cannot be read", outcome.err, re.M)
-    assert "Traceback" not in outcome.err
-    text = (out / "run.json").read_text()
-    run = json.loads(text)
-    assert [failure["image"] for failure in run["failures"]] == ["b.png"]
-    assert str(folder) not in text
-    assert run["images"] == {"total": 3, "complete": ["a.png", "c.png"], "missing": []}
+    """The command exits with 3, and names the image on stderr; it has no folder."""
+    done = featviz(*grey, folder)
+    refused(done, 3, "error: b.png cannot be read")
     assert complete(out) == ["a.png", "c.png"]
     assert not (out / "b.png").exists()
-    alone = (
-        "run",
-        f"{nets}:grey",
-        folder / "b.png",
-        "--layers",
-        "Conv2d",
-        "--out",
-        out / "alone",
-    )
-    refused(featviz(*alone, "-q"), 1, "b.png cannot be read")
-    assert complete(out / "alone") == []
 
 
+def test_run_json_names_a_corrupt_image(
+    featviz: Run, grey: tuple[object, ...], folder: Path, out: Path
+) -> None:
+    """It lists the failure and what is complete, without the folder's path."""
+    featviz(*grey, folder, "-q")
+    record = run_json(out)
+    assert [failure["image"] for failure in record["failures"]] == ["b.png"]
+    images = {"total": 3, "complete": ["a.png", "c.png"], "missing": []}
+    assert record["images"] == images
+    assert str(folder) not in (out / "run.json").read_text()
+
+
+def test_a_corrupt_image_alone_is_a_failure(
+    featviz: Run, grey: tuple[object, ...], folder: Path, out: Path
+) -> None:
+    """The command exits with 1, and nothing is complete."""
+    done = featviz(*grey, folder / "b.png", "-q")
+    refused(done, 1, "b.png cannot be read")
+    assert complete(out) == []
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
 def test_run_json_has_no_absolute_path_of_the_model(
-    featviz: Run, nets: str, picture: Path, tmp_path: Path, out: Path
+    has_weights: bool, featviz: Run, nets: str, picture: Path, out: Path
 ) -> None:
     """A factory given by its file, as MODEL or as --arch, is recorded without its
     folder."""
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
-    torch.save(module.state_dict(), tmp_path / "weights.pth")
-    for model in (
-        [f"{nets}:grey"],
-        [tmp_path / "weights.pth", "--arch", f"{nets}:grey"],
-    ):
-        outcome = featviz(
-            "run", *model, picture, "--layers", "ReLU", "--out", out, "--overwrite"
-        )
-        assert outcome.code == 0, outcome.err
-        assert str(tmp_path) not in (out / "run.json").read_text()
+    model = [f"{nets}:grey"]
+    if has_weights:
+        module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
+        torch.save(module.state_dict(), "weights.pth")
+        model = ["weights.pth", "--arch", f"{nets}:grey"]
+    done = featviz("run", *model, picture, "--layers", "ReLU", "--out", out)
+    assert done.code == 0, done.err
+    assert str(out.parent) not in (out / "run.json").read_text()
 
 
-@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize(
+    ("images", "code", "finished"), [("folder", 3, ["a.png"]), ("folder/c.png", 1, [])]
+)
 def test_a_model_that_raises_is_named_with_the_module(
-    several: bool, featviz: Run, nets: str, folder: Path, out: Path
+    images: str,
+    code: int,
+    finished: list[str],
+    featviz: Run,
+    nets: str,
+    folder: Path,
+    out: Path,
 ) -> None:
-    """Exit 3 among others, 1 alone; the line names the module in which it failed."""
+    """It exits with 3 among others, with 1 alone; the line names the module in which it
+    failed."""
     (folder / "b.png").unlink()
-    source = folder if several else folder / "c.png"
-    outcome = featviz(
-        "run", f"{nets}:picky", source, "--out", out, "--layers", "Conv2d", "-q"
-    )
-    refused(
-        outcome,
-        3 if several else 1,
-        "c.png: the model failed in 1.1 (Picky): no picture may be 13 wide",
-    )
-    assert complete(out) == (["a.png"] if several else [])
+    model = f"{nets}:picky"
+    done = featviz("run", model, images, "--out", out, "--layers", "Conv2d", "-q")
+    message = "c.png: the model failed in 1.1 (Picky): no picture may be 13 wide"
+    refused(done, code, message)
+    assert complete(out) == finished
 
 
 def test_an_output_below_a_file_names_it(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Run
-from runs import complete, refused
-
-from featviz.options import InputOptions, read
+from runs import complete, refused, run_json
 
 
 def options_used(out: Path) -> dict[str, Any]:
-    options: dict[str, Any] = json.loads((out / "run.json").read_text())["options"]
+    """The options that run.json records."""
+    options: dict[str, Any] = run_json(out)["options"]
     return options
 
 
 def config(tmp_path: Path, text: str) -> Path:
+    """A file of values."""
     path = tmp_path / "featviz.toml"
     path.write_text(text)
     return path
@@ -33,29 +32,20 @@ def test_values_come_from_the_config_and_the_command_line_wins(
         'layers = ["Conv2d", "ReLU"]\nnrow = 3\npadding = 5\nmean = [0.1, 0.2, 0.3]\n'
         'size = "40x50"\npad_value = 0.5\ncmap = "viridis"\nscale = "auto"\n',
     )
-    outcome = featviz(
-        "run",
-        tiny_file,
-        picture,
-        "--out",
-        out,
-        "--config",
-        file,
-        "--padding",
-        1,
-        "--scale",
-        2,
-    )
-    assert outcome.code == 0, outcome.err
-    used = options_used(out)
+    command = ("run", tiny_file, picture, "--out", out, "--config", file)
+    done = featviz(*command, "--padding", 1, "--scale", 2)
+    assert done.code == 0, done.err
     expected = {
         "layers": "Conv2d,ReLU",
         "nrow": 3,
         "padding": 1,
         "mean": [0.1, 0.2, 0.3],
+        "size": [40, 50],
+        "pad_value": 0.5,
+        "cmap": "viridis",
+        "scale": 2,
     }
-    expected |= {"size": [40, 50], "pad_value": 0.5, "cmap": "viridis", "scale": 2}
-    assert {name: used[name] for name in expected} == expected
+    assert options_used(out).items() >= expected.items()
 
 
 def test_a_table_is_for_the_command_of_its_name(
@@ -69,22 +59,19 @@ def test_a_table_is_for_the_command_of_its_name(
     )
     outcome = featviz("run", tiny_file, picture, "--out", out, "--config", file)
     assert outcome.code == 0, outcome.err
-    assert (options_used(out)["nrow"], options_used(out)["layers"]) == (7, "Conv2d")
+    assert options_used(out).items() >= {"nrow": 7, "layers": "Conv2d"}.items()
 
 
-@pytest.mark.parametrize("many", [True, False])
+@pytest.mark.usefixtures("tiny_file", "picture")
+@pytest.mark.parametrize("images", ['"picture.png"', '["picture.png"]'])
 def test_model_and_images_come_from_the_config(
-    many: bool, featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path, out: Path
+    images: str, featviz: Run, tmp_path: Path
 ) -> None:
     """`model` and `images` stand for the arguments, as one path or a list."""
-    paths = json.dumps([str(picture)] if many else str(picture))
-    text = (
-        f"model = {json.dumps(str(tiny_file))}\nimages = {paths}\nout ="
-        f" {json.dumps(str(out))}"
-    )
-    outcome = featviz("run", "--config", config(tmp_path, text), "--layers", "ReLU")
-    assert outcome.code == 0, outcome.err
-    assert complete(out) == ["picture.png"]
+    text = f'model = "tiny.pth"\nimages = {images}\nout = "out"'
+    done = featviz("run", "--config", config(tmp_path, text), "--layers", "ReLU")
+    assert done.code == 0, done.err
+    assert complete(tmp_path / "out") == ["picture.png"]
 
 
 @pytest.mark.parametrize(
@@ -108,13 +95,5 @@ def test_a_config_with_mistakes(
     tmp_path: Path,
 ) -> None:
     """An unknown key names the nearest, bad TOML its place, a bad value what is taken."""
-    refused(
-        featviz("run", tiny_file, picture, "--config", config(tmp_path, text)),
-        2,
-        message,
-    )
-
-
-def test_a_size_is_height_and_width() -> None:
-    """Read once, as Python gives it."""
-    assert read(InputOptions, {"size": "40x50"}).size == (40, 50)
+    file = config(tmp_path, text)
+    refused(featviz("run", tiny_file, picture, "--config", file), 2, message)

@@ -20,14 +20,19 @@ from .outcomes import apart
 
 GROUP = click.Context(cli.group)
 COMMANDS = {name: cli.group.get_command(GROUP, name) for name in cli.COMMANDS}
-LONG = [
-    name for name, command in COMMANDS.items() if getattr(command, "is_long", False)
-]
+LONG = [name for name, command in COMMANDS.items() if command.is_long]
+SHORT = [name for name in COMMANDS if name not in LONG]
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    """The options of a command."""
+    return [param for param in command.params if isinstance(param, click.Option)]
+
+
 OPTIONS = {
-    f"{name} {param.opts[-1]}": param
+    f"{name} {option.opts[-1]}": option
     for name, command in COMMANDS.items()
-    for param in (command.params if command else [])
-    if isinstance(param, click.Option)
+    for option in options_of(command)
 }
 WIDTH = 80
 SCREEN = 40
@@ -55,77 +60,84 @@ DEFAULTS = re.compile(
 """Defaults belong in click's `[default: …]`, not in the sentence."""
 
 
-EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def is_sentence(text: str) -> bool:
+    """It begins with a capital, ends with a full stop, and needs no other text."""
+    if not re.fullmatch(r"[A-Z].*\.", text, re.DOTALL) or text.startswith("Of "):
+        return False
+    return not any(fragment in text for fragment in FRAGMENTS)
 
 
-@EVERY_OPTION
-def test_an_option_is_a_sentence(option: click.Option) -> None:
-    """It begins with a capital, ends with a full stop, and needs no other option's
-    text; so does what is for --help-all alone."""
-    for text in (option.help or "").split("\f "):
-        assert re.fullmatch(r"[A-Z].*\.", text, re.DOTALL), text
-        assert not text.startswith("Of ")
-        assert not [fragment for fragment in FRAGMENTS if fragment in text], text
+def test_an_option_is_a_sentence() -> None:
+    """So is the part of its text that is for --help-all alone."""
+    for name, option in OPTIONS.items():
+        for text in (option.help or "").split("\f "):
+            assert is_sentence(text), name
 
 
-@EVERY_OPTION
-def test_metavars_are_upper_case(option: click.Option) -> None:
-    """Also those that come from a type, which has a name of its own."""
-    metavar = option.metavar or option.type.name.upper()
-    assert metavar == metavar.upper() or metavar.startswith("[")
-    assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, (
-        "it has no name of its own"
-    )
+def test_metavars_are_upper_case() -> None:
+    """So are those that come from a type, which has a name of its own."""
+    for name, option in OPTIONS.items():
+        metavar = option.metavar or option.type.name.upper()
+        assert metavar == metavar.upper() or metavar.startswith("["), name
+        assert metavar not in {"INTEGER", "INTEGER RANGE", "FLOAT"}, name
 
 
-@EVERY_OPTION
-def test_defaults_stand_in_brackets(option: click.Option) -> None:
+def test_defaults_stand_in_brackets() -> None:
     """Click writes them, not the text."""
-    assert not DEFAULTS.search(option.help or "")
-    has_default = (
-        isinstance(option.default, (str, int, float, Path)) and not option.is_flag
-    )
-    assert option.show_default or not has_default, "its default is not shown"
+    for name, option in OPTIONS.items():
+        assert not DEFAULTS.search(option.help or ""), name
+        is_value = isinstance(option.default, (str, int, float, Path))
+        if is_value and not option.is_flag:
+            assert option.show_default, name
+
+
+def flowing(text: str) -> str:
+    """A text on one line."""
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_command_is_a_sentence_and_lists_every_form_of_model(
-    name: str, featviz: Run
-) -> None:
-    """So is its line in the list of commands. A source that is added to SOURCES appears
-    in the help of each command that takes MODEL."""
-    text = featviz(name, "--help").out
-    for line in (cli.COMMANDS[name], text.split("\n\n")[1].strip()):
-        assert re.fullmatch(r"[A-Z].*\.", " ".join(line.split())), line
-    flowing = " ".join(text.split())
-    command = COMMANDS[name]
-    assert command is not None
-    assert "{MODEL}" not in flowing
-    if "model" in {param.name for param in command.params}:
-        assert not [
-            source.spelling for source in SOURCES if source.spelling not in flowing
-        ]
+def test_a_command_is_a_sentence(name: str, featviz: Run) -> None:
+    """So is its line in the list of commands."""
+    sentence = featviz(name, "--help").out.split("\n\n")[1]
+    for text in (cli.COMMANDS[name], sentence):
+        assert re.fullmatch(r"[A-Z].*\.", flowing(text))
 
 
-def _differ_by_one_letter(name: str, other: str) -> bool:
-    shorter, longer = sorted((name, other), key=len)
+TAKING_MODEL = [
+    name
+    for name, command in COMMANDS.items()
+    if "model" in {param.name for param in command.params}
+]
+
+
+@pytest.mark.parametrize("name", TAKING_MODEL)
+def test_a_command_lists_every_form_of_model(name: str, featviz: Run) -> None:
+    """A source that is added to SOURCES appears in the help of each command that takes
+    MODEL."""
+    text = flowing(featviz(name, "--help").out)
+    assert "{MODEL}" not in text
+    for source in SOURCES:
+        assert source.spelling in text
+
+
+def differ_by_one_letter(name: str, second: str) -> bool:
+    """Whether one letter is another, or too many."""
+    shorter, longer = sorted((name, second), key=len)
     if len(shorter) == len(longer):
-        return sum(a != b for a, b in zip(name, other, strict=True)) == 1
+        return sum(a != b for a, b in zip(name, second, strict=True)) == 1
     return shorter in {longer[:i] + longer[i + 1 :] for i in range(len(longer))}
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_no_two_options_differ_by_one_letter(command: str) -> None:
     """A slip of the finger is an error, and not another option."""
-    names = [
-        name
-        for key, option in OPTIONS.items()
-        for name in (*option.opts, *option.secondary_opts)
-        if key.split()[0] == command and name.startswith("--")
-    ]
-    assert [
-        pair for pair in combinations(names, 2) if _differ_by_one_letter(*pair)
-    ] == []
+    flags: list[str] = []
+    for option in options_of(COMMANDS[command]):
+        flags += [*option.opts, *option.secondary_opts]
+    names = [flag for flag in flags if flag.startswith("--")]
+    pairs = combinations(names, 2)
+    assert [pair for pair in pairs if differ_by_one_letter(*pair)] == []
 
 
 def options_in(text: str) -> list[str]:
@@ -135,25 +147,28 @@ def options_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [[], *([n] for n in cli.COMMANDS), *([n, "--help-all"] for n in LONG)],
-    ids=" ".join,
+    "line",
+    [
+        "--help",
+        *(f"{name} --help" for name in SHORT),
+        *(f"{name} --help-all" for name in LONG),
+    ],
 )
 def test_no_line_is_longer_than_a_terminal(
-    words: list[str], featviz: Run, monkeypatch: pytest.MonkeyPatch
+    line: str, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most 80 columns, on any terminal that has them."""
+    """Help has at most 80 columns, on any terminal that has them."""
     monkeypatch.setenv("COLUMNS", "200")
-    text = featviz(*words, *([] if "--help-all" in words else ["--help"])).out
-    assert text
-    assert not [line for line in text.splitlines() if len(line) > WIDTH]
+    lines = featviz(*line.split()).out.splitlines()
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= WIDTH
 
 
 def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 lines: the forms of MODEL, five examples, twelve options, and how to see the
-    others."""
+    """In 40 lines it has the forms of MODEL, five examples, twelve options, and how to
+    see the others."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = featviz("run", "--help").out
     assert len(text.splitlines()) <= SCREEN
@@ -167,40 +182,47 @@ def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
+def test_a_long_help_begins_on_one_screen(
     name: str, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--help has the first options, and says how many there are; --help-all has each
-    once, under the headings of GROUPS in their order, and what stands behind a form
-    feed."""
+    """--help has the first options, and says how many there are."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    brief = featviz(name, "--help").out
-    complete = featviz(name, "--help-all").out
-    assert "First options:" in brief.splitlines()[:SCREEN]
-    shown = options_in(complete)
-    assert len(brief.splitlines()) <= SCREEN + 2
-    assert f"`featviz {name} --help-all` shows all {len(shown)} options" in brief
-    expected = [p.opts[0] for key, p in OPTIONS.items() if key.split()[0] == name]
-    assert sorted(shown) == sorted([*expected, "-h"])
-    headings = [
-        line.rstrip(":") for line in complete.splitlines() if line.rstrip(":") in GROUPS
-    ]
-    assert headings == [group for group in GROUPS if group in headings]
+    text = featviz(name, "--help").out
+    lines = text.splitlines()
+    assert "First options:" in lines[:SCREEN]
+    assert len(lines) <= SCREEN + 2
+    count = len(options_of(COMMANDS[name])) + 1  # --help is click's
+    assert f"`featviz {name} --help-all` shows all {count} options" in text
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_help_all_shows_every_option(name: str, featviz: Run) -> None:
+    """Each stands there once, under the headings of GROUPS in their order."""
+    text = featviz(name, "--help-all").out
+    flags = [option.opts[0] for option in options_of(COMMANDS[name])]
+    assert sorted(options_in(text)) == sorted([*flags, "-h"])
+    headings = [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS]
+    assert headings == sorted(headings, key=list(GROUPS).index)
     assert len(headings) >= 5
+
+
+def test_what_stands_behind_a_form_feed_is_for_help_all(featviz: Run) -> None:
+    """--help ends before it."""
+    brief = featviz("run", "--help").out
+    complete = featviz("run", "--help-all").out
+    assert "More examples:" in complete
+    assert "More examples:" not in brief
     assert "\f" not in complete + brief
-    assert name != "run" or (
-        "More examples:" in complete and "More examples:" not in brief
-    )
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in LONG])
+@pytest.mark.parametrize("name", SHORT)
 def test_help_all_of_a_short_command_is_its_help(name: str, featviz: Run) -> None:
     """--help shows everything already, and --help-all is no error."""
     assert featviz(name, "--help-all") == featviz(name, "--help")
 
 
 def test_help_all_of_the_group_has_every_command_in_full(featviz: Run) -> None:
-    """Each with all its options, under its own usage line."""
+    """Each stands there with all its options, under its own usage line."""
     done = featviz("--help-all")
     assert done.code == 0
     sections = re.split(r"^Usage: featviz ", done.out, flags=re.MULTILINE)
@@ -209,25 +231,23 @@ def test_help_all_of_the_group_has_every_command_in_full(featviz: Run) -> None:
 
 
 def test_the_group_lists_every_command(featviz: Run) -> None:
-    """--help has each command with its line, and an example; --version says the
-    version."""
-    for words in ("--version", "-V"):
-        assert featviz(words) == Outcome(0, f"featviz, version {__version__}\n", "")
+    """--help has each command with its line, and an example."""
     text = featviz("--help").out
-    assert all(
-        re.search(rf"^  {n} +{re.escape(h)}$", text, re.M)
-        for n, h in cli.COMMANDS.items()
-    )
     assert re.search(r"Examples:\n +featviz \w+", text)
+    for name, sentence in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(sentence)}$", text, re.M)
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_one_line(flag: str, featviz: Run) -> None:
+    """It names the program."""
+    assert featviz(flag) == Outcome(0, f"featviz, version {__version__}\n", "")
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     """Help comes at once, for a command of each file, too."""
-    lines = [
-        "--help",
-        "--help-all",
-        *(f"{name} --help" for name in ("run", "look", "report")),
-    ]
+    lines = ["--help", "--help-all", "run --help", "look --help", "report --help"]
     for line, done in zip(lines, apart(lines, tmp_path), strict=True):
-        assert (done.code, done.imported) == (0, []), line
+        assert done.code == 0, line
+        assert done.imported == [], line
         assert len(done.out) > 10, line

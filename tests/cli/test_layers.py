@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
-from pathlib import Path
+from collections import defaultdict
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,77 +18,85 @@ from torchvision import models
 
 @pytest.fixture(scope="module")
 def resnet() -> nn.Module:
+    """ResNet-18 without values."""
     with torch.device("meta"):
-        return models.resnet18()
+        return models.resnet18().eval()
 
 
-def test_layers_as_json_lists_every_module(featviz: Run, resnet: nn.Module) -> None:
-    """Index, name, type, parameters, shape and calls agree with the model's own
-    modules."""
-    outcome = featviz(
-        "layers", "resnet18", "--weights", "none", "--layers", "Conv2d", "--json"
-    )
-    assert outcome.code == 0
-    table = json.loads(outcome.out)
-    rows = table["layers"]
-    modules = list(resnet.named_modules())
-    columns = ("index", "name", "type", "parameters", "selected")
-    assert [tuple(row[column] for column in columns) for row in rows] == [
-        (
-            n,
-            name,
-            type(m).__name__,
-            sum(map(torch.numel, m.parameters())),
-            type(m) is nn.Conv2d,
-        )
-        for n, (name, m) in enumerate(modules)
-    ]
-    assert table["total_parameters"] == 11689512
+@pytest.fixture
+def listed(featviz: Run) -> dict[str, Any]:
+    """What `layers --json` says of it."""
+    options = ("--weights", "none", "--layers", "Conv2d", "--json")
+    done = featviz("layers", "resnet18", *options)
+    assert done.code == 0
+    document: dict[str, Any] = json.loads(done.out)
+    return document
 
-    seen: dict[str, list[list[int]]] = {name: [] for name, _ in modules}
-    for name, module in modules:
-        module.register_forward_hook(
-            lambda m, args, output, name=name: seen[name].append(list(output.shape))
-        )
+
+def test_layers_as_json_lists_every_module(
+    listed: dict[str, Any], resnet: nn.Module
+) -> None:
+    """Index, name, type and parameters are those of the model's own modules, and what
+    the selectors take is marked."""
+    assert listed["total_parameters"] == 11689512
+    expected = []
+    for index, (name, module) in enumerate(resnet.named_modules()):
+        row = {
+            "index": index,
+            "name": name,
+            "type": type(module).__name__,
+            "parameters": sum(map(torch.numel, module.parameters())),
+            "selected": type(module) is nn.Conv2d,
+        }
+        expected.append(row)
+    rows = listed["layers"]
+    columns = expected[0].keys()
+    assert [{name: row[name] for name in columns} for row in rows] == expected
+
+
+def test_layers_as_json_has_shapes_and_calls(
+    listed: dict[str, Any], resnet: nn.Module
+) -> None:
+    """The first output's shape and the count of calls are those that hooks see."""
+    shapes: dict[str, list[list[int]]] = defaultdict(list)
+
+    def note(name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        shapes[name].append(list(output.shape))
+
+    for name, module in resnet.named_modules():
+        module.register_forward_hook(partial(note, name))
     with torch.no_grad():
-        resnet.eval()(torch.zeros(1, 3, 224, 224, device="meta"))
-    assert {row["name"]: row["output_shape"] for row in rows} == {
-        n: s[0] for n, s in seen.items()
+        resnet(torch.zeros(1, 3, 224, 224, device="meta"))
+
+    seen = {
+        row["name"]: (row["output_shape"], row["calls"]) for row in listed["layers"]
     }
-    assert {row["name"]: row["calls"] for row in rows} == {
-        n: len(s) for n, s in seen.items()
-    }
+    assert seen == {name: (calls[0], len(calls)) for name, calls in shapes.items()}
 
 
 def test_the_table_has_a_line_for_each_module(featviz: Run, resnet: nn.Module) -> None:
     """Piped into grep, every name stands whole on its line, whatever the terminal's
-    width."""
-    outcome = featviz(
-        "layers", "resnet18", "--weights", "none", "--layers", "layer3.*.conv?", "-q"
-    )
-    lines = outcome.out.splitlines()
-    footer = lines.pop()
+    width; a star marks what is taken."""
+    options = ("--weights", "none", "--layers", "layer3.*.conv?", "-q")
+    table = featviz("layers", "resnet18", *options).out
+
     names = [name for name, _ in resnet.named_modules() if name]
-    cells = [line.split() for line in lines]
-    assert [name for name in names if not any(name in line for line in cells)] == []
-    chosen = [line[1] for line in cells if line and line[0] == "*"]
-    assert chosen == [
-        name for name in names if re.fullmatch(r"layer3\..*\.conv.", name)
-    ]
-    assert footer == "68 modules; * 4 taken by the selectors"
+    assert set(table.split()).issuperset(names)
+    selected = re.findall(r"^\* +(\S+)", table, re.MULTILINE)
+    assert selected == fnmatch.filter(names, "layer3.*.conv?")
+    assert table.endswith("\n68 modules; * 4 taken by the selectors\n")
 
 
-def test_layers_of_a_model_that_cannot_be_run(featviz: Run, tmp_path: Path) -> None:
+def test_layers_of_a_model_that_cannot_be_run(featviz: Run) -> None:
     """The modules are listed without shapes and calls, with a warning that says why."""
-    path = tmp_path / "odd.pth"
-    torch.save(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(5, 2)), path)
-    outcome = featviz("layers", path, "--layers", "Linear", "--json")
-    rows = json.loads(outcome.out)["layers"]
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(5, 2))
+    torch.save(model, "odd.pth")
+
+    done = featviz("layers", "odd.pth", "--layers", "Linear", "--json")
+
+    rows = json.loads(done.out)["layers"]
     assert [row["type"] for row in rows] == ["Sequential", "Conv2d", "Linear"]
     assert [row["selected"] for row in rows] == [False, False, True]
-    assert all(
-        row[key] is None for row in rows for key in ("output_shape", "calls", "macs")
-    )
-    assert re.search(
-        r"^warning: no shapes: the model failed in 1 \(Linear\)", outcome.err, re.M
-    )
+    counted = [(row["output_shape"], row["calls"], row["macs"]) for row in rows]
+    assert counted == [(None, None, None)] * 3
+    assert "warning: no shapes: the model failed in 1 (Linear)" in done.err

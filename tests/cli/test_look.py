@@ -13,29 +13,29 @@ LOOK = ("look", DIGITS_MODEL, SEVEN)
 
 
 def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
-    """Named after model and image; prediction and file are said on stderr, nothing on
+    """It is named after model and image; prediction and file stand on stderr, nothing on
     stdout."""
     done = featviz(*LOOK)
-    assert (done.code, done.out) == (0, "")
+    assert done.code == 0
+    assert done.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["look-digits_cnn-05-7.png"]
     assert "05-7.png: class 7 > 99.9 %, class 1 < 0.1 %" in done.err
     assert done.err.endswith("4 layers in look-digits_cnn-05-7.png\n")
 
 
 def test_json_is_one_document(featviz: Run) -> None:
-    """With the layers, channels and prediction."""
+    """It has the layers, channels and prediction."""
     done = featviz(*LOOK, "--json", "--maps", "3", "--layers", "ReLU#0,Linear")
     document = json.loads(done.out)
     assert [row["layer"] for row in document["layers"]] == ["1", "10"]
     assert [len(row["channels"]) for row in document["layers"]] == [3, 3]
-    assert (
-        document["layers"][1]["channels"][0] == document["prediction"][0]["index"] == 7
-    )
+    assert document["layers"][1]["channels"][0] == 7
+    assert document["prediction"][0]["index"] == 7
     assert Path(document["file"]).exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("options", "code", "message"),
     [
         (
             ["--out", "page.jpg"],
@@ -48,10 +48,11 @@ def test_json_is_one_document(featviz: Run) -> None:
     ],
 )
 def test_refusals(
-    featviz: Run, tmp_path: Path, words: list[str], code: int, message: str
+    featviz: Run, tmp_path: Path, options: list[str], code: int, message: str
 ) -> None:
-    """One line with its remedy, the exit codes of run, and nothing is written."""
-    done = featviz(*LOOK, *words)
+    """The error is one line with its remedy, the exit codes are those of run, and
+    nothing is written."""
+    done = featviz(*LOOK, *options)
     assert done.code == code
     assert message in done.err
     assert "Traceback" not in done.err

@@ -37,7 +37,7 @@ def net(tmp_path: Path) -> str:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two images with such names, one of which is broken."""
+    """Two images with such names, the second of which is broken."""
     folder = tmp_path / "photos"
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
@@ -46,86 +46,121 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def check_tame(done: Outcome, *, named: bool = True) -> None:
-    """Nothing but printable characters and our own line ends; the name is there,
-    escaped."""
+def assert_tame(done: Outcome) -> None:
+    """A command printed nothing but printable characters and our own line ends."""
     for stream in (done.out, done.err):
         wild = {c for c in stream if not c.isprintable() and c != "\n"}
-        assert not wild, (wild, stream)
-        assert not [
-            line for line in stream.split("\n") if line.startswith("error: forged")
-        ]
-    assert not named or SHOWN in done.out + done.err, (done.out, done.err)
+        assert not wild, stream
+        assert "\nerror: forged" not in stream
 
 
-def test_names_of_layers(featviz: Run, net: str, tmp_path: Path) -> None:
-    """In tables and in JSON, whose strings are the names."""
-    check_tame(featviz("layers", net, "--size", "12"))
+def test_names_of_layers(featviz: Run, net: str) -> None:
+    """They are escaped in tables, and JSON has them as they are."""
+    done = featviz("layers", net, "--size", "12")
+    assert_tame(done)
+    assert SHOWN in done.out
+
     done = featviz("layers", net, "--size", "12", "--json")
-    check_tame(done, named=False)
+    assert_tame(done)
     assert EVIL in {row["name"] for row in json.loads(done.out)["layers"]}
-    check_tame(featviz("layers", net, "--size", "12", "--layers", f"no{EVIL}"))
-    done = featviz("kernels", net, "--out", tmp_path / "kernels", "--json")
-    check_tame(done, named=False)
-    assert EVIL in {row["layer"] for row in json.loads(done.out)["captures"]}
 
 
-def test_run_and_what_reads_it(
-    featviz: Run, net: str, photos: Path, tmp_path: Path
-) -> None:
-    """Every command that a run goes through, with names of images and of layers."""
-    runs = [tmp_path / "one", tmp_path / "two"]
-    for seed, out in enumerate(runs):
-        command = ("run", net, photos, "--size", "12", "--layers", "*", "--seed", seed)
-        done = featviz(*command, "--out", out, "--tensors", "npy", "-v")
-        assert done.code == 3
-        check_tame(done)
-    check_tame(
-        featviz(
-            "run", net, photos, "--size", "12", "--out", tmp_path / "x", "--dry-run"
-        )
-    )
-    done = featviz(
-        "run", net, photos, "--size", "12", "--out", tmp_path / "y", "--json"
-    )
-    check_tame(done, named=False)
-    assert {json.loads(line)["image"] for line in done.out.splitlines()} >= {
-        f"{EVIL}.png"
-    }
-    check_tame(featviz("diff", *runs))
-    check_tame(featviz("diff", *runs, "--json"), named=False)
-    (folder,) = (path for path in runs[1].iterdir() if path.is_dir())
-    (folder / "manifest.json").rename(folder / "stats.npz")
-    check_tame(featviz("report", runs[1]))
-    check_tame(featviz("report", runs[1], "--json"))
-    check_tame(featviz("sheet", runs[1], "--layers", EVIL), named=False)
-    check_tame(featviz("sheet", runs[0], "--layers", f"no{EVIL}"))
-    check_tame(
-        featviz(
-            "sheet", runs[0], "--layers", EVIL, "--json", "--out", tmp_path / "s.png"
-        ),
-        named=False,
-    )
-    check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))
+@pytest.fixture
+def evil_run(featviz: Run, net: str, photos: Path, tmp_path: Path) -> Outcome:
+    """A run of such layers on such images into `run`."""
+    options = ("--layers", "*", "--size", "12", "--tensors", "npy", "-v")
+    return featviz("run", net, photos, *options, "--out", tmp_path / "run")
 
 
-def test_a_name_that_is_not_utf8(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
-    """Works in run, report, sheet, diff and merge alike, on pages as in one file."""
-    name = os.fsdecode(b"caf\xe9.png")
-    photo = tmp_path / "photos" / name
+def test_run_and_its_json(featviz: Run, net: str, photos: Path) -> None:
+    """JSON lines have the names as they are."""
+    done = featviz("run", net, photos, "--size", "12", "--json")
+    assert_tame(done)
+    images = {json.loads(line)["image"] for line in done.out.splitlines()}
+    assert f"{EVIL}.png" in images
+
+
+def test_what_a_run_says(evil_run: Outcome) -> None:
+    """Failures and the summary have the names escaped."""
+    assert evil_run.code == 3
+    assert_tame(evil_run)
+    assert SHOWN in evil_run.err
+
+
+LINES = [
+    "layers NET --layers NAME",
+    "run NET photos --size 12 --out other --dry-run",
+    "diff run run --json",
+    "report run --json",
+    "sheet run --layers NAME",
+    "merge run --out merged --json",
+]
+
+
+@pytest.mark.usefixtures("evil_run")
+@pytest.mark.parametrize("line", LINES)
+def test_what_reads_a_run(line: str, featviz: Run, net: str) -> None:
+    """Every command that a run goes through prints names of images and layers tame."""
+    words = {"NET": net, "NAME": f"no{EVIL}"}
+    done = featviz(*(words.get(word, word) for word in line.split()))
+    assert_tame(done)
+    assert EVIL not in done.out + done.err
+
+
+@pytest.mark.usefixtures("evil_run")
+def test_a_damaged_run(featviz: Run, tmp_path: Path) -> None:
+    """The warning that an image is not complete has its name escaped."""
+    (manifest,) = (tmp_path / "run").rglob("manifest.json")
+    manifest.rename(manifest.with_name("stats.npz"))
+    done = featviz("report", "run")
+    assert_tame(done)
+    assert SHOWN in done.err
+
+
+@pytest.fixture
+def latin(featviz: Run, tiny_file: Path, tmp_path: Path) -> tuple[object, ...]:
+    """A run whose image and folder are named in Latin-1, as the command that made it."""
+    photo = tmp_path / "photos" / os.fsdecode(b"caf\xe9.png")
     photo.parent.mkdir()
-    Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(photo, format="png")
-    out = tmp_path / os.fsdecode(b"out\xff")
-    layers = ("--layers", "Conv2d", "--size", "12")
-    assert featviz("run", tiny_file, photo.parent, *layers, "--out", out).code == 0
-    assert featviz("report", out, "--out", tmp_path / "r").code == 0
-    page = (tmp_path / "r" / "image-000.html").read_text("utf-8")
+    Image.new("RGB", (12, 12)).save(photo, format="png")
+    options = ("--layers", "Conv2d", "--size", "12", "--out", OUT)
+    command = ("run", tiny_file, photo.parent, *options)
+    assert featviz(*command).code == 0
+    return command
+
+
+OUT = os.fsdecode(b"out\xff")
+
+
+@pytest.mark.usefixtures("latin")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", OUT, "--compare", OUT),
+        ("diff", OUT, OUT),
+        ("merge", OUT, "--out", "merged"),
+    ],
+    ids=["report", "diff", "merge"],
+)
+def test_a_name_that_is_not_utf8(command: tuple[str, ...], featviz: Run) -> None:
+    """Every command that reads a run takes it."""
+    assert featviz(*command).code == 0
+
+
+@pytest.mark.usefixtures("latin")
+def test_a_name_that_is_not_utf8_on_a_page(featviz: Run) -> None:
+    """It is shown escaped, and linked as it is."""
+    assert featviz("report", OUT, "--out", "report").code == 0
+    page = Path("report/image-000.html").read_text("utf-8")
     assert r"caf\udce9.png" in page
     assert "../out%FF/caf" in page
-    for command in (("report", out, "--compare", out), ("diff", out, out)):
-        assert featviz(*command).code == 0
-    assert featviz("merge", out, "--out", tmp_path / "merged").code == 0
-    done = featviz("run", tiny_file, photo.parent, *layers, "--out", out, "--resume")
+
+
+def test_a_run_of_such_a_name_is_resumed(
+    latin: tuple[object, ...], featviz: Run
+) -> None:
+    """Its image is known again."""
+    done = featviz(*latin, "--resume")
     assert done.code == 0
     assert "(1 was complete before)" in done.err
-    check_tame(done, named=False)
+    assert_tame(done)
