@@ -18,7 +18,6 @@ from conftest import DIGITS, DIGITS_MODEL, SCENES, Outcome, Run
 from pixels import pixels_of
 from runs import complete, refused, tree
 
-
 FIELDS = {
     "detections",
     "files",
