@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import Run
 
-from .drawn_kernels import NETS, Drawn
+from .drawn_kernels import NETS, Draw, Drawn
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def kernel_nets(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def drawn(featviz: Run, tmp_path: Path, kernel_nets: Any) -> Callable[..., Drawn]:
+def drawn(featviz: Run, tmp_path: Path, kernel_nets: Any) -> Draw:
     """Run the command on one of NETS."""
     counter = iter(range(100))
 

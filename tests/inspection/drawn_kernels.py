@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from conftest import Outcome
 from PIL import Image
+from pixels import Picture, pixels_of
 from torchvision.utils import make_grid
 
 from featviz.rundir.schema import read_json
@@ -88,16 +90,22 @@ class Drawn:
         """[tiles, h, w(, 3)], taken out of the picture by the manifest's geometry,
         enlarged."""
         row = self.rows[layer]
-        image = np.asarray(self.image(layer))
-        (height, width), padding = row["grid"]["tile"], row["grid"]["padding"]
-        columns = row["grid"]["nrow"]
-        count = len(row.get("channels", range(row["maps"]))) * row["slices"]
-        drawn_tiles = []
-        for i in range(count):
-            top = padding + i // columns * (height + padding)
-            left_edge = padding + i % columns * (width + padding)
-            drawn_tiles.append(image[top : top + height, left_edge : left_edge + width])
-        return np.stack(drawn_tiles)
+        height, width = row["grid"]["tile"]
+        padding = row["grid"]["padding"]
+        pixels = pixels_of(self.image(layer))
+        tiles = []
+        for index in range(
+            len(row.get("channels", range(row["maps"]))) * row["slices"]
+        ):
+            line, column = divmod(index, row["grid"]["nrow"])
+            top = padding + line * (height + padding)
+            start = padding + column * (width + padding)
+            tiles.append(pixels[top : top + height, start : start + width])
+        return np.stack(tiles)
+
+
+Draw = Callable[..., Drawn]
+"""Draws the kernels of one of NETS with these options: the fixture `drawn`."""
 
 
 def weights(net: str) -> dict[str, torch.Tensor]:
@@ -114,15 +122,15 @@ def weights(net: str) -> dict[str, torch.Tensor]:
 
 def levels(maps: torch.Tensor) -> np.ndarray:
     """Symmetric grey levels of maps [N, H, W], by make_grid without any grid."""
-    most = float(maps.abs().max())
-    flat = make_grid(
-        maps.reshape(1, 1, -1, 1), normalize=True, value_range=(-most, most)
-    )
+    largest = float(maps.abs().max())
+    limits = (-largest, largest)
+    flat = make_grid(maps.reshape(1, 1, -1, 1), normalize=True, value_range=limits)
     return flat[0].mul(255).add(0.5).clamp(0, 255).byte().reshape(maps.shape).numpy()
 
 
-def close(found: np.ndarray, expected: np.ndarray) -> bool:
+def assert_close(drawn: Picture, expected: np.ndarray) -> None:
     """Within one level, and there is something to compare."""
-    assert found.shape == expected.shape
-    assert found.size
-    return bool((abs(found.astype(int) - expected.astype(int)) <= 1).all())
+    levels_drawn = pixels_of(drawn).astype(int)
+    assert levels_drawn.shape == expected.shape
+    assert levels_drawn.size
+    assert abs(levels_drawn - expected).max() <= 1

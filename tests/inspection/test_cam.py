@@ -1,9 +1,10 @@
-"""`featviz cam`: pictures, words, files and messages."""
+"""`featviz cam`: pictures, titles, files and messages."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 from borrowed import assert_same, state_of
 from conftest import DIGITS, DIGITS_MODEL, Run
 from PIL import Image
+from pixels import assert_same_pixels, pixels_of
+from runs import refused, tree
 from torch import nn
 
 import featviz as fv
@@ -18,73 +21,101 @@ from featviz.errors import FeatvizError
 from featviz.inspection.cam import picture_files
 from featviz.records import Sample
 
-FIVE, SEVEN = DIGITS / "00-5.png", DIGITS / "05-7.png"
+FIVE = DIGITS / "00-5.png"
+SEVEN = DIGITS / "05-7.png"
+
+
+TITLE = "00-5.png: class 5 99.6 %; Grad-CAM for class 5 at 7"
 
 
 def test_one_picture_an_image_names_prediction_target_and_layer(
     featviz: Run, tmp_path: Path
 ) -> None:
-    """In the current folder, under the image's name; drawn again without a word."""
-    words = "00-5.png: class 5 99.6 %; Grad-CAM for class 5"
-    for _ in range(2):
-        done = featviz("cam", DIGITS_MODEL, FIVE)
-        assert done.code == 0 and done.out == ""
-        assert done.err == f"{words} at 7\n1 picture in cam-00-5.png\n"
+    """It lies in the current folder, under the image's name, and says the same inside."""
+    done = featviz("cam", DIGITS_MODEL, FIVE)
+    assert done.code == 0
+    assert done.out == ""
+    assert done.err == f"{TITLE}\n1 picture in cam-00-5.png\n"
     assert [path.name for path in tmp_path.iterdir()] == ["cam-00-5.png"]
     with Image.open("cam-00-5.png") as opened:
-        assert opened.info == {"Software": "featviz cam", "Title": f"{words} at 7"}
+        assert opened.info == {"Software": "featviz cam", "Title": TITLE}
 
 
-def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
-    """A seven's evidence lies around its ink; alpha 0 is the image, 1 the map in its
-    colours."""
-    found = fv.cam(DIGITS_MODEL, SEVEN)
-    (one,), (image,) = found.maps, found.images
-    assert (one.layer, image.target, image.path) == ("7", "class 7", None)
-    guess = image.prediction[0]
-    assert guess.index == 7 and image.outcome.target == pytest.approx(guess.score)
-    ink = np.asarray(
-        Image.open(SEVEN).convert("L").resize((7, 7), Image.Resampling.BOX)
-    )
-    values = found.tensor.numpy()
+def test_a_picture_of_its_own_is_drawn_again(featviz: Run) -> None:
+    """The second command says what the first one said."""
+    first = featviz("cam", DIGITS_MODEL, FIVE)
+    assert featviz("cam", DIGITS_MODEL, FIVE) == first
+
+
+def test_a_result_names_the_target_and_its_score() -> None:
+    """It has the layer, the likeliest class, and the number that gradients were taken
+    of."""
+    result = fv.cam(DIGITS_MODEL, SEVEN)
+    (image,) = result.images
+    likeliest = image.prediction[0]
+    assert result.maps[0].layer == "7"
+    assert image.target == "class 7"
+    assert image.path is None
+    assert likeliest.index == 7
+    assert image.outcome.target == pytest.approx(likeliest.score)
+
+
+def test_the_map_lies_where_the_evidence_is() -> None:
+    """A seven's evidence lies around its ink."""
+    result = fv.cam(DIGITS_MODEL, SEVEN)
+    values = result.tensor.numpy()
+    photo = Image.open(SEVEN).convert("L")
+    ink = np.asarray(photo.resize((7, 7), Image.Resampling.BOX))
     assert values[ink > 40].mean() > 2 * values[ink < 5].mean()
-    assert one.limits == pytest.approx((values.min(), values.max()))
-    alone = np.asarray(fv.cam(DIGITS_MODEL, SEVEN, overlay=0).image)
-    assert np.array_equal(alone, np.asarray(Image.open(SEVEN).convert("RGB")))
-    large = Image.fromarray(values).resize((28, 28), Image.Resampling.BILINEAR)
-    drawn = fv.cam(DIGITS_MODEL, SEVEN, overlay=1, cmap="grey").image
-    grey = np.asarray(drawn.convert("L")) / 255 * values.max()
-    assert np.abs(grey - np.asarray(large)).max() < 0.01 * values.max()
+    assert result.maps[0].limits == pytest.approx((values.min(), values.max()))
 
 
-def test_json_has_a_line_for_each_image(featviz: Run) -> None:
-    """With the target's value and the maps' layers, shapes and ranges; a folder for the
-    files."""
-    words = (
-        "--target",
-        "class:3",
-        "--method",
-        "gradxact",
-        "--layers",
-        "1,7",
-        "--out",
-        "cams",
+def test_an_overlay_of_nothing_is_the_image() -> None:
+    """With alpha 0 no map is seen."""
+    picture = fv.cam(DIGITS_MODEL, SEVEN, overlay=0).image
+    assert_same_pixels(picture, Image.open(SEVEN).convert("RGB"))
+
+
+def test_an_overlay_of_all_is_the_map() -> None:
+    """With alpha 1 it is the map, enlarged by Pillow, in its colours."""
+    result = fv.cam(DIGITS_MODEL, SEVEN, overlay=1, cmap="grey")
+    values = result.tensor.numpy()
+    enlarged = Image.fromarray(values).resize((28, 28), Image.Resampling.BILINEAR)
+    drawn = pixels_of(result.image.convert("L")) / 255 * values.max()
+    assert np.abs(drawn - pixels_of(enlarged)).max() < 0.01 * values.max()
+
+
+@pytest.fixture
+def lines(featviz: Run) -> list[dict[str, Any]]:
+    """What --json says of two images, class 3 and two layers."""
+    options = ("--target", "class:3", "--method", "gradxact", "--layers", "1,7")
+    done = featviz(
+        "cam", DIGITS_MODEL, FIVE, SEVEN, *options, "--out", "cams", "--json"
     )
-    done = featviz("cam", DIGITS_MODEL, FIVE, SEVEN, *words, "--json")
-    assert done.code == 0 and done.err.endswith("2 pictures in cams\n")
-    first, second = map(json.loads, done.out.splitlines())
-    assert (first["file"], second["file"]) == (
-        "cams/cam-00-5-class3.png",
-        "cams/cam-05-7-class3.png",
-    )
-    assert (first["method"], first["target"]["of"]) == ("gradxact", "class 3")
+    assert done.code == 0
+    assert done.err.endswith("2 pictures in cams\n")
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def test_json_has_a_line_for_each_image(lines: list[dict[str, Any]]) -> None:
+    """Each names its file in a folder, the method and the target with its score."""
+    files = ["cams/cam-00-5-class3.png", "cams/cam-05-7-class3.png"]
+    assert [line["file"] for line in lines] == files
+    first = lines[0]
     scores = {guess["index"]: guess["score"] for guess in first["prediction"]}
+    assert first["method"] == "gradxact"
+    assert first["target"]["of"] == "class 3"
     assert first["target"]["value"] == pytest.approx(scores[3])
-    assert [(row["layer"], row["shape"]) for row in first["maps"]] == [
-        ("1", [28, 28]),
-        ("7", [7, 7]),
-    ]
-    assert all(row["range"][0] == -row["range"][1] for row in first["maps"])
+
+
+def test_json_has_a_row_for_each_map(lines: list[dict[str, Any]]) -> None:
+    """It names layer and shape, and a range around zero, since values have signs."""
+    maps = lines[0]["maps"]
+    shapes = [(row["layer"], row["shape"]) for row in maps]
+    assert shapes == [("1", [28, 28]), ("7", [7, 7])]
+    for row in maps:
+        low, high = row["range"]
+        assert low == -high < 0
 
 
 @pytest.mark.parametrize(
@@ -106,40 +137,52 @@ def test_a_file_is_called_by_the_image_and_the_target(
     assert files == {FIVE.name: Path("cams") / name}
 
 
-def test_the_title_says_how_probable_the_target_is(featviz: Run) -> None:
-    """By torch's softmax, of a class that is not among the five likeliest, too."""
-    for number in (3, 0, 5):
-        found = fv.cam(DIGITS_MODEL, FIVE, f"class:{number}").images[0]
-        guess = {score.index: score.probability for score in found.prediction}
-        pixels = np.asarray(Image.open(FIVE).convert("L"), np.float32)[None, None] / 255
-        with torch.no_grad():
-            model = torch.load(DIGITS_MODEL, weights_only=False).eval()
-            wanted = model(torch.from_numpy(pixels)).softmax(1)[0, number]
-        assert found.target_probability == pytest.approx(float(wanted), rel=1e-4)
-        assert number not in guess or guess[number] == pytest.approx(
-            float(wanted), rel=1e-4
-        )
-    featviz("cam", DIGITS_MODEL, FIVE, "--target", "class:3", "--json")
-    with Image.open("cam-00-5-class3.png") as opened:
-        title = opened.info["Title"]
-    assert title == "00-5.png: class 5 99.6 %; Grad-CAM for class 3 0.3 % at 7"
+@pytest.mark.parametrize("number", [3, 0, 5])
+def test_a_target_has_the_probability_of_torchs_softmax(number: int) -> None:
+    """So has a class that is not among the five likeliest."""
+    model = torch.load(DIGITS_MODEL, weights_only=False).eval()
+    pixels = torch.from_numpy(np.array(Image.open(FIVE).convert("L")))
+    with torch.no_grad():
+        probabilities = model(pixels[None, None] / 255).softmax(1)[0]
+    expected = pytest.approx(float(probabilities[number]), rel=1e-4)
+
+    (image,) = fv.cam(DIGITS_MODEL, FIVE, f"class:{number}").images
+
+    assert image.target_probability == expected
+    listed = {score.index: score.probability for score in image.prediction}
+    assert listed.get(number, image.target_probability) == expected
+
+
+def test_the_title_says_how_probable_the_target_is() -> None:
+    """It stands behind the target, where that is not the likeliest class."""
+    (image,) = fv.cam(DIGITS_MODEL, FIVE, "class:3").images
+    assert image.title == "00-5.png: class 5 99.6 %; Grad-CAM for class 3 0.3 % at 7"
 
 
 def test_a_target_that_is_no_class_has_no_probability() -> None:
     """The sum of the scores is a number, and no class."""
-    found = fv.cam(DIGITS_MODEL, FIVE, "sum").images[0]
-    assert found.target_probability is None and found.title.endswith("Grad-CAM for sum")
+    (image,) = fv.cam(DIGITS_MODEL, FIVE, "sum").images
+    assert image.target_probability is None
+    assert image.title.endswith("Grad-CAM for sum at 7")
 
 
-def test_an_image_that_fails_says_so_in_its_line(featviz: Run, tmp_path: Path) -> None:
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """The first bytes of a picture."""
+    path = tmp_path / "broken.png"
+    path.write_bytes(FIVE.read_bytes()[:99])
+    return path
+
+
+def test_an_image_that_fails_says_so_in_its_line(featviz: Run, broken: Path) -> None:
     """The others are drawn, and the exit code is 3."""
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    done = featviz(
-        "cam", DIGITS_MODEL, FIVE, tmp_path / "broken.png", "--out", "cams", "--json"
-    )
-    lines = {line["image"]: line for line in map(json.loads, done.out.splitlines())}
-    assert done.code == 3 and len(lines) == 2 and "error" not in lines[FIVE.name]
-    assert "broken.png is no image that Pillow can read" in lines["broken.png"]["error"]
+    done = featviz("cam", DIGITS_MODEL, FIVE, broken, "--out", "cams", "--json")
+    assert done.code == 3
+    drawn, failed = map(json.loads, done.out.splitlines())
+    assert drawn["image"] == FIVE.name
+    assert "error" not in drawn
+    assert failed["image"] == "broken.png"
+    assert "broken.png" in failed["error"]
 
 
 def test_images_of_one_name_have_pictures_of_their_own(
@@ -155,35 +198,32 @@ def test_images_of_one_name_have_pictures_of_their_own(
     assert names == ["cam-a__x.png", "cam-b__x.bmp.png", "cam-b__x.png.png"]
 
 
-def test_a_broken_image_fails_alone(featviz: Run, tmp_path: Path) -> None:
-    """Exit code 3 beside one that is whole, 1 by itself; Python says so in `failures`."""
-    (tmp_path / "broken.png").write_bytes(FIVE.read_bytes()[:99])
-    done = featviz("cam", DIGITS_MODEL, FIVE, "broken.png")
-    assert done.code == 3 and "error: broken.png: " in done.err
-    assert featviz("cam", DIGITS_MODEL, "broken.png").code == 1
+def test_a_broken_image_alone_is_a_failure(
+    featviz: Run, broken: Path, tmp_path: Path
+) -> None:
+    """The command exits with 1 and draws nothing; Python raises."""
+    assert featviz("cam", DIGITS_MODEL, broken).code == 1
     assert not (tmp_path / "cam-broken.png").exists()
-    found = fv.cam(DIGITS_MODEL, ["broken.png", FIVE])
-    assert list(found.failures) == ["broken.png"] and len(found.maps) == 1
-    assert repr(found) == "<ClassMaps, Grad-CAM of 2 images, 1 failed: 1 map>"
-    assert (
-        "broken.png failed: " in found._repr_html_()
-        and "data:image/png" in found._repr_html_()
-    )
     with pytest.raises(FeatvizError, match=r"cannot be read|truncated"):
-        fv.cam(DIGITS_MODEL, "broken.png")
+        fv.cam(DIGITS_MODEL, broken)
 
 
+def test_a_broken_image_among_others_is_a_failure_of_the_result(broken: Path) -> None:
+    """The short form and the page name it beside the map of the other."""
+    result = fv.cam(DIGITS_MODEL, [broken, FIVE])
+    assert list(result.failures) == ["broken.png"]
+    assert len(result.maps) == 1
+    assert repr(result) == "<ClassMaps, Grad-CAM of 2 images, 1 failed: 1 map>"
+    html = result._repr_html_()
+    assert "broken.png failed: " in html
+    assert "data:image/png" in html
+
+
+NO_PLACES = "layer 9 (Flatten) has no places of the image: its output has the layout"
 BAD = [
     (("--target", "class:10"), 2, "target 'class:10': there are 10 classes, 0 to 9"),
     (("--method", "gradcan"), 2, "rollout, attention\nhint: did you mean gradcam?"),
-    (
-        ("--layers", "9"),
-        1,
-        (
-            "layer 9 (Flatten) has no places of the image: its output has the layout"
-            " vector [N, F]"
-        ),
-    ),
+    (("--layers", "9"), 1, f"{NO_PLACES} vector [N, F]"),
     (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),
     (("--out", "notes"), 2, "--out notes is no folder"),
     (
@@ -201,50 +241,50 @@ BAD = [
 def test_bad_input_gets_one_line(
     options: tuple[object, ...], code: int, message: str, featviz: Run, tmp_path: Path
 ) -> None:
-    """And nothing is written."""
+    """It says what is wrong, and nothing is written."""
     (tmp_path / "notes").write_text("mine")
     Image.new("L", (4, 4)).save(tmp_path / "foreign.png")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    done = featviz("cam", DIGITS_MODEL, FIVE, *options)
-    assert message in done.err and "Traceback" not in done.err
-    assert done.code == code and done.err.lower().count("error: ") == 1
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    before = tree(tmp_path)
+    refused(featviz("cam", DIGITS_MODEL, FIVE, *options), code, message)
+    assert tree(tmp_path) == before
 
 
-def test_overwrite_and_the_image_itself(featviz: Run, tmp_path: Path) -> None:
+def test_overwrite_and_the_image_itself(featviz: Run) -> None:
     """--overwrite replaces a foreign file, and never the image."""
-    Image.open(FIVE).save(tmp_path / "cam.png")
-    done = featviz("cam", DIGITS_MODEL, "cam.png", "--out", "cam.png", "--overwrite")
-    assert done.code == 2 and "--out cam.png is the input" in done.err
-    assert (
-        featviz("cam", DIGITS_MODEL, FIVE, "--out", "cam.png", "--overwrite").code == 0
-    )
+    Image.open(FIVE).save("cam.png")
+    options = ("--out", "cam.png", "--overwrite")
+    refused(featviz("cam", DIGITS_MODEL, "cam.png", *options), 2, "is the input")
+    assert featviz("cam", DIGITS_MODEL, FIVE, *options).code == 0
     assert Image.open("cam.png").info["Software"] == "featviz cam"
 
 
-def test_an_output_that_is_no_classification(featviz: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "code", "message"),
+    [
+        ([], 0, "red.png; Grad-CAM for norm at 2"),
+        (["--target", "sum"], 0, "red.png; Grad-CAM for sum at 2"),
+        (["--target", "class:1"], 2, "needs scores of classes [1, K]"),
+    ],
+)
+def test_an_output_that_is_no_classification(
+    target: list[str], code: int, message: str, featviz: Run
+) -> None:
     """A map of features is explained by its norm; asked for a class, the message names
     targets."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
-    torch.save(net, tmp_path / "net.pth")
-    Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
-    words = ("cam", "net.pth", "red.png", "--size", "16", "--trust")
-    done = featviz(*words)
-    assert done.code == 0 and "red.png; Grad-CAM for norm at 2" in done.err
-    done = featviz(*words, "--target", "class:1")
-    assert done.code == 2 and "needs scores of classes [1, K]" in done.err
-    done = featviz(*words, "--target", "sum")
-    assert done.code == 0 and "red.png; Grad-CAM for sum at 2" in done.err
+    torch.save(net, "net.pth")
+    Image.new("RGB", (16, 16), "red").save("red.png")
+    done = featviz("cam", "net.pth", "red.png", "--size", "16", *target)
+    assert done.code == code
+    assert message in done.err
 
 
 def test_a_module_is_given_back_as_it_was() -> None:
-    """In training mode, without hooks and gradients, and its buffers untouched."""
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(784, 2)
-    )
-    image = torch.rand(3, 16, 16)
+    """It is in training mode, without hooks and gradients, and its buffers are
+    untouched."""
+    head = nn.Linear(784, 2)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), head)
     before = state_of(net)
-    assert fv.cam(net, image, size=16).tensor.shape == (14, 14)
+    result = fv.cam(net, torch.rand(3, 16, 16), size=16)
+    assert result.tensor.shape == (14, 14)
     assert_same(before, state_of(net))

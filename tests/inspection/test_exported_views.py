@@ -4,13 +4,13 @@ made from."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import Run
 from exported import export
 from networks import Net
 from torch import Tensor, nn
@@ -50,51 +50,50 @@ class Mixed(nn.Module):
         return pooled
 
 
-def _mixed() -> nn.Module:
-    torch.manual_seed(0)
-    module = Mixed()
-    module.norm.running_mean.normal_()  # type: ignore[operator, union-attr]
-    module.norm.running_var.uniform_(0.5, 2)  # type: ignore[operator, union-attr]
-    return module.eval()
-
-
-def _exported(module: nn.Module, folder: Path, decomposed: bool = False) -> Path:
+def export_mixed(module: nn.Module, folder: Path, decomposed: bool = False) -> Path:
+    """The program of a module that takes [1, 3, 16, 16]."""
     return export(module.eval(), folder / "m.pt2", 1, 3, 16, 16, decomposed=decomposed)
 
 
-def _read(path: Path) -> nn.Module:
+def read(path: Path) -> nn.Module:
+    """The module of a program."""
     return read_program(path, trust=True)[0].eval()
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+def sources(tmp_path: Path) -> dict[str, list[Any]]:
     """MODEL arguments for the eager net and for its program."""
-    module = _mixed()
+    torch.manual_seed(0)
+    module = Mixed()
+    module.norm.running_mean.normal_()
+    module.norm.running_var.uniform_(0.5, 2)
     torch.save(module.state_dict(), tmp_path / "net.pth")
-    monkeypatch.syspath_prepend(Path(__file__).parent)
     eager = [tmp_path / "net.pth", "--arch", f"{Path(__file__)}:Mixed"]
-    return {"eager": eager, "program": [_exported(module, tmp_path), "--trust"]}
+    return {"eager": eager, "program": [export_mixed(module, tmp_path), "--trust"]}
 
 
 @pytest.mark.slow
 def test_audit_of_a_program_is_the_eager_models(
     sources: dict[str, list[Any]],
     photos: Path,
-    tmp_path: Path,
-    featviz: Callable[..., Any],
+    featviz: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same activations, verdicts, numbers and prunable channels, functions
+    """It has the same activations, verdicts, numbers and prunable channels, functions
     included."""
+    # the file of the architecture imports its neighbours
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     audits = {}
     for source, model in sources.items():
-        out = tmp_path / source
-        options = ("--size", "16x16", "--redundant-at", "0.9", "--prove", "--out", out)
-        done = featviz("audit", *model, photos, *options)
+        options = ("--size", "16x16", "--redundant-at", "0.9", "--prove")
+        done = featviz("audit", *model, photos, *options, "--out", source)
         assert done.code == 0, done.err
-        audits[source] = json.loads((out / "audit.json").read_text())
+        audits[source] = json.loads(Path(source, "audit.json").read_text())
         audits[source].pop("model")
+
     assert audits["program"] == audits["eager"]
-    assert [layer["label"] for layer in audits["program"]["layers"]] == [
+    labels = [layer["label"] for layer in audits["program"]["layers"]]
+    assert labels == [
         "relu",
         "silu",
         "fn:relu",
@@ -104,43 +103,45 @@ def test_audit_of_a_program_is_the_eager_models(
     ]
 
 
+def activations_of(module: nn.Module) -> list[Any]:
+    """The activations of the layers that an audit would count."""
+    image = torch.zeros(1, 3, 16, 16)
+    chosen = plan.choose(adopt(module, InputOptions(size=16)), None, [image])
+    return [target.activation for target in chosen.targets]
+
+
 @pytest.mark.slow
-def test_a_hardtanh_keeps_its_own_ends(tmp_path: Path) -> None:
+def test_a_hardtanh_keeps_its_ends(tmp_path: Path) -> None:
     """Where an exported activation saturates is read from its operator."""
     module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(-2.0, 2.0)).eval()
-    plans = [
-        plan.choose(
-            adopt(one, InputOptions(size=16)), None, [torch.zeros(1, 3, 16, 16)]
-        )
-        for one in (module, _read(_exported(module, tmp_path)))
-    ]
-    eager, program = ([t.activation for t in plan.targets] for plan in plans)
-    assert program == eager
-    assert eager[0] is not None
+    activations = activations_of(module)
+    assert activations[0] is not None
+    assert activations_of(read(export_mixed(module, tmp_path))) == activations
+
+
+def convolutions_of(module: nn.Module) -> dict[str, filters.Filters]:
+    """The kernels of all convolutions, by name."""
+    return {
+        name: filters.read_filters(part)
+        for name, part in module.named_modules()
+        if filters.is_convolution(part)
+    }
 
 
 @pytest.mark.slow
 def test_effective_kernels_are_read_from_a_program(tmp_path: Path) -> None:
-    """Grouped, transposed and deformable ones, of a program in core operators."""
-    torch.manual_seed(0)
+    """So are grouped, transposed and deformable ones, of a program in core operators."""
     eager = Net(
         lambda self, x: self.up(self.conv(x, self.offset(x))),
         offset=nn.Conv2d(3, 18, 3),
         conv=DeformConv2d(3, 4, 3),
         up=nn.ConvTranspose2d(4, 6, 3, groups=2),
     ).eval()
-    program = dict(_read(_exported(eager, tmp_path, True)).named_modules())
-    convolutions = {
-        name for name, module in program.items() if filters.is_convolution(module)
-    }
-    assert (
-        convolutions
-        == {n for n, m in eager.named_modules() if filters.is_convolution(m)}
-        != set()
-    )
-    for name in convolutions:
-        program_filters, kept = (
-            filters.read_filters(m) for m in (program[name], eager.get_submodule(name))
-        )
-        torch.testing.assert_close(program_filters[0], kept[0])
-        assert program_filters[1:] == kept[1:]
+    expected = convolutions_of(eager)
+
+    program = convolutions_of(read(export_mixed(eager, tmp_path, decomposed=True)))
+
+    assert program.keys() == expected.keys() == {"offset", "conv", "up"}
+    for name, kernels in expected.items():
+        torch.testing.assert_close(program[name][0], kernels[0])
+        assert program[name][1:] == kernels[1:]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from borrowed import assert_same, state_of
 from conftest import DIGITS, DIGITS_MODEL, Run
+from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 
@@ -34,6 +35,16 @@ class Strided(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.relu(self.first(x)))
+
+
+def gradient_of_unit(layers: nn.Module, image: Tensor) -> np.ndarray:
+    """The gradient of the sum of all channels at row 5, column 6, summed over the
+    colours: float64 [H, W]."""
+    # pixels go through files of 8 bits
+    pixels = (image * 255).round().div(255)[None].requires_grad_()
+    unit = layers(pixels)[0, :, 5, 6].sum()
+    (gradient,) = torch.autograd.grad(unit, pixels)
+    return gradient.abs().sum((0, 1)).double().numpy()
 
 
 class Tokens(nn.Module):
@@ -61,34 +72,29 @@ def ones(*sizes: int) -> nn.Sequential:
 
 
 def test_a_field_is_the_mean_absolute_gradient_of_the_middle_unit() -> None:
-    """By torch.autograd.grad, summed over the colours, over the layers' values before a
-    ReLU in place."""
+    """torch.autograd.grad gives the same of each layer's values before a ReLU in place,
+    and the model is as it was."""
     net = Strided()
     images = torch.rand(3, 3, 20, 24)
     before = state_of(net)
 
-    found = fv.field(net, list(images), "Conv2d", preset="none")
+    result = fv.field(net, list(images), "Conv2d", preset="none")
 
     assert_same(before, state_of(net))
-    assert [layer.layer for layer in found.layers] == ["first", "second"]
-    for layer, channels in zip(found.layers, (net.first, net), strict=True):
-        total = np.zeros((20, 24))
-        for image in images:
-            # pixels go through files of 8 bits
-            args = (image * 255).round().div(255)[None].requires_grad_()
-            unit = channels(args)[0, :, 5, 6].sum()
-            (gradient,) = torch.autograd.grad(unit, args)
-            total += gradient.abs().sum((0, 1)).double().numpy()
+    assert [layer.layer for layer in result.layers] == ["first", "second"]
+    for layer, layers in zip(result.layers, (net.first, net), strict=True):
+        gradients = [gradient_of_unit(layers, image) for image in images]
         assert layer.unit == (5, 6)
         assert layer.map_size == (10, 12)
-        np.testing.assert_allclose(layer.tensor.numpy(), total / 3, rtol=1e-4)
+        np.testing.assert_allclose(layer.tensor, np.mean(gradients, 0), rtol=1e-4)
 
 
 def test_the_field_of_stacked_kernels_of_ones_is_their_convolution() -> None:
-    """Known by theory: it holds shares in known squares, inside the theoretical one."""
-    found = fv.field(ones(5, 3), torch.rand(1, 21, 21), "Conv2d", preset="none")
+    """It holds known shares in known squares, inside the theoretical one."""
+    net = ones(5, 3)
+    result = fv.field(net, torch.rand(1, 21, 21), "Conv2d", preset="none")
 
-    first, second = found.layers
+    first, second = result.layers
     assert first.sides == {0.2: 3, 0.3: 3, 0.5: 4, 0.99: 5}
     assert first.theoretical == PixelBox(8, 8, 13, 13)
     across = np.convolve(np.ones(5), np.ones(3))
@@ -104,8 +110,8 @@ def test_a_token_that_sees_its_patch_alone_has_a_field_of_one_patch() -> None:
     would have no gradient, so these are not ones."""
     net = Tokens()
     nn.init.normal_(net.norm.weight)
-    found = fv.field(net, torch.rand(3, 16, 24), "patches,norm", preset="none")
-    for layer in found.layers:
+    result = fv.field(net, torch.rand(3, 16, 24), "patches,norm", preset="none")
+    for layer in result.layers:
         assert layer.map_size == (4, 6)
         assert layer.unit == (2, 3)
         rows, columns = np.nonzero(layer.values)
@@ -114,60 +120,59 @@ def test_a_token_that_sees_its_patch_alone_has_a_field_of_one_patch() -> None:
         assert layer.theoretical == PixelBox(12, 8, 16, 12)
 
 
+def largest_sum(values: np.ndarray, size: int) -> float:
+    """The largest sum of a square of this size, which is cut at the picture's height."""
+    height = min(size, len(values))
+    windows = np.lib.stride_tricks.sliding_window_view(values, (height, size))
+    return float(windows.sum((2, 3)).max())
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.99, 1.0])
 def test_the_smallest_square_is_that_of_all_squares(share: float) -> None:
-    """Against each square in turn; squares larger than the picture are cut."""
+    """No smaller one of all holds the share; squares larger than the picture are cut."""
     values = np.random.default_rng(1).random((7, 10)) ** 4
-    for side in range(1, 11):
-        sums = []
-        for top in range(max(1, 7 - side + 1)):
-            for left in range(10 - side + 1):
-                sums.append(values[top : top + side, left : left + side].sum())
-        if max(sums) >= share * values.sum() * (1 - 1e-12):
-            break
-    assert square_side(values, share) == side
+    enough = share * values.sum() * (1 - 1e-12)
+    sizes = [size for size in range(1, 11) if largest_sum(values, size) >= enough]
+    assert square_side(values, share) == sizes[0]
 
 
-def test_the_command_writes_a_picture_and_json(featviz: Run) -> None:
-    """Of two models in one picture; the line of a layer has the sides."""
+def test_the_command_prints_a_line_and_json(featviz: Run) -> None:
+    """The line of a layer has the sides, and JSON the theoretical field, too."""
     done = featviz("field", DIGITS_MODEL, FIVE, SEVEN, "--layers", "Conv2d", "--json")
     assert done.code == 0, done.err
+    assert "digits_cnn.pth 0: 20 % 2, 30 % 2, 50 % 2, 99 % 3 px\n" in done.err
     document = json.loads(done.out)
     assert document["file"] == "field-digits_cnn.png"
     assert document["images"] == 2
-    rows = document["layers"]
-    assert rows[0]["layer"] == "0"
-    assert rows[0]["theoretical"] == {"left": 13, "top": 13, "right": 16, "bottom": 16}
-    assert rows[0]["sides"]["99"] == 3
-    assert "digits_cnn.pth 0: 20 % 2, 30 % 2, 50 % 2, 99 % 3 px\n" in done.err
-    with Image.open("field-digits_cnn.png") as picture:
-        assert picture.info["Software"] == "featviz field"
-        alone = picture.size
-
-    arguments = ("--also", DIGITS_MODEL, "--out", "two.png")
-    done = featviz("field", DIGITS_MODEL, FIVE, "--layers", "Conv2d", *arguments)
-    assert done.code == 0, done.err
-    with Image.open("two.png") as picture:
-        assert picture.height > alone[1]
+    row = document["layers"][0]
+    assert row["layer"] == "0"
+    assert row["theoretical"] == {"left": 13, "top": 13, "right": 16, "bottom": 16}
+    assert row["sides"]["99"] == 3
 
 
-def test_images_of_another_size_and_broken_ones_are_named(
-    featviz: Run, tmp_path: Path
-) -> None:
-    """The others are measured; exit code 3."""
+def test_two_models_are_in_one_picture(featviz: Run) -> None:
+    """It is higher than that of one."""
+    command = ("field", DIGITS_MODEL, FIVE, "--layers", "Conv2d", "--out")
+    assert featviz(*command, "one.png").code == 0
+    assert featviz(*command, "two.png", "--also", DIGITS_MODEL).code == 0
+    with Image.open("one.png") as one, Image.open("two.png") as two:
+        assert one.info["Software"] == "featviz field"
+        assert two.height > one.height
+
+
+def test_images_of_another_size_and_broken_ones_are_named(featviz: Run) -> None:
+    """The others are measured, and the exit code is 3."""
     Image.new("L", (30, 20)).save("wide.png")
     Path("broken.png").write_bytes(b"no picture")
     done = featviz("field", DIGITS_MODEL, FIVE, "wide.png", "broken.png")
     assert done.code == 3
-    assert (
-        "error: wide.png: its input is 30×20, and that of the first image 28×28\n"
-        in (done.err)
-    )
+    message = "wide.png: its input is 30×20, and that of the first image 28×28"
+    assert f"error: {message}\n" in done.err
     assert "error: broken.png" in done.err
 
 
 def test_what_has_no_field_is_named_with_the_reason() -> None:
-    """A vector, a layer that is cut off, and a model that takes no image."""
+    """It may be a vector, or a layer of a model that takes no image."""
     net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(UsageError, match="2 has no places of the image"):
         fv.field(net, torch.rand(3, 8, 8), "Flatten", preset="none")
@@ -176,18 +181,11 @@ def test_what_has_no_field_is_named_with_the_reason() -> None:
 
 
 def test_functions_have_fields_too() -> None:
-    """Of each call, by its number."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 3, padding=1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.sigmoid(self.conv(torch.sigmoid(self.conv(x))))
-
-    found = fv.field(Twice(), torch.rand(3, 12, 12), "fn:sigmoid", preset="none")
-    assert [(layer.call, layer.theoretical) for layer in found.layers] == [
-        (0, PixelBox(5, 5, 8, 8)),
-        (1, PixelBox(4, 4, 9, 9)),
-    ]
+    """Each call has its own, by its number."""
+    net = Net(
+        lambda self, x: torch.sigmoid(self.conv(torch.sigmoid(self.conv(x)))),
+        conv=nn.Conv2d(3, 3, 3, padding=1),
+    )
+    result = fv.field(net, torch.rand(3, 12, 12), "fn:sigmoid", preset="none")
+    fields = [(layer.call, layer.theoretical) for layer in result.layers]
+    assert fields == [(0, PixelBox(5, 5, 8, 8)), (1, PixelBox(4, 4, 9, 9))]

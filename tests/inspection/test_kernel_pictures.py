@@ -9,83 +9,84 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from pixels import pixels_of
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torchvision.utils import make_grid
 
 from featviz.drawing import kernels as filters
 from featviz.options import PAD_GREY
 
-from .drawn_kernels import close, levels, weights
+from .drawn_kernels import Draw, assert_close, levels, weights
 
 
-def to_bytes(picture: torch.Tensor) -> np.ndarray:
-    """save_image's rounding, [3, H, W] to [H, W, 3]."""
-    return picture.mul(255).add(0.5).clamp(0, 255).permute(1, 2, 0).byte().numpy()
+def make_grid_pixels(weight: Tensor, row: dict[str, Any], **options: Any) -> np.ndarray:
+    """The picture of make_grid and save_image, uint8 [H, W, 3], laid out as a row of
+    the manifest says."""
+    columns = row["grid"]["nrow"]
+    padding = row["grid"]["padding"]
+    options = {"normalize": True, "pad_value": PAD_GREY, **options}
+    grid = make_grid(weight, nrow=columns, padding=padding, **options)
+    return grid.mul(255).add(0.5).clamp(0, 255).permute(1, 2, 0).byte().numpy()
 
 
-SCALES: dict[str, dict[str, Any]] = {
-    "symmetric": {"normalize": True},
-    "map": {"normalize": True, "scale_each": True},
-}
-"""What make_grid is told to do the same."""
-
-
-WISHES = ("--nrow", 4, "--padding", 1, "--pad-value", 0.6)
-
-
-@pytest.mark.parametrize(("mode", "options"), [("symmetric", ()), ("map", WISHES)])
-def test_colour_kernels_are_make_grids(mode: str, options: Any, drawn: Any) -> None:
-    """Three inputs: RGB, equal to make_grid and save_image; a kernel's three colours
-    share its limits, and by default all kernels one range with zero in its middle."""
-    scale = () if mode == "symmetric" else ("--normalize", mode)
-    pictures = drawn("colour", "--scale", 1, *options, *scale)
-    row = pictures.rows["first"]
+def test_colour_kernels_are_make_grids(drawn: Draw) -> None:
+    """Those of three inputs are RGB; all kernels share one range with zero in its
+    middle."""
+    pictures = drawn("colour", "--scale", 1)
     weight = weights("colour")["first"]
     largest = float(weight.abs().max())
-    grid = row["grid"]
-    image = pictures.image("first")
-    limits = {"value_range": (-largest, largest)} if mode == "symmetric" else {}
-    plan = {"nrow": grid["nrow"], "padding": grid["padding"]}
-    pad = 0.6 if options else PAD_GREY
-    expected = make_grid(weight, **plan, pad_value=pad, **SCALES[mode], **limits)
-    assert image.mode == "RGB"
+
+    row = pictures.rows["first"]
+    expected = make_grid_pixels(weight, row, value_range=(-largest, largest))
+    assert pictures.image("first").mode == "RGB"
     assert row["layout"] == "rgb"
-    assert close(np.asarray(image), to_bytes(expected))
-    assert mode != "symmetric" or row["range"] == pytest.approx([-largest, largest])
-    assert not options or (grid["nrow"], grid["padding"]) == (4, 1)
+    assert row["range"] == pytest.approx([-largest, largest])
+    assert_close(pictures.image("first"), expected)
 
 
-def test_other_kernels_are_the_mean_over_inputs(drawn: Any) -> None:
-    """Ten inputs: grey, the mean; equal to make_grid of it."""
+def test_each_colour_kernel_may_have_its_range(drawn: Draw) -> None:
+    """With `--normalize map` a kernel's three colours share its limits; the options of
+    the grid are make_grid's."""
+    layout = ("--scale", 1, "--nrow", 4, "--padding", 1, "--pad-value", 0.6)
+    pictures = drawn("colour", *layout, "--normalize", "map")
+    row = pictures.rows["first"]
+    weight = weights("colour")["first"]
+    expected = make_grid_pixels(weight, row, scale_each=True, pad_value=0.6)
+    assert_close(pictures.image("first"), expected)
+    assert row["grid"]["nrow"] == 4
+    assert row["grid"]["padding"] == 1
+
+
+def test_other_kernels_are_the_mean_over_inputs(drawn: Draw) -> None:
+    """Those of ten inputs are grey, and make_grid's of the mean."""
     pictures = drawn("colour", "--scale", 1)
     mean = weights("colour")["second"].mean(1, keepdim=True)
     largest = float(mean.abs().max())
+
     row = pictures.rows["second"]
-    grid_options: dict[str, Any] = {"nrow": row["grid"]["nrow"], "pad_value": PAD_GREY}
-    expected = make_grid(
-        mean, **grid_options, normalize=True, value_range=(-largest, largest)
-    )
+    expected = make_grid_pixels(mean, row, value_range=(-largest, largest))
     assert pictures.image("second").mode == "L"
     assert row["tiles"] == "mean over 10 inputs"
-    assert close(np.asarray(pictures.image("second")), to_bytes(expected)[..., 0])
+    assert_close(pictures.image("second"), expected[..., 0])
 
 
-def test_all_slices_have_a_row_for_each_output(drawn: Any) -> None:
+@pytest.mark.parametrize("layer", ["first", "second"])
+def test_all_slices_have_a_row_for_each_output(layer: str, drawn: Draw) -> None:
     """Tile (o, i) is weight[o, i]: rows are outputs, columns inputs, colour kernels
     included."""
-    found = drawn("colour", "--scale", 1, "--all-slices")
-    for layer, weight in weights("colour").items():
-        outputs, inputs = weight.shape[:2]
-        assert (
-            found.rows[layer]["grid"]["nrow"] == found.rows[layer]["slices"] == inputs
-        )
-        assert close(found.tiles(layer), levels(weight.flatten(0, 1)))
-        assert found.image(layer).height == outputs * (weight.shape[2] + 2) + 2
+    pictures = drawn("colour", "--scale", 1, "--all-slices")
+    weight = weights("colour")[layer]
+    outputs, inputs, height, _ = weight.shape
+    row = pictures.rows[layer]
+    assert row["grid"]["nrow"] == inputs
+    assert row["slices"] == inputs
+    assert_close(pictures.tiles(layer), levels(weight.flatten(0, 1)))
+    assert pictures.image(layer).height == outputs * (height + 2) + 2
 
 
-def test_zero_is_mid_grey(drawn: Any) -> None:
-    """A kernel of zeros among others: (128, 128, 128), crossed out in black."""
+def test_zero_is_mid_grey(drawn: Draw) -> None:
+    """A kernel of zeros among others is (128, 128, 128), crossed out in black."""
     tiles = drawn("zero", "--scale", 7).tiles("first")
     cross = (tiles[3] == 0).all(axis=-1)
     assert (tiles[3][~cross] == 128).all()
@@ -93,6 +94,23 @@ def test_zero_is_mid_grey(drawn: Any) -> None:
     assert np.diag(cross).all()
     assert np.diag(cross[::-1]).all()
     assert not (tiles[2] == 128).all()
+
+
+def answers_to_impulses(module: Any) -> Tensor:
+    """What comes out around an impulse at each input, [inputs, outputs, ...], as large as
+    a kernel: a convolution correlates, so its kernel comes out turned round; a
+    transposed one stamps it."""
+    inputs = module.in_channels
+    dimensions = module.weight.ndim - 2
+    impulses = torch.zeros(inputs, inputs, *[3] * dimensions)
+    middle = (1,) * dimensions
+    for index in range(inputs):
+        impulses[index, index][middle] = 1
+    with torch.no_grad():
+        answers = module(impulses)
+    if module.transposed:
+        return answers
+    return answers.flip(*range(2, answers.ndim))
 
 
 IMPULSES = [
@@ -104,46 +122,35 @@ IMPULSES = [
 @pytest.mark.parametrize("module", IMPULSES, ids=repr)
 def test_kernels_belong_to_output_channels(module: Any) -> None:
     """An impulse at one input brings out, in output channel o, the kernel from that
-    input to o.
+    input to o, and nothing in the channels of other groups."""
+    kernels = filters.read_filters(module).kernels.detach()
+    answers = answers_to_impulses(module)
 
-    A convolution correlates, so its kernel comes out turned round; a transposed one
-    stamps it."""
-    read_kernels = filters.read_filters(module)
-    spatial = module.weight.ndim - 2
-    assert len(read_kernels[0]) == module.out_channels
-    per_group = module.in_channels // module.groups
-    seen = 0
-    for index in range(module.in_channels):
-        impulse = torch.zeros(1, module.in_channels, *[3] * spatial)
-        impulse[(0, index, *[1] * spatial)] = 1
-        answer = module(impulse)[0].detach()
-        if not read_kernels[3]:
-            answer = answer.flip(*range(1, spatial + 1))
-        size = module.weight.shape[2:]
-        answer = answer[
-            (slice(None), *[slice((3 - k) // 2, (3 + k) // 2) for k in size])
-        ]
-        group = index // per_group
-        group_size = module.out_channels // module.groups
-        for output in range(module.out_channels):
-            kernel = torch.zeros(size)
-            if output // group_size == group:
-                kernel = read_kernels[0][output, index % per_group].reshape(size)
-                seen = seen + 1
-            assert torch.allclose(answer[output], kernel, atol=1e-6)
-    assert seen == module.weight.shape[:2].numel()
+    inputs = module.in_channels // module.groups
+    outputs = module.out_channels // module.groups
+    expected = torch.zeros_like(answers)
+    for group in range(module.groups):
+        rows = slice(group * inputs, (group + 1) * inputs)
+        columns = slice(group * outputs, (group + 1) * outputs)
+        of_group = kernels[columns].transpose(0, 1)
+        expected[rows, columns] = of_group.reshape(inputs, outputs, *answers.shape[2:])
+    torch.testing.assert_close(answers, expected, rtol=0, atol=1e-6)
 
 
-def test_chosen_channels_are_whole_channels(drawn: Any) -> None:
-    """spread:3 takes channels 0, 2 and 5 of six with all their slices; manifest and
-    text say so."""
+def test_chosen_channels_are_whole_channels(drawn: Draw) -> None:
+    """spread:3 takes channels 0, 2 and 5 of six with all their slices."""
     options = "--layers second --channels spread:3 --all-slices --scale 1"
     pictures = drawn("colour", *options.split())
     row = pictures.rows["second"]
     assert row["channels"] == [0, 2, 5]
     assert row["maps"] == 6
     shown = levels(weights("colour")["second"])[[0, 2, 5]]
-    assert close(pictures.tiles("second"), shown.reshape(30, 3, 3))
+    assert_close(pictures.tiles("second"), shown.reshape(30, 3, 3))
+
+
+def test_the_text_of_a_picture_says_what_it_shows(drawn: Draw) -> None:
+    """It names the layer, the channels and the range."""
+    pictures = drawn("colour", "--layers", "second", "--channels", "spread:3")
     text = pictures.image("second").info
     assert text["Channels"] == "0,2,5"
     assert text["Maps"] == "3 of 6 (--channels)"
@@ -151,57 +158,74 @@ def test_chosen_channels_are_whole_channels(drawn: Any) -> None:
     assert text["Range"].startswith("symmetric: -")
 
 
-def test_time_steps_stand_side_by_side(drawn: Any) -> None:
-    """Four time steps a channel, in order, in one row; 3-D colour kernels the same.
-    With all slices an output has a row: its inputs, and in each its time steps."""
+def test_time_steps_stand_side_by_side(drawn: Draw) -> None:
+    """Four time steps of a channel stand in one row, in order."""
     pictures = drawn("shapes", "--scale", 1)
-    kernels_of = weights("shapes")
     row = pictures.rows["volume"]
     assert row["slices"] == 4
     assert row["grid"]["nrow"] % 4 == 0
     assert row["maps"] == 6
-    assert close(
-        pictures.tiles("volume"), levels(kernels_of["volume"].mean(1).flatten(0, 1))
-    )
+    means = weights("shapes")["volume"].mean(1)
+    assert_close(pictures.tiles("volume"), levels(means.flatten(0, 1)))
+
+
+def test_time_steps_of_colour_kernels_stand_side_by_side(drawn: Draw) -> None:
+    """Each is RGB."""
+    pictures = drawn("shapes", "--scale", 1)
     assert pictures.image("film").mode == "RGB"
     assert pictures.rows["film"]["slices"] == 2
-    film = levels(kernels_of["film"]).transpose(0, 2, 3, 4, 1).reshape(8, 3, 3, 3)
-    assert close(pictures.tiles("film"), film)
-    every = drawn("shapes", "--scale", 1, "--all-slices")
-    assert every.rows["volume"]["grid"]["nrow"] == 8
-    assert close(every.tiles("volume"), levels(kernels_of["volume"].flatten(0, 2)))
+    film = levels(weights("shapes")["film"]).transpose(0, 2, 3, 4, 1)
+    assert_close(pictures.tiles("film"), film.reshape(8, 3, 3, 3))
 
 
-@pytest.mark.parametrize("layer", ["line", "groups", "up"])
-def test_a_tile_is_the_mean_over_the_inputs_of_its_group(
-    layer: str, drawn: Any
-) -> None:
-    """One-dimensional kernels are strips; transposed ones, [4, 3, 3, 3] in two groups,
-    are drawn by output: tiles 0-2 from inputs 0 and 1, 3-5 from 2 and 3."""
-    pictures = drawn("shapes", "--scale", 1)
+def test_all_slices_of_a_volume(drawn: Draw) -> None:
+    """An output has a row: its inputs, and in each its time steps."""
+    pictures = drawn("shapes", "--scale", 1, "--all-slices")
+    assert pictures.rows["volume"]["grid"]["nrow"] == 8
+    weight = weights("shapes")["volume"]
+    assert_close(pictures.tiles("volume"), levels(weight.flatten(0, 2)))
+
+
+def test_kernels_of_one_dimension_are_strips(drawn: Draw) -> None:
+    """Seven numbers are seven times as wide as high, and high enough to be seen."""
+    height, width = drawn("shapes").rows["line"]["grid"]["tile"]
+    assert width == 7 * height > 7 * 5
+
+
+def mean_over_inputs(layer: str) -> Tensor:
+    """The mean of a layer's kernels over the inputs of their group; a transposed
+    convolution has its weight by inputs: outputs 0 to 2 are of inputs 0 and 1."""
     weight = weights("shapes")[layer]
-    row = pictures.rows[layer]
-    means = weight.mean(1)
-    if layer == "line":
-        height, width = drawn("shapes").rows["line"]["grid"]["tile"]
-        assert width == 7 * height > 7 * 5
     if layer == "up":
-        means = torch.cat([weight[:2].mean(0), weight[2:].mean(0)])
-        assert row["transposed"]
-        assert row["maps"] == 6
-        assert row["shape"] == [4, 3, 3, 3]
-    expected = levels(means)[:, None] if layer == "line" else levels(means)
-    assert close(pictures.tiles(layer), expected)
-    groups = {"line": 1, "groups": 2, "up": 2}
-    assert row["groups"] == groups[layer]
+        return torch.cat([weight[:2].mean(0), weight[2:].mean(0)])
+    if layer == "line":
+        return weight.mean(1)[:, None]
+    return weight.mean(1)
 
 
-def effective(module: nn.Module) -> torch.Tensor:
-    return filters.read_filters(module.eval())[0][:, :, 0]
+@pytest.mark.parametrize(
+    ("layer", "groups"),
+    [("line", 1), ("groups", 2), ("up", 2)],
+)
+def test_a_tile_is_the_mean_over_the_inputs_of_its_group(
+    layer: str, groups: int, drawn: Draw
+) -> None:
+    """So are those of one-dimensional and transposed convolutions."""
+    pictures = drawn("shapes", "--scale", 1)
+    assert_close(pictures.tiles(layer), levels(mean_over_inputs(layer)))
+    assert pictures.rows[layer]["groups"] == groups
 
 
-def seen_by_forward(module: nn.Module) -> torch.Tensor:
-    """The weight that a forward pass uses, found by its answer to impulses."""
+def test_the_manifest_says_what_is_transposed(drawn: Draw) -> None:
+    """A row has the weight's shape, and as many maps as the layer has outputs."""
+    row = drawn("shapes").rows["up"]
+    assert row["transposed"]
+    assert row["maps"] == 6
+    assert row["shape"] == [4, 3, 3, 3]
+
+
+def seen_by_forward(module: nn.Module) -> Tensor:
+    """The weight that a forward pass uses, by its answers to impulses."""
     module.eval()
     inputs = torch.eye(18).reshape(18, 2, 3, 3)
     with torch.no_grad():
@@ -217,42 +241,51 @@ def seen_by_forward(module: nn.Module) -> torch.Tensor:
     ids=["spectral_norm", "pruned"],
 )
 def test_kernels_are_the_effective_ones(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """Normalised or pruned weights as a forward pass would use them, also just after
-    loading."""
-    module, other = (wrap(nn.Conv2d(2, 4, 3, bias=False)) for _ in range(2))
-    module.load_state_dict(other.state_dict())
+    """Normalised or pruned weights are read as a forward pass would use them, also just
+    after loading."""
+    module = wrap(nn.Conv2d(2, 4, 3, bias=False))
+    trained = wrap(nn.Conv2d(2, 4, 3, bias=False))
+    module.load_state_dict(trained.state_dict())
     with torch.no_grad():
-        found = effective(module)
-    assert torch.allclose(found, seen_by_forward(module), atol=1e-6)
-    assert torch.allclose(found, seen_by_forward(other), atol=1e-6)
+        kernels = filters.read_filters(module.eval()).kernels[:, :, 0]
+    for expected in (module, trained):
+        torch.testing.assert_close(
+            kernels, seen_by_forward(expected), rtol=0, atol=1e-6
+        )
 
 
-def test_values_that_are_not_finite_are_magenta(drawn: Any) -> None:
-    """One NaN in a colour kernel and one infinity in a grey one; the rest is drawn as
-    ever."""
+MAGENTA = (255, 0, 255)
+
+
+def test_a_value_that_is_not_finite_is_magenta(drawn: Draw) -> None:
+    """One NaN in a colour kernel is one pixel; the rest is drawn as ever."""
     pictures = drawn("spoilt", "--scale", 1)
     clean = drawn("colour", "--scale", 1).tiles("first")
-    first = pictures.tiles("first")
-    magenta = (255, 0, 255)
-    where = (first == magenta).all(-1)
-    assert np.argwhere(where).tolist() == [[2, 0, 3]]
-    assert close(first[~where], clean[~where])
-    second = np.asarray(pictures.image("second").convert("RGB"))
-    assert (second == magenta).all(-1).sum() == 1
-    assert [pictures.rows[n]["nonfinite"] for n in ("first", "second")] == [1, 1]
+    tiles = pictures.tiles("first")
+    is_magenta = (tiles == MAGENTA).all(-1)
+    assert np.argwhere(is_magenta).tolist() == [[2, 0, 3]]
+    assert_close(tiles[~is_magenta], clean[~is_magenta])
+    assert pictures.rows["first"]["nonfinite"] == 1
     assert "first holds 1 NaN or infinite weights" in pictures.done.err
 
 
-def test_statistics_are_the_weights(drawn: Any) -> None:
-    """stats.npz, per output channel over all inputs, and the manifest's overall ones."""
+def test_an_infinity_in_a_grey_kernel_is_magenta(drawn: Draw) -> None:
+    """It is one pixel, too."""
+    pictures = drawn("spoilt", "--scale", 1)
+    pixels = pixels_of(pictures.image("second").convert("RGB"))
+    assert (pixels == MAGENTA).all(-1).sum() == 1
+    assert pictures.rows["second"]["nonfinite"] == 1
+
+
+@pytest.mark.parametrize("layer", ["first", "second"])
+def test_statistics_are_the_weights(layer: str, drawn: Draw) -> None:
+    """stats.npz has them per output channel over all inputs, and the manifest over all
+    weights."""
     pictures = drawn("colour")
+    weight = weights("colour")[layer].flatten(1).double().numpy()
     with np.load(pictures.out / "stats.npz") as arrays:
-        for layer, weight in weights("colour").items():
-            values = weight.flatten(1).numpy().astype(np.float64)
-            expected = [values.min(1), values.max(1), values.mean(1), values.std(1)]
-            table = arrays[f"{layer}|kernel|0|"]
-            assert np.allclose(table[:, :4], np.stack(expected, 1), atol=1e-6)
-            row = pictures.rows[layer]
-            assert [row["min"], row["max"], row["mean"], row["std"]] == pytest.approx(
-                [values.min(), values.max(), values.mean(), values.std()], abs=1e-6
-            )
+        table = arrays[f"{layer}|kernel|0|"]
+    for column, name in enumerate(("min", "max", "mean", "std")):
+        statistic = getattr(weight, name)
+        assert table[:, column] == pytest.approx(statistic(axis=1), abs=1e-6)
+        assert pictures.rows[layer][name] == pytest.approx(statistic(), abs=1e-6)
