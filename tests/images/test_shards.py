@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from threading import Barrier
 
@@ -22,19 +23,22 @@ from featviz.records import Sample, Shard
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """`s-000.tar` to `s-003.tar` of two samples each: a picture, a label, and a text."""
-    pictures = sorted(make_photos(tmp_path / "shards" / "pictures", 8).iterdir())
+    folder = tmp_path / "shards"
+    pictures = sorted(make_photos(folder / "pictures", 8).iterdir())
     for shard in range(4):
-        members = [
-            (f"train/{number:06d}.{ending}", content)
-            for number in (2 * shard, 2 * shard + 1)
-            for ending, content in (
-                ("png", pictures[number].read_bytes()),
-                ("cls", b"%d" % number),
-                ("json", b"{}"),
-            )
-        ]
-        (tmp_path / "shards" / f"s-{shard:03d}.tar").write_bytes(tarred(*members))
-    return tmp_path / "shards"
+        members: list[tuple[str, bytes]] = []
+        for number in (2 * shard, 2 * shard + 1):
+            stem = f"train/{number:06d}"
+            members.append((f"{stem}.png", pictures[number].read_bytes()))
+            members.append((f"{stem}.cls", b"%d" % number))
+            members.append((f"{stem}.json", b"{}"))
+        (folder / f"s-{shard:03d}.tar").write_bytes(tarred(*members))
+    return folder
+
+
+def samples_of(location: object) -> list[Sample]:
+    """The images of the four shards in a folder, or on a server."""
+    return find.find_samples([f"{location}/s-{number:03d}.tar" for number in range(4)])
 
 
 @pytest.fixture
@@ -45,66 +49,72 @@ def server(shards: Path) -> Iterator[WebServer]:
         yield served
 
 
+@pytest.mark.parametrize("is_on_a_server", [False, True])
 def test_shards_are_read_as_webdataset_reads_them(
-    shards: Path, server: WebServer
+    is_on_a_server: bool, shards: Path, server: WebServer
 ) -> None:
-    """The same keys in the same order with the same bytes, from disk and from a server."""
+    """The same keys come in the same order with the same bytes, from disk and from a
+    server."""
     wds = pytest.importorskip("webdataset", reason="webdataset is the oracle")
     pattern = str(shards / "s-{000..003}.tar")  # which webdataset takes apart itself
-    read = wds.WebDataset(pattern, shardshuffle=False)
-    expected = [
-        (row["__key__"], hashlib.sha256(row["png"]).hexdigest()) for row in read
-    ]
+    expected = {}
+    for row in wds.WebDataset(pattern, shardshuffle=False):
+        expected[f"{row['__key__']}.png"] = hashlib.sha256(row["png"]).hexdigest()
+
+    location = server.url.rstrip("/") if is_on_a_server else shards
+    digests = {sample.name: decode.digest(sample) for sample in samples_of(location)}
+
     assert len(expected) == 8
-    for location in (f"{shards}/", server.url):
-        samples = find.find_samples([f"{location}s-{n:03d}.tar" for n in range(4)])
-        digests = [
-            (sample.name.removesuffix(".png"), decode.digest(sample))
-            for sample in samples
-        ]
-        assert digests == expected
+    assert [*digests.items()] == [*expected.items()]
 
 
 def test_each_process_reads_shards_of_its_own(shards: Path) -> None:
-    """Whole ones, each exactly one process's; with too few of them, every n-th image."""
-    samples = find.find_samples([str(shards / f"s-{n:03d}.tar") for n in range(4)])
-    shards_samples = [Shard(index, 3).of(samples) for index in range(3)]
-    read = [
-        {sample.archive for sample in shard_samples} for shard_samples in shards_samples
-    ]
-    assert [len(archives) for archives in read] == [2, 1, 1]
-    numbers = sorted(n for index in range(3) for n in Shard(index, 3).numbers(samples))
-    assert numbers == list(range(8))
+    """They are whole, and each is exactly one process's."""
+    samples = samples_of(shards)
+    processes = [Shard(index, 3) for index in range(3)]
+    archives = [{s.archive for s in process.of(samples)} for process in processes]
+    assert [len(names) for names in archives] == [2, 1, 1]
+    numbers = chain.from_iterable(process.numbers(samples) for process in processes)
+    assert sorted(numbers) == list(range(8))
+
+
+def test_where_shards_are_too_few_a_process_reads_every_nth_image(shards: Path) -> None:
+    """So it does where an image lies in no shard."""
+    samples = samples_of(shards)
     assert list(Shard(1, 5).numbers(samples)) == [1, 6]
-    loose = [*samples, Sample("x.png", (Path("x.png"),))]
-    assert list(Shard(1, 3).numbers(loose)) == [1, 4, 7]
+    loose = Sample("x.png", (Path("x.png"),))
+    assert list(Shard(1, 3).numbers([*samples, loose])) == [1, 4, 7]
 
 
-@pytest.mark.parametrize("ending", ["tar.gz", "zip"])
+@pytest.mark.parametrize(
+    ("ending", "pack"),
+    [
+        ("zip", zipped),
+        ("tar.gz", lambda *members: gzip.compress(tarred(*members))),
+    ],
+    ids=["zip", "tar.gz"],
+)
 def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
-    server: WebServer, monkeypatch: pytest.MonkeyPatch, ending: str
+    ending: str,
+    pack: Callable[..., bytes],
+    shards: Path,
+    server: WebServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four threads, each of which finds the archive closed, and waits for each of its
-    blocks."""
+    """Four threads each find the archive closed, and wait for each of its blocks."""
     content = [png((18, 16)), png((24, 20))]
-    pack = zipped if ending == "zip" else tarred
-    packed = pack(*((f"{number}.png", data) for number, data in enumerate(content)))
-    if ending == "tar.gz":
-        packed = gzip.compress(packed)
-    (server.root / f"packed.{ending}").write_bytes(packed)
+    members = [(f"{number}.png", data) for number, data in enumerate(content)]
+    (server.root / f"packed.{ending}").write_bytes(pack(*members))
+    # else an archive of more than one block would have 4 MB
     monkeypatch.setattr(urls, "_BLOCK", 256)
-    paths = [
-        path
-        for s in find.find_samples([f"{server.url}packed.{ending}"])
-        for path in s.paths
-    ]
-    assert len(paths) == len(content) == 2
-    decode._opened.cache_clear()  # as where five other archives were opened meanwhile
+    samples = find.find_samples([f"{server.url}packed.{ending}"])
+    assert len(samples) == 2
+    samples_of(shards)  # four others, for which it was closed
     together = Barrier(4)
 
     def read(number: int) -> bytes:
         together.wait()
-        return decode.read(paths[number % 2])
+        return decode.read(samples[number % 2].path)
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(read, range(40))) == content * 20

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import tarfile
+import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Run
+from hostile_images import png, tarred
 from runs import SMALL, complete, make_photos, run_json, tree
 from web_server import (
     Visit,
@@ -65,22 +67,23 @@ def test_a_fault_that_stays_is_one_failed_image(
     server: WebServer,
     tmp_path: Path,
 ) -> None:
-    """Exit code 3 as for broken files on disk: the others are complete, and run.json
-    says why."""
+    """The exit code is 3 as for broken files on disk: the others are complete, and
+    run.json says why."""
     server.plan["/00.png"] = fault
+    out = tmp_path / "out"
     files = [f"{server.url}{name}" for name in ("00.png", "01.png", "sub%20dir/02.png")]
-    done = featviz("run", tiny_file, *SMALL, *files, "--out", tmp_path / "out")
+    done = featviz("run", tiny_file, *SMALL, *files, "--out", out)
     assert done.code == 3
     assert message in done.err
-    assert complete(tmp_path / "out") == ["01.png", "02.png"]
-    (failed,) = run_json(tmp_path / "out")["failures"]
+    assert complete(out) == ["01.png", "02.png"]
+    (failed,) = run_json(out)["failures"]
     assert failed["image"] == "00.png"
     assert message in failed["error"]
-    assert "root:" not in str(tree(tmp_path / "out"))
+    assert "root:" not in str(tree(out))
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "reason"),
     [
         (404, "there is no such file in the store"),
         (403, "the store refuses access: are the credentials there?"),
@@ -88,18 +91,19 @@ def test_a_fault_that_stays_is_one_failed_image(
     ],
 )
 def test_an_answer_that_is_no_image_is_named(
-    status: int, words: str, server: WebServer
+    status: int, reason: str, server: WebServer
 ) -> None:
-    """With its status; it is asked for once."""
+    """The line has its status; it is asked for once."""
     server.plan["/00.png"] = lambda visit: visit.send(b"", status)
-    assert failure(f"{server.url}00.png") == f"00.png cannot be read: {words}"
+    assert failure(f"{server.url}00.png") == f"00.png cannot be read: {reason}"
     assert server.seen["/00.png"] == 1
 
 
 def test_an_endless_body_is_cut_off(
     server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the size that no image has, at the first attempt; the connection is closed."""
+    """It ends at the size that no image has, at the first attempt; the connection is
+    closed."""
     monkeypatch.setattr(decode, "MAX_FILE_BYTES", 2**20)
     server.plan["/00.png"] = endless
     assert "more than the 1048576 bytes" in failure(f"{server.url}00.png")
@@ -107,53 +111,75 @@ def test_an_endless_body_is_cut_off(
     assert server.seen["/00.png"] == 1
 
 
-@pytest.mark.slow
-def test_credentials_are_used_and_never_shown(
-    featviz: Run, tiny_file: Path, server: WebServer, tmp_path: Path
-) -> None:
-    """Neither in the tree, nor in any message, whether the image is read or not; a
-    redirect within the web is followed, and the name stays."""
+def test_a_redirect_is_followed(server: WebServer) -> None:
+    """The image is another one's, and the name stays."""
     server.plan["/old.png"] = redirected("/00.png")
     (sample,) = find.find_samples([f"{server.url}old.png"])
     assert sample.name == "old.png"
     assert decode.decode(sample)[0][0].size == (18, 16)
+
+
+@pytest.fixture
+def secret_urls(server: WebServer) -> list[str]:
+    """The URLs of an image, of one that is not available, and of one that is not there,
+    with a password and a token."""
     server.plan["/00.png"] = guarded("ann", "pa55word")
     server.plan["/01.png"] = unavailable
-    urls = [
-        f"http://ann:pa55word@{server.address}/0{n}.png?token=t0ps3cret"
-        for n in (0, 1, 7)
-    ]
-    done = featviz("run", tiny_file, *SMALL, *urls, "--out", tmp_path / "out", "-v")
+    stem = f"http://ann:pa55word@{server.address}"
+    return [f"{stem}/0{number}.png?token=t0ps3cret" for number in (0, 1, 7)]
+
+
+def assert_scrubbed(text: str) -> None:
+    """Neither the password nor the token stands in a text."""
+    assert "pa55word" not in text
+    assert "t0ps3cret" not in text
+
+
+@pytest.mark.slow
+def test_credentials_are_used_and_never_shown(
+    featviz: Run, tiny_file: Path, secret_urls: list[str], tmp_path: Path
+) -> None:
+    """They stand neither in the tree nor in any message, whether the image is read or
+    not."""
+    out = tmp_path / "out"
+    done = featviz("run", tiny_file, *SMALL, *secret_urls, "--out", out, "-v")
     assert done.code == 3
-    assert complete(tmp_path / "out") == ["00.png"]
-    bad = featviz(
-        "run", tiny_file, f"{urls[0]}::x", f"{urls[1]}/", "--out", tmp_path / "other"
-    )
-    assert bad.code == 2
-    everything = f"{done.out}{done.err}{bad.out}{bad.err}{tree(tmp_path / 'out')}"
-    assert [
-        secret for secret in ("pa55word", "t0ps3cret") if secret in everything
-    ] == []
+    assert complete(out) == ["00.png"]
+    assert_scrubbed(f"{done.out}{done.err}{tree(out)}")
 
 
-def test_an_archive_of_a_server_is_read_in_parts(
+def test_credentials_are_not_shown_of_a_bad_url(
+    featviz: Run, tiny_file: Path, secret_urls: list[str]
+) -> None:
+    """The usage error has the URL without them."""
+    done = featviz("run", tiny_file, f"{secret_urls[0]}::x", f"{secret_urls[1]}/")
+    assert done.code == 2
+    assert_scrubbed(f"{done.out}{done.err}")
+
+
+def test_an_archive_of_a_server_is_read_in_parts(server: WebServer) -> None:
+    """Its images are those of the disk."""
+    shutil.make_archive(str(server.root / "p"), "tar", server.root, "sub dir")
+    (*_, sample) = find.find_samples([f"{server.url}p.tar"])
+    assert sample.name == "sub dir/02.png"
+    content = (server.root / sample.name).read_bytes()
+    assert decode.digest(sample) == hashlib.sha256(content).hexdigest()
+
+
+def test_a_server_that_gives_no_parts_is_told_apart(
     server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same images as from disk, and a server that gives no parts is told apart."""
-    with tarfile.open(server.root / "p.tar", "w") as tar:
-        tar.add(server.root / "sub dir", "s")
-    far = find.find_samples([f"{server.url}p.tar"])[0]
-    assert far.name == "s/00.png"
-    assert decode.decode(far)[0][0].size == (18, 16)
-    archive_bytes = (server.root / "p.tar").read_bytes()
-    server.plan["/q.tar"] = lambda visit: visit.send(archive_bytes)
+    """The line says what it lacks."""
+    content = tarred(("a.png", png()))
+    server.plan["/q.tar"] = lambda visit: visit.send(content)
+    # else an archive of more than one block would have 4 MB
     monkeypatch.setattr(urls, "_BLOCK", 512)
     with pytest.raises(UsageError, match=r"q\.tar' cannot be read: .*range requests"):
         find.find_samples([f"{server.url}q.tar"])
 
 
 @pytest.mark.parametrize(
-    ("url", "words", "hint"),
+    ("url", "message", "hint"),
     [
         ("simplecache::http://h/a.png", "chains protocols", "the last URL alone"),
         (
@@ -171,11 +197,11 @@ def test_an_archive_of_a_server_is_read_in_parts(
         ("http://h/photos/", "is a page of a web server", "the files on it"),
     ],
 )
-def test_urls_that_are_refused(url: str, words: str, hint: str) -> None:
-    """One line with the URL and the remedy; nothing is asked for."""
+def test_urls_that_are_refused(url: str, message: str, hint: str) -> None:
+    """The line has the URL and the remedy; nothing is asked for."""
     with pytest.raises(FeatvizError) as raised:
         find.find_samples([url])
-    assert words in raised.value.message
+    assert message in raised.value.message
     assert hint in str(raised.value.hint)
 
 

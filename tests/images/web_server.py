@@ -110,11 +110,13 @@ def redirected(to: str) -> Answer:
 
 def guarded(user: str, password: str) -> Answer:
     """The file for whoever has the password."""
-    wanted = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+    credentials = base64.b64encode(f"{user}:{password}".encode()).decode()
 
     def answer(visit: Visit) -> None:
-        known = visit.headers.get("Authorization") == wanted
-        file_of(visit) if known else visit.send(b"", 401)
+        if visit.headers.get("Authorization") == f"Basic {credentials}":
+            file_of(visit)
+        else:
+            visit.send(b"", 401)
 
     return answer
 
