@@ -10,7 +10,7 @@ import tarfile
 import warnings
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,12 +47,20 @@ def blocks(page: str, language: str) -> list[str]:
 def commands(page: str) -> list[Command]:
     """The lines of all blocks of a page that are marked as sh, without their comments."""
     text = "".join(blocks(page, "sh")).replace("\\\n", " ")
-    found = []
+    lines = []
     for line in filter(None, map(str.strip, text.splitlines())):
         command, _, comment = line.partition("  #")
-        told = re.search(r"exit code (\d+)", comment)
-        found.append(Command(" ".join(command.split()), int(told[1]) if told else 0))
-    return found
+        expected = re.search(r"exit code (\d+)", comment)
+        code = int(expected[1]) if expected else 0
+        lines.append(Command(" ".join(command.split()), code))
+    return lines
+
+
+MAKE_NET = """
+
+def make_net(width):
+    return nn.Sequential(nn.Conv2d(1, width, 3))
+"""
 
 
 def furnish(folder: Path) -> None:
@@ -63,19 +71,17 @@ def furnish(folder: Path) -> None:
         with Image.open(path) as opened:
             small = opened.resize((opened.width // 4, opened.height // 4))
         small.save(path)
-    _images(folder)
-    _models(folder)
+    save_images(folder)
+    save_models(folder)
     for block in blocks("cookbook", "python"):
         if block.startswith("# "):
             (folder / block.split()[1]).write_text(block)
     with (folder / "net.py").open("a") as file:
-        file.write(
-            "\n\ndef make_net(width):\n    return nn.Sequential(nn.Conv2d(1, width,"
-            " 3))\n"
-        )
+        file.write(MAKE_NET)
 
 
-def _images(folder: Path) -> None:
+def save_images(folder: Path) -> None:
+    """Photos in a folder and in archives."""
     photos = make_photos(folder / "photos", 2, (72, 64))
     with Image.open(SCENES / "spheres.jpg") as opened:
         opened.resize((96, 96)).save(folder / "photo.jpg")
@@ -87,69 +93,85 @@ def _images(folder: Path) -> None:
         packed.write(folder / "photo.jpg", "a/b.jpg")
 
 
-def _models(folder: Path) -> None:
+def small_net(seed: int) -> nn.Sequential:
+    """Two convolutions with their ReLUs, of which the second lets everything through."""
+    torch.manual_seed(seed)
+    last = nn.Conv2d(4, 2, 3)
+    nn.init.constant_(last.bias, 3.0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), last, nn.ReLU())
+
+
+def save_models(folder: Path) -> None:
+    """Whole models, weights, and graphs where the package for them is there."""
     from safetensors.torch import save_file
     from torchvision import models
 
     for seed, name in enumerate(("model", "before", "after")):
-        torch.manual_seed(seed)
-        layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.ReLU()]
-        nn.init.constant_(layers[2].bias, 3.0)  # type: ignore[arg-type]
-        torch.save(nn.Sequential(*layers), folder / f"{name}.pth")
-        if seed == 0:
-            _graphs(folder, nn.Sequential(*layers).eval())
+        torch.save(small_net(seed), folder / f"{name}.pth")
     weights = {"conv.weight": torch.randn(8, 3, 3, 3), "conv.bias": torch.zeros(8)}
     torch.save(weights, folder / "weights.pth")
     save_file(models.squeezenet1_1().state_dict(), folder / "weights.safetensors")
+    if importlib.util.find_spec("onnxruntime") is not None:
+        save_graphs(folder)
 
 
-def _graphs(folder: Path, net: nn.Module) -> None:
-    """The graph of a network, one with a fault, and one of int8; none without the
-    package."""
-    if importlib.util.find_spec("onnxruntime") is None:
-        return
+def save_graphs(folder: Path) -> None:
+    """The graph of the network, one with a fault, and one of int8."""
     import onnx
-    from onnx import helper, numpy_helper
 
     path = folder / "model.onnx"
-    axes = {"image": {2: "height", 3: "width"}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            net,
+            small_net(0).eval(),
             (torch.zeros(1, 3, 64, 64),),
             path,
             dynamo=False,
             input_names=["image"],
-            dynamic_axes=axes,
+            dynamic_axes={"image": {2: "height", 3: "width"}},
         )
-    model = onnx.load(path)
-    tensor = next(t for t in model.graph.initializer if t.name == "2.weight")
-    faulty = numpy_helper.to_array(tensor) * 1.5
-    tensor.CopyFrom(numpy_helper.from_array(faulty, tensor.name))
-    onnx.save(model, folder / "broken.onnx")
-    model = onnx.load(path)
-    # as onnxruntime.quantization writes it: a quantiser behind each activation
-    for node in [node for node in model.graph.node if node.op_type == "Relu"]:
+    for name, change in (("broken", scale_kernels), ("int8", quantise)):
+        model = onnx.load(path)
+        change(model.graph)
+        onnx.save(model, folder / f"{name}.onnx")
+
+
+def scale_kernels(graph: Any) -> None:
+    """Multiply the weights of the second convolution."""
+    from onnx import numpy_helper
+
+    for tensor in graph.initializer:
+        if tensor.name == "2.weight":
+            scaled = numpy_helper.to_array(tensor) * 1.5
+            tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
+
+
+def reroute(graph: Any, value: str, replacement: str) -> None:
+    """Give the nodes that take a value another one."""
+    for node in graph.node:
+        inputs = [replacement if name == value else name for name in node.input]
+        node.input[:] = inputs
+
+
+def quantise(graph: Any) -> None:
+    """Put a quantiser behind each ReLU, as onnxruntime.quantization writes it, but
+    behind the output."""
+    from onnx import helper, numpy_helper
+
+    outputs = {output.name for output in graph.output}
+    for node in [node for node in graph.node if node.op_type == "Relu"]:
         value = node.output[0]
-        number = list(model.graph.node).index(node)
-        users = [other for other in model.graph.node if value in other.input]
+        if value in outputs:
+            continue
         scale = numpy_helper.from_array(np.float32(0.05), f"{value}_scale")
         zero = numpy_helper.from_array(np.uint8(0), f"{value}_zero")
-        model.graph.initializer.extend([scale, zero])
-        if not users:
-            continue
-        for other in users:
-            other.input[:] = [f"{value}_d" if n == value else n for n in other.input]
-        quantisers = [scale.name, zero.name]
-        model.graph.node.insert(
-            number + 1,
-            helper.make_node("QuantizeLinear", [value, *quantisers], [f"{value}_q"]),
-        )
-        model.graph.node.insert(
-            number + 2,
-            helper.make_node(
-                "DequantizeLinear", [f"{value}_q", *quantisers], [f"{value}_d"]
-            ),
-        )
-    onnx.save(model, folder / "int8.onnx")
+        graph.initializer.extend([scale, zero])
+        reroute(graph, value, f"{value}_d")
+        parameters = [scale.name, zero.name]
+        position = list(graph.node).index(node)
+        to_int8 = [value, *parameters]
+        quantiser = helper.make_node("QuantizeLinear", to_int8, [f"{value}_q"])
+        back = [f"{value}_q", *parameters]
+        dequantiser = helper.make_node("DequantizeLinear", back, [f"{value}_d"])
+        graph.node.insert(position + 1, quantiser)
+        graph.node.insert(position + 2, dequantiser)

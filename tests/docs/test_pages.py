@@ -4,7 +4,6 @@ links, tables."""
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import json
 import os
@@ -13,14 +12,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from conftest import ROOT, Outcome, Run
 from documents import PAGES, blocks, commands, furnish, read
 from PIL import Image
+from pixels import pixels_of
+from runs import complete
 
 from featviz.options import RunOptions, every_option
 from featviz.options.commands import AuditOptions, DiffThresholds
@@ -35,21 +36,42 @@ OF_TORCHVISION = {
 SMALL_INPUT = {"run", "look", "audit", "cam", "exemplars", "field", "layers"}
 
 
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a clone has, and with the reader's models and images."""
+    folder = tmp_path_factory.mktemp("furnished")
+    furnish(folder)
+    return folder
+
+
 @pytest.fixture
-def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what a clone has, and with models and images of the reader's own."""
-    furnish(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def clone(furnished: Path, tmp_path: Path) -> Path:
+    """The current folder, which is such a folder."""
+    shutil.copytree(furnished, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
-def small(words: list[str]) -> list[str]:
+def small(arguments: list[str]) -> list[str]:
     """A command of torchvision's models without a download and on a small image; others
     as they are."""
-    if OF_TORCHVISION.isdisjoint(words):
-        return words
-    size = ["--size", "64"] if words[0] in SMALL_INPUT else []
-    return [*words, *WITHOUT_DOWNLOAD, *size]
+    if OF_TORCHVISION.isdisjoint(arguments):
+        return arguments
+    size = ["--size", "64"] if arguments[0] in SMALL_INPUT else []
+    return [*arguments, *WITHOUT_DOWNLOAD, *size]
+
+
+def in_bash(command: str, stdin: str, folder: Path) -> Outcome:
+    """Run a command in a shell, in which featviz is the clone's."""
+    python = shlex.quote(sys.executable)
+    done = subprocess.run(
+        ["bash", "-euc", f'featviz() {{ {python} -m featviz "$@"; }}\n{command}'],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def follow(
@@ -59,49 +81,45 @@ def follow(
     there. A featviz between pipes runs in this process."""
     shutil.rmtree(folder / "featviz-out", ignore_errors=True)
     done = Outcome(0, "", "")
-    for command in re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1]).split(" | "):
+    commands_of_line = re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1])
+    for command in commands_of_line.split(" | "):
         if command.startswith("featviz "):
             piped = io.TextIOWrapper(io.BytesIO(done.out.encode()))
             monkeypatch.setattr(sys, "stdin", piped)
             done = featviz(*small(shlex.split(command)[1:]))
         else:
-            script = (
-                f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@";'
-                f" }}\n{command}"
-            )
-            variables = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
-            ran = subprocess.run(
-                ["bash", "-euc", script],
-                input=done.out,
-                capture_output=True,
-                text=True,
-                env=variables,
-                check=False,
-            )
-            done = Outcome(ran.returncode, ran.stdout, ran.stderr)
+            done = in_bash(command, done.out, folder)
         if done.code:
             break
     return done
 
 
 def is_test_command(line: str) -> bool:
+    """Whether a line runs these tests."""
     return "pytest" in line
 
 
-def test_defaults_that_the_pages_tell_are_true() -> None:
+def test_defaults_that_the_pages_name_are_true() -> None:
     """`--tolerance` (1e-4) is the default of the option of that name."""
     declared = every_option(RunOptions, AuditOptions, DiffThresholds)
-    told = [re.findall(r"`--([a-z-]+)` \(([\d.e-]+)\)", read(page)) for page in PAGES]
-    assert sum(map(len, told)) >= 4
-    for option, number in chain(*told):
-        assert declared[option.replace("-", "_")].default in (
-            None,
-            float(number),
-        ), option
+    text = "".join(map(read, PAGES))
+    defaults = re.findall(r"`--([a-z-]+)` \(([\d.e-]+)\)", text)
+    assert len(defaults) >= 4
+    for flag, number in defaults:
+        default = declared[flag.replace("-", "_")].default
+        assert default in (None, float(number)), flag
 
 
-NEEDS = {"parity": ("onnxruntime",), "figures": ("av",)}
-"""Packages of extras that the commands of a page use."""
+NEEDS = {"parity": "onnxruntime", "figures": "av"}
+"""The package of an extra that the commands of a page use."""
+
+
+def skip_without_programs(page: str) -> None:
+    """Skip where a command of the page needs what is not installed."""
+    if "| jq" in read(page) and shutil.which("jq") is None:
+        pytest.skip("a command of the page needs jq")
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
 
 
 @pytest.mark.slow
@@ -109,43 +127,37 @@ NEEDS = {"parity": ("onnxruntime",), "figures": ("av",)}
 def test_the_commands_of_a_page_work(
     page: str, clone: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its code and all its commands but the one that runs these tests, in order, in one
-    folder; each ends with the exit code that is told, and what the page promises is
-    there."""
-    if any("| jq" in line for line, _ in commands(page)) and shutil.which("jq") is None:
-        pytest.skip("a command of the page needs jq")
-    for package in NEEDS.get(page, ()):
-        pytest.importorskip(package)
+    """Its code and all its commands but the one that runs these tests run in order, in
+    one folder; each ends with its exit code, and what the page promises is there."""
+    skip_without_programs(page)
     for block in blocks(page, "python"):
         run_code(block)
     for line, code in commands(page):
         if not is_test_command(line):
             done = follow(line, clone, featviz, monkeypatch)
             assert done.code == code, (line, done.err)
-    MADE.get(page, lambda clone: None)(clone)
+    if page in MADE:
+        MADE[page](clone)
 
 
 def check_readme(made: Path) -> None:
     """Twenty digits, the quick picture, eight grids, the report, the evidence for a five,
     and an audit."""
-    assert (
-        len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
-    )
-    assert (made / "look-colour_cnn-spheres.png").is_file()
-    assert (made / "maps/report/index.html").is_file()
+    assert len(complete(made / "out-digits")) == 20
     assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
-    assert (made / "five.png").is_file()
-    assert (made / "audit/apoz.png").is_file()
+    for name in (
+        "look-colour_cnn-spheres.png",
+        "maps/report/index.html",
+        "five.png",
+        "audit/apoz.png",
+    ):
+        assert (made / name).is_file(), name
 
 
 def check_audit(made: Path) -> None:
     """The proof says that nothing changes, since nothing is cut."""
-    assert (
-        json.loads((made / "gates" / "audit.json").read_text())["verify"][
-            "largest_change"
-        ]
-        == 0
-    )
+    audit = json.loads((made / "gates" / "audit.json").read_text())
+    assert audit["verify"]["largest_change"] == 0
     assert json.loads((made / "prune.json").read_text()) == {}
 
 
@@ -161,19 +173,14 @@ def check_figures(made: Path) -> None:
     """The ten figures: six pictures of several tiles, an overlay of the image's own
     size, a PDF with its fonts, thirteen steps and sixteen frames."""
     for name in ("one-channel", "layers", "models", "cams", "components"):
-        with Image.open(made / f"{name}.png") as picture:
-            assert picture.width > 250
-    over = made / "over" / "spheres.jpg"
-    paths = (over / "input.png", over / "016_relu_up2" / "output.png")
-    sizes = []
-    for path in paths:
-        with Image.open(path) as picture:
-            sizes.append(picture.size)
-    assert sizes[0] == sizes[1]
+        assert pixels_of(made / f"{name}.png").shape[1] > 250
+    image = made / "over" / "spheres.jpg"
+    overlay = pixels_of(image / "016_relu_up2" / "output.png")
+    assert overlay.shape[:2] == pixels_of(image / "input.png").shape[:2]
     assert (made / "before-after.png").is_file()
     assert b"/FontFile2" in (made / "figure.pdf").read_bytes()
     with Image.open(made / "training.gif") as training:
-        assert training.n_frames == 13  # type: ignore[attr-defined]
+        assert training.n_frames == 13
     assert (made / "clip.mp4").stat().st_size > 1000
 
 
@@ -196,41 +203,34 @@ def run_code(block: str) -> None:
 
 
 def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With arguments that it takes; tests/api/test_ray.py draws with workers."""
+    """It has arguments that the function takes; tests/api/test_ray.py draws with
+    workers."""
     import featviz.ray
 
-    signature = inspect.signature(featviz.ray.run)
-    calls = []
-    monkeypatch.setattr(
-        featviz.ray, "run", lambda *a, **k: calls.append(signature.bind(*a, **k))
-    )
+    run = mock.create_autospec(featviz.ray.run)
+    monkeypatch.setattr(featviz.ray, "run", run)
     for code in blocks("operations", "python"):
         exec(code)
-    assert calls
+    assert run.called
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     """Every file that a page links or shows is there."""
-    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)|src=\"([^\"]+)\"", read(page))
-    for link in (first or second for first, second in links):
+    for link in re.findall(r"(?:\]\(|src=\")([^)#\"]+)", read(page)):
         if not re.match(r"https?:", link):
             assert (PAGES[page].parent / link).exists(), link
 
 
 def test_the_readme_is_a_first_visit() -> None:
-    """At most 150 lines, pictures, the set-up in its place, and a link to every page
-    that says something where no site is built."""
-    generated = ("commands", "api")
+    """It has at most 150 lines, pictures, and a link to every page that says something
+    where no site is built."""
     text = read("README")
     assert text.count("\n") <= 150
     assert text.count("docs/pictures/") >= 6
-    pages = {
-        f"docs/{page}.md"
-        for page in PAGES
-        if page not in ("README", "index", *generated)
-    }
-    assert pages <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)\)", text))
+    # those of the commands and of the API are generated
+    pages = PAGES.keys() - {"README", "index", "commands", "api"}
+    assert pages <= set(re.findall(r"\]\(docs/(\w[\w-]*)\.md\)", text))
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
@@ -247,8 +247,8 @@ def test_exit_codes_match_the_errors() -> None:
     from featviz.cli import CLOSED_PIPE, INTERRUPTED
     from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
 
-    found = re.findall(r"^\| (\d+) \|", read("run-directory"), re.MULTILINE)
-    codes = {int(code) for code in found}
+    numbers = re.findall(r"^\| (\d+) \|", read("run-directory"), re.MULTILINE)
+    codes = set(map(int, numbers))
     errors = {FeatvizError.exit_code, UsageError.exit_code, CHECK_FAILED}
     assert {0, 3, INTERRUPTED, CLOSED_PIPE} | errors == codes
 
@@ -263,7 +263,7 @@ def test_every_config_is_shown() -> None:
 def test_shipped_model_is_what_the_script_makes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Same architecture, one Sequential, and at most 400 KB."""
+    """It has the same architecture in one Sequential, and at most 400 KB."""
     monkeypatch.syspath_prepend(ROOT / "configs")
     path = ROOT / "configs" / "digits_cnn.pth"
     built = importlib.import_module("train_digits_cnn").build_model(32)
