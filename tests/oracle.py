@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,14 +56,58 @@ class Weighted(nn.Module):
 
 def saved(folder: Path) -> Tensors:
     """The raw tensors that a run kept of an image."""
-    rows = read_json(folder / "manifest.json")["captures"]
-    names = {(row["layer"], row["tensor"]) for row in rows}
-    return {
-        (layer, Path(name).name.removesuffix(".npy")): torch.from_numpy(
-            np.load(folder / name)
-        )
-        for layer, name in names
-    }
+    tensors: Tensors = {}
+    for row in read_json(folder / "manifest.json")["captures"]:
+        path = folder / row["tensor"]
+        stem = path.name.removesuffix(".npy")
+        tensors[row["layer"], stem] = torch.from_numpy(np.load(path))
+    return tensors
+
+
+class Kept(NamedTuple):
+    """A tensor that passed a module."""
+
+    name: str
+    """Of the module."""
+    stem: str
+    """`output`, `input.call1.0`."""
+    tensor: Tensor
+    value: Tensor
+    """A copy, which no later operation in place reaches."""
+
+
+class Watched:
+    """A copy of a model, each of whose modules hands on a copy of its output: no later
+    operation in place reaches what is kept of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.kept: list[Kept] = []
+        self.model = copy.deepcopy(model).eval()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        for name, module in self.model.named_modules():
+            if hasattr(module, "inplace"):
+                module.inplace = False
+            enter = partial(self._enter, name)
+            module.register_forward_pre_hook(enter, with_kwargs=True)
+            module.register_forward_hook(partial(self._leave, name))
+
+    def _keep(self, name: str, put: str, items: dict[str, Tensor]) -> None:
+        call = self._counts[name, put]
+        self._counts[name, put] += 1
+        for key, tensor in items.items():
+            stem = put + (f".call{call}" if call else "") + (f".{key}" if key else "")
+            self.kept.append(Kept(name, stem, tensor, tensor.detach().clone()))
+
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        items = dict(_tensors({**dict(enumerate(args)), **kwargs}))
+        # a single argument needs no name
+        if len({key.partition(".")[0] for key in items}) == 1:
+            items = {key.partition(".")[2]: tensor for key, tensor in items.items()}
+        self._keep(name, "input", items)
+
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        self._keep(name, "output", dict(_tensors(output)))
+        return output.clone() if isinstance(output, Tensor) else output
 
 
 def autograd(
@@ -71,50 +115,20 @@ def autograd(
     image: Tensor,
     target: Callable[[Any], Tensor] = lambda out: out.sum(),
 ) -> Tensors:
-    """Values and gradients of every call of every module, without any hook on a tensor.
-
-    Each module hands on a copy of its output, so that no later operation in place
-    reaches what is kept of it."""
-    twin = copy.deepcopy(model).eval()
-    for module in twin.modules():
-        if hasattr(module, "inplace"):
-            module.inplace = False
-    seen: list[tuple[str, str, Tensor, Tensor]] = []
-    counts: Counter[tuple[str, str]] = Counter()
-
-    def keep(name: str, kind: str, items: dict[str, Tensor]) -> None:
-        call = counts[name, kind]
-        counts[name, kind] += 1
-        for key, tensor in items.items():
-            stem = kind + (f".call{call}" if call else "") + (f".{key}" if key else "")
-            seen.append((name, stem, tensor, tensor.detach().clone()))
-
-    def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        items = dict(_tensors({**dict(enumerate(args)), **kwargs}))
-        # one argument needs no name
-        if len({key.partition(".")[0] for key in items}) == 1:
-            items = {key.partition(".")[2]: tensor for key, tensor in items.items()}
-        keep(name, "input", items)
-
-    def leave(name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        keep(name, "output", dict(_tensors(output)))
-        return output.clone() if isinstance(output, Tensor) else output
-
-    for name, module in twin.named_modules():
-        module.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
-        module.register_forward_hook(partial(leave, name))
+    """Values and gradients of every call of every module, without any hook on a tensor."""
+    watched = Watched(model)
     with torch.enable_grad():
-        value = target(twin(image.clone().requires_grad_().clone()))
-    differentiable = [(name, stem, t) for name, stem, t, _ in seen if t.requires_grad]
+        number = target(watched.model(image.clone().requires_grad_().clone()))
+    tensors = {(kept.name, kept.stem): kept.value for kept in watched.kept}
+    differentiable = [kept for kept in watched.kept if kept.tensor.requires_grad]
     gradients = torch.autograd.grad(
-        value, [t for *_, t in differentiable], allow_unused=True
+        number, [kept.tensor for kept in differentiable], allow_unused=True
     )
-    copies = {(name, stem): copied for name, stem, _, copied in seen}
-    for (name, stem, _), gradient in zip(differentiable, gradients, strict=True):
-        kind, rest = stem.partition("put")[::2]
+    for kept, gradient in zip(differentiable, gradients, strict=True):
         if gradient is not None:
-            copies[name, ("grad" if kind == "out" else "grad-input") + rest] = gradient
-    return copies
+            stem = kept.stem.replace("input", "grad-input").replace("output", "grad")
+            tensors[kept.name, stem] = gradient
+    return tensors
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -79,10 +79,10 @@ class Drawn:
         for t in range(plan.maps):
             row, column = divmod(t, plan.columns)
             top = plan.padding + row * (plan.tile[0] + plan.padding)
-            left = plan.padding + column * (plan.tile[1] + plan.padding)
+            start = plan.padding + column * (plan.tile[1] + plan.padding)
             tile = np.full(plan.tile, (t + self.shade) % 256, np.uint8)
             tile[0, 0] = (255 - t) % 256  # tells a tile that is turned round
-            picture[top : top + plan.tile[0], left : left + plan.tile[1]] = tile
+            picture[top : top + plan.tile[0], start : start + plan.tile[1]] = tile
         return picture
 
     def write(self, folder: ImageFolder) -> dict[str, Any]:
@@ -92,33 +92,43 @@ class Drawn:
         file = folder.file(Layer(self.index, self.layer, self.type), f"{stem}.png")
         with folder.writing(file) as opened:
             Image.fromarray(self.pixels()).save(opened, "PNG")
-        numbers = np.nan_to_num(self.numbers)
-        names = ("layer", "type", "index", "kind", "call", "key", "maps")
-        return {
-            **{name: getattr(self, name) for name in names},
+        row = {
+            "layer": self.layer,
+            "type": self.type,
+            "index": self.index,
+            "kind": self.kind,
+            "call": self.call,
+            "key": self.key,
+            "maps": self.maps,
             "shape": [1, self.maps, *self.plan.map_size],
             "layout": "nchw",
             "file": file,
             "grid": {
                 "nrow": self.nrow,
                 "padding": self.padding,
-                "tile": list(self.tile),
-                "scale": self.scale
-                if isinstance(self.scale, int)
-                else list(self.scale),
+                "tile": self.tile,
+                "scale": self.scale,
             },
             "normalize": "map",
             "range": None,
-            **{
-                name: float(numbers[:, n].mean())
-                for n, name in enumerate(("min", "max", "mean"))
-            },
+            **self._totals(),
+        }
+        if self.channels:
+            row["channels"] = self.channels
+        if self.slices:
+            row["slices"] = self.slices
+        return {**row, **self.more}
+
+    def _totals(self) -> dict[str, float]:
+        """What a row says of all channels together."""
+        means = np.nan_to_num(self.numbers).mean(0)
+        return {
+            "min": float(means[0]),
+            "max": float(means[1]),
+            "mean": float(means[2]),
             "std": 1.0,
-            "zero_fraction": float(numbers[:, 4].mean()),
-            "nonfinite": int(numbers[:, 5].sum()),
-            **({"channels": self.channels} if self.channels else {}),
-            **({"slices": list(self.slices)} if self.slices else {}),
-            **self.more,
+            "zero_fraction": float(means[4]),
+            "nonfinite": int(np.nan_to_num(self.numbers)[:, 5].sum()),
         }
 
 
@@ -128,29 +138,22 @@ def summed_anew(folder: Path) -> None:
     path = folder / "manifest.json"
     with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         content = json.loads(path.read_text() if path.is_file() else "")
-        columns = ("file", "tensor", "figure")
-        named = [
-            row[name]
-            for row in content["captures"]
-            for name in columns
-            if row.get(name)
-        ]
-        content["files"] = [
-            {
-                "file": name,
-                "bytes": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-            }
-            for name in dict.fromkeys(["input.png", "stats.npz", *named])
-            for data in [_bytes(folder / name)]
-        ]
+        names = ["input.png", "stats.npz"]
+        for row in content["captures"]:
+            names += filter(None, map(row.get, ("file", "tensor", "figure")))
+        unique = dict.fromkeys(names)
+        content["files"] = [_listed(folder, name) for name in unique]
         path.write_text(json.dumps(content))
 
 
-def _bytes(path: Path) -> bytes:
+def _listed(folder: Path, name: str) -> dict[str, Any]:
+    """The row of a file in a manifest's list; one that cannot be read is empty."""
+    data = b""
     with suppress(OSError):
-        return path.read_bytes() if path.is_file() else b""
-    return b""
+        if (folder / name).is_file():
+            data = (folder / name).read_bytes()
+    checksum = hashlib.sha256(data).hexdigest()
+    return {"file": name, "bytes": len(data), "sha256": checksum}
 
 
 def write_image(
@@ -163,10 +166,9 @@ def write_image(
     """Write a complete image."""
     folder = store.image(name)
     folder.path.mkdir(parents=True)
-    rows = [own.write(folder) for own in drawn]
-    seen = np.random.default_rng(len(name)).integers(
-        0, 255, (20, 24, 3), dtype=np.uint8
-    )
+    rows = [tensor.write(folder) for tensor in drawn]
+    random = np.random.default_rng(len(name))
+    seen = random.integers(0, 255, (20, 24, 3), np.uint8)
     with folder.writing("input.png") as opened:
         Image.fromarray(seen).save(opened, "PNG")
     image = {"path": name, "sha256": "0" * 64, "size": {"width": 24, "height": 20}}
@@ -177,10 +179,8 @@ def write_image(
         "skipped": list(skipped),
         "never_ran": list(never_ran),
     }
-    keys = [f"{d.layer}|{d.kind}|{d.call}|{d.key}" for d in drawn]
-    folder.finish(
-        manifest, {key: d.numbers for key, d in zip(keys, drawn, strict=True)}
-    )
+    stats = {f"{d.layer}|{d.kind}|{d.call}|{d.key}": d.numbers for d in drawn}
+    folder.finish(manifest, stats)
     return folder.path
 
 
@@ -193,8 +193,8 @@ def write_run(
 ) -> Path:
     """Write a run directory of complete images."""
     store = RunDirectory(Folder.open(root))
-    for name, own in drawn.items():
-        write_image(store, name, own)
+    for name, tensors in drawn.items():
+        write_image(store, name, tensors)
     failures = failures or {}
     content = {
         "featviz": "0.1.0",

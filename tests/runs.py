@@ -26,10 +26,9 @@ SMALL = ("--layers", "Conv2d,ReLU", "--size", "16")
 def make_photos(folder: Path, count: int, size: tuple[int, int] = (18, 16)) -> Path:
     """`00.png`, `01.png`, ... in a folder, no two alike."""
     folder.mkdir(parents=True, exist_ok=True)
+    shape = (*size[::-1], 3)
     for index in range(count):
-        pixels = np.random.default_rng(index).integers(
-            0, 256, (*size[::-1], 3), np.uint8
-        )
+        pixels = np.random.default_rng(index).integers(0, 256, shape, np.uint8)
         Image.fromarray(pixels).save(folder / f"{index:02d}.png")
     return folder
 
@@ -64,6 +63,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def run_json(out: Path) -> dict[str, Any]:
+    """The record of a run directory."""
     content: dict[str, Any] = json.loads((out / "run.json").read_text())
     return content
 
@@ -71,46 +71,51 @@ def run_json(out: Path) -> dict[str, Any]:
 def complete(out: Path) -> list[str]:
     """Names of the images that have a manifest, in a folder that is not hidden itself."""
     folders = [path.parent for path in out.rglob("manifest.json")]
-    return sorted(
-        p.relative_to(out).as_posix() for p in folders if not p.name.startswith(".")
-    )
+    visible = [folder for folder in folders if folder.name[0] != "."]
+    return sorted(folder.relative_to(out).as_posix() for folder in visible)
 
 
 def wait_for(count: int, out: Path) -> None:
     """Wait until so many images are complete."""
     deadline = time.monotonic() + 60
-    found = 0
-    while found < count:
+    finished = 0
+    while finished < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
         # a folder got its final name while it was listed
         with suppress(FileNotFoundError):
-            found = len(complete(out))
+            finished = len(complete(out))
+
+
+def check_readable(path: Path) -> None:
+    """A file has what its suffix says."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            image.load()
+    elif path.suffix == ".json":
+        json.loads(path.read_text())
+    elif path.suffix == ".npz":
+        with np.load(path) as arrays:
+            # statistics [maps, 6], and deviations without the border [maps]
+            assert all(array.shape[1:] in ((6,), ()) for array in arrays.values())
 
 
 def check_whole(out: Path) -> None:
     """No half file has a final name, and what is complete has all its pictures."""
     for path in out.rglob("*"):
-        if any(part.startswith(".") for part in path.relative_to(out).parts):
-            continue
-        if path.suffix == ".png" and path.is_file():
-            with Image.open(path) as image:
-                image.load()
-        elif path.suffix == ".json":
-            json.loads(path.read_text())
-        elif path.suffix == ".npz":
-            with np.load(path) as arrays:
-                # statistics [maps, 6], and deviations without the border [maps]
-                assert all(arrays[key].shape[1:] in ((6,), ()) for key in arrays)
-    for path in (out / name / "manifest.json" for name in complete(out)):
-        manifest = json.loads(path.read_text())
-        files = [row["file"] for row in manifest["captures"]]
-        missing = [
-            f
-            for f in [*files, "input.png", "stats.npz"]
-            if not (path.parent / f).is_file()
-        ]
-        assert files and not missing, (path, missing)
+        if path.is_file() and "/." not in f"/{path.relative_to(out)}":
+            check_readable(path)
+    for name in complete(out):
+        check_complete(out / name)
+
+
+def check_complete(folder: Path) -> None:
+    """An image has the pictures that its manifest lists, and some."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = [row["file"] for row in manifest["captures"]]
+    assert files
+    for file in (*files, "input.png", "stats.npz"):
+        assert (folder / file).is_file()
 
 
 def snapshot(folder: Path) -> dict[str, object]:
@@ -128,11 +133,11 @@ def snapshot(folder: Path) -> dict[str, object]:
     return contents
 
 
-def refused(done: Outcome, code: int, *words: str) -> None:
-    """One line of error that holds these words, and no traceback."""
+def refused(done: Outcome, code: int, *texts: str) -> None:
+    """There is one line of error, these texts, and no traceback."""
     lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert done.code == code, done
     assert len(lines) == 1, done
     assert "Traceback" not in done.err
-    for word in words:
-        assert word in done.err, (word, done.err)
+    for text in texts:
+        assert text in done.err, (text, done.err)

@@ -34,29 +34,36 @@ class Server:
         killed, is not there."""
         method = environ["REQUEST_METHOD"]
         path = environ["PATH_INFO"]
-        size = int(environ.get("CONTENT_LENGTH") or 0)
-        body = b""
-        if size:
-            with suppress(ConnectionError):
-                body = environ["wsgi.input"].read(size)
-            if len(body) < size:
-                start("400 Incomplete Body", [])
-                return []
-            environ["wsgi.input"] = io.BytesIO(body)
+        if not is_whole(environ):
+            start("400 Incomplete Body", [])
+            return []
         self.requests.append((method, path))
         answer = None if self.fault is None else self.fault(method, path)
         if isinstance(answer, int):
             start(f"{answer} Fault", [("Content-Type", "application/xml")])
-            if method == "HEAD":  # whose answers have no body
-                return []
-            code = "AccessDenied" if answer == 403 else "ServiceUnavailable"
-            return [
-                f"<Error><Code>{code}</Code><Message>put in</Message></Error>".encode()
-            ]
+            return [] if method == "HEAD" else [error_body(answer)]
         if answer is not None:
             time.sleep(answer)
         with self._one:
             return list(self.app(environ, start))
+
+
+def is_whole(environ: dict[str, Any]) -> bool:
+    """Read the body of a request; whether all of it has come."""
+    size = int(environ.get("CONTENT_LENGTH") or 0)
+    if not size:
+        return True
+    body = b""
+    with suppress(ConnectionError):
+        body = environ["wsgi.input"].read(size)
+    environ["wsgi.input"] = io.BytesIO(body)
+    return len(body) == size
+
+
+def error_body(status: int) -> bytes:
+    """What S3 says of an error."""
+    code = "AccessDenied" if status == 403 else "ServiceUnavailable"
+    return f"<Error><Code>{code}</Code><Message>put in</Message></Error>".encode()
 
 
 @contextmanager

@@ -138,44 +138,46 @@ def measure(paths: Iterable[Path]) -> SyntaxFigures:
     return figures
 
 
+def _is_docstring(node: ast.AST) -> bool:
+    """Whether a statement is a text alone."""
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return False
+    return isinstance(node.value.value, str)
+
+
 def _count_lines(figures: SyntaxFigures, text: str, tree: ast.Module) -> None:
     """Count nodes, and lines of code, comments and docstrings."""
     docstrings = set[int]()
     for node in ast.walk(tree):
         figures.nodes += 1
-        is_constant = isinstance(node, ast.Expr) and isinstance(
-            node.value, ast.Constant
-        )
-        if is_constant and isinstance(node.value.value, str):
+        if _is_docstring(node):
             figures.nodes -= 2  # the expression and its constant
-            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    comments = set[int]()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            comments.add(token.start[0])
-            if _FORMAT_OFF.match(token.string):
-                figures.formatting_off += 1
+            docstrings.update(range(node.lineno, node.end_lineno + 1))
     figures.docstring_lines += len(docstrings)
-    figures.comment_lines += len(comments)
+    _count_comments(figures, text)
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if stripped and number not in docstrings and not stripped.startswith("#"):
             figures.code_lines += 1
 
 
+def _count_comments(figures: SyntaxFigures, text: str) -> None:
+    """Count comments, of which a line has at most one."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            figures.comment_lines += 1
+            figures.formatting_off += bool(_FORMAT_OFF.match(token.string))
+
+
 def _count_node(figures: SyntaxFigures, node: ast.AST) -> None:
     """Count what a reader stumbles over, wherever it stands."""
-    if isinstance(node, ast.IfExp):
-        figures.ternaries += 1
-    elif isinstance(node, _COMPREHENSIONS):
-        figures.comprehensions += 1
-    elif isinstance(node, ast.Starred) and isinstance(
-        node.value, (ast.Tuple, ast.List)
-    ):
-        figures.literal_splats += 1
+    figures.ternaries += isinstance(node, ast.IfExp)
+    figures.comprehensions += isinstance(node, _COMPREHENSIONS)
+    if isinstance(node, ast.Starred):
+        figures.literal_splats += isinstance(node.value, (ast.Tuple, ast.List))
     elif isinstance(node, ast.Assign):
-        if isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
-            figures.pair_assignments += 1
+        is_pair = isinstance(node.value, ast.Tuple)
+        figures.pair_assignments += is_pair and isinstance(node.targets[0], ast.Tuple)
         figures.wide_tuples += _is_wide_tuple(node.value)
     annotations = (getattr(node, "annotation", None), getattr(node, "returns", None))
     for annotation in annotations:
@@ -196,24 +198,28 @@ def _is_wide_tuple(node: ast.AST) -> bool:
 def _count_function(figures: SyntaxFigures, function: _Function) -> None:
     """Count one function, without the functions and classes inside it."""
     nodes = list(_nodes_of(function))
-    complexity = 1
-    names = {arg.arg for arg in (*function.args.args, *function.args.kwonlyargs)}
-    for node in nodes:
-        complexity += isinstance(node, _BRANCHES)
-        if isinstance(node, ast.BoolOp):
-            complexity += len(node.values) - 1
-        if isinstance(node, ast.comprehension):
-            complexity += len(node.ifs)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    complexity = 1 + sum(map(_branches, nodes))
     figures.complexities.append(complexity)
     figures.heavy_functions += len(nodes) > HEAVY_NODES
     figures.branching_functions += complexity > MOST_BRANCHES
     figures.deep_functions += _depth(function) > DEEPEST
+    names = {arg.arg for arg in (*function.args.args, *function.args.kwonlyargs)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
     figures.names += len(names)
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
     if lines > IN_SIGHT:
         figures.vague_names += len(names & VAGUE_NAMES)
+
+
+def _branches(node: ast.AST) -> int:
+    """How many ways a node adds to those through its function."""
+    if isinstance(node, ast.BoolOp):
+        return len(node.values) - 1
+    if isinstance(node, ast.comprehension):
+        return 1 + len(node.ifs)
+    return isinstance(node, _BRANCHES)
 
 
 def _nodes_of(function: _Function) -> Iterator[ast.AST]:

@@ -1,4 +1,4 @@
-"""Files and words from outside: what is opened, what is refused, what a terminal gets
+"""Files and texts from outside: what is opened, what is refused, what a terminal gets
 to see."""
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"[" * 100_000, "levels inside one another"),
         (b'{"a":' * 101 + b"1" + b"}" * 101, "levels inside one another"),
@@ -122,11 +122,11 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_plain_json_is_named(
-    tmp_path: Path, content: bytes, words: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
-    """One clear error for each: never RecursionError, never a hang."""
+    """Each has one clear error: never RecursionError, never a hang."""
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(FileError, match=words):
+    with pytest.raises(FileError, match=message):
         files.read_json(tmp_path / "a.json")
 
 
@@ -141,10 +141,8 @@ def test_brackets_in_strings_are_no_depth() -> None:
 def test_control_characters_are_escaped() -> None:
     """A title sequence, a line break, a bidi override and a lone surrogate become
     visible."""
-    assert (
-        text.printable("a\x1b]0;x\x07\n\u202e\udcff")
-        == "a\\x1b]0;x\\x07\\n\\u202e\\udcff"
-    )
+    wild = "a\x1b]0;x\x07\n\u202e\udcff"
+    assert text.printable(wild) == r"a\x1b]0;x\x07\n\u202e\udcff"
     assert text.printable("Größe 7×7") == "Größe 7×7"
     assert text.quoted("ab\n" * 100, 6) == "ab\\nab\\n…"
 
@@ -152,10 +150,11 @@ def test_control_characters_are_escaped() -> None:
 def test_arrays_together_have_a_bound() -> None:
     """What an npz file unpacks to counts as a whole, however small each of its arrays
     is."""
-    one = np.zeros(2000, np.uint8)
-    packed = [io.BytesIO(), io.BytesIO()]
-    np.savez_compressed(packed[0], one)
-    np.savez_compressed(packed[1], one, one)
-    assert npy.read_npz(packed[0].getvalue()).nbytes == 2000
+    array = np.zeros(2000, np.uint8)
+    single = io.BytesIO()
+    pair = io.BytesIO()
+    np.savez_compressed(single, array)
+    np.savez_compressed(pair, array, array)
+    assert npy.read_npz(single.getvalue()).nbytes == 2000
     with pytest.raises(ValueError, match="unpacks to more than 3,000 bytes"):
-        npy.read_arrays(packed[1].getvalue(), max_bytes=3000)
+        npy.read_arrays(pair.getvalue(), max_bytes=3000)

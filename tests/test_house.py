@@ -13,12 +13,15 @@ import pytest
 import featviz
 
 PACKAGE = Path(featviz.__file__).parent
-FILES = {
-    ".".join(
-        ("featviz", *path.relative_to(PACKAGE).with_suffix("").parts)
-    ).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
+
+
+def name_of(path: Path) -> str:
+    """`featviz.drawing.grid` of its file, `featviz.cli` of `cli/__init__.py`."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
 
 FLOORS = (
@@ -49,24 +52,19 @@ def _inside(*wings: str) -> list[str]:
     return [name for name in FILES if wing(name) in wings]
 
 
+DRAWING = "animation channels colormap figure grid normalize page picture place_tiles"
 TORCHLESS = [
     *_inside("rundir", "report", "diff", "sheets", "options", *FLOORS[GROUND].split()),
-    *(f"featviz.drawing.{name}" for name in ("grid", "colormap")),
-    *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page", "sheet")),
-    *(
-        f"featviz.drawing.{name}"
-        for name in (
-            "animation",
-            "channels",
-            "figure",
-            "vector",
-            "readback",
-            "place_tiles",
-        )
-    ),
-    *(f"featviz.audit.{name}" for name in ("findings", "gates")),
+    *(f"featviz.drawing.{name}" for name in DRAWING.split()),
+    "featviz.drawing.readback",
+    "featviz.drawing.sheet",
+    "featviz.drawing.vector",
+    "featviz.audit.findings",
+    "featviz.audit.gates",
     "featviz.hooks.selectors",
-    *(f"featviz.images.{name}" for name in ("decode", "find", "arrays")),
+    "featviz.images.arrays",
+    "featviz.images.decode",
+    "featviz.images.find",
 ]
 COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report", "sheet")]
 
@@ -74,10 +72,8 @@ COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report", "shee
 def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
     """All nodes, without those of `if TYPE_CHECKING:` unless asked for."""
     for node in ast.iter_child_nodes(tree):
-        guard = isinstance(node, ast.If) and ast.unparse(node.test).endswith(
-            "TYPE_CHECKING"
-        )
-        if guard and not typing:
+        is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        if is_guard and not typing:
             continue
         yield node
         yield from _nodes(node, typing)
@@ -91,22 +87,24 @@ def imported(name: str, typing: bool = True) -> set[str]:
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"{name}: relative import"
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                is_module = full in FILES or (node.module, alias.name) == (
-                    "matplotlib",
-                    "pyplot",
-                )
-                modules.add(full if is_module else node.module)
+            modules |= _modules_of(node)
     return modules
+
+
+def _modules_of(statement: ast.ImportFrom) -> set[str]:
+    """`from featviz.drawing import grid` imports `featviz.drawing.grid`, and `from
+    featviz.drawing.grid import draw` the same."""
+    package = statement.module
+    assert package is not None, "a relative import"
+    names = {f"{package}.{alias.name}" for alias in statement.names}
+    modules = names & {*FILES, "matplotlib.pyplot"}
+    return modules if modules == names else {package, *modules}
 
 
 def of_featviz(name: str, typing: bool = True) -> set[str]:
     """The modules of featviz among them."""
-    return {
-        module for module in imported(name, typing) if module.split(".")[0] == "featviz"
-    }
+    modules = imported(name, typing)
+    return {module for module in modules if module.split(".")[0] == "featviz"}
 
 
 def roots(name: str) -> set[str]:
@@ -131,8 +129,9 @@ def _goes_down(name: str, other: str) -> bool:
 
 def test_imports_go_down() -> None:
     """A file imports from its own wing and from floors below; no exceptions."""
-    found = [(name, other) for name in FILES for other in of_featviz(name)]
-    assert [pair for pair in found if not _goes_down(*pair)] == []
+    for name in FILES:
+        upwards = [other for other in of_featviz(name) if not _goes_down(name, other)]
+        assert upwards == [], name
 
 
 def _with_packages(name: str) -> set[str]:
@@ -196,14 +195,14 @@ def test_click_stays_in_the_command_line() -> None:
 
 
 def test_what_reads_a_run_directory_needs_no_torch() -> None:
-    """Neither torch nor torchvision, not even inside a function."""
+    """It imports neither torch nor torchvision, not even inside a function."""
     assert _using(TORCHLESS, "torch", "torchvision") == []
 
 
 def test_pyplot_is_used_nowhere() -> None:
     """matplotlib gives colours; its global state and windows stay out."""
-    found = [(name, module) for name in FILES for module in imported(name)]
-    assert [pair for pair in found if pair[1].startswith("matplotlib.pyplot")] == []
+    for name in FILES:
+        assert "matplotlib.pyplot" not in imported(name), name
 
 
 def test_commands_have_no_tensors() -> None:
@@ -223,12 +222,9 @@ def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 def test_everything_public_says_what_it_is() -> None:
     """Each module and every public function, class and method have a docstring."""
-    things = [
-        pair
-        for n, tree in TREES.items()
-        for pair in ((n, tree), *_public(tree.body, n))
-    ]
-    assert [where for where, node in things if not ast.get_docstring(node)] == []  # type: ignore[arg-type]
+    for name, tree in TREES.items():
+        for place, node in ((name, tree), *_public(tree.body, name)):
+            assert ast.get_docstring(node), place
 
 
 _WRITING_TEXT = """
@@ -265,24 +261,28 @@ WRITERS = {
 }
 
 
+def _opens_for_writing(call: ast.Call) -> bool:
+    """Whether a call of `open` has such a mode."""
+    values = [*call.args[:2], *(keyword.value for keyword in call.keywords)]
+    modes = {value.value for value in values if isinstance(value, ast.Constant)}
+    return not modes.isdisjoint({"w", "wb", "x", "xb", "a", "ab", "r+b", "w+b"})
+
+
 def _writes(node: ast.AST) -> bool:
     """Whether a call changes what is on the disk."""
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func)
-    if name in WRITING:
-        return True
-    if name == "open" or name.endswith(".open"):
-        values = [*node.args[:2], *(keyword.value for keyword in node.keywords)]
-        modes = {value.value for value in values if isinstance(value, ast.Constant)}
-        return not modes.isdisjoint({"w", "wb", "x", "xb", "a", "ab", "r+b", "w+b"})
     method = name.rpartition(".")[2]
-    return method in PATH_METHODS and name != f"formatter.{method}"
+    if method == "open" and name not in WRITING:
+        return _opens_for_writing(node)
+    return name in WRITING or (method in PATH_METHODS and name != f"formatter.{method}")
 
 
 def test_results_are_written_by_folder_alone() -> None:
     """Opening for writing, renaming and removing occur in `rundir/folder.py`, and where
     no result is written; each of these has its reason."""
-    found = {name for name, tree in TREES.items() if any(map(_writes, ast.walk(tree)))}
-    assert found - set(WRITERS) == set()
-    assert set(WRITERS) - found == set()
+    writing = {
+        name for name, tree in TREES.items() if any(map(_writes, ast.walk(tree)))
+    }
+    assert writing == WRITERS.keys()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from pixels import pixels_of
 from torch import Tensor
 
 
@@ -21,9 +21,9 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 def rows(folder: Path) -> dict[tuple[str, int, str], dict[str, Any]]:
     """The captures of an image by (layer, call, key)."""
-    found = manifest(folder)["captures"]
-    by_site = {(row["layer"], row["call"], row["key"]): row for row in found}
-    assert len(by_site) == len(found)
+    captures = manifest(folder)["captures"]
+    by_site = {(row["layer"], row["call"], row["key"]): row for row in captures}
+    assert len(by_site) == len(captures)
     return by_site
 
 
@@ -35,23 +35,28 @@ def assert_row(row: dict[str, Any], **fields: object) -> None:
 def tiles(folder: Path, row: dict[str, Any]) -> np.ndarray:
     """The tiles of a picture in their order, uint8 [n, h, w], as large as the maps
     were."""
-    pixels = np.asarray(Image.open(folder / row["file"]))
-    assert pixels.ndim == 2
+    pixels = pixels_of(folder / row["file"])
     grid = row["grid"]
-    (height, width), padding = grid["tile"], grid["padding"]
-    down, across = (
-        grid["scale"] if isinstance(grid["scale"], list) else [grid["scale"]] * 2
-    )
-    drawn_tiles = [
-        pixels[y : y + height : down, x : x + width : across]
-        for y in range(padding, pixels.shape[0] - height + 1, height + padding)
-        for x in range(padding, pixels.shape[1] - width + 1, width + padding)
-    ]
-    assert pixels.shape[1] == grid["nrow"] * (width + padding) + padding
+    padding = grid["padding"]
+    down, across = np.broadcast_to(grid["scale"], 2)
+    drawn_tiles = cells(pixels, grid)[:, padding::down, padding::across]
     slices = row.get("slices", [1])[0]
     count = len(row.get("channels") or range(row["maps"])) * slices
     assert count <= len(drawn_tiles) < count + grid["nrow"]
-    return np.stack(drawn_tiles[:count])
+    return drawn_tiles[:count]
+
+
+def cells(pixels: np.ndarray, grid: dict[str, Any]) -> np.ndarray:
+    """Each tile with the padding above and before it, [n, padding + h, padding + w]."""
+    padding = grid["padding"]
+    height, width = (padding + size for size in grid["tile"])
+    columns = grid["nrow"]
+    # what is left over is the padding behind the last tiles
+    inside = pixels[: -padding or None, : -padding or None]
+    lines = inside.shape[0] // height
+    assert inside.shape == (lines * height, columns * width)
+    in_lines = inside.reshape(lines, height, columns, width)
+    return in_lines.swapaxes(1, 2).reshape(-1, height, width)
 
 
 def levels(maps: Tensor) -> np.ndarray:
