@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pixels import assert_same_pixels
 from torch import Tensor
 
 import featviz as fv
@@ -16,7 +17,7 @@ from featviz.errors import LayoutError, UsageError
 
 
 @pytest.mark.parametrize(
-    "form",
+    "convert",
     [
         lambda t: t,
         lambda t: t[None].numpy().astype(">f4"),
@@ -24,27 +25,27 @@ from featviz.errors import LayoutError, UsageError
         lambda t: t.double().requires_grad_(),
     ],
 )
-def test_grid_draws_maps_in_every_form(form: Callable[[Tensor], Any]) -> None:
+def test_grid_draws_maps_of_every_type(convert: Callable[[Tensor], Any]) -> None:
     """[C, H, W] is [1, C, H, W] of one image; an array is a tensor."""
-    maps = torch.rand(5, 6, 7, generator=torch.Generator().manual_seed(0))
-    assert np.array_equal(
-        np.asarray(fv.grid(form(maps))), np.asarray(fv.grid(maps[None]))
-    )
+    maps = torch.rand(5, 6, 7)
+    assert_same_pixels(fv.grid(convert(maps)), fv.grid(maps[None]))
 
 
 def test_grid_guesses_not_between_a_map_and_tokens() -> None:
-    """[1, X, Y] is refused with the way to say which; [1, 1, F] is a vector."""
+    """[1, X, Y] is refused with the option that says which."""
     ambiguous = torch.rand(1, 16, 8)
     with pytest.raises(LayoutError, match=r"shape \[1, 16, 8\]") as caught:
         fv.grid(ambiguous)
     assert caught.value.hint == "one map is [1, 1, H, W]: tensor[None]"
     as_tokens = fv.grid(ambiguous, tensor_layout="tokens:4x4")
     maps = ambiguous.reshape(1, 4, 4, 8).permute(0, 3, 1, 2)
-    assert np.array_equal(np.asarray(as_tokens), np.asarray(fv.grid(maps)))
-    vector = fv.grid(torch.arange(6.0).reshape(1, 1, 6))
-    assert np.array_equal(
-        np.asarray(vector), np.asarray(fv.grid(torch.arange(6.0)[None]))
-    )
+    assert_same_pixels(as_tokens, fv.grid(maps))
+
+
+def test_grid_draws_a_vector() -> None:
+    """[1, 1, F] is one."""
+    vector = torch.arange(6.0)
+    assert_same_pixels(fv.grid(vector.reshape(1, 1, 6)), fv.grid(vector[None]))
 
 
 @pytest.mark.parametrize(
@@ -57,28 +58,25 @@ def test_grid_guesses_not_between_a_map_and_tokens() -> None:
     ],
 )
 def test_what_grid_cannot_draw(value: Any, message: str) -> None:
-    """One line, whatever it is."""
+    """The error is one line, whatever it is."""
     with pytest.raises((UsageError, LayoutError), match=message):
         fv.grid(value)
 
 
 def test_grid_takes_one_layout_for_its_one_tensor() -> None:
     """Several layouts, or one for chosen layers, are refused, and not read by half."""
+    message = "grid draws one tensor, which has one layout"
     for layouts in (["nchw", "nhwc"], "Conv2d=nhwc"):
-        with pytest.raises(
-            UsageError, match="grid draws one tensor, which has one layout"
-        ):
+        with pytest.raises(UsageError, match=message):
             fv.grid(torch.zeros(1, 3, 4, 5), tensor_layout=layouts)
 
 
 def test_the_image_of_an_overlay_is_any_image(pixels: np.ndarray) -> None:
-    """A PIL image, an array or a tensor."""
+    """It is a PIL image, an array or a tensor."""
     maps = torch.rand(2, 5, 6)
-    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-    drawings = [
-        np.asarray(fv.grid(maps, overlay=0.5, image=image))
-        for image in (Image.fromarray(pixels), pixels, tensor / 255)
-    ]
-    assert all(np.array_equal(drawings[0], drawing) for drawing in drawings)
+    expected = fv.grid(maps, overlay=0.5, image=pixels)
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
+    for image in (Image.fromarray(pixels), tensor):
+        assert_same_pixels(fv.grid(maps, overlay=0.5, image=image), expected)
     with pytest.raises(UsageError, match="an overlay takes one image, not 2"):
         fv.grid(maps, overlay=0.5, image=torch.rand(2, 3, 4, 4))

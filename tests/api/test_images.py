@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pixels import assert_same_pixels
+from runs import tree
 from torch import nn
 
 import featviz as fv
@@ -20,7 +22,8 @@ from featviz.images import arrays
 from .drawn import NAN, drawn
 
 
-def _in_memory(pixels: np.ndarray) -> dict[str, Any]:
+def in_memory(pixels: np.ndarray) -> dict[str, Any]:
+    """The picture in the types that images have in memory."""
     tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
     return {
         "PIL": Image.fromarray(pixels),
@@ -31,26 +34,20 @@ def _in_memory(pixels: np.ndarray) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("image_type", list(_in_memory(np.zeros((2, 2, 3), np.uint8))))
+@pytest.mark.parametrize("image_type", list(in_memory(np.zeros((2, 2, 3), np.uint8))))
 def test_an_image_in_memory_is_drawn_as_its_file(
     image_type: str, pixels: np.ndarray, picture: Path, tiny: nn.Module, tmp_path: Path
 ) -> None:
     """The same pixels give the same feature maps, under a name of their own."""
-    (memory,) = drawn(
-        tiny, _in_memory(pixels)[image_type], tmp_path / "memory", tensors="npy"
-    )
-    (file,) = drawn(tiny, picture, tmp_path / "file", tensors="npy")
-    assert (memory.name, file.name) == ("image-0.png", "picture.png")
-    for name in (
-        "input.png",
-        memory.captures[0].row.tensor,
-        memory.captures[0].row.file,
-    ):
-        memory_bytes = (tmp_path / "memory" / memory.folder / name).read_bytes()
-        assert memory_bytes == (tmp_path / "file" / file.folder / name).read_bytes()
-    manifest = json.loads(
-        (tmp_path / "memory" / memory.folder / "manifest.json").read_text()
-    )
+    image = in_memory(pixels)[image_type]
+    drawn(tiny, image, tmp_path / "memory", tensors="npy")
+    drawn(tiny, picture, tmp_path / "file", tensors="npy")
+
+    of_memory = tree(tmp_path / "memory" / "image-0.png")
+    of_file = tree(tmp_path / "file" / "picture.png")
+    manifest = json.loads(of_memory.pop("manifest.json"))
+    del of_file["manifest.json"]
+    assert of_memory == of_file
     assert manifest["image"]["path"] == "image-0.png"
     assert len(manifest["image"]["sha256"]) == 64
     assert "featviz-" not in (tmp_path / "memory" / "run.json").read_text()
@@ -62,9 +59,9 @@ def test_paths_and_images_mix(
     """A list holds any of them, in order; a batch is as many images as it has."""
     batch = torch.rand(2, 3, 5, 6)
     images = [Image.fromarray(pixels), picture, str(picture.parent), batch, pixels]
-    found = drawn(tiny, images, tmp_path / "out")
+    drawn_images = drawn(tiny, images, tmp_path / "out")
     names = ["image-0.png", "picture.png", "image-1.png", "image-2.png", "image-3.png"]
-    assert [image.name for image in found] == names
+    assert [image.name for image in drawn_images] == names
 
 
 def test_images_in_memory_resume(
@@ -78,47 +75,60 @@ def test_images_in_memory_resume(
     assert [image.kept for image in again] == [True, False]
 
 
-@pytest.mark.parametrize("mode", ["1", "LA", "P", "CMYK", "I;16"])
-def test_pil_images_of_every_mode(mode: str, tmp_path: Path) -> None:
+GREYS = np.arange(48, dtype=np.uint8).reshape(6, 8)
+
+
+@pytest.mark.parametrize(
+    ("image", "mode"),
+    [
+        *((Image.fromarray(GREYS).convert(mode), mode) for mode in ("1", "LA", "P")),
+        (Image.fromarray(GREYS.astype(np.uint16)), "I;16"),
+        (Image.fromarray(GREYS).convert("CMYK"), "RGB"),
+    ],
+    ids=["1", "LA", "P", "I;16", "CMYK"],
+)
+def test_pil_images_of_every_mode(
+    image: Image.Image, mode: str, tmp_path: Path
+) -> None:
     """Nothing of an image is lost on its way but what conversion to RGB takes."""
-    pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
-    grey = Image.fromarray(pixels)
-    image = (
-        Image.fromarray(pixels.astype(np.uint16))
-        if mode == "I;16"
-        else grey.convert(mode)
-    )
     (path,) = arrays.to_files([image], tmp_path)
-    with Image.open(path) as found:
-        kept = image.convert("RGB") if mode in ("CMYK", "HSV") else image
-        assert found.mode == kept.mode
-        assert np.array_equal(np.asarray(found), np.asarray(kept))
+    with Image.open(path) as opened:
+        assert opened.mode == mode
+    assert_same_pixels(path, image.convert(mode))
 
 
 def test_the_exif_of_an_opened_photograph_is_kept(tmp_path: Path) -> None:
     """A photograph that lies on its side is turned, as its file would be."""
+    file = tmp_path / "photo.jpg"
     exif = Image.Exif()
     exif[274] = 6
-    Image.new("RGB", (8, 4)).save(tmp_path / "photo.jpg", exif=exif)
-    with Image.open(tmp_path / "photo.jpg") as photo:
+    Image.new("RGB", (8, 4)).save(file, exif=exif)
+    with Image.open(file) as photo:
         (path,) = arrays.to_files([photo], tmp_path)
-    with Image.open(path) as found:
-        assert found.size == (8, 4)
-        assert found.getexif()[274] == 6
+    with Image.open(path) as opened:
+        assert opened.size == (8, 4)
+        assert opened.getexif()[274] == 6
 
 
-def test_grey_and_bool_tensors() -> None:
-    """[H, W], one channel, bool and half precision are images, too."""
-    values = torch.linspace(0, 1, 12).reshape(3, 4)
-    expected = (values * 255).round().to(torch.uint8).numpy()
-    for tensor in (values, values[None], values[None, None]):
-        (image,) = arrays.to_images(tensor)
-        assert image.mode == "L"
-        assert np.array_equal(np.asarray(image), expected)
-    (image,) = arrays.to_images(values > 0.5)
-    assert np.array_equal(np.asarray(image), (values > 0.5).numpy() * np.uint8(255))
-    (image,) = arrays.to_images(values.half())
-    assert np.abs(np.asarray(image).astype(int) - expected).max() <= 1
+RAMP = torch.linspace(0, 1, 12).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "tolerance"),
+    [(RAMP, 0), (RAMP[None], 0), (RAMP[None, None], 0), (RAMP.half(), 1)],
+)
+def test_grey_tensors(tensor: torch.Tensor, tolerance: int) -> None:
+    """[H, W], one channel and half precision are images, too."""
+    (image,) = arrays.to_images(tensor)
+    assert image.mode == "L"
+    expected = (RAMP * 255).round().numpy()
+    assert np.abs(np.asarray(image) - expected).max() <= tolerance
+
+
+def test_bool_tensors() -> None:
+    """True is white."""
+    (image,) = arrays.to_images(RAMP > 0.5)
+    assert_same_pixels(image, (RAMP > 0.5).numpy() * np.uint8(255))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +151,7 @@ def test_grey_and_bool_tensors() -> None:
 def test_what_is_no_image(
     image: Any, message: str, tiny: nn.Module, tmp_path: Path
 ) -> None:
-    """One line says what it is and what an image would be."""
+    """The line says what it is, and the hint what an image would be."""
     with pytest.raises(FeatvizError, match=message) as caught:
         fv.run(tiny, image, "Conv2d", tmp_path / "out")
     assert caught.value.hint

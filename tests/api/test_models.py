@@ -43,12 +43,11 @@ SCRIPT = "TorchScript, which takes no hooks.*export that with torch.export"
 @pytest.mark.parametrize(
     ("model", "layers", "of_run", "of_capture"),
     [
-        *((None, layers, NO_LAYERS, NO_LAYERS) for layers in (5, [int])),
-        *(
-            (lambda m, got=got: got, None, NO_MODEL, "not a module")
-            for got in (5, nn.Conv2d)
-        ),
-        (None, [], "holds no selector", "holds no selector"),
+        (nn.Module.eval, 5, NO_LAYERS, NO_LAYERS),
+        (nn.Module.eval, [int], NO_LAYERS, NO_LAYERS),
+        (nn.Module.eval, [], "holds no selector", "holds no selector"),
+        (lambda tiny: 5, None, NO_MODEL, "not a module"),
+        (lambda tiny: nn.Conv2d, None, NO_MODEL, "not a module"),
         (torch.jit.script, "Conv2d", SCRIPT, SCRIPT),
     ],
 )
@@ -61,16 +60,16 @@ def test_what_is_no_model_and_what_selects_no_layers(
     tiny: nn.Module,
     picture: Path,
 ) -> None:
-    """One line says what does, and what a model without hooks can be made into."""
-    candidate = tiny if model is None else model(tiny)
-    with pytest.raises(UsageError) as refused:
+    """The error says what does, and what a model without hooks can be made into."""
+    candidate = model(tiny)
+    with pytest.raises(UsageError) as caught:
         fv.run(candidate, picture, layers)
-    assert re.search(of_run, f"{refused.value.message} {refused.value.hint}")
-    with pytest.raises(UsageError) as refused:
+    assert re.search(of_run, f"{caught.value.message} {caught.value.hint}")
+    with pytest.raises(UsageError) as caught:
         fv.capture(candidate, layers).__enter__()
-    assert re.search(of_capture, f"{refused.value.message} {refused.value.hint}")
+    assert re.search(of_capture, f"{caught.value.message} {caught.value.hint}")
 
 
 def test_a_path_is_a_model(tiny_file: Path, picture: Path, tmp_path: Path) -> None:
-    """Path as well as str; a device as torch has it."""
-    assert drawn(tiny_file, picture, tmp_path / "out", device=torch.device("cpu"))  # type: ignore[arg-type]
+    """It may be a Path as well as text, and a device is one of torch."""
+    assert drawn(tiny_file, picture, tmp_path / "out", device=torch.device("cpu"))

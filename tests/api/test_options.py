@@ -30,6 +30,7 @@ from featviz.options import (
     PassOptions,
     RunOptions,
     declared,
+    every_option,
     option,
     read,
     read_from,
@@ -102,6 +103,10 @@ def test_values_as_one_gives_them(
     assert getattr(read(record, {name: written, **further}), name) == value
 
 
+RECORDS = (RunOptions, DrawOptions, PassOptions, InputOptions, ModelOptions)
+FLAGS = {option.name: option.flags[-1] for option in every_option(*RECORDS).values()}
+
+
 @pytest.mark.parametrize(("name", "value", "message"), BAD)
 def test_python_and_the_command_line_use_the_same_words(
     name: str,
@@ -113,12 +118,7 @@ def test_python_and_the_command_line_use_the_same_words(
 ) -> None:
     """Both refuse the value with the same line, before torch or a model would be
     loaded."""
-    flag = next(
-        declared_option.flags[-1]
-        for record in (RunOptions, DrawOptions, PassOptions, InputOptions, ModelOptions)
-        for declared_option in declared(record).values()
-        if declared_option.name == name
-    )
+    flag = FLAGS[name]
     out = tmp_path / "out"
     done = featviz("run", "squeezenet1_1", picture, f"{flag}={value}", "--out", out)
     assert done.code == 2
@@ -132,7 +132,7 @@ def test_python_and_the_command_line_use_the_same_words(
 def test_values_of_another_type_are_refused(
     name: str, value: Any, picture: Path, tmp_path: Path
 ) -> None:
-    """With what the option takes, and before anything is written."""
+    """The error says what the option takes, before anything is written."""
     options = {"out": tmp_path / "out", "weights": "none", name: value}
     with pytest.raises(UsageError, match=f"^{name}=.*: expected "):
         fv.run("squeezenet1_1", picture, **options)
@@ -160,7 +160,8 @@ def test_values_of_another_type_are_refused(
 def test_run_takes_what_means_the_same(
     options: dict[str, Any], tiny: nn.Module, picture: Path, tmp_path: Path
 ) -> None:
-    """Numbers of numpy and torch, lists, and what one would type on the command line."""
+    """So are numbers of numpy and torch, lists, and what one would type on the command
+    line."""
     assert drawn(tiny, picture, tmp_path / "out", **options)[0].captures
     json.loads((tmp_path / "out" / "run.json").read_text())
 
@@ -171,33 +172,52 @@ class Sparkling(DrawOptions, frozen=True):
     sparkle_at: Annotated[Annotated[int, Meta(ge=1)], option(DRAWING)] = 3
 
 
-def test_a_field_is_an_option_everywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Declared once, it is in help, on the command line, in TOML, in Python and in
-    run.json."""
+@pytest.fixture
+def sparkle(monkeypatch: pytest.MonkeyPatch) -> click.Command:
+    """A command of these options, which prints the value."""
     monkeypatch.setitem(HELP, "Sparkling", {"sparkle_at": "Sparkle N times."})
 
     @opts.command(Sparkling)
     def command(values: opts.Values) -> int:
         """A command."""
-        click.echo(structs.asdict(read_from(Sparkling, dict(values)))["sparkle_at"])
+        click.echo(read_from(Sparkling, dict(values)).sparkle_at)
         return 0
 
+    return command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [(["--sparkle-at", "5"], "5\n"), (["--config", "c.toml"], "7\n")],
+)
+def test_a_field_is_an_option_of_a_command(
+    arguments: list[str],
+    value: str,
+    sparkle: click.Command,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is one on the command line and in TOML."""
     (tmp_path / "c.toml").write_text("sparkle-at = 7\n")
-    for arguments, answer in (
-        (["--sparkle-at", "5"], "5"),
-        (["--config", tmp_path / "c.toml"], "7"),
-    ):
-        command.main([str(argument) for argument in arguments], standalone_mode=False)
-        assert capsys.readouterr().out == f"{answer}\n"
+    sparkle.main(arguments, standalone_mode=False)
+    assert capsys.readouterr().out == value
+
+
+def test_a_field_is_checked_and_in_help(
+    sparkle: click.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its bounds and its default are those of the declaration."""
     with pytest.raises(UsageError, match="sparkle_at=0: expected an integer ≥ 1"):
-        command.main(["--sparkle-at", "0"], standalone_mode=False)
+        sparkle.main(["--sparkle-at", "0"], standalone_mode=False)
     with pytest.raises(SystemExit):
-        command.main(["--help-all"])
-    assert re.search(
-        r"--sparkle-at N +Sparkle N times\. +\[default: 3\]", capsys.readouterr().out
-    )
+        sparkle.main(["--help-all"])
+    text = capsys.readouterr().out
+    assert re.search(r"--sparkle-at N +Sparkle N times\. +\[default: 3\]", text)
+
+
+def test_a_field_is_a_keyword_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a type, a default and a text; numbers of numpy are read."""
+    monkeypatch.setitem(HELP, "Sparkling", {"sparkle_at": "Sparkle N times."})
 
     @keywords_of(Sparkling)
     def function(**options: Any) -> Sparkling:
@@ -205,30 +225,27 @@ def test_a_field_is_an_option_everywhere(
         return read(Sparkling, options)
 
     parameter = inspect.signature(function).parameters["sparkle_at"]
-    assert (parameter.annotation, parameter.default) == (int, 3)
+    assert parameter.annotation is int
+    assert parameter.default == 3
     assert "sparkle_at: Sparkle N times." in str(function.__doc__)
     assert function(sparkle_at=np.int8(4)).sparkle_at == 4
 
 
-def test_every_function_has_its_options_in_its_signature() -> None:
-    """With types, defaults and words."""
-    for name in (
-        "run",
-        "look",
-        "cam",
-        "audit",
-        "exemplars",
-        "layers",
-        "kernels",
-        "grid",
-        "diff",
-    ):
-        function = getattr(fv, name)
-        parameters = inspect.signature(function).parameters
-        assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+FUNCTIONS = "run look cam audit exemplars layers kernels grid diff"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS.split())
+def test_every_function_has_its_options_in_its_signature(name: str) -> None:
+    """None hides behind `**options`."""
+    parameters = inspect.signature(getattr(fv, name)).parameters.values()
+    assert inspect.Parameter.VAR_KEYWORD not in {p.kind for p in parameters}
+
+
+def test_the_options_of_run_are_described() -> None:
+    """Those of drawing and of models stand in its signature and its docstring."""
     parameters = inspect.signature(fv.run).parameters
-    for kind in (DrawOptions, ModelOptions):
-        assert declared(kind).keys() <= parameters.keys()
+    assert declared(DrawOptions).keys() <= parameters.keys()
+    assert declared(ModelOptions).keys() <= parameters.keys()
     assert "channels: Draw these channels: 12,40-43" in str(fv.run.__doc__)
 
 
@@ -236,15 +253,12 @@ def test_every_function_has_its_options_in_its_signature() -> None:
     "options",
     [{"order": "mean", "reduce": "mean"}, {"cmap": "viridis", "reduce": "pca"}],
 )
-def test_contradictions_are_refused_in_the_same_words(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_contradictions_are_refused_in_the_same_words(options: dict[str, Any]) -> None:
     """The option records say what does not go together: grid and run refuse it alike."""
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as of_record:
         structs.replace(DrawOptions(), **options).check()
-    for call in (
-        lambda: fv.grid(torch.zeros(1, 2, 4, 4), **options),
-        lambda: fv.run("resnet18", ["x.png"], **options),
-    ):
-        with pytest.raises(UsageError, match=re.escape(refused.value.message)):
-            call()
+    message = re.escape(of_record.value.message)
+    with pytest.raises(UsageError, match=message):
+        fv.grid(torch.zeros(1, 2, 4, 4), **options)
+    with pytest.raises(UsageError, match=message):
+        fv.run("resnet18", ["x.png"], **options)

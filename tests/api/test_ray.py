@@ -7,7 +7,9 @@ import os
 import signal
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -63,28 +65,28 @@ def write_net(folder: Path, dies: str, pause: float = 0) -> str:
     return f"{folder / 'net.py'}:Net"
 
 
+def outcomes_of(run: Any) -> list[tuple[str, Any]]:
+    """The images of a run in their order, each with its error."""
+    return [(image.name, image.error) for image in run.images]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_workers_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> None:
-    """The same bytes, failures and order, though one of two workers dies over an image."""
+    """Bytes, failures and order are the same, though one of two workers dies over an
+    image."""
     import featviz.ray
 
     net = write_net(tmp_path, "first_time()")
-    out = tmp_path / "far"
-    far = featviz.ray.run(net, str(photos), "Conv2d", out, workers=2, **SMALL)
+    out = tmp_path / "ray"
+    run = featviz.ray.run(net, str(photos), "Conv2d", out, workers=2, **SMALL)
+
     assert (tmp_path / "died").exists()
-    near = fv.run(net, str(photos), "Conv2d", tmp_path / "near", **SMALL)
-    assert tree(out) == tree(tmp_path / "near")
+    expected = fv.run(net, str(photos), "Conv2d", tmp_path / "local", **SMALL)
+    assert tree(out) == tree(tmp_path / "local")
     assert len(complete(out)) == 6
-    outcomes = [
-        [(image.name, image.error) for image in run.images] for run in (near, far)
-    ]
-    assert outcomes[0] == outcomes[1]
-    assert len(outcomes[0]) == 8
-    assert (
-        far.captures[0].stats["mean"].tolist()
-        == near.captures[0].stats["mean"].tolist()
-    )
+    assert outcomes_of(run) == outcomes_of(expected)
+    assert np.array_equal(run.captures[0].stats, expected.captures[0].stats)
     with pytest.raises(StoreError, match="holds a run, 6 images complete"):
         featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
 
@@ -92,58 +94,69 @@ def test_workers_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_module_and_images_in_memory_go_to_the_workers(tmp_path: Path) -> None:
-    """A module of this process; a transform of the caller's is used."""
+    """A module of this process and a transform of the caller's are used."""
     import featviz.ray
 
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    model = nn.Conv2d(3, 4, 3)
     images = [torch.zeros(3, 8, 8)]
-    told = {"transform": lambda image: torch.full((3, 8, 8), float(image.size[0]))}
-    featviz.ray.run(model, images, "Conv2d", tmp_path / "far", workers=1, **told)
-    fv.run(model, images, "Conv2d", tmp_path / "near", **told)
-    assert tree(tmp_path / "far") == tree(tmp_path / "near")
+    remote = tmp_path / "ray"
+    local = tmp_path / "local"
+
+    def transform(image: Image.Image) -> torch.Tensor:
+        return torch.full((3, 8, 8), float(image.width))
+
+    featviz.ray.run(model, images, out=remote, workers=1, transform=transform)
+    fv.run(model, images, out=local, transform=transform)
+    assert tree(remote) == tree(local)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
 def test_a_worker_that_dies_again_and_again_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With one error, when Ray has tried it three times."""
+    """There is one error, when Ray has tried it three times."""
     ray = pytest.importorskip("ray", reason="featviz.ray needs Ray")
-    from featviz.ray import _result
+    import featviz.ray
 
     def get(task: object) -> object:
         raise ray.exceptions.WorkerCrashedError
 
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(FeatvizError, match="a worker of Ray has died 3 times"):
-        _result(None)
+        featviz.ray.run(nn.Conv2d(3, 4, 3), [torch.zeros(3, 8, 8)], workers=1)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
-    """After their current image, with the code of an interruption; resuming gives the
-    whole."""
+    """They end after their current image, with the code of an interruption; resuming
+    completes the run."""
     import featviz.ray
 
     net = write_net(tmp_path, "False", pause=0.3)
     out = tmp_path / "out"
-    ending = Thread(
-        target=lambda: wait_for(1, out) or os.kill(os.getpid(), signal.SIGTERM)
-    )
+
+    def interrupt() -> None:
+        wait_for(1, out)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ending = Thread(target=interrupt)
     ending.start()
     run = featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
     ending.join()
+
     assert run.exit_code == 130
     assert 1 <= len(complete(out)) < 6
-    assert run_json(out)["images"]["missing"] == sorted(run.missing)
     assert run.missing
+    assert run_json(out)["images"]["missing"] == sorted(run.missing)
     fv.run(net, str(photos), "Conv2d", out, resume=True, **SMALL)
-    fv.run(net, str(photos), "Conv2d", tmp_path / "near", **SMALL)
-    assert tree(out) == tree(tmp_path / "near")
+    fv.run(net, str(photos), "Conv2d", tmp_path / "local", **SMALL)
+    assert tree(out) == tree(tmp_path / "local")
 
 
 @pytest.mark.parametrize(
-    ("keywords", "words"),
+    ("keywords", "message"),
     [
         ({"workers": 0}, "workers=0: expected a number"),
         ({"shard": "1/2"}, "shard is not for workers of Ray"),
@@ -151,14 +164,14 @@ def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_keywords(
-    keywords: dict[str, object], words: str, photos: Path, tmp_path: Path
+    keywords: dict[str, object], message: str, photos: Path, tmp_path: Path
 ) -> None:
-    """In the words of Python, before anything is written."""
+    """They are refused by their names in Python, before anything is written."""
     pytest.importorskip("ray", reason="featviz.ray needs Ray")
     import featviz.ray
 
-    with pytest.raises(UsageError, match=words):
-        featviz.ray.run("resnet18", str(photos), out=tmp_path / "out", **keywords)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        featviz.ray.run("resnet18", str(photos), out=tmp_path / "out", **keywords)
     assert not (tmp_path / "out").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,14 +28,14 @@ QUICK = ("capture", "diff", "grid", "layers", "run")
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS],
 )
 def test_every_function_has_an_example_that_holds(name: str) -> None:
-    """And says what it takes."""
+    """Its docstring says what it takes, too."""
     function = getattr(fv, name)
     (example,) = doctest.DocTestFinder(recurse=False).find(function, name, globs={})
-    runner = doctest.DocTestRunner()
     assert len(example.examples) >= 2
-    assert runner.run(example).failed == 0
-    text = inspect.getdoc(function) or ""
-    assert all(f"\n{part}:\n" in text for part in ("Args", "Example"))
+    assert doctest.DocTestRunner().run(example).failed == 0
+    text = inspect.getdoc(function)
+    assert "\nArgs:\n" in text
+    assert "\nExample:\n" in text
 
 
 @pytest.mark.slow
@@ -43,9 +44,7 @@ def test_the_example_that_uses_every_function_runs(tmp_path: Path) -> None:
     source = EXAMPLE.read_text("utf-8")
     assert [name for name in FUNCTIONS if f"fv.{name}(" not in source] == []
     for short in use_all(tmp_path):
-        assert short[0] + short[-1] == "<>"
-        assert "\n" not in short
-        assert len(short) < 200
+        assert re.fullmatch("<.{,200}>", short)
 
 
 def test_importing_a_subpackage_leaves_the_function() -> None:
@@ -58,12 +57,8 @@ def test_importing_a_subpackage_leaves_the_function() -> None:
 
 
 def test_importing_featviz_is_light() -> None:
-    """No torch, numpy or Pillow before a name is used."""
-    code = (
-        "import featviz, sys; dir(featviz); print({'torch', 'numpy', 'PIL'} &"
-        " set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "set()\n"
+    """Neither torch nor numpy nor Pillow is imported before a name is used."""
+    code = "import featviz, sys; dir(featviz); print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert {"torch", "numpy", "PIL"}.isdisjoint(done.stdout.split())
