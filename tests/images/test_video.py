@@ -136,7 +136,7 @@ def test_what_is_no_whole_video_is_refused(
     name: str, featviz: Run, net: str, tmp_path: Path
 ) -> None:
     """The line names it, whether it was cut off or is something else."""
-    whole_film = film(tmp_path / "a.mp4", 3).read_bytes()
+    whole_film = film(tmp_path / "a.mp4").read_bytes()
     contents = {
         "cut.mp4": whole_film[: len(whole_film) // 2],
         "noise.mkv": b"\x1aE\xdf\xa3" + bytes(range(256)) * 4,
