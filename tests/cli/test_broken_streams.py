@@ -7,10 +7,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import forked
 import pytest
-from conftest import Run
+from conftest import Outcome, Run
 from runs import SMALL, complete, make_photos, run_json, tree
 
 from featviz import cli
@@ -20,10 +22,12 @@ CODE = "from featviz.cli import main; main()"
 FULL = "error: stdout cannot be written: No space left on device"
 
 
-def start(arguments: list[object], **streams: object) -> subprocess.Popen[str]:
-    """Begin a command in a process of its own."""
-    command = [sys.executable, "-c", CODE, *map(str, arguments)]
-    return subprocess.Popen(command, text=True, **streams)
+def into_a_closed_pipe(*arguments: str) -> None:
+    """A command whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    forked.featviz(*arguments)
 
 
 @pytest.mark.slow
@@ -34,14 +38,11 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
     photos = make_photos(tmp_path / "photos", 6)
     command = ["run", tiny_file, photos, *SMALL, "--json", "-q", "--out"]
     out = tmp_path / "out"
-    reader, writer = os.pipe()
-    os.close(reader)
 
-    process = start([*command, out], stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    err = process.communicate()[1]
+    arguments = map(str, [*command, out])
+    done = forked.fork(tmp_path / "process", into_a_closed_pipe, *arguments).ended()
 
-    assert (process.returncode, err) == (141, "")
+    assert done == Outcome(141, "", "")
     images = run_json(out)["images"]
     assert images["complete"] == complete(out)
     assert images["missing"]
@@ -55,11 +56,13 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_behind_stdout_is_one_line() -> None:
     """Exit code 1, also where click prints; a process that ends well."""
+    command = [sys.executable, "-c", CODE, "--help"]
     with Path("/dev/full").open("w") as full:
-        process = start(["--help"], stdout=full, stderr=subprocess.PIPE)
-        err = process.communicate()[1]
-    assert process.returncode == 1
-    assert err == f"{FULL}\n"
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"{FULL}\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
@@ -117,27 +120,25 @@ def test_ignored_signals_stay_ignored() -> None:
 
 
 WAITS = """
-import sys, torch
+import time
+from pathlib import Path
 def make():
-    print(flush=True)
-    sys.stdin.readline()
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))
+    Path("begun").touch()
+    time.sleep(60)
 """
+"""A model that takes its time to load."""
 
 
 @pytest.mark.slow
 def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
     """While the model loads it ends the command at once: 130, and nothing is written."""
     (tmp_path / "net.py").write_text(WAITS)
-    command = ["run", "net.py:make", photos, "--size", "8", "--out", "out"]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with start(command, **streams) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        err = process.communicate("\n")[1]
-    assert process.returncode == 130
-    assert err.strip() == "error: interrupted"
+    command = ("run", "net.py:make", photos, "--size", "8", "--out", "out")
+    process = forked.command(tmp_path / "process", *command)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.02)
+    process.kill(signal.SIGTERM)
+    assert process.ended() == Outcome(130, "", "error: interrupted\n")
     assert not (tmp_path / "out").exists()
 
 

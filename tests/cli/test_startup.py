@@ -20,10 +20,6 @@ class Net(nn.Sequential):
         super().__init__(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 """
 
-OWN = "run net.py:Net noise.png --out out --preset clip --size 64x48 --crop 32 -q"
-OF_TORCHVISION = "layers squeezenet1_1 --weights none --size 64 -q"
-"""Which shows that the two are told apart."""
-
 
 @pytest.mark.slow
 def test_a_network_of_ones_own_needs_no_torchvision(tmp_path: Path) -> None:
@@ -31,11 +27,11 @@ def test_a_network_of_ones_own_needs_no_torchvision(tmp_path: Path) -> None:
     for it, and run.json has its version all the same."""
     (tmp_path / "net.py").write_text(NET)
     Image.effect_noise((80, 60), 50).convert("RGB").save(tmp_path / "noise.png")
-    lines = [OWN, OF_TORCHVISION]
-    of_a_file, of_torchvision = apart(lines, tmp_path, "import torch")
-    assert of_a_file.code == 0, of_a_file.err
-    assert "torchvision" not in of_a_file.imported
-    assert "torchvision" in of_torchvision.imported
+    options = "--out out --preset clip --size 64x48 --crop 32 -q"
+    (done,) = apart([f"run net.py:Net noise.png {options}"], tmp_path, "import torch")
+    assert done.code == 0, done.err
+    assert "torch" in done.imported
+    assert "torchvision" not in done.imported
     assert run_json(tmp_path / "out")["torchvision"] == torchvision.__version__
 
 

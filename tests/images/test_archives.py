@@ -59,7 +59,7 @@ NAMES = ["p.tar", "p.tgz", "p.tar.bz2", "P.ZIP"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["p.tar.bz2", "P.ZIP"])
 def test_an_archive_gives_what_its_folder_gives(
     name: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -92,7 +92,7 @@ def names(*arguments: object) -> list[str]:
 SPELLINGS = ("a/01.png", "./a/01.png", "/a//01.png")
 
 
-@pytest.mark.parametrize("name", ["p.tar", "p.zip"])
+@pytest.mark.parametrize("name", NAMES)
 def test_one_image_of_an_archive(name: str, photos: Path) -> None:
     """`photos.tar::a/01.png`, in whatever spelling, is that file; named twice it is one
     image."""

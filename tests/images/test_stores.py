@@ -44,22 +44,32 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.fixture(
-    params=[pytest.param("s3://pictures/p/", marks=pytest.mark.slow), "memory://p/"]
-)
-def store(request: pytest.FixtureRequest, photos: Path) -> Iterator[str]:
-    """The URL of a folder in a store that holds the photos."""
-    if request.param.startswith("s3"):
-        request.getfixturevalue("bucket")
-    protocol = request.param.partition(":")[0]
+def put(url: str, photos: Path) -> None:
+    """Put the photos into a store."""
+    protocol = url.partition(":")[0]
     # of a server that has stopped
     fsspec.get_filesystem_class(protocol).clear_instance_cache()
+    urls._connected.cache_clear()
     fs = fsspec.filesystem(protocol, skip_instance_cache=True)
     for name, content in tree(photos).items():
-        fs.pipe_file(f"{request.param}{name}", content)
-    urls._connected.cache_clear()
-    yield request.param
-    fs.rm(request.param, recursive=True)
+        fs.pipe_file(f"{url}{name}", content)
+
+
+@pytest.fixture
+def store(photos: Path) -> Iterator[str]:
+    """The URL of a folder in memory that holds the photos."""
+    url = "memory://p/"
+    put(url, photos)
+    yield url
+    fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+@pytest.fixture
+def s3_store(bucket: Any, photos: Path) -> str:
+    """The URL of a folder on the server that holds the photos."""
+    url = "s3://pictures/p/"
+    put(url, photos)
+    return url
 
 
 def names(*arguments: str) -> list[str]:
@@ -69,22 +79,26 @@ def names(*arguments: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_folder_of_a_store_gives_what_the_folder_gives(
-    store: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+    s3_store: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
     """The tree is the same byte for byte, and `--resume` keeps it."""
     command = ("run", tiny_file, *SMALL, "--out")
     local = tmp_path / "local"
     remote = tmp_path / "remote"
     assert featviz(*command, local, photos).code == 0
-    assert featviz(*command, remote, store).code == 0
+    assert featviz(*command, remote, s3_store).code == 0
     assert tree(remote) == tree(local)
-    again = featviz(*command, remote, store, "--resume", "--json")
+    again = featviz(*command, remote, s3_store, "--resume", "--json")
     assert again.code == 0
     assert again.out.count('"kept": true') == 3
 
 
-def test_what_a_url_stands_for(store: str) -> None:
+@pytest.mark.parametrize(
+    "fixture", ["store", pytest.param("s3_store", marks=pytest.mark.slow)]
+)
+def test_what_a_url_stands_for(fixture: str, request: pytest.FixtureRequest) -> None:
     """It may be a folder with and without a slash, a glob as on disk, or a file."""
+    store = request.getfixturevalue(fixture)
     folder = ["00.png", "01.png", "sub dir/00.png"]
     assert names(store) == folder
     assert names(store[:-1]) == folder
