@@ -18,7 +18,7 @@ from featviz.files import npy
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:
-    """The bytes, the text and the JSON value of a plain file, also below a folder."""
+    """Its bytes, its text and its JSON value are those of the file, also below a folder."""
     path = tmp_path / "a" / "b.json"
     path.parent.mkdir()
     path.write_text('{"ä": [1, 2.5, null]}', "utf-8")
@@ -43,8 +43,8 @@ def test_a_fifo_does_not_block(tmp_path: Path) -> None:
 
 
 def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
-    """Neither a linked file nor a linked folder on the way; a link above the folder is
-    followed."""
+    """Neither a linked file nor a linked folder on the way is opened; a link above the
+    folder is followed."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key").write_text("x")
     run = tmp_path / "run"

@@ -32,7 +32,7 @@ def test_what_is_no_range_is_named(wrong: str) -> None:
     ["RUN.JSON", "stats.npz", "con.txt", ".hidden", "a:b.png", "x" * 150, "é" * 150],
 )
 def test_names_that_a_system_or_we_refuse_are_changed(name: str) -> None:
-    """Into one that stays, and that no other name becomes."""
+    """Each becomes one that stays, and that no other name becomes."""
     safe = text.safe_name(name)
     assert safe != name
     assert text.safe_name(safe) == safe
@@ -41,7 +41,7 @@ def test_names_that_a_system_or_we_refuse_are_changed(name: str) -> None:
 
 
 def test_a_way_is_as_long_as_its_bytes() -> None:
-    """Which the system counts, and not letters: one name stands for a way that is too
+    """The system counts bytes, and not letters: one name stands for a way that is too
     long."""
     assert text.safe_way("/".join(["e" * 90] * 8)).count("/") == 7
     assert "/" not in text.safe_way("/".join(["é" * 90] * 8))

@@ -31,7 +31,7 @@ def test_grid_draws_maps_of_every_type(convert: Callable[[Tensor], Any]) -> None
     assert_same_pixels(fv.grid(convert(maps)), fv.grid(maps[None]))
 
 
-def test_grid_guesses_not_between_a_map_and_tokens() -> None:
+def test_grid_does_not_guess_between_a_map_and_tokens() -> None:
     """[1, X, Y] is refused with the option that says which."""
     ambiguous = torch.rand(1, 16, 8)
     with pytest.raises(LayoutError, match=r"shape \[1, 16, 8\]") as caught:

@@ -27,7 +27,7 @@ from .drawn import drawn
 def test_layers_are_text_classes_or_lists(
     layers: Any, names: list[str], tiny: nn.Module, picture: Path, tmp_path: Path
 ) -> None:
-    """In `run` as in `capture`."""
+    """They select the same in `run` and in `capture`."""
     (image,) = drawn(tiny, picture, tmp_path / "out", layers)
     assert [capture.layer for capture in image.captures] == names
     with fv.capture(tiny, layers) as maps:

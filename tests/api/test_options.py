@@ -160,8 +160,8 @@ def test_values_of_another_type_are_refused(
 def test_run_takes_what_means_the_same(
     options: dict[str, Any], tiny: nn.Module, picture: Path, tmp_path: Path
 ) -> None:
-    """So are numbers of numpy and torch, lists, and what one would type on the command
-    line."""
+    """Numbers of numpy and torch, lists, and what one would type on the command line are
+    taken."""
     assert drawn(tiny, picture, tmp_path / "out", **options)[0].captures
     json.loads((tmp_path / "out" / "run.json").read_text())
 

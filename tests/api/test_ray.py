@@ -178,7 +178,7 @@ def test_bad_keywords(
 def test_without_ray(
     monkeypatch: pytest.MonkeyPatch, photos: Path, tmp_path: Path
 ) -> None:
-    """One line with the command that installs it."""
+    """The error is one line with the command that installs it."""
     import sys
 
     import featviz.ray

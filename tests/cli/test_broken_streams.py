@@ -34,7 +34,7 @@ def into_a_closed_pipe(*arguments: str) -> None:
 def test_a_pipe_that_closes_in_the_midst_is_no_success(
     featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
-    """`--json | head -1`: 141, run.json is true, and --resume makes it whole."""
+    """`--json | head -1` ends with 141, run.json is true, and --resume makes it whole."""
     photos = make_photos(tmp_path / "photos", 6)
     command = ["run", tiny_file, photos, *SMALL, "--json", "-q", "--out"]
     out = tmp_path / "out"
@@ -55,7 +55,7 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_behind_stdout_is_one_line() -> None:
-    """Exit code 1, also where click prints; a process that ends well."""
+    """The exit code is 1, also where click prints."""
     command = [sys.executable, "-c", CODE, "--help"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -73,7 +73,7 @@ def test_a_full_disk_stops_the_lines_of_json(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same where a command prints as it goes, whatever is left of the lines in the
+    """The command ends the same where it prints as it goes, whatever is left in the
     stream."""
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr(sys, "stdout", os.fdopen(full, "w"))
@@ -131,7 +131,7 @@ def make():
 
 @pytest.mark.slow
 def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
-    """While the model loads it ends the command at once: 130, and nothing is written."""
+    """While the model loads it ends the command at once with 130; nothing is written."""
     (tmp_path / "net.py").write_text(WAITS)
     command = ("run", "net.py:make", photos, "--size", "8", "--out", "out")
     process = forked.command(tmp_path / "process", *command)
@@ -145,7 +145,7 @@ def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
 def test_too_little_memory_is_one_line_anywhere(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is lacking before torch is loaded."""
+    """It is also where memory is lacking before torch is loaded."""
 
     def full(*arguments: object, **options: object) -> None:
         raise MemoryError
@@ -211,5 +211,5 @@ cli.main()
 
 
 def test_a_hangup_that_nohup_ignores_ends_no_command() -> None:
-    """Also outside the loop over images."""
+    """It ends none outside the loop over images, either."""
     assert subprocess.run([sys.executable, "-c", HUNG_UP], check=False).returncode == 0

@@ -68,14 +68,14 @@ def is_sentence(text: str) -> bool:
 
 
 def test_an_option_is_a_sentence() -> None:
-    """So is the part of its text that is for --help-all alone."""
+    """It is one in --help, and in the part of its text that is for --help-all alone."""
     for name, option in OPTIONS.items():
         for text in (option.help or "").split("\f "):
             assert is_sentence(text), name
 
 
 def test_metavars_are_upper_case() -> None:
-    """So are those that come from a type, which has a name of its own."""
+    """Those that come from a type are, too: it has a name of its own."""
     for name, option in OPTIONS.items():
         metavar = option.metavar or option.type.name.upper()
         assert metavar == metavar.upper() or metavar.startswith("["), name
@@ -98,7 +98,7 @@ def flowing(text: str) -> str:
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_a_command_is_a_sentence(name: str, featviz: Run) -> None:
-    """So is its line in the list of commands."""
+    """Its line in the list of commands is one, too."""
     sentence = featviz(name, "--help").out.split("\n\n")[1]
     for text in (cli.COMMANDS[name], sentence):
         assert re.fullmatch(r"[A-Z].*\.", flowing(text))

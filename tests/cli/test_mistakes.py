@@ -419,8 +419,8 @@ def test_mistakes_do_not_wait_for_torch(here: Path) -> None:
 def test_what_only_looks_like_a_mistake_runs(
     line: str, featviz: Run, tmp_path: Path
 ) -> None:
-    """So do a comma at the end of a list, a space inside quotes, an index as in
-    Python."""
+    """A comma at the end of a list, a space inside quotes and an index as in Python are
+    taken."""
     done = featviz(*shlex.split(line), "--out", tmp_path / "out")
     assert done.code == 0, done.err
 

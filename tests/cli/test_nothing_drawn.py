@@ -45,8 +45,8 @@ def test_a_run_that_drew_nothing_has_failed(
     picture: Path,
     out: Path,
 ) -> None:
-    """Exit code 1 and the reasons in the error, also of images that are kept; with one
-    picture they are warnings, as ever."""
+    """The exit code is 1 and the error has the reasons, also of images that are kept; with
+    one picture they are warnings, as ever."""
     options = ("--weights", "none", "--input-channels", 1)
     run = ("run", net, picture, "--layers", layers, "--out", out, *options)
     outcome = featviz(*run)

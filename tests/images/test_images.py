@@ -102,7 +102,7 @@ def numbers(path: Path, channels: int = 1) -> Raster:
     [("png", "<u2"), ("tif", "<u2"), ("tif", ">u2"), ("pgm", "<u2")],
 )
 def test_sixteen_bits_keep_all_of_them(tmp_path: Path, suffix: str, dtype: str) -> None:
-    """Divided by 65535, in either order of bytes: a scan of 12 bits has 4096 values."""
+    """They are divided by 65535, in either order of bytes: 12 bits have 4096 values."""
     scan = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     path = tmp_path / f"scan.{suffix}"
     Image.fromarray(scan if suffix == "pgm" else scan.astype(dtype)).save(path)
@@ -273,7 +273,7 @@ def names(*arguments: str, stdin: bytes = b"", nul: bool = False) -> list[str]:
 
 
 def test_folder_is_searched_recursively_in_order(tree: Path) -> None:
-    """Images of all depths, sorted, by their paths within the folder; nothing else."""
+    """Images of all depths are found, sorted, by their paths in the folder; nothing else."""
     expected = ["a.PNG", "b.jpg", "sub/deep/c.webp", "sub.png/x.tif"]
     touch("in/notes.txt", *(f"in/{name}" for name in reversed(expected)))
     assert names("in") == names("in/") == names(str(tree / "in")) == expected

@@ -116,7 +116,7 @@ def test_frames_of_a_video_are_images(featviz: Run, net: str, tmp_path: Path) ->
 
 
 def test_a_video_is_a_clip(tmp_path: Path) -> None:
-    """For a model of clips, beside stills of its folder, which are another one."""
+    """A model of clips takes it as one, beside stills of its folder, which are another."""
     path = film(tmp_path / "a.mkv")
     for number in range(2):
         Image.new("RGB", (48, 32), (number, 0, 0)).save(tmp_path / f"{number}.png")

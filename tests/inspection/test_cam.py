@@ -139,7 +139,7 @@ def test_a_file_is_called_by_the_image_and_the_target(
 
 @pytest.mark.parametrize("number", [3, 0, 5])
 def test_a_target_has_the_probability_of_torchs_softmax(number: int) -> None:
-    """So has a class that is not among the five likeliest."""
+    """A class that is not among the five likeliest has it, too."""
     model = torch.load(DIGITS_MODEL, weights_only=False).eval()
     pixels = torch.from_numpy(np.array(Image.open(FIVE).convert("L")))
     with torch.no_grad():

@@ -130,7 +130,7 @@ def convolutions_of(module: nn.Module) -> dict[str, filters.Filters]:
 
 @pytest.mark.slow
 def test_effective_kernels_are_read_from_a_program(tmp_path: Path) -> None:
-    """So are grouped, transposed and deformable ones, of a program in core operators."""
+    """Grouped, transposed and deformable ones are, of a program in core operators."""
     eager = Net(
         lambda self, x: self.up(self.conv(x, self.offset(x))),
         offset=nn.Conv2d(3, 18, 3),

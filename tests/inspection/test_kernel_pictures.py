@@ -210,7 +210,7 @@ def mean_over_inputs(layer: str) -> Tensor:
 def test_a_tile_is_the_mean_over_the_inputs_of_its_group(
     layer: str, groups: int, drawn: Draw
 ) -> None:
-    """So are those of one-dimensional and transposed convolutions."""
+    """Those of one-dimensional and transposed convolutions are, too."""
     pictures = drawn("shapes", "--scale", 1)
     assert_close(pictures.tiles(layer), levels(mean_over_inputs(layer)))
     assert pictures.rows[layer]["groups"] == groups

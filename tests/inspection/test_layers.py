@@ -111,7 +111,7 @@ def rows_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     "name", ["resnet18", pytest.param("swin_t", marks=pytest.mark.slow)]
 )
 def test_macs_and_parameters_are_torchvisions(name: str) -> None:
-    """Within 1 % of the published GMACs, which have three decimals."""
+    """They are within 1 % of the published GMACs, which have three decimals."""
     entry = models.get_model_weights(name).DEFAULT
     (crop,) = entry.transforms().crop_size
     device = torch.device("meta")

@@ -250,7 +250,7 @@ def test_many_stages_are_spread(see: See, vit: nn.Module) -> None:
 
 @pytest.mark.slow
 def test_chosen_layers_are_all_shown(see: See, vit: nn.Module) -> None:
-    """However many there are."""
+    """There is no bound to what --layers takes."""
     layers = "EncoderBlock,conv_proj"
     result = see(vit, np.zeros((3, 16, 16)), layers=layers, inputs=SIXTEEN)
     assert len(result.layers) == 14
@@ -258,7 +258,7 @@ def test_chosen_layers_are_all_shown(see: See, vit: nn.Module) -> None:
 
 
 def test_a_vector_is_one_strip(see: See) -> None:
-    """All its numbers side by side, from the least to the greatest; the largest are
+    """All its numbers stand side by side, from the least to the greatest; the largest are
     named."""
     numbers = torch.tensor([[0.0, 3.0, 1.0, 4.0]])
     (row,) = see(fixed(numbers), noise(1, 8, 8), maps=2).layers
@@ -281,7 +281,7 @@ def test_maps_of_one_number_have_one_scale(see: See) -> None:
 
 
 def test_of_a_volume_the_middle_is_shown(see: See) -> None:
-    """One slice of each map and of the input; the scale is that of all slices."""
+    """It is one slice of each map and of the input; the scale is that of all slices."""
     net = nn.Sequential(nn.Conv3d(1, 1, 1, bias=False))
     nn.init.ones_(net[0].weight)
     volume = noise(1, 7, 12, 12).astype(np.float32)
