@@ -47,7 +47,7 @@ def photos(tmp_path: Path) -> Path:
 def put(url: str, photos: Path) -> None:
     """Put the photos into a store."""
     protocol = url.partition(":")[0]
-    # of a server that has stopped
+    # connections are kept for the whole process, in which servers come and go
     fsspec.get_filesystem_class(protocol).clear_instance_cache()
     urls._connected.cache_clear()
     fs = fsspec.filesystem(protocol, skip_instance_cache=True)

@@ -35,6 +35,7 @@ def server(tmp_path: Path) -> Iterator[WebServer]:
     """A server of three pictures, one in a folder."""
     make_photos(tmp_path / "web", 2)
     make_photos(tmp_path / "web" / "sub dir", 3)
+    # connections are kept for the whole process, in which servers come and go
     urls._connected.cache_clear()
     with serving(tmp_path / "web") as served:
         yield served
