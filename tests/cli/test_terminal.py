@@ -87,24 +87,32 @@ def test_what_a_run_says(evil_run: Outcome) -> None:
     assert SHOWN in evil_run.err
 
 
-LINES = [
-    "layers NET --layers NAME",
+ESCAPED = [
+    "layers NET --layers NOBODY",
     "run NET photos --size 12 --out other --dry-run",
+    "diff run run",
+    "sheet run --layers NOBODY",
+]
+"""Commands that print names for people."""
+JSON = [
     "diff run run --json",
     "report run --json",
-    "sheet run --layers NAME",
+    "sheet run --layers NAME --out sheet.png --json",
     "merge run --out merged --json",
+    "kernels NET --out kernels --json",
 ]
 
 
 @pytest.mark.usefixtures("evil_run")
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [*ESCAPED, *JSON])
 def test_what_reads_a_run(line: str, featviz: Run, net: str) -> None:
-    """Every command that a run goes through prints names of images and layers tame."""
-    words = {"NET": net, "NAME": f"no{EVIL}"}
-    done = featviz(*(words.get(word, word) for word in line.split()))
+    """Every command that a run goes through prints names of images and layers tame, and
+    those for people are escaped."""
+    arguments = {"NET": net, "NAME": EVIL, "NOBODY": f"no{EVIL}"}
+    done = featviz(*(arguments.get(word, word) for word in line.split()))
     assert_tame(done)
-    assert EVIL not in done.out + done.err
+    if line in ESCAPED:
+        assert SHOWN in done.out + done.err
 
 
 @pytest.mark.usefixtures("evil_run")
