@@ -94,7 +94,7 @@ def test_pil_images_of_every_mode(
     (path,) = arrays.to_files([image], tmp_path)
     with Image.open(path) as opened:
         assert opened.mode == mode
-    assert_same_pixels(path, image.convert(mode))
+        assert_same_pixels(opened, image.convert(mode))
 
 
 def test_the_exif_of_an_opened_photograph_is_kept(tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
     while not (tmp_path / "begun").exists():
         time.sleep(0.02)
     process.kill(signal.SIGTERM)
-    assert process.ended() == Outcome(130, "", "error: interrupted\n")
+    done = process.ended()
+    assert done.code == 130
+    assert done.err.strip() == "error: interrupted"
     assert not (tmp_path / "out").exists()
 
 
