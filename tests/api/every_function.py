@@ -16,7 +16,7 @@ torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
 PHOTO = Image.new("RGB", (24, 20), "red")
 TENSOR = torch.rand(3, 20, 24)
-IMAGES = [PHOTO, TENSOR]
+IMAGES: list[Image.Image | torch.Tensor] = [PHOTO, TENSOR]
 
 
 def draw_runs(folder: Path) -> list[object]:
