@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 285850,
+    "nodes": 285820,
     "nodes a code line": 8.8,
     "functions over 300 nodes": 73,
     "functions of complexity over 15": 1,
@@ -33,7 +33,7 @@ PACKAGE_AT_MOST: dict[str, float] = {
     "vague names in 100": 0.4,
 }
 PACKAGE_AT_LEAST: dict[str, float] = {
-    "comment lines in 1,000 lines": 58,
+    "comment lines in 1,000 lines": 60,
     "docstring lines a code line": 0.31,
 }
 PAGE_LINES = 2830

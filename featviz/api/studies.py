@@ -405,6 +405,7 @@ def audit(
     document, verdicts, code = request.call(audit_model, images)
     folder = request.options.out
     suspects = sorted(folder.rglob("suspects/*.png"))
+    # a gate that failed is a result, not an exception: a notebook goes on
     broken = [verdict for verdict in verdicts if not verdict.held]
     findings = document["total"]["findings"]
     title = f"audit of {counted(document['images']['seen'], 'image')}: "

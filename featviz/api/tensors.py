@@ -178,6 +178,7 @@ def grid(
             f"an overlay takes one image, not {len(pictures)}", "give one of them"
         )
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]
+    # the drawer draws captures, and this tensor belongs to no layer
     site = CaptureSite(Layer(0, "tensor", "Tensor"), "output", 0, "")
     drawn = drawer.draw(draw, site, maps, hints, background)
     return to_image(drawn[""])
@@ -196,6 +197,7 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
             " tensor",
             "featviz.cam(model, image), or featviz.run with the same reduce",
         )
+    # `conv1=grid` names layers, of which there are none
     if len(draw.tensor_layout) > 1 or any("=" in text for text in draw.tensor_layout):
         text = ", ".join(map(repr, draw.tensor_layout))
         raise UsageError(

@@ -343,6 +343,7 @@ class Watcher:
             log.warning(
                 "step %d, %s: %s", self.number, quoted(result.name), result.error
             )
+        # one image may be broken; where all are, the model or its hooks are at fault
         if len(failed) == len(results):
             raise ForwardError(
                 f"no image went through: {failed[0].error}", failed[0].hint
@@ -352,6 +353,7 @@ class Watcher:
         document = self._health(prepared.model, folder)
         if board is None:
             return
+        # TensorBoard shows how many channels are dead, step by step, beside the loss
         curves = []
         for row in document["layers"]:
             for finding, channels in row["findings"].items():

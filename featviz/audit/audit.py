@@ -190,6 +190,7 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
     for row in document["layers"]:
         if row["not_judged"] and row["label"] not in activations:
             not_judged.append(f"{row['label']} ({row['not_judged']['dead']})")
+    # a line for each reason, however many layers it concerns
     warnings = {
         "skipped": skipped,
         "never ran": plan.never_ran,

@@ -104,6 +104,7 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
         raise UsageError(
             message, f"there is {', '.join(str(row['label']) for row in rows[:8])}"
         )
+    # A gate on what nothing can be judged for would hold for ever, and protect nobody.
     judged = []
     for row in matching:
         if gate.finding in row["findings"]:

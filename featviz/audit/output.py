@@ -98,6 +98,7 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
             dead_lines.append(
                 f"dead in {row['label']}: {ranges(dead, _MAX_RANGES, comma=', ')}"
             )
+    # the table is for a terminal; audit.json has all
     if len(dead_lines) > _MAX_DEAD_LAYERS:
         hidden = len(dead_lines) - _MAX_DEAD_LAYERS
         dead_lines[_MAX_DEAD_LAYERS:] = [f"dead in {counted(hidden, 'more layer')}"]

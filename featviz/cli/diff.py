@@ -193,6 +193,8 @@ def _checked_models(
         raise UsageError(
             "- lists images on stdin, which can be read only once", "name a folder"
         )
+    # All of this costs milliseconds; importing torch and loading two models costs
+    # seconds, after which a misspelt name would be a nuisance.
     check_current_folder()
     sources = [read_from(ModelOptions, dict(values), spec=spec) for spec in specs]
     for source in sources:
@@ -225,6 +227,7 @@ def _run(
             if result.error is not None:
                 output.image_error(result.name, result.error, result.hint)
             skipped.update(dict.fromkeys(result.never_ran, "never ran"))
+            # of each layer once, however many images it is skipped for
             for skip in result.skipped:
                 skipped[skip.layer or skip.type] = skip.reason
 

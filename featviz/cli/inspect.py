@@ -137,6 +137,7 @@ def identify(values: Values) -> int:
     from featviz.models.load import architecture_beside
 
     path = values["file"]
+    # a config.json or args.yaml beside the file may name the architecture
     message, document = identify_file(
         path,
         architecture_beside(path),
@@ -295,6 +296,7 @@ def audit(values: Values) -> int:
         output.document(document)
     else:
         output.text(str(audit_table(document)))
+    # "dead" means dead for these images, and this is what people overlook
     log.info(
         "%s seen; another set of images may give other findings",
         counted(document["images"]["seen"], "image"),
@@ -321,6 +323,7 @@ def _log_proof(proof: Mapping[str, Any]) -> None:
         log.info("nothing to verify: no channel can be cut out")
         return
     channels = counted(proof["channels"], "channel")
+    # outputs of another shape have no difference
     if proof["largest_change"] is None:
         effect = f"cannot be compared: {UNLIKE_OUTPUTS}"
     else:

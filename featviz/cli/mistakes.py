@@ -139,6 +139,7 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
         hint = _option_hint(error.option_name, ctx.command, arguments)
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
+    # the short help of a long command leaves options out: all are in the long one
     if hint is None:
         option = "--help"
         if getattr(ctx.command, "is_long", False):

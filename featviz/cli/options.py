@@ -283,6 +283,7 @@ def _general_options() -> list[ClickOption]:
             group=GENERAL,
             expose_value=False,
             callback=read_config,
+            # before all others: it sets their defaults
             is_eager=True,
             type=_existing_file,
             metavar="FILE",

@@ -134,6 +134,7 @@ def verify(values: Values) -> int:
 
     with output.progress_bar() as advance:
         runs = verify(values["runs"], progress=advance)
+    # the steps of a series stand one behind the other, and get one line more
     for series, group in groupby(runs, key=lambda run: run["series"]):
         steps = [_log_run(run) for run in group]
         if series is not None:

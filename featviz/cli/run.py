@@ -196,6 +196,7 @@ class RunPrinter:
             failed = counted(len(result.failures), "image")
             names = listed([image.name for image in result.failures], _NAMED)
             line += f"; {failed} failed: {names} (see run.json)"
+        # without --report there is no page yet; the line says how to get one
         if name_report:
             show = shlex.join(["featviz", "report", str(result.root), "--open"])
             line += f"; to look at them: {show}"
@@ -252,6 +253,7 @@ def _log_outcome(name: str, outcome: Outcome) -> None:
             after,
             ", ".join(score.text for score in outcome.prediction),
         )
+    # An ablation that changes nothing is the most interesting of all: it is said, too.
     if not outcome.intervened:
         return
     if outcome.largest_change is None:
@@ -281,6 +283,7 @@ def shard_of_process() -> Shard | None:
         ("RANK", "WORLD_SIZE"),
         ("SLURM_PROCID", "SLURM_NTASKS"),
     ):
+        # both names: RANK alone may be anybody's variable
         if index_name not in os.environ or count_name not in os.environ:
             continue
         index = _number_in(os.environ, index_name)

@@ -303,6 +303,7 @@ class Comparison:
         # `channel_images`, in the layers as well, so that they add up.
         differing, total = self.channel_images
         layers = [_layer_json(layer) for layer in self.layers]
+        # in the order of the pass: what lies behind it inherits its difference
         first = next((row for row in layers if row["differing"]), None)
         if first is not None:
             names = ("layer", "type", "index", "kind", "call", "key", "image")

@@ -232,6 +232,7 @@ def _pictures(
     }
     low, high = difference.range
     limit = difference.limit
+    # One scale for both: in scales of their own a map of half the size looks the same.
     scale = ValueLimits.fixed(low, high)
     greys = colormap.colored("grey", _GAP_GREY)
     pictures = {}

@@ -239,6 +239,7 @@ class TensorPair:
                 return None
             values.append(channels)
         base, new = values
+        # --channels may have chosen others in the other run
         common, old, now = np.intersect1d(
             base.channels, new.channels, return_indices=True
         )
@@ -264,6 +265,7 @@ def measure(pair: TensorPair, tolerance: float) -> TensorChange:
     base, _ = pair.rows
     reason = _incomparable(pair)
     if reason is not None:
+        # Tensors of two shapes differ, and there is no number for by how much.
         method = STATISTICS
         change = no_change(base.maps, 1)
         differs = np.ones(base.maps, np.bool_)

@@ -338,6 +338,7 @@ def draw_page(page: Page) -> Bytes:
             f"the picture would have {by(size[::-1])} pixels, which is too many",
             "--maps shows fewer of each layer, and --layers takes fewer",
         )
+    # refused before the memory is taken
     canvas = Canvas(*size)
     colors = colormap.ramp(page.cmap)
     _draw_head(canvas, page, layout, colors)
@@ -510,6 +511,7 @@ def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
             _paste_squares(canvas, tile.pixels, Cell(x, top, width, height))
         title = canvas.write(tile.title, cell.left, below, Letters(8, INK, bold=True))
         note = Letters(7, _FAINT)
+        # a note that does not fit is left out: half a number misleads
         if canvas.width(tile.note, note) <= cell.width - title - 0.08:
             canvas.write(tile.note, cell.left + cell.width, below, note, "left")
 

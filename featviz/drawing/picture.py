@@ -231,6 +231,7 @@ def describe(
     collapsed = {str(leader): group for leader, group in picture.groups.items()}
     down, across = plan.scale
     summary: dict[str, Any] = overall(picture.stats, picture.values)
+    # Optional fields that are None are left out of the manifest.
     return Capture(
         layer=layer.name,
         type=layer.type,

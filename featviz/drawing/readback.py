@@ -140,6 +140,7 @@ def why_no_places(row: Capture, labelled: bool = False) -> str:
         return f"its picture is one of all channels (--reduce {row.reduce})"
     if row.overlay is not None:
         return "its maps lie over the input (--overlay)"
+    # a cosine needs all coordinates of a place
     if len(row.drawn) < row.maps:
         return f"its grid has {len(row.drawn)} of {row.maps} channels"
     if row.slice_count > 1:

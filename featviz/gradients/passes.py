@@ -310,6 +310,7 @@ class Watched:
                 regions=self.reading.regions,
                 remark=self.reading.remark,
             )
+        # the same image went through twice: as it is, and with the changes
         if self.plan.changes_values:
             change = largest_change(tensors(undisturbed), tensors(output))
             outcome = replace(

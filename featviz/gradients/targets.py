@@ -216,9 +216,11 @@ def class_index(
         raise target.error(
             f": there are {count} classes, 0 to {count - 1}", targets_here
         )
+    # after the numbers: a class called "7" is reached by its number alone
     lower_names = [class_name.lower() for class_name in names]
     if name in lower_names:
         return lower_names.index(name)
+    # names of ImageNet are long, and easily misspelt
     close = difflib.get_close_matches(name, lower_names, 3)
     if not names:
         hint = f"these weights have no names; give its number; {targets_here}"

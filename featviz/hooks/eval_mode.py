@@ -126,6 +126,7 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # Not by `setattr`, which modules may override: the dictionaries themselves.
         for module, attributes, buffers, hooks in before:
             vars(module).clear()
             vars(module).update(attributes)

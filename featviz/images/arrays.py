@@ -337,6 +337,7 @@ class _FrameReader:
         self.times: list[int] = []
         """When each frame is shown; of a file that does not say, its number."""
         self.key_times: list[int] = []
+        # containers store frames in the order of decoding, which is another one
         for packet in sorted(packets, key=lambda packet: packet.time or 0):
             if packet.time is not None:
                 self.times.append(packet.time)

@@ -206,6 +206,7 @@ def _in_store(text: str) -> list[Named]:
     url = Url.of_file(text)
     if decode.is_archive(url):
         return _in_archive(str(url), url)
+    # a `?` in a web address begins a query
     if glob.has_magic(url.shown_path) and not url.is_web:
         named = [Named(*file) for file in urls.matching(url)]
         if not named:

@@ -141,6 +141,8 @@ class _MapsSeen:
         ]
         once = [layer for layer in outside if self.ran.count(layer) == 1]
         choices = (once, outside, self.ran)
+        # The target has no gradient at a layer that it does not depend on, such as the
+        # head of another task: its map would be black.
         for choice in choices:
             depended_on = [layer for layer in choice if layer in self.reached]
             if depended_on:

@@ -323,11 +323,13 @@ class _Measure:
                 f"the model's input {list(shape)} has no height and width",
                 "a receptive field is one of a model that takes images",
             )
+        # zeros: the theoretical field follows from the architecture, whatever the image
         if self.book is None:
             book = HintBook(self.module, shape)
             with torch.no_grad(), book.traced(self.module, self.layers, fields=True):
                 forward(self.module, [torch.zeros_like(arg) for arg in args])
             self.book = book
+        # the mean over images is one of pixels at the same places
         elif shape != self.book.input_shape:
             size = by(shape[-2:][::-1])
             first = by(self.book.input_shape[-2:][::-1])
@@ -419,6 +421,7 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
     for site, unit in measure.units.items():
         if site in measure.reasons:
             continue
+        # a unit behind a ReLU that is 0 for all images has no gradient anywhere
         if unit.values.any():
             mean = unit.values / seen
             fields.append(_field_at(measure, site, model_name, mean))

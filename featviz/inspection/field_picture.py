@@ -103,6 +103,7 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     top = _MARGIN + _CAPTION
     grid = TileGrid(columns, _TILE, _TILE, _MARGIN, top + _CAPTION, across, down)
     chart_top = top + rows * down
+    # at least 7.5 inches: the title and the bars need them, beside one narrow tile too
     width = max(2 * _MARGIN + columns * across - _GAP, 7.5)
     height = chart_top + (len(tiles) + 1) * _BAR + _MARGIN
     canvas = Canvas(round(height * DPI), round(width * DPI))

@@ -143,6 +143,7 @@ def _read(
             skipped.append(Skip.of(_site(layer), "it is a function, not a module"))
             continue
         module = modules[layer.name]
+        # by identity: a shared module has one name for each layer that calls it
         if id(module) in seen:
             continue
         seen.add(id(module))

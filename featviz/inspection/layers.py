@@ -131,6 +131,7 @@ class Listing:
                 f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs"
             )
             lines.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
+        # A sum of MACs that lacks an operator silently would be wrong.
         if self.not_counted:
             operators = [f"{name} {calls}" for name, calls in self.not_counted.items()]
             lines.append(f"not counted  {listed(operators, 6)}")
@@ -294,6 +295,7 @@ def _module_row(
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         selected=selected,
     )
+    # without a pass the table has what the modules themselves say
     if usage is None:
         return row
     return replace(
@@ -320,6 +322,7 @@ def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow
     calls = choose.functions(model, blank)
     first_shapes: dict[Layer, list[int] | None] = {}
     for (_, layer, _), shapes in probe(model, blank, list(calls)).items():
+        # a function that is called several times is one row, with its first shape
         first_shapes.setdefault(layer, shapes[0])
     rows = []
     for layer, count in calls.items():

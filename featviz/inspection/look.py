@@ -155,6 +155,7 @@ class LookResult:
         layers = []
         for layer in self.layers:
             row = dict(vars(layer))
+            # pixels are for eyes: programs read the tensors of a run
             del row["tiles"]
             layers.append(row)
         return {
@@ -438,6 +439,8 @@ def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
         return _head_of_boxes(result.shown, outcome.detections)
     regions = outcome.regions
     is_picture = picture is not None and not picture.title.startswith("classes")
+    # A model that returns a picture, such as one that denoises, is shown by it: its
+    # channels may look like the classes of a segmentation.
     if regions is not None and not is_picture:
         if picture is None:
             pixels = class_colors()[regions.winners % 256]
@@ -666,6 +669,7 @@ def page_row(layer: ShownLayer) -> PageRow:
     lines = [layer.type, by(layer.shape)]
     if layer.slice is not None:
         lines.append(f"middle of {layer.slice[1]} slices")
+    # a map of one pixel has no range of its own: in its own scale each would be grey
     if not layer.strip and layer.tiles[0].shape[:2] == (1, 1):
         lines.append("one scale for all")
     if layer.calls > 1:
@@ -674,6 +678,7 @@ def page_row(layer: ShownLayer) -> PageRow:
         lines.append(f"{layer.constant} of {layer.maps} constant")
     if layer.nonfinite:
         lines.append(f"{layer.nonfinite} NaN or infinite")
+    # the strip of a vector has no room for numbers, so that the largest are named
     titles = [str(channel) for channel in layer.channels]
     if layer.strip:
         low, high = layer.ranges[0]

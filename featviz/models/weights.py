@@ -543,6 +543,7 @@ def unwrap(
         inner = _dig(content, ema, steps)
     tensors = _without_counters(_tensors(inner), steps)
     if not tensors:
+        # The file holds a whole module, and why it was not built says more.
         if isinstance(inner, UnbuiltModule):
             raise inner.refusal
         subject = "weights"

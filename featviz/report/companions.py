@@ -168,6 +168,7 @@ def check_model(
     model = run.record.get("model") or {}
     digests = ("parameters", "sha256")
     compared = [name for name in digests if model.get(name) and record.get(name)][:1]
+    # Without weights of a file the name and the seed decide what the numbers are.
     if not any(model.get(name) or record.get(name) for name in digests):
         names = ("name", "weights", "seed")
         compared = [name for name in names if name in model and name in record]

@@ -146,6 +146,7 @@ def comparison_page(
         ),
         layers=views,
         settings=_changed_settings(base, new),
+        # changed ones first: they are what a reader looks for
         predictions=sorted(result.predictions, key=lambda change: not change.changed),
         chart=depth_chart(result.layers),
         inputs=inputs,

@@ -312,6 +312,7 @@ def _encoded(
     """
     # All images at once: only in common axes can places of two images be compared, and a
     # channel stands out against the mean of all.
+    # axes that all images share make places of two images comparable
     vectors = np.concatenate([figure.places.vectors for figure in read])
     units = unit_vectors(vectors)
     shortened = _shortened(layer, units, most_axes)

@@ -146,6 +146,7 @@ def _check_output(source: Path | Url, options: ReportOptions) -> Path:
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
+    # Pages in a folder lead to the run's own pictures by relative paths.
     for origin in (source, options.compare):
         if isinstance(origin, Url) and not (options.out and one_file):
             raise UsageError(

@@ -120,6 +120,7 @@ def read_series(root: Path) -> SeriesPage:
         steps.append(SeriesStep(number, run, audit))
         for name, reason in {**run.failures, **run.left_out}.items():
             left_out[f"{path.name}/{name}"] = reason
+    # one damaged step, such as that of a killed training, leaves the others
     if not steps:
         reason = next(iter(left_out.values()), "none is there")
         raise StoreError(f"{quoted(str(root))} has no step that can be shown: {reason}")

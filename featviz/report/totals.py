@@ -168,6 +168,7 @@ def dead_summary(
     activations = 0
     judged = 0
     dead_of_layers = []
+    # where there are rectifiers they alone count: others are hardly ever exactly 0
     for page in rectifiers or pages:
         dead = 0
         for group in page.groups:

@@ -82,6 +82,7 @@ def dry_run(
     skipped = [{"layer": row.layer, "reason": row.reason} for row in recorder.skipped]
     for layer in recorder.never_ran:
         skipped.append({"layer": layer.name, "reason": "did not run"})
+    # the blank image stands for all: how large pictures are depends on shapes alone
     files = planner.files
     pixels = sum(file.width * file.height for file in files)
     size = sum(file.bytes for file in files) + planner.other_bytes

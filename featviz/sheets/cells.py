@@ -356,6 +356,7 @@ def _chosen_channels(
         if len(drawn) <= MOST_ROWS:
             return drawn
         text = f"top:{MOST_ROWS}"
+    # ranked over all images together: a row is the same channel for all of them
     strength = _channel_strength(captures)
     try:
         return choose_channels(text, drawn, strength.means, strength.deviations)
