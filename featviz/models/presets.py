@@ -438,14 +438,16 @@ _LARGEST = 4096
 _RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _AGAIN = "fetch the file again, or remove it and give --size, --crop, --mean and --std"
 
-_ALLOWED = (
-    "Aria|Beit|Bit|Blip|BridgeTower|CHMv2|CLIP|Chameleon|ChineseCLIP|ConditionalDetr|ConvNext|"
-    "DINOv3ViT|DPT|DeepseekVL|DeepseekVLHybrid|DeformableDetr|DeiT|DepthPro|Detr|Donut|"
-    "EfficientNet|Eomt|Flava|GLPN|Gemma3|GotOcr2|GroundingDino|Janus|Levit|Llama4|Llava|"
-    "Mask2Former|MaskFormer|MobileNetV1|MobileNetV2|MobileViT|Nougat|OwlViT|Owlv2|Perceiver|"
-    "Pixtral|PoolFormer|PromptDepthAnything|Pvt|RTDetr|RfDetr|Sam|Sam2|Sam3|Sapiens2|SegGpt|"
-    "Segformer|Siglip|SuperPoint|Swin2SR|TextNet|Tvp|ViT|VideoMAE|Vilt|Vivit|Yolos|ZoeDepth"
-)
+_PROCESSORS = """
+    Aria Beit Bit Blip BridgeTower CHMv2 CLIP Chameleon ChineseCLIP ConditionalDetr
+    ConvNext DINOv3ViT DPT DeepseekVL DeepseekVLHybrid DeformableDetr DeiT DepthPro
+    Detr Donut EfficientNet Eomt Flava GLPN Gemma3 GotOcr2 GroundingDino Janus Levit
+    Llama4 Llava Mask2Former MaskFormer MobileNetV1 MobileNetV2 MobileViT Nougat
+    OwlViT Owlv2 Perceiver Pixtral PoolFormer PromptDepthAnything Pvt RTDetr RfDetr
+    Sam Sam2 Sam3 Sapiens2 SegGpt Segformer Siglip SuperPoint Swin2SR TextNet Tvp
+    ViT VideoMAE Vilt Vivit Yolos ZoeDepth
+"""
+IMAGE_PROCESSORS = frozenset(_PROCESSORS.split())
 """Image processors that read nothing but the image."""
 
 
@@ -572,7 +574,7 @@ def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
         backends = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {})
         name = backends.get("torchvision")
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast)?$", "", str(name))
-    if name not in _ALLOWED.split("|"):
+    if name not in IMAGE_PROCESSORS:
         message = f"{name} names no image processor that featviz lets prepare an image"
         raise ValueError(message)
     content = {**settings, "image_processor_type": f"{name}ImageProcessor"}

@@ -33,18 +33,39 @@ def loaded(module: nn.Module, inputs: InputOptions = PLAIN) -> LoadedModel:
 
 
 def document(
-    module: nn.Module, images: object, tmp_path: Path, **asked: Any
+    module: nn.Module, images: Path, tmp_path: Path, **options: Any
 ) -> dict[str, Any]:
+    """The audit.json of a module on images."""
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
-    options = AuditOptions(inputs=PLAIN, out=out, **{"max_suspects": 0, **asked})
-    audit(loaded(module), [str(images)], options)
+    settings = AuditOptions(inputs=PLAIN, out=out, **{"max_suspects": 0, **options})
+    audit(loaded(module), [str(images)], settings)
+    return read_audit(out)
+
+
+def read_audit(out: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((out / "audit.json").read_text())
     return content
 
 
-def found(content: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
-    return {row["label"]: row["findings"] for row in content["layers"]}
+def column(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """What each layer has under this name in audit.json."""
+    return {row["label"]: row[name] for row in content["layers"]}
+
+
+def dead(content: dict[str, Any]) -> dict[str, list[int]]:
+    """The dead channels of each layer that was judged for them."""
+    return {
+        label: findings["dead"]
+        for label, findings in column(content, "findings").items()
+        if "dead" in findings
+    }
+
+
+def input_batch(module: nn.Module, images: Path) -> Tensor:
+    """What the model gets of a folder of images: [images, 3, 12, 10]."""
+    prepare = loaded(module).preprocess.tensor
+    return torch.cat([prepare(Image.open(path)) for path in sorted(images.iterdir())])
 
 
 def residual() -> Any:
@@ -56,9 +77,14 @@ def residual() -> Any:
         out += x
         return self.relu(out)
 
-    convs = {f"conv{n}": nn.Conv2d(4, 4, 3, padding=1) for n in (1, 2)}
-    norms = {f"bn{n}": nn.BatchNorm2d(4) for n in (1, 2)}
-    block = Net(way, **convs, **norms, relu=nn.ReLU(inplace=True))
+    block = Net(
+        way,
+        conv1=nn.Conv2d(4, 4, 3, padding=1),
+        bn1=nn.BatchNorm2d(4),
+        conv2=nn.Conv2d(4, 4, 3, padding=1),
+        bn2=nn.BatchNorm2d(4),
+        relu=nn.ReLU(inplace=True),
+    )
     return Net(
         lambda self, x: F.gelu(self.late(self.block(self.stem(x)))),
         stem=nn.Conv2d(3, 4, 1),
@@ -75,13 +101,14 @@ def filled(conv: nn.Conv2d, weights: Tensor, biases: list[float]) -> nn.Conv2d:
     return conv
 
 
-def wake(layer: nn.Module) -> None:
+def wake(*layers: nn.Module) -> None:
     """No channel of random weights dies by chance."""
-    with torch.no_grad():
-        layer.bias.fill_(5.0)
+    for layer in layers:
+        nn.init.constant_(layer.bias, 5.0)
 
 
-def kill(conv: nn.Module, channels: list[int]) -> None:
+def kill(layer: nn.Module, channels: list[int]) -> None:
+    """These channels are far below zero, whatever comes in."""
     with torch.no_grad():
-        conv.weight[channels] = 0
-        conv.bias[channels] = -3
+        layer.weight[channels] = 0
+        layer.bias[channels] = -3

@@ -36,23 +36,26 @@ class Planted(nn.Module):
         self.conv2 = nn.Conv2d(8, 8, 1, groups=8)
         self.head = nn.Linear(8, 4)
         self.way = way
-        if way in ("modules", "shared", "in place"):
+        if not way.startswith("functional"):
             self.act = nn.ReLU6(inplace=way == "in place")
         if way == "modules":
             self.act2 = nn.ReLU6()
+        self.plant()
+
+    @torch.no_grad()
+    def plant(self) -> None:
+        """Fill the weights so that each channel has its finding, or none."""
         torch.manual_seed(3)
         red, green, blue = torch.eye(3)
         nothing = torch.zeros(3)
         weights = [nothing, nothing, red, 2 * red, blue, red, green, blue]
-        biases = [-1.0, 0.5, 0.0, 0.0, 100.0, 0.0, 0.0, 0.1]
-        with torch.no_grad():
-            self.conv1.weight.copy_(torch.stack(weights)[:, :, None, None])
-            self.conv1.weight[5, 0] = torch.nan
-            self.conv1.bias.copy_(torch.tensor(biases))
-            self.conv2.weight.fill_(1)
-            self.conv2.weight[6] = -1
-            self.conv2.bias.zero_()
-            self.conv2.bias[0] = 1
+        self.conv1.weight.copy_(torch.stack(weights)[:, :, None, None])
+        self.conv1.weight[5, 0] = torch.nan
+        self.conv1.bias.copy_(torch.tensor([-1.0, 0.5, 0, 0, 100, 0, 0, 0.1]))
+        self.conv2.weight.fill_(1)
+        self.conv2.weight[6] = -1
+        self.conv2.bias.zero_()
+        self.conv2.bias[0] = 1
 
     def activated(self, x: Tensor) -> Tensor:
         if self.way.startswith("functional"):

@@ -9,42 +9,53 @@ import numpy as np
 import pytest
 import torch
 from networks import Net
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from featviz.audit import plan
 from featviz.audit.audit import audit
+from featviz.errors import ForwardError
 from featviz.options.commands import AuditOptions, Thresholds
 
 from . import planted
-from .audited import PLAIN, document, filled, found, loaded, residual, solid
-
-LABELS = {
-    "modules": ("act", "act2"),
-    "shared": ("act", "act.call1"),
-    "in place": ("act", "act.call1"),
-    "functional": ("fn:relu6", "fn:relu6.call1"),
-    "functional in place": ("fn:relu6", "fn:relu6.call1"),
-}
+from .audited import (
+    PLAIN,
+    column,
+    dead,
+    document,
+    filled,
+    input_batch,
+    loaded,
+    residual,
+    solid,
+)
 
 
 @pytest.mark.parametrize(
-    "way",
-    ["modules", *(pytest.param(way, marks=pytest.mark.slow) for way in [*LABELS][1:])],
+    ("way", "batch_size", "first", "second"),
+    [
+        ("modules", 4, "act", "act2"),
+        ("shared", 1, "act", "act.call1"),
+        ("in place", 4, "act", "act.call1"),
+        ("functional", 4, "fn:relu6", "fn:relu6.call1"),
+        ("functional in place", 4, "fn:relu6", "fn:relu6.call1"),
+    ],
 )
 def test_exactly_what_was_planted_is_found(
-    way: str, noise: Path, tmp_path: Path
+    way: str, batch_size: int, first: str, second: str, noise: Path, tmp_path: Path
 ) -> None:
     """Each finding at its channels, and at no others, however the activation is called."""
-    batch_size = 1 if way == "shared" else 4
-    asked = {"thresholds": Thresholds(redundant_at=0.98), "batch_size": batch_size}
-    content = document(planted.Planted(way), noise, tmp_path, **asked)
-    first, second = LABELS[way]
-    assert found(content) == {first: planted.FIRST, second: planted.SECOND}
-    assert content["layers"][0]["groups"] == [[2, 3]]
+    content = document(
+        planted.Planted(way),
+        noise,
+        tmp_path,
+        thresholds=Thresholds(redundant_at=0.98),
+        batch_size=batch_size,
+    )
+    assert column(content, "findings") == {first: planted.FIRST, second: planted.SECOND}
+    assert column(content, "groups") == {first: [[2, 3]], second: [[2, 3]]}
+    assert column(content, "values") == dict.fromkeys([first, second], 6 * 120)
     assert content["images"]["seen"] == 6
-    assert [row["values"] for row in content["layers"]] == [6 * 120] * 2
 
 
 def test_convolutions_are_judged_at_the_activation_that_follows(
@@ -52,53 +63,50 @@ def test_convolutions_are_judged_at_the_activation_that_follows(
 ) -> None:
     """A selected Conv2d or BatchNorm2d has the dead channels of the activation behind
     it."""
-    way = "functional in place"
-    content = document(
-        planted.Planted(way), noise, tmp_path, layers="Conv2d,BatchNorm2d"
-    )
-    first, second = LABELS[way]
-    rows = {
-        row["label"]: (row["dead_at"], row["findings"]["dead"])
-        for row in content["layers"]
+    model = planted.Planted("functional in place")
+    content = document(model, noise, tmp_path, layers="Conv2d,BatchNorm2d")
+    assert column(content, "dead_at") == {
+        "conv1": "fn:relu6",
+        "bn": "fn:relu6",
+        "conv2": "fn:relu6.call1",
     }
-    assert rows == {"conv1": (first, [0]), "bn": (first, [0]), "conv2": (second, [6])}
-    # 6 and all is said: it is dead
-    assert found(content)["conv2"]["constant"] == [0, 1, 4]
+    assert dead(content) == {"conv1": [0], "bn": [0], "conv2": [6]}
+    # 6 is dead, and said to be nothing else
+    assert column(content, "findings")["conv2"]["constant"] == [0, 1, 4]
 
 
 def test_dead_on_one_image_and_alive_on_another_is_not_dead(tmp_path: Path) -> None:
     """A channel that only bright images excite is dead for dark ones alone."""
-    conv = filled(
-        nn.Conv2d(3, 2, 1), torch.tensor([[1.0, 0, 0], [1, 0, 0]]), [-0.5, -2.0]
-    )
-    model = nn.Sequential(conv, nn.ReLU())
+    reds = torch.tensor([[1.0, 0, 0], [1, 0, 0]])
+    model = nn.Sequential(filled(nn.Conv2d(3, 2, 1), reds, [-0.5, -2.0]), nn.ReLU())
     both = tmp_path / "both"
     both.mkdir()
     dark = solid(both / "a.png", (10, 0, 0))
     solid(both / "b.png", (250, 0, 0))
-    assert found(document(model, dark, tmp_path))["1"]["dead"] == [0, 1]
-    assert found(document(model, both, tmp_path))["1"]["dead"] == [1]
+    assert dead(document(model, dark, tmp_path)) == {"1": [0, 1]}
+    assert dead(document(model, both, tmp_path)) == {"1": [1]}
 
 
 def test_where_no_activation_follows_dead_is_refused(
     noise: Path, tmp_path: Path
 ) -> None:
-    """Before an addition, before GELU and before nothing: no verdict, with the reason."""
+    """Before an addition and before GELU: no verdict, with the reason."""
     content = document(residual(), noise, tmp_path, layers="Conv2d")
-    rows = {row["label"]: row for row in content["layers"]}
-    reasons = {label: row["not_judged"].get("dead") for label, row in rows.items()}
-    assert reasons == {
-        "stem": "block.conv1 comes before any activation",
-        "block.conv1": None,
-        "block.conv2": "block/fn:add comes before any activation",
-        "late": "fn:gelu gives no exact zeros",
+    assert column(content, "not_judged") == {
+        "stem": {"dead": "block.conv1 comes before any activation"},
+        "block.conv1": {},
+        "block.conv2": {"dead": "block/fn:add comes before any activation"},
+        "late": {"dead": "fn:gelu gives no exact zeros"},
     }
-    assert rows["block.conv1"]["dead_at"] == "block.relu"
-    assert "dead" not in rows["late"]["findings"]
-    head = document(planted.Planted(), noise, tmp_path, layers="head")["layers"][0]
-    assert (
-        head["not_judged"]["dead"] == "the model's output comes before any activation"
-    )
+    assert column(content, "dead_at")["block.conv1"] == "block.relu"
+    assert list(dead(content)) == ["block.conv1"]
+
+
+def test_at_the_end_of_the_model_dead_is_refused(noise: Path, tmp_path: Path) -> None:
+    """Behind the last layer comes nothing: no verdict, with the reason."""
+    content = document(planted.Planted(), noise, tmp_path, layers="head")
+    reason = "the model's output comes before any activation"
+    assert column(content, "not_judged")["head"]["dead"] == reason
 
 
 def test_apoz_and_statistics_are_those_of_all_images(
@@ -107,27 +115,20 @@ def test_apoz_and_statistics_are_those_of_all_images(
     """channels.npz and APoZ against numpy over the outputs of all images at once."""
     model = planted.Planted("shared").eval()
     content = document(model, noise, tmp_path)
-    images = [
-        loaded(model).preprocess.tensor(Image.open(path))
-        for path in sorted(noise.iterdir())
-    ]
     with torch.no_grad():
-        output = F.relu6(model.bn(model.conv1(torch.cat(images))))
+        output = F.relu6(model.bn(model.conv1(input_batch(model, noise))))
     values = output.double().movedim(1, 0).flatten(1).numpy()
-    assert content["layers"][0]["apoz"] == pytest.approx(
-        (values == 0).mean(1).mean(), abs=1e-9
-    )
+    apoz = (values == 0).mean(1).mean()
+    assert column(content, "apoz")["act"] == pytest.approx(apoz, abs=1e-9)
+
+    finite = [0, 1, 2, 3, 4, 6, 7]
+    values = values[finite]
     with np.load(tmp_path / "audit" / "channels.npz") as arrays:
-        table = arrays["act"]
-    good = [0, 1, 2, 3, 4, 6, 7]
-    np.testing.assert_allclose(table[good, 1], values.min(1)[good], rtol=1e-6)
-    np.testing.assert_allclose(
-        table[good, 3], values.mean(1)[good], rtol=1e-5, atol=1e-7
-    )
-    np.testing.assert_allclose(
-        table[good, 4], values.var(1)[good], rtol=1e-5, atol=1e-9
-    )
-    np.testing.assert_allclose(table[good, 7], (values >= 5.994).mean(1)[good])
+        table = arrays["act"][finite]
+    np.testing.assert_allclose(table[:, 1], values.min(1), rtol=1e-6)
+    np.testing.assert_allclose(table[:, 3], values.mean(1), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(table[:, 4], values.var(1), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(table[:, 7], (values >= 5.994).mean(1))
 
 
 @pytest.mark.parametrize(
@@ -136,56 +137,70 @@ def test_apoz_and_statistics_are_those_of_all_images(
         (nn.Tanh(), -30.0, "saturated"),
         (nn.Hardtanh(0.0, 3.0), -9.0, "dead"),
         (nn.SiLU(), -200.0, "constant"),
-        (nn.LeakyReLU(), -9.0, None),
+        (nn.LeakyReLU(), -9.0, "none"),
     ],
 )
 def test_each_activation_is_asked_its_own_question(
-    activation: nn.Module, bias: float, finding: str | None, noise: Path, tmp_path: Path
+    activation: nn.Module, bias: float, finding: str, noise: Path, tmp_path: Path
 ) -> None:
     """Sigmoid saturates, SiLU goes constant, ReLU dies; one that varies has no finding."""
     conv = filled(nn.Conv2d(3, 1, 1), torch.tensor([[0.5] * 3]), [bias])
-    own = found(document(nn.Sequential(conv, activation), noise, tmp_path))["1"]
-    assert {name for name, channels in own.items() if channels} == ({finding} - {None})
+    content = document(nn.Sequential(conv, activation), noise, tmp_path)
+    for name, channels in column(content, "findings")["1"].items():
+        assert channels == ([0] if name == finding else [])
+
+
+class Picky(nn.Module):
+    """Refuses a white image, behind an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(x)
+        if bool((x.amin((1, 2, 3)) == 1).any()):
+            raise ValueError("all white")
+        return x
 
 
 def test_an_image_that_fails_leaves_nothing_behind(noise: Path, tmp_path: Path) -> None:
     """A model that refuses one image of a batch: the others count, and what the guilty
     one gave before it failed does not."""
-
-    class Picky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.relu = nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.relu(x)
-            if bool((x.amin((1, 2, 3)) == 1).any()):
-                raise ValueError("all white")
-            return x
-
     clean = document(Picky(), noise, tmp_path)
     solid(noise / "3b.png", (255, 255, 255))
     content = document(Picky(), noise, tmp_path, batch_size=4)
-    assert [f["image"] for f in content["images"]["failures"]] == ["3b.png"]
-    assert "all white" in content["images"]["failures"][0]["error"]
+    (failure,) = content["images"]["failures"]
+    assert failure["image"] == "3b.png"
+    assert "all white" in failure["error"]
     assert content["images"]["seen"] == 6
-    assert content["layers"][0]["values"] == clean["layers"][0]["values"] == 6 * 120
-    assert content["layers"][0]["apoz"] == clean["layers"][0]["apoz"]
+    assert column(content, "values") == {"relu": 6 * 120}
+    assert column(content, "apoz") == column(clean, "apoz")
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks)
+        for module in model.modules()
+    )
 
 
 def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
-    """No hook stays, and training flags return, also when the model raised."""
+    """No hook stays, and training flags return."""
     model = loaded(planted.Planted("shared"))
     model.module.train()
     audit(model, [str(noise)], AuditOptions(inputs=PLAIN, out=tmp_path / "a"))
-    for module in model.module.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-        assert module.training
+    assert hooks_of(model.module) == 0
+    assert all(module.training for module in model.module.modules())
+
+
+def test_a_model_that_raises_is_given_back_as_it_was() -> None:
+    """No hook stays of a pass that did not end."""
+    model = loaded(planted.Planted("shared"))
     model.module.head = nn.Linear(3, 1)
-    with pytest.raises(Exception, match="head"):
+    with pytest.raises(ForwardError, match="head"):
         plan.choose(model, None, [torch.zeros(1, 3, 4, 4)])
-    assert not any(module._forward_hooks for module in model.module.modules())
+    assert hooks_of(model.module) == 0
 
 
 def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
@@ -199,10 +214,8 @@ def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
 
     detector = Net(way, conv=nn.Conv2d(3, 11, 3), act=nn.ReLU(), scores=nn.Sigmoid())
     content = document(detector, solid(tmp_path / "red.png", (255, 0, 0)), tmp_path)
-    assert [(row["layer"], row["channels"]) for row in content["layers"]] == [
-        ("act", 11)
-    ]
     (skipped,) = content["skipped"]
+    assert column(content, "channels") == {"act": 11}
     assert skipped["layer"] == "scores"
     assert skipped["reason"] == "shape [1, 11, 97] has no axis known to count channels"
 
@@ -219,12 +232,9 @@ def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(
         self.last(wide.permute(0, 2, 3, 1) * 1.0)
         return self.tokens(wide.flatten(2).transpose(1, 2) * 1.0)
 
-    names = ("maps", "last", "tokens")
-    mixed = Net(way, **{name: nn.Sigmoid() for name in names})
+    mixed = Net(way, maps=nn.Sigmoid(), last=nn.Sigmoid(), tokens=nn.Sigmoid())
     content = document(mixed, solid(tmp_path / "red.png", (255, 0, 0)), tmp_path)
-    assert {
-        row["layer"]: row["channels"] for row in content["layers"]
-    } == dict.fromkeys(names, 6)
+    assert column(content, "channels") == {"maps": 6, "last": 6, "tokens": 6}
 
 
 def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> None:
@@ -234,6 +244,6 @@ def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> N
         lambda self, x: self.relu(x if x[0, 0, 0, 0] > 0.5 else x[:, :2]),
         relu=nn.ReLU(),
     )
-    skipped = document(fickle, noise, tmp_path)["skipped"]
-    assert [entry["layer"] for entry in skipped] == ["relu"]
-    assert "channels, then" in skipped[0]["reason"]
+    (skipped,) = document(fickle, noise, tmp_path)["skipped"]
+    assert skipped["layer"] == "relu"
+    assert "channels, then" in skipped["reason"]

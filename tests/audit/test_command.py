@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,66 +18,78 @@ from torch import nn
 from featviz.audit.chart import ZeroShares, apoz_chart
 from featviz.audit.gates import FINDINGS, parse_gate
 
-from .audited import COLOURS, PLANTED, filled, solid
+from .audited import COLOURS, PLANTED, document, filled, read_audit, solid
+from .planted import Planted
 
 
 def planted_call(way: str) -> list[str]:
     return [f"{PLANTED}:make", "--model-arg", f"way={way}", *COLOURS]
 
 
-def test_command_prints_a_table_and_writes_the_files(
-    featviz: Run, noise: Path, tmp_path: Path
-) -> None:
-    """A row for each layer and the total on stdout; findings, statistics and pictures
-    in --out."""
-    out = tmp_path / "out"
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def test_command_prints_a_table(featviz: Run, noise: Path, out: Path) -> None:
+    """A row for each layer and the total on stdout; on stderr, how many images it holds
+    for."""
     done = featviz("audit", *planted_call("shared"), noise, "--out", out)
     assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    columns = "layer type channels APoZ dead constant saturated nonfinite"
-    assert lines[0].split() == columns.split()
-    assert lines[1].split()[:3] == ["act", "ReLU6", "8"]
-    assert lines[1].split()[4:] == list("1111")
-    assert lines[3].split()[0] == "total"
-    assert lines[3].split()[3:] == list("2322")
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert lines[0] == "layer type channels APoZ dead constant saturated nonfinite"
+    assert re.fullmatch(r"act ReLU6 8 \S+ 1 1 1 1", lines[1])
+    assert re.fullmatch(r"total 16 \S+ 2 3 2 2", lines[3])
     assert "6 images seen; another set of images may give other findings" in done.err
-    content = json.loads((out / "audit.json").read_text())
+
+
+def test_command_writes_the_files(featviz: Run, noise: Path, out: Path) -> None:
+    """Findings, statistics and pictures in --out, without a path of this machine."""
+    featviz("audit", *planted_call("shared"), noise, "--out", out)
+    content = read_audit(out)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["apoz.png", "audit.json", "channels.npz", "suspects"]
     assert content["schema_version"] == 1
     assert content["model"]["name"] == "planted.py:make"
-    assert sorted(path.name for path in out.iterdir()) == [
-        "apoz.png",
-        "audit.json",
-        "channels.npz",
-        "suspects",
-    ]
-    assert str(tmp_path) not in (out / "audit.json").read_text()
+    assert str(out.parent) not in (out / "audit.json").read_text()
 
 
-def test_suspects_are_drawn_with_the_images_that_excite_them_most(
-    featviz: Run, tmp_path: Path
-) -> None:
-    """The row of a saturated channel shows the four darkest of six images, best first."""
+REDS = (40, 80, 120, 160, 200, 250)
+
+
+class Suspects(NamedTuple):
+    """What an audit drew of one layer."""
+
+    record: dict[str, Any]
+    """Of audit.json."""
+    pixels: np.ndarray
+    """uint8 [H, W, 3]."""
+
+    def red(self, value: int) -> np.ndarray:
+        """Where the picture has this red: (y, x) of each pixel, [pixels, 2]."""
+        return np.argwhere((self.pixels == (value, 0, 0)).all(-1))
+
+
+@pytest.fixture
+def suspects(featviz: Run, tmp_path: Path, out: Path) -> Suspects:
+    """Of a sigmoid whose channel 1 is saturated, for images of six reds."""
     folder = tmp_path / "reds"
     folder.mkdir()
-    for value in (40, 250, 120, 200, 80, 160):
+    for value in REDS:
         solid(folder / f"{value:03d}.png", (value, 0, 0))
-    weights = torch.tensor([[-1.0, 0, 0], [-1, 0, 0]])  # 0 is sound
+    weights = torch.tensor([[-1.0, 0, 0], [-1, 0, 0]])
     conv = filled(nn.Conv2d(3, 2, 1), weights, [0.0, 9.0])
-    torch.save(nn.Sequential(conv, nn.Sigmoid()), tmp_path / "m.pth")
-    out = tmp_path / "out"
-    done = featviz(
-        "audit",
-        tmp_path / "m.pth",
-        folder,
-        "--out",
-        out,
-        *COLOURS,
-        "--saturated-at",
-        0.5,
-    )
-    assert done.code == 0, done.err
-    (drawn,) = json.loads((out / "audit.json").read_text())["drawn"]
-    assert drawn == {
+    model = tmp_path / "m.pth"
+    torch.save(nn.Sequential(conv, nn.Sigmoid()), model)
+    options = ["--out", out, *COLOURS, "--saturated-at", 0.5]
+    assert featviz("audit", model, folder, *options).code == 0
+    (record,) = read_audit(out)["drawn"]
+    return Suspects(record, np.asarray(Image.open(out / record["file"])))
+
+
+def test_suspects_are_recorded(suspects: Suspects) -> None:
+    """audit.json says which channels a picture shows, and where the rows begin."""
+    assert suspects.record == {
         "layer": "1",
         "shown": "1",
         "channels": [1],
@@ -83,77 +97,102 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
         "file": "suspects/1.png",
         "rows": [44, 113],
     }
-    pixels = np.asarray(Image.open(out / drawn["file"]))
-    reds = [v for v in (40, 80, 120, 160) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]
-    assert reds == [40, 80, 120, 160]
-    assert not (pixels == (200, 0, 0)).all(-1).any()
-    columns = [
-        int(np.argwhere((pixels == (v, 0, 0)).all(-1))[:, 1].min()) for v in reds
-    ]
-    assert columns == sorted(columns)
-    # the colour key of matplotlib's viridis
-    label = pixels[44:, : columns[0]].reshape(-1, 3)
-    ends = colormaps["viridis"]([0.0, 0.5, 1.0], bytes=True)[:, :3].astype(int)
-    assert all(np.abs(label - end).max(1).min() <= 4 for end in ends)
+
+
+def test_suspects_are_drawn_with_the_images_that_excite_them_most(
+    suspects: Suspects,
+) -> None:
+    """The row of a saturated channel shows the four darkest of six images, best first."""
+    shown = [value for value in REDS if len(suspects.red(value)) > 2000]
+    first_columns = [suspects.red(value)[:, 1].min() for value in shown]
+    assert shown == [40, 80, 120, 160]
+    assert first_columns == sorted(first_columns)
+    assert not len(suspects.red(200))
+
+
+def test_suspects_have_the_colour_key_of_matplotlibs_viridis(
+    suspects: Suspects,
+) -> None:
+    """Its ends and its middle stand left of the images."""
+    images = suspects.red(40)[:, 1].min()
+    label = suspects.pixels[44:, :images].reshape(-1, 3)
+    for end in colormaps["viridis"]([0.0, 0.5, 1.0], bytes=True)[:, :3].astype(int):
+        assert np.abs(label - end).max(1).min() <= 4
 
 
 def test_a_broken_image_is_named_and_the_others_count(
-    featviz: Run, noise: Path, tmp_path: Path
+    featviz: Run, noise: Path, out: Path
 ) -> None:
-    """Exit code 3; with all broken 1, and nothing is written."""
+    """Exit code 3."""
     (noise / "bad.png").write_bytes(b"no image")
-    out = tmp_path / "out"
     done = featviz("audit", *planted_call("shared"), noise, "--out", out)
     assert done.code == 3
     assert "error: bad.png is no image" in done.err
     assert "6 images seen" in done.err
-    done = featviz(
-        "audit", *planted_call("shared"), noise / "bad.png", "--out", tmp_path / "none"
-    )
+
+
+def test_without_a_whole_image_nothing_is_written(
+    featviz: Run, tmp_path: Path, out: Path
+) -> None:
+    """Exit code 1."""
+    broken = tmp_path / "bad.png"
+    broken.write_bytes(b"no image")
+    done = featviz("audit", *planted_call("shared"), broken, "--out", out)
     assert done.code == 1
     assert "no image of 1 went through" in done.err
-    assert not (tmp_path / "none").exists()
+    assert not out.exists()
 
 
-def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None:
+def test_pruned_channels_are_written_and_proved(
+    featviz: Run, noise: Path, tmp_path: Path, out: Path
+) -> None:
     """prune.json is {layer: [channels]}, and leaving them out changes nothing; with
     --json, stdout has audit.json but for its files."""
     prune = tmp_path / "prune.json"
-    out = tmp_path / "out"
-    call = ["audit", *planted_call("in place"), noise, "--out", out]
-    done = featviz(
-        *call, "--prune-out", prune, "--prove", "--json", "--max-suspects", 2
-    )
+    call = ["audit", *planted_call("in place"), noise, "--out", out, "--json"]
+    done = featviz(*call, "--prune-out", prune, "--prove", "--max-suspects", 1)
     assert done.code == 0
-    written = json.loads((out / "audit.json").read_text())
-    drawn = written.pop("drawn")
-    _ = written.pop("files")
-    assert json.loads(done.out) == written
+    written = read_audit(out)
+    printed = json.loads(done.out)
+    assert {**printed, "drawn": written["drawn"], "files": written["files"]} == written
+    assert {"drawn", "files"}.isdisjoint(printed)
+    assert json.loads(prune.read_text()) == {"conv1": [0], "conv2": [6]}
+    assert "without the 2 channels that can be cut out the output changes" in done.err
+    assert "by 0 at most" in done.err
+
+
+def test_no_more_suspects_are_drawn_than_allowed(noise: Path, tmp_path: Path) -> None:
+    """Two channels of all layers; how many there are is recorded."""
+    drawn = document(Planted("in place"), noise, tmp_path, max_suspects=2)["drawn"]
     assert sum(len(row["channels"]) for row in drawn) == 2
     assert {row["suspects"] for row in drawn} == {4}
-    assert json.loads(prune.read_text()) == {"conv1": [0], "conv2": [6]}
-    assert (
-        "without the 2 channels that can be cut out the output changes by 0 at most"
-        in done.err
-    )
 
 
-def test_every_finding_is_documented_and_has_a_gate(featviz: Run) -> None:
+@pytest.mark.parametrize("name", FINDINGS)
+def test_every_finding_is_documented_and_has_a_gate(name: str, featviz: Run) -> None:
     """A finding is one record: the help names it, docs/audit.md says what it means, and
     a gate can be on it."""
-    help_text = featviz("audit", "--help").out
     docs = (ROOT / "docs/audit.md").read_text("utf-8")
-    for name, finding in FINDINGS.items():
-        assert name in help_text
-        assert f"| `{name}` | " in docs
-        assert parse_gate(f"{name}>0").finding == name
-        assert set(finding.yields_to) < set(FINDINGS) - {name}
-    assert sorted(finding.severity for finding in FINDINGS.values()) == list(
-        range(len(FINDINGS))
-    )
+    assert name in featviz("audit", "--help").out
+    assert f"| `{name}` | " in docs
+    assert parse_gate(f"{name}>0").finding == name
+    assert set(FINDINGS[name].yields_to) < set(FINDINGS) - {name}
 
 
-def test_bars_are_as_long_as_the_shares() -> None:
+def test_findings_have_an_order() -> None:
+    """No two are equally severe."""
+    severities = sorted(finding.severity for finding in FINDINGS.values())
+    assert severities == list(range(len(FINDINGS)))
+
+
+@pytest.mark.parametrize(
+    ("color", "lengths"),
+    [((192, 57, 43), [0.1, 0, 0.3]), ((107, 140, 174), [0.4, 0, 0.6])],
+    ids=["dead", "zero"],
+)
+def test_bars_are_as_long_as_the_shares(
+    color: tuple[int, int, int], lengths: list[float]
+) -> None:
     """Of five inches the share of zeros is blue, but for the share of dead channels, in
     red."""
     shares = [
@@ -162,11 +201,6 @@ def test_bars_are_as_long_as_the_shares() -> None:
         ZeroShares("c", 0.9, 0.3),
     ]
     pixels = apoz_chart(shares, "title")
-    for color, lengths in (
-        ((192, 57, 43), (0.1, 0, 0.3)),
-        ((107, 140, 174), (0.4, 0, 0.6)),
-    ):
-        # how many pixels of each row have the colour
-        found = (pixels == color).all(2).sum(1)
-        bars = [found[35 + 12 + 24 * row] for row in range(3)]
-        assert bars == pytest.approx([500 * length for length in lengths], abs=3)
+    colored_in_row = (pixels == color).all(2).sum(1)
+    bars = colored_in_row[[47, 71, 95]]
+    assert bars / 500 == pytest.approx(lengths, abs=0.006)

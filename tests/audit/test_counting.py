@@ -4,7 +4,6 @@ float64."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +20,9 @@ from featviz.errors import LayoutError
 from featviz.options.commands import Thresholds
 from featviz.records import RECTIFIERS
 
-KINDS = {
+UNBOUNDED = Activation()
+
+DISTRIBUTIONS = {
     "normal": lambda g, n: g.normal(0, 1, n),
     "relu": lambda g, n: np.maximum(g.normal(0, 1, n), 0),
     "far from zero": lambda g, n: g.normal(2.9, 1, n),
@@ -30,33 +31,40 @@ KINDS = {
     "zero": lambda g, n: np.zeros(n),
     "wide": lambda g, n: g.normal(0, 1, n) * 10 ** g.uniform(-3, 3, n),
 }
+"""Values [n] of a channel, by a generator g."""
 
 
-def outputs(images: int = 12) -> Tensor:
-    """[images, 7, 9, 11] float32, a channel of each kind."""
-    generator = np.random.default_rng(5)
-    parts = [make(generator, (images, 1, 9, 11)) for make in KINDS.values()]
-    return torch.from_numpy(np.concatenate(parts, 1).astype(np.float32))
+def tallied(
+    maps: np.ndarray,
+    batch: int,
+    activation: Activation = UNBOUNDED,
+    correlates: bool = False,
+) -> Tally:
+    """The outputs [images, channels, positions], counted batch by batch."""
+    saturates = bool(activation.bounds)
+    tally = Tally.empty(maps.shape[1], saturates, correlates)
+    for rows in torch.from_numpy(maps).split(batch):
+        measurement = counting.measure(rows, activation, correlates)
+        tally.add(measurement, np.arange(len(rows)))
+    return tally
 
 
-def split(tensor: Tensor, cuts: set[int]) -> list[Tensor]:
-    edges = [0, *sorted(cuts), len(tensor)]
-    return [tensor[a:b] for a, b in pairwise(edges) if b > a]
+def by_channel(maps: np.ndarray) -> np.ndarray:
+    """float64 [channels, values] of all images."""
+    return maps.astype(np.float64).swapaxes(0, 1).reshape(maps.shape[1], -1)
 
 
-@pytest.mark.parametrize("cuts", [set(), {3, 4, 9}])
-def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
+@pytest.mark.parametrize("batch", [5, 12])
+def test_streamed_correlation_equals_numpys(batch: int) -> None:
     """Pearson's r of every pair as np.corrcoef has it, for means far apart, too."""
-    tensor = outputs()
-    tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
-    whole = Tally.empty(7, correlates=True)
-    for rows in (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts)):
-        whole.add(
-            counting.measure(rows, Activation(), correlates=True), np.arange(len(rows))
-        )
+    generator = np.random.default_rng(5)
+    channels = [draw(generator, (12, 99)) for draw in DISTRIBUTIONS.values()]
+    maps = np.stack(channels, 1).astype(np.float32)
+    maps[:, 4] = maps[:, 0] * -3 + 7  # a channel that repeats another
+    correlation = tallied(maps, batch, correlates=True).correlation()
     with np.errstate(invalid="ignore"):
-        expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
-    np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
+        expected = np.corrcoef(by_channel(maps))
+    np.testing.assert_allclose(correlation, np.nan_to_num(expected), atol=1e-5)
 
 
 def test_rows_of_every_layout() -> None:
@@ -83,7 +91,7 @@ def test_channels_that_lie_last_have_the_same_statistics(
     got = counting.measure(counting.to_rows(last, -1, images), clip)
     expected = counting.measure(counting.to_rows(first, 1, images), clip)
     np.testing.assert_array_equal(got.statistics, expected.statistics)
-    np.testing.assert_array_equal(got.at_bound, expected.at_bound)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(got.at_bound, expected.at_bound)
 
 
 @pytest.mark.parametrize(
@@ -96,32 +104,34 @@ def test_what_has_no_rows_is_refused(tensor: Tensor, images: int) -> None:
         counting.to_rows(tensor, 1, images)
 
 
-def test_values_at_a_bound() -> None:
+@pytest.mark.parametrize(
+    ("activation", "at_bound"),
+    [
+        (Activation(bounds=(1.0,)), [[1]]),
+        (Activation(bounds=(0.0, 1.0)), [[2]]),
+        (Activation(bounds=(0.0, 1.0), margin=0.0011), [[4]]),
+        (Activation(), None),
+    ],
+    ids=["ceiling", "both", "margin", "none"],
+)
+def test_values_at_a_bound(
+    activation: Activation, at_bound: list[list[int]] | None
+) -> None:
     """One bound is a ceiling; of two, both count; the margin is inclusive."""
     rows = torch.tensor([[[0.0, 0.001, 0.5, 0.999, 1.0]]])
-    for bounds, margin, count in (
-        ((1.0,), 0.0, 1),
-        ((0.0, 1.0), 0.0, 2),
-        ((0.0, 1.0), 0.0011, 4),
-    ):
-        activation = Activation(bounds=bounds, margin=margin)
-        at_bound = counting.measure(rows, activation).at_bound
-        assert at_bound is not None
-        assert at_bound.tolist() == [[count]]
-    assert counting.measure(rows, Activation()).at_bound is None
+    assert np.array_equal(counting.measure(rows, activation).at_bound, at_bound)
 
 
 def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:
     """Of 100 finite values in each channel, unless `more` says otherwise."""
-    count = [100.0] * len(low)
-    given = {
-        "count": count,
+    lists = {
+        "count": [100.0] * len(low),
         "nonfinite": [0.0] * len(low),
         "low": low,
         "high": high,
         **more,
     }
-    return Evidence(**{name: np.array(values, float) for name, values in given.items()})
+    return Evidence(**{name: np.array(values, float) for name, values in lists.items()})
 
 
 def test_a_channel_with_nan_is_judged_for_nothing_else() -> None:
@@ -135,15 +145,24 @@ def test_a_channel_with_nan_is_judged_for_nothing_else() -> None:
     }
 
 
-def test_thresholds_of_dead_and_constant() -> None:
-    """eps is inclusive; without it constant allows for rounding, and one value is no
-    verdict."""
+@pytest.mark.parametrize(
+    ("thresholds", "dead"), [(Thresholds(eps=0.1), [0]), (Thresholds(), [])]
+)
+def test_eps_is_inclusive(thresholds: Thresholds, dead: list[int]) -> None:
+    """A channel is dead whose largest value is eps."""
     seen = evidence([0, 0, 5], [0.1, 0.2, 5.000001], ceiling=[0.1, 0.2, 5])
-    assert findings.judge(seen, Thresholds(eps=0.1))["dead"] == [0]
-    assert findings.judge(seen, Thresholds())["dead"] == []
-    assert findings.judge(seen, Thresholds())["constant"] == [2]
-    once = evidence([5], [5], count=[1])
-    assert findings.judge(once, Thresholds())["constant"] == []
+    assert findings.judge(seen, thresholds)["dead"] == dead
+
+
+@pytest.mark.parametrize(
+    ("high", "count", "constant"), [(5.000001, 100, [0]), (5.1, 100, []), (5, 1, [])]
+)
+def test_constant_allows_for_rounding(
+    high: float, count: float, constant: list[int]
+) -> None:
+    """Values that differ by less than rounding are one; a single value is no verdict."""
+    seen = evidence([5], [high], count=[count])
+    assert findings.judge(seen, Thresholds())["constant"] == constant
 
 
 def test_what_is_not_finite_behind_is_not_known_to_be_dead() -> None:
@@ -158,26 +177,48 @@ def test_what_is_not_finite_behind_is_not_known_to_be_dead() -> None:
     assert row["apoz"] == pytest.approx((1 + 0.8) / 2)
 
 
-def test_redundant_channels_come_in_connected_components() -> None:
+LIMITS = Thresholds(redundant_at=0.98)
+
+
+def correlated(values: float) -> Evidence:
     """0-1-2 is a chain whose ends do not correlate; 3 and 4 are a pair; 5 is alone."""
     links = np.eye(6)
-    for a, b in ((0, 1), (1, 2), (3, 4)):
-        links[a, b] = links[b, a] = 0.99
-    links[5, 0] = links[0, 5] = 0.98  # not above
-    limits = Thresholds(redundant_at=0.98)
-    seen = Evidence(*np.ones((4, 6)) * [[100], [0], [1], [0]], correlation=links)
-    assert findings.redundant_groups(seen, limits) == [[0, 1, 2], [3, 4]]
-    assert findings.judge(seen, limits)["redundant"] == [0, 1, 2, 3, 4]
-    few = Evidence(*np.ones((4, 6)) * [[9], [0], [1], [0]], correlation=links)
-    assert findings.judge(few, limits)["redundant"] == []
-    assert "redundant" not in findings.judge(seen, Thresholds())
+    links[[0, 1, 3], [1, 2, 4]] = 0.99
+    links[0, 5] = 0.98  # not above
+    ones = np.ones(6)
+    return Evidence(
+        count=ones * values,
+        low=ones * 0,
+        high=ones,
+        nonfinite=ones * 0,
+        correlation=np.maximum(links, links.T),
+    )
+
+
+def test_redundant_channels_come_in_connected_components() -> None:
+    """Each channel of a component repeats some other one."""
+    seen = correlated(values=100)
+    assert findings.redundant_groups(seen, LIMITS) == [[0, 1, 2], [3, 4]]
+    assert findings.judge(seen, LIMITS)["redundant"] == [0, 1, 2, 3, 4]
+
+
+def test_nine_values_say_nothing_of_redundancy() -> None:
+    """They correlate by chance."""
+    assert findings.judge(correlated(values=9), LIMITS)["redundant"] == []
+
+
+def test_redundancy_is_judged_only_on_request() -> None:
+    """It has no threshold by default."""
+    assert "redundant" not in findings.judge(correlated(values=100), Thresholds())
 
 
 def test_rectifiers_are_the_activations_that_can_be_dead() -> None:
     """The names by which a report knows an activation are those of the table of parts."""
-    parts = PARTS.items()
-    dead = [name for name, part in parts if part.activation and part.activation.zero]
-    assert {name if name[0].isupper() else f"fn:{name}" for name in dead} == RECTIFIERS
+    names = set()
+    for name, part in PARTS.items():
+        if part.activation and part.activation.zero:
+            names.add(name if name[0].isupper() else f"fn:{name}")
+    assert names == RECTIFIERS
 
 
 ROUNDING = 512 / 4 * 2**-24
@@ -198,38 +239,36 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("activation", [*KINDS, *ODD])
+EXACT = [0, 1, 2, 5, 6, 7]
+"""Columns of the statistics that no sum is behind."""
+
+
+def expected_statistics(values: np.ndarray) -> list[float]:
+    """Of a channel in float64: count, min, max, mean, deviation, the share of zeros,
+    the count of non-finite values, and the share of those from 0.25 on."""
+    finite = values[np.isfinite(values)]
+    numbers = [np.nan] * 4
+    if len(finite):
+        numbers = [finite.min(), finite.max(), finite.mean(), finite.std()]
+    zeros = (values == 0).mean()
+    high = (values >= 0.25).mean()
+    return [len(finite), *numbers, zeros, values.size - len(finite), high]
+
+
+@pytest.mark.parametrize("distribution", [*DISTRIBUTIONS, *ODD])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_added_maps_are_one_channel(activation: str, batch: int) -> None:
+def test_added_maps_are_one_channel(distribution: str, batch: int) -> None:
     """The table of a channel over 9 images is that of all its values at once, in
-    float64."""
-    make = {**KINDS, **ODD}[activation]
-    images = make(np.random.default_rng(49), (9, 4, 49)).astype(np.float32)
-    clip = Activation(bounds=(0.25,))
-    added = Tally.empty(4, saturates=True)
-    for start in range(0, 9, batch):
-        batch_images = torch.from_numpy(images[start : start + batch])
-        added.add(counting.measure(batch_images, clip), np.arange(len(batch_images)))
-    table = added.table()
-    for row, values in zip(
-        table, images.swapaxes(0, 1).astype(np.float64), strict=True
-    ):
-        finite = values[np.isfinite(values)]
-        assert row[0] == len(finite)
-        assert row[5:].tolist() == [
-            (values == 0).mean(),
-            values.size - len(finite),
-            (values >= 0.25).mean(),
-        ]
-        if not len(finite):
-            assert np.isnan(row[1:5]).all()
-            continue
-        assert row[1:3].tolist() == [finite.min(), finite.max()]
-        mean = finite.mean()
-        deviation = finite.std()
-        near = ROUNDING * (abs(mean) + deviation) + 1e-45  # means of maps are float32
-        assert abs(row[3] - mean) <= near
-        assert abs(np.sqrt(row[4]) - deviation) <= near
+    float64; means and deviations within the rounding of float32 sums."""
+    draw = {**DISTRIBUTIONS, **ODD}[distribution]
+    images = draw(np.random.default_rng(49), (9, 4, 49)).astype(np.float32)
+    table = tallied(images, batch, Activation(bounds=(0.25,))).table()
+    table[:, 4] **= 0.5
+    expected = np.array([expected_statistics(values) for values in by_channel(images)])
+    rounding = ROUNDING * (np.abs(expected[:, 3]) + expected[:, 4]) + 1e-45
+    assert np.array_equal(np.isnan(table), np.isnan(expected))
+    assert not (np.abs(table - expected)[:, 3:5] > rounding[:, None]).any()
+    np.testing.assert_array_equal(table[:, EXACT], expected[:, EXACT])
 
 
 @pytest.mark.parametrize("batch", [1, 7])
@@ -239,15 +278,11 @@ def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     numbers = np.zeros((20, 40, 6), np.float32)
     numbers[..., 1] = generator.integers(-2, 4, (20, 40))
     numbers[..., 5] = generator.random((20, 40)) < 0.05
-    top = Tally.empty(40)
+    tally = Tally.empty(40)
     order = generator.permutation(20)
-    for start in range(0, 20, batch):
-        images = order[start : start + batch]
-        measurement = Measurement(
-            numbers[images], positions=1, at_bound=None, moments=None
-        )
-        top.add(measurement, images)
+    for images in np.split(order, range(batch, 20, batch)):
+        tally.add(Measurement(numbers[images], 1, at_bound=None, moments=None), images)
     maxima = np.where(numbers[..., 5] > 0, np.inf, numbers[..., 1])
     best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T
-    np.testing.assert_array_equal(top.images, best)
-    np.testing.assert_array_equal(top.best, np.take_along_axis(maxima.T, best, 1))
+    np.testing.assert_array_equal(tally.images, best)
+    np.testing.assert_array_equal(tally.best, np.take_along_axis(maxima.T, best, 1))

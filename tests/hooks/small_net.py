@@ -13,11 +13,25 @@ from featviz.hooks.eval_mode import in_eval_mode
 
 AS_IS: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 
+Maps = dict[str, list[Tensor]]
+"""Tensors of each layer, in the order of its calls."""
 
-def grab(model: nn.Module, layers: str, *args: Tensor) -> dict[str, list[Tensor]]:
+
+def grab(model: nn.Module, layers: str, *args: Tensor) -> Maps:
     with in_eval_mode(model), fv.capture(model, layers) as maps:
         model(*args)
     return dict(maps)
+
+
+def call_counts(maps: Maps) -> dict[str, int]:
+    return {name: len(calls) for name, calls in maps.items()}
+
+
+def assert_equal(got: Maps, expected: Maps) -> None:
+    """The same layers, each with the same tensors, call by call."""
+    assert call_counts(got) == call_counts(expected)
+    for name, tensors in expected.items():
+        torch.testing.assert_close(got[name], tensors, rtol=0, atol=0, msg=name)
 
 
 class Unit(nn.Module):

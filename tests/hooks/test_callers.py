@@ -4,7 +4,6 @@ stands."""
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,9 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
+from featviz.records import CaptureSite
 
-from .small_net import Unit, grab
+from .small_net import Maps, Unit, assert_equal, call_counts, grab
 
 IMAGE = torch.randn(1, 3, 6, 8, generator=torch.Generator().manual_seed(0))
 
@@ -50,58 +50,54 @@ class Yolo(nn.Module):
         return self.m[1](self.m[1](x))
 
 
-def convolutions(model: Yolo) -> dict[str, list[Tensor]]:
+def convolutions(model: Yolo) -> Maps:
     """What each convolution gives, by hand."""
     with torch.no_grad():
         stem = model.stem.conv(IMAGE)
         first = model.m[0].conv(F.silu(stem))
         second = model.m[1].conv(F.silu(first))
-        return {
-            "stem": [stem],
-            "m.0": [first],
-            "m.1": [second, model.m[1].conv(F.silu(second))],
-        }
+        third = model.m[1].conv(F.silu(second))
+    return {"stem": [stem], "m.0": [first], "m.1": [second, third]}
 
 
-def names(model: nn.Module, text: str) -> list[str]:
-    return [layer.name for layer in select(list_layers(model), parse(text))]
+def names(model: nn.Module, selectors: str) -> list[str]:
+    return [layer.name for layer in select(list_layers(model), parse(selectors))]
 
 
-def test_each_place_has_its_own_calls() -> None:
-    """The activation's output under the name of each caller; two calls of one caller
-    stay two."""
+def test_each_caller_has_its_own_calls() -> None:
+    """The activation's output stands under the name of each caller; two calls of one
+    caller stay two."""
     model = Yolo().eval()
-    got = grab(model, "SiLU", IMAGE)
-    want = {
-        f"{name}.act": [F.silu(t) for t in ts]
-        for name, ts in convolutions(model).items()
-    }
-    assert {name: len(calls) for name, calls in got.items()} == {
-        "stem.act": 1,
-        "m.0.act": 1,
-        "m.1.act": 2,
-    }
-    for name, calls in want.items():
-        for call, value in zip(got[name], calls, strict=True):
-            assert torch.equal(call, value)
+    maps = grab(model, "SiLU", IMAGE)
+    convs = convolutions(model)
+    assert_equal(
+        maps,
+        {
+            "stem.act": [F.silu(convs["stem"][0])],
+            "m.0.act": [F.silu(convs["m.0"][0])],
+            "m.1.act": [F.silu(convs["m.1"][0]), F.silu(convs["m.1"][1])],
+        },
+    )
 
 
-def test_inputs_and_gradients_belong_to_the_place_too(tmp_path: Path) -> None:
-    """What goes into the activation in one place, and the gradient there."""
+def test_inputs_and_gradients_belong_to_the_caller_too() -> None:
+    """What goes into the activation at one caller, and the gradient there."""
     model = Yolo().eval()
-    sites: dict[tuple[str, str], Tensor] = {}
+    captures: dict[str, Tensor] = {}
     layers = select(list_layers(model), parse("m.0.act"))
 
-    def keep(site: object, tensor: Tensor) -> None:
-        sites[site.layer.name, site.stem] = tensor.clone()  # type: ignore[attr-defined]
+    def keep(site: CaptureSite, tensor: Tensor) -> None:
+        captures[f"{site.layer.name} {site.stem}"] = tensor.clone()
 
     with hooked(model, layers, keep, capture_kinds=("input", "grad")):
         model(IMAGE).sum().backward()
-    assert list(sites) == [("m.0.act", "input"), ("m.0.act", "grad")]
-    torch.testing.assert_close(sites["m.0.act", "input"], convolutions(model)["m.0"][0])
-    first = F.silu(convolutions(model)["m.0"][0]).requires_grad_()
-    (want,) = torch.autograd.grad(model.m[1](model.m[1](first)).sum(), first)
-    torch.testing.assert_close(sites["m.0.act", "grad"], want)
+
+    into = convolutions(model)["m.0"][0]
+    first = F.silu(into).requires_grad_()
+    (gradient,) = torch.autograd.grad(model.m[1](model.m[1](first)).sum(), first)
+    assert list(captures) == ["m.0.act input", "m.0.act grad"]
+    torch.testing.assert_close(captures["m.0.act input"], into)
+    torch.testing.assert_close(captures["m.0.act grad"], gradient)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +112,8 @@ def test_inputs_and_gradients_belong_to_the_place_too(tmp_path: Path) -> None:
         ("*.act,!stem.*", ["m.0.act", "m.1.act"]),
     ],
 )
-def test_selectors_match_the_name_of_the_place(text: str, taken: list[str]) -> None:
-    """Globs, regular expressions, indices and exclusions speak of places."""
+def test_selectors_match_the_name_at_each_caller(text: str, taken: list[str]) -> None:
+    """Globs, regular expressions, indices and exclusions speak of these names."""
     assert names(Yolo(), text) == taken
 
 
@@ -125,28 +121,23 @@ def test_a_sequential_calls_by_position() -> None:
     """Plain nn.Sequential, also one that is called twice."""
     relu = nn.ReLU()
     row = nn.Sequential(nn.Conv2d(3, 3, 1), relu, nn.Conv2d(3, 3, 1), relu)
-    got = grab(nn.Sequential(row, nn.Identity(), row), "ReLU", IMAGE)
-    assert {n: len(calls) for n, calls in got.items()} == {
-        "0.1": 1,
-        "0.3": 1,
-        "2.1": 1,
-        "2.3": 1,
-    }
+    maps = grab(nn.Sequential(row, nn.Identity(), row), "ReLU", IMAGE)
     with torch.no_grad():
         first = row[0](IMAGE).relu()
         second = row[2](first).relu()
-        assert torch.equal(got["0.1"][0], first)
-        assert torch.equal(got["0.3"][0], second)
-        assert torch.equal(got["2.1"][0], row[0](second).relu())
+        third = row[0](second).relu()
+        fourth = row[2](third).relu()
+    assert_equal(
+        maps, {"0.1": [first], "0.3": [second], "2.1": [third], "2.3": [fourth]}
+    )
 
 
 def test_a_caller_that_is_reached_by_a_method() -> None:
-    """What is not called itself is not seen: the nearest place inside the caller
-    counts."""
+    """A module whose forward is called as a method is not seen: the nearest name inside
+    it counts."""
     model = Net(lambda self, x: self.body.act(self.body.forward(x)), body=Yolo())
-    model.body.act = Conv.default_act  # type: ignore[assignment]
-    got = grab(model, "SiLU", IMAGE)
-    assert {name: len(calls) for name, calls in got.items()} == {
+    model.body.act = Conv.default_act
+    assert call_counts(grab(model, "SiLU", IMAGE)) == {
         "body.stem.act": 1,
         "body.m.0.act": 1,
         "body.m.1.act": 2,
@@ -155,45 +146,42 @@ def test_a_caller_that_is_reached_by_a_method() -> None:
 
 
 def test_a_shared_block_shares_what_is_inside() -> None:
-    """Modules and functions inside a block are named by the block's place."""
+    """Modules and functions inside a block are named by where the block stands."""
     unit = Unit()
     model = nn.Sequential(unit, nn.Identity(), nn.Sequential(unit))
-    got = grab(model, "Conv2d,fn:add", IMAGE)
-    assert {name: len(calls) for name, calls in got.items()} == {
-        "0.conv": 1,
-        "0/fn:add": 1,
-        "2.0.conv": 1,
-        "2.0/fn:add": 1,
-    }
-    assert [layer.name for layer in list_functions(model, [IMAGE])] == [
-        "0/fn:add",
-        "2.0/fn:add",
-    ]
+    maps = grab(model, "Conv2d,fn:add", IMAGE)
+    functions = [layer.name for layer in list_functions(model, [IMAGE])]
     with torch.no_grad():
-        assert torch.equal(got["2.0.conv"][0], unit.conv(unit(IMAGE)))
+        first = unit.conv(IMAGE)
+        second = unit.conv(unit(IMAGE))
+    assert functions == ["0/fn:add", "2.0/fn:add"]
+    assert call_counts(maps) == dict.fromkeys(["0.conv", "2.0.conv", *functions], 1)
+    assert torch.equal(maps["0.conv"][0], first)
+    assert torch.equal(maps["2.0.conv"][0], second)
 
 
-def test_a_place_that_nobody_calls_is_no_news() -> None:
-    """A module that runs from one place is not named for another, such as the model
-    itself, which only hands it on; one that runs from none of its places is named
-    once."""
+@pytest.mark.parametrize(
+    ("selectors", "silent"),
+    [("ReLU", []), ("*", ["spare", "unused"]), ("shared,unused.0", ["shared"])],
+)
+def test_a_module_never_ran_only_if_it_ran_under_no_name(
+    selectors: str, silent: list[str]
+) -> None:
+    """A module that runs under one name is not named for another, such as the model
+    itself, which only hands it on; one that runs under none is named once."""
     shared = nn.ReLU()
     spare = nn.Tanh()
-    row = nn.Sequential(shared)
-    idle = nn.Sequential(shared, spare)
     model = Net(
-        lambda self, x: self.used(x), shared=shared, spare=spare, used=row, unused=idle
+        lambda self, x: self.used(x),
+        shared=shared,
+        spare=spare,
+        used=nn.Sequential(shared),
+        unused=nn.Sequential(shared, spare),
     )
-
-    def silent(selectors: str) -> list[str]:
-        layers = select(list_layers(model), parse(selectors))
-        with hooked(model, layers, lambda *_: None) as recorder:
-            model(IMAGE)
-        return [layer.name for layer in recorder.never_ran]
-
-    assert silent("ReLU") == []
-    assert silent("*") == ["spare", "unused"]
-    assert silent("shared,unused.0") == ["shared"]  # of which nothing is drawn
+    layers = select(list_layers(model), parse(selectors))
+    with hooked(model, layers, lambda *_: None) as recorder:
+        model(IMAGE)
+    assert [layer.name for layer in recorder.never_ran] == silent
 
 
 @pytest.mark.parametrize(
@@ -205,45 +193,40 @@ def test_the_calls_of_a_copy_are_those_of_its_original(
 ) -> None:
     """Hooks are copied with a module, and tell the layer for which they were
     registered."""
-    block = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 2, 1))
     model = Net(
         lambda self, x: copy.deepcopy(self.b)(self.a(x).relu()),
         a=nn.Conv2d(3, 3, 1),
-        b=block,
+        b=nn.Sequential(nn.ReLU(), nn.Conv2d(3, 2, 1)),
     )
     run = fv.run(model, IMAGE[0].clamp(0, 1), layers, preset="none")
     assert [maps.layer for maps in run.captures] == names
     assert not run.failures
 
 
-def test_places_of_a_model_that_was_changed_are_read_anew() -> None:
+def types(model: nn.Module) -> list[str]:
+    return [layer.type for layer in list_layers(model)]
+
+
+def test_layers_of_a_model_that_was_changed_are_read_anew() -> None:
     """A module that was exchanged, added or taken away is seen in a model that was read
     before."""
     model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU())
-    assert [layer.type for layer in list_layers(model)] == [
-        "Sequential",
-        "Conv2d",
-        "ReLU",
-    ]
+    assert types(model) == ["Sequential", "Conv2d", "ReLU"]
     model[1] = nn.Sigmoid()
     model.append(nn.Flatten())
-    assert [layer.type for layer in list_layers(model)][2:] == ["Sigmoid", "Flatten"]
+    assert types(model) == ["Sequential", "Conv2d", "Sigmoid", "Flatten"]
     del model[2]
     model.append(model[0])
-    assert [layer.name for layer in list_layers(model)] == ["", "0", "1", "2"]
+    assert names(model, "*") == ["", "0", "1", "2"]
 
 
-def test_calls_beyond_the_places_belong_to_the_last() -> None:
+def test_calls_beyond_the_names_belong_to_the_last() -> None:
     """Who reaches into a Sequential of one activation, and calls its end once more."""
     act = nn.ReLU()
 
-    def way(net: nn.Module, x: Tensor) -> Tensor:
-        for step in (*net.steps, net.steps[-1]):  # type: ignore[misc, index]
-            x = step(x)
-        return x
+    def way(net: Net, x: Tensor) -> Tensor:
+        first, last = net.steps
+        return last(last(first(x)))
 
-    got = grab(Net(way, steps=nn.Sequential(act, act)).eval(), "ReLU", IMAGE)
-    assert {name: len(calls) for name, calls in got.items()} == {
-        "steps.0": 1,
-        "steps.1": 2,
-    }
+    maps = grab(Net(way, steps=nn.Sequential(act, act)).eval(), "ReLU", IMAGE)
+    assert call_counts(maps) == {"steps.0": 1, "steps.1": 2}

@@ -4,6 +4,8 @@ it was."""
 from __future__ import annotations
 
 import copy
+import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -21,55 +23,48 @@ from featviz.errors import ForwardError
 from featviz.hooks.capture import forward, hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
+from featviz.hooks.selectors import parse, select
 
-from .small_net import grab
+from .small_net import Maps, assert_equal, call_counts, grab
 
 
 def test_every_call_of_a_shared_module_is_captured() -> None:
     """ResNet-18 has 9 ReLU modules and 17 calls."""
-    maps = grab(models.resnet18(), "ReLU", torch.randn(1, 3, 64, 64))
-    assert (len(maps), sum(len(calls) for calls in maps.values())) == (9, 17)
+    counts = call_counts(grab(models.resnet18(), "ReLU", torch.randn(1, 3, 64, 64)))
+    assert len(counts) == 9
+    assert sum(counts.values()) == 17
 
 
-def expected_outputs(model: nn.Module, tensor: Tensor) -> dict[str, list[Tensor]]:
+def expected_outputs(model: nn.Module, tensor: Tensor) -> Maps:
     """What torchvision's extractor gives for each call of each leaf, by qualified name."""
     twin = copy.deepcopy(model).eval()
-    for module in twin.modules():
-        if hasattr(module, "inplace"):
+    leaf_names = set[str]()
+    for name, module in twin.named_modules():
+        if not list(module.children()):
+            leaf_names.add(name)
+        if isinstance(module, nn.ReLU):
             module.inplace = False
-    names = {
-        name
-        for name, module in twin.named_modules()
-        if name and not list(module.children())
-    }
-    nodes = [n for n in get_graph_node_names(twin)[1] if _owner(n, names)]
-    values = create_feature_extractor(twin, return_nodes={n: n for n in nodes})(tensor)
-    tensors: dict[str, list[Tensor]] = {}
+    nodes = get_graph_node_names(twin)[1]
+    values = create_feature_extractor(twin, return_nodes=nodes)(tensor)
+    tensors: Maps = {}
     for node in nodes:
-        tensors.setdefault(str(_owner(node, names)), []).append(values[node])
+        # the second call of "layer1.0.relu" is its node "layer1.0.relu_1"
+        name = re.sub(r"_\d+$", "", node)
+        if name in leaf_names:
+            tensors.setdefault(name, []).append(values[node])
     return tensors
 
 
-def _owner(node: str, names: set[str]) -> str | None:
-    if node in names:
-        return node
-    stem, _, count = node.rpartition("_")
-    return stem if count.isdigit() and stem in names else None
-
-
-@pytest.mark.parametrize("name", ["resnet18"])
-def test_captures_equal_the_feature_extractors(name: str) -> None:
+def test_captures_equal_the_feature_extractors() -> None:
     """Every captured tensor is what create_feature_extractor gives for that node."""
     torch.manual_seed(0)
-    model = models.get_model(name, weights=None).eval()
-    tensor = torch.randn(1, 3, 96, 96)
+    model = models.resnet18().eval()
+    tensor = torch.randn(1, 3, 64, 64)
     with torch.inference_mode():
         expected = expected_outputs(model, tensor)
-        seen = grab(model, "*", tensor)
-        assert len(expected) > 15
-        for layer, tensors in expected.items():
-            for got, want in zip(seen[layer], tensors, strict=True):
-                assert torch.equal(got, want), layer
+        maps = grab(model, "*", tensor)
+    assert len(expected) == 52
+    assert_equal({name: maps[name] for name in expected}, expected)
 
 
 class Careless(nn.Module):
@@ -101,31 +96,35 @@ def test_everything_borrowed_goes_back(fails: bool) -> None:
     model.norm.eval()
     next(model.parameters()).requires_grad_(False)
     before = state_of(model)
-    try:
-        with (
-            in_eval_mode(model),
-            hooked(model, list_layers(model), lambda site, tensor: None) as r,
-        ):
-            assert not model.training
-            assert not torch.is_grad_enabled()
-            forward(model, [torch.randn(1, 3, 4, 4)], r)
-    except ForwardError:
-        assert fails
+    raises = pytest.raises(ForwardError) if fails else nullcontext()
+    with (
+        raises,
+        in_eval_mode(model),
+        hooked(model, list_layers(model), lambda site, tensor: None) as recorder,
+    ):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        forward(model, [torch.randn(1, 3, 4, 4)], recorder)
     assert_same(before, state_of(model))
 
 
-def test_failure_names_the_innermost_module() -> None:
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (
+            [nn.Identity(), nn.Sequential(nn.Conv2d(3, 2, 1), Careless(True))],
+            r"failed in 1\.1\.conv \(Conv2d\): .*channels",
+        ),
+        ([Careless(True)], r"failed in 0 \(Careless\): no"),
+    ],
+    ids=["inside", "itself"],
+)
+def test_failure_names_the_innermost_module(
+    steps: list[nn.Module], message: str
+) -> None:
     """The message says which module raised, with the first line of what it said."""
-    model = nn.Sequential(
-        nn.Identity(), nn.Sequential(nn.Conv2d(3, 2, 1), Careless(True))
-    )
-    with pytest.raises(
-        ForwardError, match=r"failed in 1\.1\.conv \(Conv2d\): .*channels"
-    ):
-        forward(model, [torch.randn(1, 3, 4, 4)])
-    model = nn.Sequential(Careless(True))
-    with pytest.raises(ForwardError, match=r"failed in 0 \(Careless\): no"):
-        forward(model, [torch.randn(1, 3, 4, 4)])
+    with pytest.raises(ForwardError, match=message):
+        forward(nn.Sequential(*steps), [torch.randn(1, 3, 4, 4)])
 
 
 def test_attention_submodules_fire_when_the_fast_path_is_off() -> None:
@@ -173,19 +172,22 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
     assert recorder.skipped == []  # a hooked attention gives its weights
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["beside others", "alone"])
-def test_lists_of_modules_never_ran_only_where_nothing_ran(runs: bool) -> None:
+@pytest.mark.parametrize(
+    ("selectors", "silent"),
+    [("*,!re:^$", ["idle", "idle.0"]), ("list,steps", ["list", "steps"])],
+)
+def test_lists_of_modules_never_ran_only_where_nothing_ran(
+    selectors: str, silent: list[str]
+) -> None:
     """A ModuleList, and a Sequential that is gone through one by one, are named only if
     no hooked layer fires; a Sequential whose parts do not run is."""
-    modules = {"list": nn.ModuleList([nn.ReLU()])}
-    modules |= {"steps": nn.Sequential(nn.Tanh()), "idle": nn.Sequential(nn.Tanh())}
-    model = Net(lambda self, x: self.steps[0](self.list[0](x)), **modules)
-    layers = [
-        x
-        for x in list_layers(model)
-        if x.name and (runs or x.name in ("list", "steps"))
-    ]
+    model = Net(
+        lambda self, x: self.steps[0](self.list[0](x)),
+        list=nn.ModuleList([nn.ReLU()]),
+        steps=nn.Sequential(nn.Tanh()),
+        idle=nn.Sequential(nn.Tanh()),
+    )
+    layers = select(list_layers(model), parse(selectors))
     with hooked(model, layers, lambda site, tensor: None) as recorder:
         forward(model, [torch.zeros(1)], recorder)
-    names = [layer.name for layer in recorder.never_ran]
-    assert names == (["idle", "idle.0"] if runs else ["list", "steps"])
+    assert [layer.name for layer in recorder.never_ran] == silent

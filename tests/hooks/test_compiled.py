@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import featviz as fv
+
+from .small_net import call_counts
 
 COMPILED_RUNS: list[bool] = []
 """One entry for each time that compiled code has run."""
@@ -39,29 +41,40 @@ def convolution() -> nn.Module:
     return Net(lambda self, x: F.relu(self.conv(x)), conv=nn.Conv2d(3, 4, 3))
 
 
-def wrapped(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
-    called = torch.compile(model, backend=counted)
-    return called, called  # type: ignore[return-value]
+class Compiled(NamedTuple):
+    """A model of which something is compiled."""
+
+    watched: nn.Module
+    """Whose layers are captured."""
+    called: Callable[[Tensor], Any]
+    conv: str = "conv"
+    """Names of the two layers."""
+    relu: str = "fn:relu"
 
 
-def outside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
-    return model, torch.compile(model, backend=counted)
+def wrapped(model: nn.Module) -> Compiled:
+    called: Any = torch.compile(model, backend=counted)
+    return Compiled(called, called)
 
 
-def in_place(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
+def outside(model: nn.Module) -> Compiled:
+    return Compiled(model, torch.compile(model, backend=counted))
+
+
+def in_place(model: nn.Module) -> Compiled:
     model.compile(backend=counted)
-    return model, model
+    return Compiled(model, model)
 
 
-def inside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
-    whole = nn.Sequential(model)
+def inside(model: nn.Module) -> Compiled:
+    outer = nn.Sequential(model)
     model.compile(backend=counted)
-    return whole, whole
+    return Compiled(outer, outer, "0.conv", "0/fn:relu")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("compiled", "warm"),
+    ("compiled_how", "warm"),
     [
         (wrapped, True),
         (outside, True),
@@ -71,7 +84,7 @@ def inside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
     ],
 )
 def test_a_compiled_model_is_captured_as_it_is_written(
-    compiled: Any, warm: bool
+    compiled_how: Callable[[nn.Module], Compiled], warm: bool
 ) -> None:
     """Whoever compiled it, and whether it ran before: each call's tensors, under the
     names of the module itself; afterwards the compiled code is in force again, and is
@@ -79,23 +92,28 @@ def test_a_compiled_model_is_captured_as_it_is_written(
     torch.manual_seed(0)
     model = convolution()
     image = torch.rand(1, 3, 8, 8)
-    conv = model.conv(image)
-    watched, call = compiled(model)
+    expected = model.conv(image)
+    compiled = compiled_how(model)
     if warm:
-        call(image)
-    with fv.capture(watched, "Conv2d,fn:relu") as maps:
-        call(image)
-        call(image * 0)
-    prefix = "0" if compiled is inside else ""
-    names = [f"{prefix}.conv".lstrip("."), f"{prefix}/fn:relu".lstrip("/")]
-    assert list(maps) == names
-    assert torch.equal(maps[names[0]][0], conv)
-    assert torch.equal(maps[names[1]][0], conv.relu())
-    assert [len(tensors) for tensors in maps.values()] == [2, 2]
-    assert len(COMPILED_RUNS) == warm
-    call(image)
+        compiled.called(image)
+
+    with fv.capture(compiled.watched, "Conv2d,fn:relu") as maps:
+        compiled.called(image)
+        compiled.called(image * 0)
+    runs_before = len(COMPILED_RUNS)
+    compiled.called(image)
+
+    assert runs_before == warm
     assert len(COMPILED_RUNS) == warm + 1
-    assert [len(tensors) for tensors in maps.values()] == [2, 2]
+    assert call_counts(maps) == {compiled.conv: 2, compiled.relu: 2}
+    assert torch.equal(maps[compiled.conv][0], expected)
+    assert torch.equal(maps[compiled.relu][0], expected.relu())
+
+
+def stance() -> str:
+    """How torch treats compiled code now."""
+    name: str = torch._dynamo.eval_frame._stance.stance
+    return name
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -103,21 +121,21 @@ def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) ->
     """Two captures that overlap may end in any order, and then compiled code is in
     force."""
     model = convolution()
-    image = torch.rand(1, 3, 8, 8)
-    torch.compile(model, backend=counted)(image)
-    stance = torch._dynamo.eval_frame._stance.stance
+    torch.compile(model, backend=counted)(torch.rand(1, 3, 8, 8))
     captures = [fv.capture(model, "Conv2d") for _ in range(2)]
     for capture in captures:
         capture.__enter__()
     captures[first].__exit__(None, None, None)
-    assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    between = stance()
     captures[1 - first].__exit__(None, None, None)
-    assert torch._dynamo.eval_frame._stance.stance == stance == "default"
+    assert between == "force_eager"
+    assert stance() == "default"
 
 
+@pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_calls_that_the_backward_pass_repeats_are_captured_once(
-    reentrant: bool,
+    reentrant: bool, calls: int
 ) -> None:
     """A checkpointed block runs twice, and gives one tensor for each call of the
     caller's."""
@@ -125,13 +143,10 @@ def test_calls_that_the_backward_pass_repeats_are_captured_once(
     image = torch.rand(1, 3, 8, 8, requires_grad=True)
     runs: list[bool] = []
     block.conv.register_forward_hook(lambda *_: runs.append(True))
-    for calls in (1, 2):
-        with fv.capture(block, "Conv2d,fn:relu") as maps:
-            for _ in range(calls):
-                checkpoint(block, image, use_reentrant=reentrant).sum().backward()  # type: ignore[no-untyped-call]
-        assert {name: len(tensors) for name, tensors in maps.items()} == {
-            "conv": calls,
-            "fn:relu": calls,
-        }
-        assert torch.equal(maps["conv"][0], block.conv(image))
-    assert len(runs) == 2 * (1 + 2) + 2
+    with fv.capture(block, "Conv2d,fn:relu") as maps:
+        for _ in range(calls):
+            output = checkpoint(block, image, use_reentrant=reentrant)
+            output.sum().backward()
+    assert len(runs) == 2 * calls
+    assert call_counts(maps) == {"conv": calls, "fn:relu": calls}
+    assert torch.equal(maps["conv"][0], block.conv(image))

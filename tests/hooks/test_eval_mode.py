@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from threading import Event, Thread
 from typing import Any
 
@@ -43,18 +44,26 @@ class Adapted(nn.Conv2d):
 @pytest.mark.parametrize("training", [True, False])
 def test_a_train_of_the_models_own_is_asked_and_undone(training: bool) -> None:
     """In eval mode weights are merged; afterwards they are, bit by bit, what they were."""
-    model = nn.Sequential(Adapted(), nn.ReLU()).train(training)
-    weight = model[0].weight.clone()
-    merged = model[0].merged
+    adapted = Adapted()
+    model = nn.Sequential(adapted, nn.ReLU()).train(training)
+    weight = adapted.weight.clone()
+    merged = adapted.merged
     with in_eval_mode(model):
-        assert model[0].merged
+        assert adapted.merged
         assert not model.training
-    assert torch.equal(model[0].weight, weight)
-    assert model[0].merged is merged
-    assert model[0].training is training
-    if training:
-        model(IMAGE[None]).sum().backward()
-        assert model[0].second.grad is not None
+    assert torch.equal(adapted.weight, weight)
+    assert adapted.merged is merged
+    assert adapted.training is training
+
+
+def test_an_adapted_model_still_learns() -> None:
+    """The second weight gets a gradient in the training that goes on."""
+    adapted = Adapted()
+    model = nn.Sequential(adapted, nn.ReLU()).train()
+    with in_eval_mode(model):
+        pass
+    model(IMAGE[None]).sum().backward()
+    assert adapted.second.grad is not None
 
 
 def test_lazy_modules_are_refused_until_they_have_seen_an_input() -> None:
@@ -99,50 +108,50 @@ class Recurrent(nn.Module):
         return self.state
 
 
-@pytest.mark.parametrize("capture", ["output", "output,grad"])
-def test_no_image_depends_on_the_one_before(capture: str) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"capture": "output,grad", "target": "mean"}], ids=["out", "grad"]
+)
+def test_no_image_depends_on_the_one_before(options: dict[str, Any]) -> None:
     """A state in attributes and buffers is put back after each image, with gradients as
     without; what a list holds stays there, as the docs say."""
     torch.manual_seed(0)
     model = Recurrent()
-    options: dict[str, Any] = {"size": 16, "capture": capture, "target": "mean"}
-    if capture == "output":
-        del options["target"]
-    alone = fv.run(model, IMAGE, "conv,Recurrent", **options)
-    after_another = fv.run(model, [1 - IMAGE, IMAGE], "conv,Recurrent", **options)
-    first = alone.captures
-    second = after_another.images[1].captures
-    assert [maps.mean for maps in first] == [maps.mean for maps in second]
-    assert [maps.layer for maps in first] == [maps.layer for maps in second]
+    alone = fv.run(model, IMAGE, "conv,Recurrent", size=16, **options)
+    both = fv.run(model, [1 - IMAGE, IMAGE], "conv,Recurrent", size=16, **options)
+    for first, second in zip(alone.captures, both.images[1].captures, strict=True):
+        assert (first.layer, first.mean) == (second.layer, second.mean)
     assert model.state == 0.0
     assert model.gain.item() == 1
     assert not hasattr(model, "last")
     assert model.calls
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_blocks_that_overlap_put_the_fast_path_back(fast: bool) -> None:
+@pytest.fixture(params=[True, False])
+def fast_path(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether torch may use its fast path of attention; for this test."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(request.param)
+    yield request.param
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+def test_blocks_that_overlap_put_the_fast_path_back(fast_path: bool) -> None:
     """It is the whole process's; whoever ends last puts back what was there before the
     first."""
-    mha = torch.backends.mha
     begun = Event()
     end = Event()
 
-    def other() -> None:
+    def stay_in_eval_mode() -> None:
         with in_eval_mode(nn.ReLU()):
             begun.set()
             end.wait(10)
 
-    before = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(fast)
-    try:
-        with in_eval_mode(nn.ReLU()):
-            thread = Thread(target=other)
-            thread.start()
-            begun.wait(10)
-        assert not mha.get_fastpath_enabled()
-        end.set()
-        thread.join()
-        assert mha.get_fastpath_enabled() is fast
-    finally:
-        mha.set_fastpath_enabled(before)
+    thread = Thread(target=stay_in_eval_mode)
+    with in_eval_mode(nn.ReLU()):
+        thread.start()
+        begun.wait(10)
+    between = torch.backends.mha.get_fastpath_enabled()
+    end.set()
+    thread.join()
+    assert not between
+    assert torch.backends.mha.get_fastpath_enabled() is fast_path

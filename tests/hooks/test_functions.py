@@ -5,6 +5,7 @@ and always left."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,162 +15,176 @@ from networks import Net
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torchvision import models
+from torchvision.models.resnet import BasicBlock
 
 import featviz as fv
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import list_functions
 
-from .small_net import SUMS, grab
+from .small_net import SUMS, Maps, assert_equal, grab
 
 
-class TestAgainstForwardsByHand:
-    """What is captured is what torchvision's own lines compute."""
-
-    def test_the_residual_sums_of_resnet18(self) -> None:
-        """Eight sums, one a block, each before the in-place ReLU overwrites it."""
-        torch.manual_seed(0)
-        model = models.resnet18().eval()
-        image = torch.randn(1, 3, 64, 64)
-        seen = grab(model, "fn:add", image)
-        with torch.inference_mode():
-            x = model.maxpool(F.relu(model.bn1(model.conv1(image))))
-            names = []
-            for stage in ("layer1", "layer2", "layer3", "layer4"):
-                for i, block in enumerate(getattr(model, stage)):
-                    same = x if block.downsample is None else block.downsample(x)
-                    total = (
-                        block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + same
-                    )
-                    names.append(f"{stage}.{i}/fn:add")
-                    (got,) = seen[names[-1]]
-                    assert torch.equal(got, total)
-                    assert bool((got < 0).any())
-                    x = F.relu(total)
-        assert list(seen) == names
-        assert len(names) == 8
+def block_sums(model: nn.Module, image: Tensor) -> Maps:
+    """The residual sums of a ResNet-18, by torchvision's own lines."""
+    x = model.maxpool(F.relu(model.bn1(model.conv1(image))))
+    sums: Maps = {}
+    for name, block in model.named_modules():
+        if isinstance(block, BasicBlock):
+            residual = x if block.downsample is None else block.downsample(x)
+            out = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x)))))
+            sums[f"{name}/fn:add"] = [out + residual]
+            x = F.relu(out + residual)
+    return sums
 
 
-class TestWhoCalls:
-    """The module in which a function happens."""
+def test_the_residual_sums_of_resnet18() -> None:
+    """Eight sums, one a block, each before the in-place ReLU overwrites it."""
+    torch.manual_seed(0)
+    model = models.resnet18().eval()
+    image = torch.randn(1, 3, 64, 64)
+    maps = grab(model, "fn:add", image)
+    with torch.inference_mode():
+        expected = block_sums(model, image)
+    assert len(maps) == 8
+    assert list(maps) == list(expected)
+    assert_equal(maps, expected)
+    assert all(calls[0].min() < 0 for calls in maps.values())
 
-    def test_modules_of_torch_keep_their_functions_to_themselves(self) -> None:
-        """Conv2d, ReLU, MaxPool2d and what derives from them without a forward of its
-        own call functions too, which are theirs; a subclass with its own forward
-        reports its own."""
 
-        class Same(nn.Conv2d):
-            pass
+class Inherited(nn.Conv2d):
+    """Without a forward of its own."""
 
-        class Other(nn.Conv2d):
-            def forward(self, x: Tensor) -> Tensor:
-                return F.conv2d(x, self.weight).abs()
 
-        model = nn.Sequential(
-            nn.Conv2d(3, 3, 1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            Same(3, 3, 1),
-            Other(3, 3, 1),
-            nn.MultiheadAttention(4, 2),
-        )[:-1]
-        with in_eval_mode(model):
-            functions = list_functions(model, [torch.zeros(1, 3, 4, 4)])
-        assert {layer.name: calls for layer, calls in functions.items()} == {
-            "4/fn:conv2d": 1,
-            "4/fn:abs": 1,
-        }
+class Absolute(nn.Conv2d):
+    """With one."""
 
-    def test_what_a_function_calls_inside_is_not_reported(self) -> None:
-        """F.interpolate is one call, whatever it is made of."""
-        model = Net(lambda self, x: F.group_norm(F.interpolate(x, size=(4, 4)), 1))
-        found = list_functions(model, [torch.zeros(1, 3, 2, 2)])
-        assert [layer.type for layer in found] == ["fn:interpolate", "fn:group_norm"]
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight).abs()
 
-    def test_a_function_behind_an_inner_module_is_the_outers(self) -> None:
-        """Before, between and behind calls of inner modules the outer one is running."""
-        a = Net(lambda self, x: x * 2)
-        b = Net(lambda self, x: x * 2)
-        outer = Net(lambda self, x: (self.b(self.a(x * 3) * 5) * 7).sum(), a=a, b=b)
-        seen = grab(nn.Sequential(outer), "fn:mul,fn:sum", torch.ones(1, 1))
-        assert {
-            name: [t.item() for t in tensors] for name, tensors in seen.items()
-        } == {
-            "0/fn:mul": [3, 30, 420],
-            "0.a/fn:mul": [6],
-            "0.b/fn:mul": [60],
-            "0/fn:sum": [420],
-        }
 
-    def test_a_failure_that_the_model_catches(self) -> None:
-        """After an inner module has raised and was caught, the outer one is running
-        again."""
+def called(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """The calls of each function."""
+    with in_eval_mode(model):
+        return {layer.name: n for layer, n in list_functions(model, [x]).items()}
 
-        def fails(self: nn.Module, x: Tensor) -> Tensor:
-            raise ValueError(float((x - 1).sum()))
 
-        def catches(self: nn.Module, x: Tensor) -> Any:
-            try:
-                return self.inner(x)
-            except ValueError:
-                return x + 1
-
-        seen = grab(
-            nn.Sequential(Net(catches, inner=Net(fails))),
-            "fn:add,fn:sub",
-            torch.zeros(1, 1),
-        )
-        assert set(seen) == {"0/fn:add", "0.inner/fn:sub"}
-
-    @pytest.mark.parametrize(
-        ("call", "name"),
-        [
-            (lambda x: x + x, "add"),
-            (lambda x: x.clone().add_(1), "add"),
-            (lambda x: 1 - x, "sub"),
-            (lambda x: 2 / (x + 3), "div"),
-            (lambda x: 2**x, "pow"),
-            (lambda x: F.gelu(x), "gelu"),
-            (lambda x: F.max_pool2d(x, 2), "max_pool2d"),
-            (
-                lambda x: F.max_pool2d(x, 2, return_indices=True),
-                "max_pool2d_with_indices",
-            ),
-            (lambda x: torch.stack([x, x]), "stack"),
-            (
-                lambda x: F.scaled_dot_product_attention(x, x, x),
-                "scaled_dot_product_attention",
-            ),
-        ],
+def test_modules_of_torch_keep_their_functions_to_themselves() -> None:
+    """Conv2d, ReLU, MaxPool2d and what derives from them without a forward of its own
+    call functions too, which are theirs; a subclass with its own forward reports its
+    own."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 3, 1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        Inherited(3, 3, 1),
+        Absolute(3, 3, 1),
     )
-    def test_what_a_call_is_called(
-        self, call: Callable[[Tensor], Any], name: str
-    ) -> None:
-        """Each way to write it is captured under the function's name, with what it
-        gives."""
-        image = torch.rand(1, 2, 4, 4)
-        seen = grab(Net(lambda self, x: call(x)), f"fn:{name}", image)
-        want = call(image)
-        got = seen[f"fn:{name}" + (":0" if isinstance(want, tuple) else "")][-1]
-        assert torch.equal(got, want[0] if isinstance(want, tuple) else want)
+    functions = called(model, torch.zeros(1, 3, 4, 4))
+    assert functions == {"4/fn:conv2d": 1, "4/fn:abs": 1}
 
 
-def test_functions_of_an_exported_program(net: nn.Module) -> None:
+def test_what_a_function_calls_inside_is_not_reported() -> None:
+    """F.interpolate is one call, whatever it is made of."""
+    model = Net(lambda self, x: F.group_norm(F.interpolate(x, size=(4, 4)), 1))
+    functions = called(model, torch.zeros(1, 3, 2, 2))
+    assert functions == {"fn:interpolate": 1, "fn:group_norm": 1}
+
+
+def test_a_function_behind_an_inner_module_is_the_outers() -> None:
+    """Before, between and behind calls of inner modules the outer one is running."""
+    outer = Net(
+        lambda self, x: (self.b(self.a(x * 3) * 5) * 7).sum(),
+        a=Net(lambda self, x: x * 2),
+        b=Net(lambda self, x: x * 2),
+    )
+    maps = grab(nn.Sequential(outer), "fn:mul,fn:sum", torch.ones(1, 1))
+    assert {name: [t.item() for t in calls] for name, calls in maps.items()} == {
+        "0/fn:mul": [3, 30, 420],
+        "0.a/fn:mul": [6],
+        "0.b/fn:mul": [60],
+        "0/fn:sum": [420],
+    }
+
+
+def test_a_failure_that_the_model_catches() -> None:
+    """After an inner module has raised and was caught, the outer one is running
+    again."""
+
+    def fails(self: nn.Module, x: Tensor) -> Tensor:
+        raise ValueError(float((x - 1).sum()))
+
+    def catches(self: Net, x: Tensor) -> Any:
+        try:
+            return self.inner(x)
+        except ValueError:
+            return x + 1
+
+    model = nn.Sequential(Net(catches, inner=Net(fails)))
+    maps = grab(model, "fn:add,fn:sub", torch.zeros(1, 1))
+    assert set(maps) == {"0/fn:add", "0.inner/fn:sub"}
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: x + x, "add"),
+        (lambda x: x.clone().add_(1), "add"),
+        (lambda x: 1 - x, "sub"),
+        (lambda x: 2 / (x + 3), "div"),
+        (lambda x: 2**x, "pow"),
+        (lambda x: F.gelu(x), "gelu"),
+        (lambda x: F.max_pool2d(x, 2), "max_pool2d"),
+        (lambda x: torch.stack([x, x]), "stack"),
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x),
+            "scaled_dot_product_attention",
+        ),
+    ],
+)
+def test_what_a_call_is_called(call: Callable[[Tensor], Tensor], name: str) -> None:
+    """Each way to write it is captured under the function's name, with what it gives."""
+    image = torch.rand(1, 2, 4, 4)
+    maps = grab(Net(lambda self, x: call(x)), f"fn:{name}", image)
+    assert torch.equal(maps[f"fn:{name}"][-1], call(image))
+
+
+def test_a_call_that_gives_several_tensors() -> None:
+    """Each of them has its key."""
+    image = torch.rand(1, 2, 4, 4)
+    pool = partial(F.max_pool2d, kernel_size=2, return_indices=True)
+    maps = grab(Net(lambda self, x: pool(x)), "fn:max_pool2d_with_indices", image)
+    values, indices = pool(image)
+    assert torch.equal(maps["fn:max_pool2d_with_indices:0"][0], values)
+    assert torch.equal(maps["fn:max_pool2d_with_indices:1"][0], indices)
+
+
+@pytest.fixture
+def program(net: nn.Module) -> nn.Module:
+    """The small model, exported."""
+    exported = torch.export.export(net, (torch.randn(1, 3, 6, 8),))
+    return torch.export.unflatten(exported)
+
+
+def test_functions_of_an_exported_program(program: nn.Module) -> None:
     """The operators of an exported program have the names of the functions they were,
     and what stands for torch's own modules keeps its functions to itself."""
+    functions = called(program, torch.randn(1, 3, 6, 8))
+    assert {*SUMS, "fn:sub", "fn:relu", "fn:cat"} <= set(functions)
+    assert functions["fn:relu"] == 3
+    for name in functions:
+        assert ".conv/" not in name
+        assert ".relu/" not in name
+        assert ".T" not in name
+
+
+def test_values_of_an_exported_program(net: nn.Module, program: nn.Module) -> None:
+    """A function of the program gives what that of the module gave."""
     image = torch.randn(1, 3, 6, 8)
-    program = torch.export.unflatten(torch.export.export(net, (image,)))
-    functions = list_functions(program, [image])
-    names = [layer.name for layer in functions]
-    assert set(SUMS) | {"fn:sub", "fn:relu", "fn:cat"} <= set(names)
-    assert not [
-        name for name in names if ".conv/" in name or ".relu/" in name or ".T" in name
-    ]
-    assert {x.name: calls for x, calls in functions.items()}["fn:relu"] == 3
-    want = grab(net, "fn:add", image)
-    with torch.inference_mode(), fv.capture(program, "fn:add") as got:
+    expected = grab(net, "fn:add", image)
+    with torch.inference_mode(), fv.capture(program, "fn:add") as maps:
         program(image)
-    assert list(got) == SUMS
-    assert all(torch.allclose(got[name][0], want[name][0], atol=1e-6) for name in SUMS)
+    assert list(maps) == SUMS
+    torch.testing.assert_close(dict(maps), expected, rtol=0, atol=1e-6)
 
 
 def leftovers(model: nn.Module) -> int:
@@ -180,23 +195,29 @@ def leftovers(model: nn.Module) -> int:
 
 
 @pytest.mark.filterwarnings("error")  # a hook of ours that fails behind theirs warns
-@pytest.mark.parametrize("at", ["layer1.1.conv", "layer2.0.relu"])
-def test_a_failing_forward_leaves_nothing_behind(at: str, net: nn.Module) -> None:
+@pytest.mark.parametrize("failing", ["layer1.1.conv", "layer2.0.relu"])
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda net, image: grab(net, "fn:add,Conv2d", image),
+        lambda net, image: list_functions(net, [image]),
+    ],
+    ids=["grab", "list"],
+)
+def test_a_failing_forward_leaves_nothing_behind(
+    attempt: Callable[[nn.Module, Tensor], object], failing: str, net: nn.Module
+) -> None:
     """After an exception inside forward no hook and no mode is left, and the next pass
     works."""
 
     def fail(module: nn.Module, args: Any) -> None:
         raise RuntimeError("on purpose")
 
-    handle = net.get_submodule(at).register_forward_pre_hook(fail)
+    handle = net.get_submodule(failing).register_forward_pre_hook(fail)
     image = torch.randn(1, 3, 6, 8)
-    for attempt in (
-        lambda: grab(net, "fn:add,Conv2d", image),
-        lambda: list_functions(net, [image]),
-    ):
-        with pytest.raises(RuntimeError, match="on purpose"):
-            attempt()
-        assert leftovers(net) == 1
+    with pytest.raises(RuntimeError, match="on purpose"):
+        attempt(net, image)
+    assert leftovers(net) == 1
     handle.remove()
     assert list(grab(net, "fn:add", image)) == SUMS
     assert leftovers(net) == 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
-import torch
 from torch import nn
 
 from featviz.errors import UsageError
@@ -19,16 +20,13 @@ class OwnConv(nn.Conv2d):
 @pytest.fixture
 def layers() -> list[Layer]:
     """A model of seven modules (0 is the model), `layer1.conv2` being of a subclass."""
-    torch.manual_seed(0)
-    block = nn.Sequential()
-    block.add_module("conv1", nn.Conv2d(1, 1, 1))
-    block.add_module("relu", nn.ReLU())
-    block.add_module("conv2", OwnConv(1, 1, 1))
-    model = nn.Sequential()
-    model.add_module("stem", nn.Conv2d(1, 1, 1))
-    model.add_module("layer1", block)
-    model.add_module("fc", nn.Linear(1, 1))
-    return list_layers(model)
+    block = OrderedDict(
+        conv1=nn.Conv2d(1, 1, 1), relu=nn.ReLU(), conv2=OwnConv(1, 1, 1)
+    )
+    stages = OrderedDict(
+        stem=nn.Conv2d(1, 1, 1), layer1=nn.Sequential(block), fc=nn.Linear(1, 1)
+    )
+    return list_layers(nn.Sequential(stages))
 
 
 def taken(layers: list[Layer], text: str) -> list[str]:
@@ -71,17 +69,33 @@ def test_selector_takes(layers: list[Layer], text: str, names: list[str]) -> Non
     assert taken(layers, text) == names
 
 
-def test_every_alias_of_a_shared_module_matches() -> None:
+@pytest.fixture
+def aliased() -> list[Layer]:
+    """Layers of a model in which `first` and `again` are one module."""
+    relu = nn.ReLU()
+    return list_layers(
+        nn.ModuleDict({"first": relu, "again": relu, "other": nn.ReLU()})
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("again", "first"),
+        ("ag*", "first"),
+        ("re:^again$", "first"),
+        ("ReLU@again", "first"),
+        ("ReLU@re:gai", "first"),
+        ("first", "first"),
+        ("ReLU,!again", "other"),
+    ],
+)
+def test_every_alias_of_a_shared_module_matches(
+    text: str, name: str, aliased: list[Layer]
+) -> None:
     """A name that named_modules() drops selects the module that it shares, where one
     caller has it under several names."""
-    model = nn.Module()
-    model.add_module("first", nn.ReLU())
-    model.add_module("again", model.first)
-    model.add_module("other", nn.ReLU())
-    layers = list_layers(model)
-    for text in ("again", "ag*", "re:^again$", "ReLU@again", "ReLU@re:gai", "first"):
-        assert taken(layers, text) == ["first"], text
-    assert taken(layers, "ReLU,!again") == ["other"]
+    assert taken(aliased, text) == [name]
 
 
 def test_a_question_mark_stands_for_a_mark_of_selectors_in_a_name() -> None:
@@ -111,20 +125,15 @@ def test_unreadable_selector_is_named(text: str, message: str, hint: str) -> Non
     assert hint in str(caught.value.hint)
 
 
-def test_selectors_without_a_layer_and_the_types_there_are(layers: list[Layer]) -> None:
-    """Of several selectors, those that match nothing are told, negative ones too; types
-    come commonest first, and the model itself is none of them."""
+def test_selectors_without_a_layer_are_named(layers: list[Layer]) -> None:
+    """Of several selectors, those that match nothing, negative ones too."""
     selectors = select.parse("Conv2d,BatchNorm2d,!*.downsample,Conv2d#9")
-    assert [s.text for s in selectors if not s.pick(layers)] == [
-        "BatchNorm2d",
-        "!*.downsample",
-        "Conv2d#9",
-    ]
+    unmatched = [selector.text for selector in selectors if not selector.pick(layers)]
+    assert unmatched == ["BatchNorm2d", "!*.downsample", "Conv2d#9"]
+
+
+def test_types_present_come_commonest_first(layers: list[Layer]) -> None:
+    """The model itself is none of them."""
     first, *rest = select.types_present(layers).split(", ")
     assert first == "Conv2d 2"
-    assert sorted(rest) == [
-        "Linear 1",
-        "OwnConv 1",
-        "ReLU 1",
-        "Sequential 1",
-    ]
+    assert sorted(rest) == ["Linear 1", "OwnConv 1", "ReLU 1", "Sequential 1"]

@@ -38,11 +38,10 @@ def watched(tmp_path: Path) -> Callable[[], list[str]]:
     secret = str(tmp_path / "secret")
 
     def since() -> list[str]:
-        seen = [
-            f"{e} {words}"
-            for e, words in _SEEN
-            if e != "open" or words.startswith(secret)
-        ]
+        seen = []
+        for event, argument in _SEEN:
+            if event != "open" or argument.startswith(secret):
+                seen.append(f"{event} {argument}")
         _SEEN.clear()
         return seen
 

@@ -98,9 +98,9 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save(family: str, folder: Path) -> Path:
     """Save a tiny model of a family with random weights, and its image processor."""
-    kind, configure = MODELS[family]
+    class_name, configure = MODELS[family]
     torch.manual_seed(0)
-    model = getattr(transformers, kind)(configure())
+    model = getattr(transformers, class_name)(configure())
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and "position" not in name:
             tensor.add_(torch.randn_like(tensor) * 0.05)
@@ -113,8 +113,8 @@ def save(family: str, folder: Path) -> Path:
 def theirs(folder: Path) -> Any:
     """The model as the library loads it."""
     config = json.loads((folder / "config.json").read_text())
-    kind = getattr(transformers, config["architectures"][0])
-    return kind.from_pretrained(
+    model = getattr(transformers, config["architectures"][0])
+    return model.from_pretrained(
         folder, local_files_only=True, attn_implementation="eager"
     )
 

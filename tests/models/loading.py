@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,38 +13,41 @@ from hostile_images import saved_bytes
 from torch import Tensor, nn
 from torchvision import models
 
-from featviz.models.load import load_model
+from featviz.models.load import LoadedModel, load_model
 from featviz.options import InputOptions, ModelOptions
 
 SMALL = "squeezenet1_1"
 
 
+def load_whole(
+    spec: object, inputs: InputOptions | None = None, **options: Any
+) -> LoadedModel:
+    """A model with what is known of it: its input, its classes, its source."""
+    chosen = ModelOptions(str(spec), device="cpu", **options)
+    return load_model(chosen, inputs or InputOptions())
+
+
 def load(spec: object, **options: Any) -> nn.Module:
-    return load_model(
-        ModelOptions(str(spec), device="cpu", **options), InputOptions()
-    ).module
+    return load_whole(spec, **options).module
 
 
 @contextmanager
 def uninitialised() -> Iterator[None]:
     """Models are built without torch.nn.init, which takes longer than all the rest."""
-    names = [
-        name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")
-    ]
     with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setattr(nn.init, name, lambda tensor, *args, **options: tensor)
+        for name in dir(nn.init):
+            if name.endswith("_") and not name.startswith("_"):
+                patch.setattr(nn.init, name, lambda tensor, *args, **options: tensor)
         yield
 
 
 def nothing_fetched(name: str) -> dict[str, Any]:
     """Options of a torchvision builder so that it downloads nothing and is quick."""
     parameters = inspect.signature(models.get_model_builder(name)).parameters
-    options = {
-        key: None for key in ("weights", "weights_backbone") if key in parameters
-    }
-    own_start = name.endswith(("inception_v3", "googlenet"))
-    return {**options, **({"init_weights": False} if own_start else {})}
+    options = {"weights": None, "weights_backbone": None, "init_weights": False}
+    if not name.endswith(("inception_v3", "googlenet")):
+        del options["init_weights"]
+    return {key: value for key, value in options.items() if key in parameters}
 
 
 def on_meta(name: str) -> AbstractContextManager[Any]:
@@ -63,19 +66,48 @@ def skeleton(name: str) -> nn.Module:
     return module
 
 
-def same_weights(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
-    a = one.state_dict()
-    b = other.state_dict() if isinstance(other, nn.Module) else other
-    return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
+State = dict[str, Tensor]
+
+
+def state_of(weights: nn.Module | State) -> State:
+    return weights.state_dict() if isinstance(weights, nn.Module) else weights
+
+
+def same_weights(
+    actual: nn.Module | State, expected: nn.Module | State, atol: float = 0
+) -> bool:
+    """Whether tensors have the same names, in the same order, and the same values."""
+    state = state_of(actual)
+    tensors = state_of(expected)
+    return list(state) == list(tensors) and all(
+        torch.allclose(state[key], tensor, rtol=0, atol=atol, equal_nan=True)
+        for key, tensor in tensors.items()
+    )
+
+
+class ModuleShape(NamedTuple):
+    """A module, but for its values."""
+
+    name: str
+    type: type[nn.Module]
+    attributes: list[str]
+
+
+def modules_of(module: nn.Module) -> list[ModuleShape]:
+    return [
+        ModuleShape(name, type(part), sorted(vars(part)))
+        for name, part in module.named_modules()
+    ]
 
 
 def same_modules(loaded: nn.Module, module: nn.Module) -> None:
-    assert [(n, type(m), sorted(vars(m))) for n, m in loaded.named_modules()] == [
-        (n, type(m), sorted(vars(m))) for n, m in module.named_modules()
-    ]
-    assert {k: (v.shape, v.dtype) for k, v in loaded.state_dict().items()} == {
-        k: (v.shape, v.dtype) for k, v in module.state_dict().items()
-    }
+    assert modules_of(loaded) == modules_of(module)
+    actual = loaded.state_dict()
+    expected = module.state_dict()
+    assert list(actual) == list(expected)
+    for name, tensor in expected.items():
+        assert actual[name].shape == tensor.shape
+        assert actual[name].dtype == tensor.dtype
 
 
 WHOLE = saved_bytes({"weight": torch.zeros(5000)})

@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from conftest import Run
 from PIL import Image
-from runs import refused
-from torch import nn
+from runs import complete, refused, run_json
+from torch import Tensor, nn
 
 import featviz as package
 from featviz.models import arguments
-from featviz.models.load import load_model
-from featviz.options import InputOptions, ModelOptions
+from models.drawn import DrawnImage
+from models.loading import load
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -63,105 +64,96 @@ def code(tmp_path: Path) -> Path:
     return path
 
 
-def kept(run: Path, name: str, layer: str) -> np.ndarray:
-    (folder,) = (run / name).glob(f"*_{layer}")
-    array: np.ndarray = np.load(folder / "output.npy")
-    return array
+@pytest.fixture
+def pixels(picture: Path) -> Tensor:
+    """The picture as the models get it, values of 0 to 1."""
+    values = np.asarray(Image.open(picture).convert("RGB")).astype("f4") / 255
+    return torch.from_numpy(values).permute(2, 0, 1)[None]
 
 
-def drawn(
-    featviz: Run, code: Path, picture: Path, net: str, *given: str
-) -> tuple[Path, nn.Module]:
-    """The run directory with the raw output of `conv`'s parent, and the model of the
-    same seed."""
-    out = code.parent / "out"
-    words = [part for text in given for part in ("--forward-arg", text)]
-    common = (
-        "--preset",
-        "none",
-        "--tensors",
-        "npy",
-        "--layers",
-        f"conv,{net}",
-        "--out",
-        out,
-    )
-    done = featviz("run", f"{code}:{net}", picture, *common, *words)
-    assert done.code == 0, done.err
-    model = load_model(ModelOptions(f"{code}:{net}"), InputOptions(preset="none"))
-    return out, model.module
+def flags(arguments: Sequence[str]) -> list[str]:
+    """Each as an option of the command line."""
+    return [f"--forward-arg={argument}" for argument in arguments]
 
 
-def picture_values(picture: Path) -> torch.Tensor:
-    pixels = np.asarray(Image.open(picture).convert("RGB"))
-    return torch.from_numpy(pixels.astype("f4") / 255).permute(2, 0, 1)[None]
+@pytest.fixture
+def draw_net(featviz: Run, code: Path, picture: Path) -> Callable[..., DrawnImage]:
+    """Draw the picture by a model of the code: its output, raw."""
+
+    def draw(net: str, *arguments: str) -> DrawnImage:
+        out = code.parent / "out"
+        options = [
+            "--preset",
+            "none",
+            "--tensors",
+            "npy",
+            "--layers",
+            net,
+            "--out",
+            out,
+        ]
+        done = featviz("run", f"{code}:{net}", picture, *options, *flags(arguments))
+        assert done.code == 0, done.err
+        return DrawnImage(out / picture.name)
+
+    return draw
 
 
 def test_numbers_files_and_zeros_reach_forward(
-    featviz: Run, code: Path, picture: Path
+    draw_net: Callable[..., DrawnImage], code: Path, pixels: Tensor
 ) -> None:
     """The output is that of the module called with the same arguments by hand; run.json
     has a file's name and sha256, without its folder."""
-    x = picture_values(picture)
-    mask = np.random.default_rng(0).random((1, 1, *x.shape[2:])).astype("f4")
-    np.save(code.parent / "mask.npy", mask)
-    torch.save(torch.tensor([[3, 4]]), code.parent / "ids.pt")
-    given = (
-        "t=2.5",
-        f"ids={code.parent / 'ids.pt'}",
-        f"mask={code.parent / 'mask.npy'}",
-    )
-    out, module = drawn(featviz, code, picture, "Conditional", *given)
+    ids = code.parent / "ids.pt"
+    mask = code.parent / "mask.npy"
+    torch.save(torch.tensor([[3, 4]]), ids)
+    np.save(mask, np.random.default_rng(0).random((1, 1, 20, 24)).astype("f4"))
+    drawn = draw_net("Conditional", "t=2.5", f"ids={ids}", f"mask={mask}")
+
+    model = load(f"{code}:Conditional")
     with torch.no_grad():
-        y = (
-            module.conv(x) * 2.5
-            + module.words.weight[[3, 4]].mean(0)[None, :, None, None]
-        )
-    expected = (y * torch.from_numpy(mask) * 2).numpy()
-    np.testing.assert_allclose(
-        kept(out, picture.name, "Conditional"), expected, atol=1e-5
-    )
-    record = json.loads((out / "run.json").read_text())
+        expected = model(pixels, 2.5, torch.load(ids), torch.from_numpy(np.load(mask)))
+    torch.testing.assert_close(drawn.tensor(""), expected, atol=1e-5, rtol=1e-7)
+    record = run_json(code.parent / "out")
     assert "with t=2.5 and ids=ids.pt (sha256 " in record["preprocessing"]
     assert str(code.parent) not in json.dumps(record["options"])
 
 
 @pytest.mark.parametrize(
-    ("net", "given"),
-    [("Second", ("t=3",)), ("OfDict", ("batch.image=image", "batch.weight=3"))],
+    ("net", "arguments"),
+    [("Second", ["t=3"]), ("OfDict", ["batch.image=image", "batch.weight=3"])],
 )
 def test_where_the_image_goes(
-    net: str, given: tuple[str, ...], featviz: Run, code: Path, picture: Path
+    net: str,
+    arguments: list[str],
+    draw_net: Callable[..., DrawnImage],
+    code: Path,
+    pixels: Tensor,
 ) -> None:
-    """To the first parameter that is not given, or where NAME.KEY=image says."""
-    out, module = drawn(featviz, code, picture, net, *given)
+    """To the first parameter that has no value, or where NAME.KEY=image says."""
+    drawn = draw_net(net, *arguments)
     with torch.no_grad():
-        expected = module.conv(picture_values(picture)).numpy() * 3
-    np.testing.assert_allclose(kept(out, picture.name, net), expected, atol=1e-5)
+        expected = load(f"{code}:{net}").conv(pixels) * 3
+    torch.testing.assert_close(drawn.tensor(""), expected, atol=1e-5, rtol=1e-7)
 
 
-def test_a_tensor_is_the_same_for_every_image(
-    featviz: Run, code: Path, tmp_path: Path, picture: Path
-) -> None:
+def test_a_tensor_is_the_same_for_every_image(code: Path, picture: Path) -> None:
     """A model that changes its argument in place does not change it for the next image."""
-    again = tmp_path / "again.png"
-    again.write_bytes(picture.read_bytes())
-    model = f"{code}:Conditional"
-    options = "--layers Conditional --preset none --tensors npy"
-    arguments = "--forward-arg t=1 --forward-arg mask=ones:1,1,1,1"
-    out = ("--out", tmp_path / "out")
-    done = featviz(
-        "run", model, picture, again, *options.split(), *arguments.split(), *out
+    model = load(f"{code}:Conditional")
+    result = package.run(
+        model,
+        [Image.open(picture)] * 2,
+        "Conditional",
+        preset="none",
+        tensors=True,
+        forward_args={"t": 1, "mask": torch.ones(1, 1, 1, 1)},
     )
-    assert done.code == 0, done.err
-    first, second = (
-        kept(tmp_path / "out", p.name, "Conditional") for p in (picture, again)
-    )
-    np.testing.assert_array_equal(first, second)
+    first, second = [image.captures[0].tensor for image in result.images]
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         (["foo=1"], "forward_args foo: forward of Conditional takes x, t, ids, mask"),
         (["t=1", "t.k=2"], "forward_args t.k is given twice"),
@@ -182,17 +174,17 @@ def test_what_is_no_argument_gets_one_line(
     featviz: Run,
     code: Path,
     picture: Path,
-    given: list[str],
+    values: list[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A usage error with the value and the remedy; nothing is written."""
     monkeypatch.chdir(code.parent)
-    for name in ("bad.npy", "bad.pt"):
-        (code.parent / name).write_bytes(b"no array")
-    words = [part for text in given for part in ("--forward-arg", text)]
-    refused(featviz("run", f"{code}:Conditional", picture, *words, "-q"), 2, message)
-    assert not (code.parent / "featviz-out").exists()
+    Path("bad.npy").write_bytes(b"no array")
+    Path("bad.pt").write_bytes(b"no array")
+    done = featviz("run", f"{code}:Conditional", picture, *flags(values), "-q")
+    refused(done, 2, message)
+    assert not Path("featviz-out").exists()
 
 
 class Remembers(nn.Module):
@@ -203,33 +195,36 @@ class Remembers(nn.Module):
         self.conv = nn.Conv2d(3, 2, 1)
         self.seen: list[tuple[type, int]] = []
 
-    def forward(self, x: torch.Tensor, cache: Any = None) -> torch.Tensor:
+    def forward(self, x: Tensor, cache: Any = None) -> Tensor:
         self.seen.append((type(cache), -1 if cache is None else len(cache)))
         if isinstance(cache, dict):
             cache["x"] = x
         elif isinstance(cache, list):
             cache.append(x)
-        maps: torch.Tensor = self.conv(x)
+        maps: Tensor = self.conv(x)
         return maps
 
 
-@pytest.mark.parametrize("given", [{}, [7], {"k": 7}])
-def test_lists_and_dicts_reach_forward_as_they_are(given: Any, picture: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "description"),
+    [({}, "cache={}"), ([7], "cache=[7]"), ({"k": 7}, "cache.k=7")],
+    ids=["empty", "list", "dict"],
+)
+def test_lists_and_dicts_reach_forward_as_they_are(
+    value: Any, description: str, picture: Path
+) -> None:
     """Empty ones, too, and anew for each call: what a model puts in is gone for the
     next image."""
-    model, again = Remembers(), picture.with_name("again.png")
-    again.write_bytes(picture.read_bytes())
-    before = copy.copy(given)
-    out, options = (
-        picture.parent / "out",
-        {"forward_args": {"cache": given}, "preset": "none"},
-    )
-    package.run(model, [picture, again], "conv", out, **options)
-    assert len(model.seen) >= 2 and set(model.seen) == {(type(given), len(before))}
-    assert given == before
-    words = f"cache.k={given['k']}" if given == {"k": 7} else f"cache={given!r}"
-    record = json.loads((out / "run.json").read_text())
-    assert f"with {words}" in record["preprocessing"]
+    model = Remembers()
+    before = copy.copy(value)
+    out = picture.parent / "out"
+    images = [Image.open(picture)] * 2
+    options = {"forward_args": {"cache": value}, "preset": "none"}
+    package.run(model, images, "conv", out, **options)
+    assert len(model.seen) >= 2
+    assert set(model.seen) == {(type(value), len(before))}
+    assert value == before
+    assert f"with {description}" in run_json(out)["preprocessing"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +233,8 @@ def test_lists_and_dicts_reach_forward_as_they_are(given: Any, picture: Path) ->
 def test_words_and_numbers(text: str, expected: object) -> None:
     """As Python has them, whatever their case."""
     (argument,) = arguments.parse([text])
-    assert argument.value == expected and type(argument.value) is type(expected)
+    assert argument.value == expected
+    assert type(argument.value) is type(expected)
 
 
 TRANSFORMS = """
@@ -299,55 +295,80 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image.png"
 
 
-@pytest.mark.parametrize("function", ["five", "named"])
+def pixel_values(image: Path) -> np.ndarray:
+    """float32 [3, H, W], 0 to 255."""
+    return np.moveaxis(np.asarray(Image.open(image)).astype("f4"), -1, 0)
+
+
+class Transformed(NamedTuple):
+    """A run with a transform of the user's."""
+
+    image: DrawnImage
+    run: dict[str, Any]
+    """run.json."""
+    err: str
+
+
+@pytest.fixture
+def draw_transformed(
+    featviz: Run, transforms: Path, image: Path, tmp_path: Path
+) -> Callable[[str], Transformed]:
+    """Draw the image, prepared by a function of the code; gradients, too."""
+
+    def draw(function: str) -> Transformed:
+        out = tmp_path / "out"
+        call = ["run", f"{transforms}:Net", image, "--layers", "conv,Net", "--out", out]
+        call += ["--transform", f"{transforms}:{function}", "--tensors", "npy"]
+        done = featviz(*call, "--capture", "grad,output", "--target", "sum")
+        assert done.code == 0, done.err
+        return Transformed(DrawnImage(out / image.name), run_json(out), done.err)
+
+    return draw
+
+
+@pytest.mark.parametrize(("function", "channels"), [("five", 2), ("named", 3)])
 def test_the_model_gets_what_the_function_gives(
-    function: str, featviz: Run, transforms: Path, image: Path, tmp_path: Path
+    function: str,
+    channels: int,
+    draw_transformed: Callable[[str], Transformed],
+    image: Path,
 ) -> None:
     """A tensor of any number of channels, with or without the batch axis, and a dict of
     arguments, which reach forward by their names; gradients pass beside indices, which
-    can have none. input.png shows the first three of five channels, their least value
-    black."""
-    out = tmp_path / "out"
-    arguments = (
-        "--transform",
-        f"{transforms}:{function}",
-        "--out",
-        out,
-        "--tensors",
-        "npy",
-    )
-    gradients = ("--capture", "output,grad", "--target", "sum")
-    outcome = featviz(
-        "run",
-        f"{transforms}:Net",
-        image,
-        "--layers",
-        "conv,Net",
-        *arguments,
-        *gradients,
-    )
-    assert outcome.code == 0, outcome.err
-    assert "guess" not in outcome.err
-    values = np.asarray(Image.open(image)).astype(np.float32).transpose(2, 0, 1) - 100
+    can have none."""
+    transformed = draw_transformed(function)
+    values = pixel_values(image) - 100
     expected = values.sum(0) + values[:2].sum(0)
-    maps = np.load(out / "image.png" / "001_conv" / "output.npy")
+    maps = np.load(transformed.image.folder / "001_conv" / "output.npy")
+    assert "guess" not in transformed.err
     np.testing.assert_allclose(maps, np.stack([expected, expected])[None], rtol=1e-5)
-    manifest = json.loads((out / "image.png" / "manifest.json").read_text())
+    assert transformed.image.rows[""]["maps"] == channels
+
+
+def test_the_record_names_the_transform(
+    draw_transformed: Callable[[str], Transformed], tmp_path: Path
+) -> None:
+    """Its file by name and digest, without its folder."""
+    transformed = draw_transformed("five")
     digest = hashlib.sha256(TRANSFORMS.encode()).hexdigest()[:16]
-    words = f"RGB, transform {transforms.name}:{function} (sha256 {digest})"
-    assert manifest["input"]["preprocessing"] == words
-    assert str(tmp_path) not in (out / "run.json").read_text()
-    rows = [row for row in manifest["captures"] if row["kind"] == "output"]
-    channels = [row["maps"] for row in rows if row["layer"] == ""]
-    assert channels == [3 if function == "named" else 2]
-    first = np.asarray(Image.open(image)).astype(float)
-    black = (first - first.min()) / (first.max() - first.min()) * 255
-    shown = np.asarray(Image.open(out / "image.png" / "input.png"))
-    assert shown.shape == (4, 6, 3) and np.abs(shown - black).max() <= 1
+    description = f"RGB, transform user_net.py:five (sha256 {digest})"
+    assert transformed.image.manifest["input"]["preprocessing"] == description
+    assert str(tmp_path) not in json.dumps(transformed.run)
+
+
+def test_input_png_shows_the_first_three_channels(
+    draw_transformed: Callable[[str], Transformed], image: Path
+) -> None:
+    """Of five, their least value black."""
+    shown = draw_transformed("five").image.input()
+    values = np.moveaxis(pixel_values(image), 0, -1)
+    expected = (values - values.min()) / (values.max() - values.min()) * 255
+    assert shown.shape == (4, 6, 3)
+    assert np.abs(shown - expected).max() <= 1
 
 
 @pytest.mark.parametrize(
-    ("function", "code_", "message"),
+    ("function", "exit_code", "message"),
     [
         ("user_net.py", 2, "names no function"),
         ("user_net.py:number", 2, "is a int"),
@@ -361,7 +382,7 @@ def test_the_model_gets_what_the_function_gives(
 )
 def test_what_is_no_transform_gets_one_line(
     function: str,
-    code_: int,
+    exit_code: int,
     message: str,
     featviz: Run,
     transforms: Path,
@@ -370,11 +391,8 @@ def test_what_is_no_transform_gets_one_line(
 ) -> None:
     """The function is tried on an empty image before the run begins."""
     monkeypatch.chdir(transforms.parent)
-    refused(
-        featviz("run", f"{transforms}:Net", image, "--transform", function),
-        code_,
-        message,
-    )
+    done = featviz("run", f"{transforms}:Net", image, "--transform", function)
+    refused(done, exit_code, message)
 
 
 @pytest.mark.parametrize(
@@ -393,10 +411,10 @@ def test_an_image_that_it_fails_on_is_that_images_failure(
     tmp_path: Path,
 ) -> None:
     """The other images go on."""
-    Image.new("RGB", (6, 4)).save(tmp_path / "empty.png")
-    out = tmp_path / "out"
-    images = (image, tmp_path / "empty.png")
-    options = ("--transform", f"{transforms}:{function}", "--out", out)
-    outcome = featviz("run", f"{transforms}:Net", *images, *options)
-    assert outcome.code == 3 and message in outcome.err
-    assert (out / "empty.png" / "manifest.json").is_file()
+    empty = tmp_path / "empty.png"
+    Image.new("RGB", (6, 4)).save(empty)
+    options = ["--transform", f"{transforms}:{function}", "--out", tmp_path / "out"]
+    done = featviz("run", f"{transforms}:Net", image, empty, *options)
+    assert done.code == 3
+    assert message in done.err
+    assert complete(tmp_path / "out") == ["empty.png"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import DIGITS, DIGITS_MODEL, Run
+from torch import nn
 
 import featviz as fv
 from featviz.errors import UsageError
+from featviz.inspection.cam import ImageCam
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 NUMBERED = {str(number): name for number, name in enumerate(NAMES)}
@@ -23,18 +26,21 @@ FILES = {
 }
 
 
+def answer(model: Path, *target: str, **options: Any) -> ImageCam:
+    """The class activation map of a five."""
+    return fv.cam(model, DIGITS / "00-5.png", *target, **options).images[0]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_names_are_those_of_the_file(name: str, tmp_path: Path) -> None:
-    """In the prediction and in `class:NAME`, whatever form the file has."""
+    """In the prediction and in `class:NAME`, whatever format the file has."""
     if name.endswith(".yaml"):
         pytest.importorskip("yaml")
     path = tmp_path / name
     path.write_text(FILES[name])
-    found = fv.cam(
-        DIGITS_MODEL, DIGITS / "00-5.png", "class:three", classes=path
-    ).images[0]
-    assert found.prediction[0].name == "five"
-    assert found.target == "three"
+    image = answer(DIGITS_MODEL, "class:three", classes=path)
+    assert image.prediction[0].name == "five"
+    assert image.target == "three"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,7 @@ def test_files_without_names_are_refused(
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
-        fv.cam(DIGITS_MODEL, DIGITS / "00-5.png", classes=path)
+        answer(DIGITS_MODEL, classes=path)
     assert "a name on each line" in str(caught.value.hint)
 
 
@@ -73,31 +79,38 @@ CHECKPOINTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def digits() -> nn.Module:
+    model: nn.Module = torch.load(DIGITS_MODEL, weights_only=False)
+    return model
+
+
+FACTORY = f"""
+import torch
+
+def make():
+    return torch.load({str(DIGITS_MODEL)!r}, weights_only=False)
+"""
+
+
 @pytest.mark.parametrize("key", CHECKPOINTS)
-def test_a_checkpoint_may_have_names_of_its_own(key: str, tmp_path: Path) -> None:
+def test_a_checkpoint_may_have_names_of_its_own(
+    key: str, digits: nn.Module, tmp_path: Path
+) -> None:
     """Beside its weights, under each usual key; they are read without --trust."""
-    content = torch.load(DIGITS_MODEL, weights_only=False)
-    state = content if isinstance(content, dict) else content.state_dict()
-    torch.save({"state_dict": state, key: CHECKPOINTS[key]}, tmp_path / "net.pth")
-    torch.save(content, tmp_path / "whole.pth")
-    factory = tmp_path / "net.py"
-    factory.write_text(
-        "import torch\n\n\ndef make():\n    return torch.load("
-        f"{str(tmp_path / 'whole.pth')!r}, weights_only=False)\n"
-    )
-    found = fv.cam(
-        tmp_path / "net.pth", DIGITS / "00-5.png", "class:three", arch=f"{factory}:make"
-    ).images[0]
-    assert found.prediction[0].name == "five"
-    assert found.target == "three"
+    content = {"state_dict": digits.state_dict(), key: CHECKPOINTS[key]}
+    torch.save(content, tmp_path / "net.pth")
+    (tmp_path / "user_net.py").write_text(FACTORY)
+    arch = f"{tmp_path / 'user_net.py'}:make"
+    image = answer(tmp_path / "net.pth", "class:three", arch=arch)
+    assert image.prediction[0].name == "five"
+    assert image.target == "three"
 
 
 @pytest.mark.parametrize("value", [10, [0, 1, 2], {"a": "b"}, None, ["one"]])
-def test_what_is_no_list_of_names_names_nothing(value: object, tmp_path: Path) -> None:
+def test_what_is_no_list_of_names_names_nothing(
+    value: object, digits: nn.Module, tmp_path: Path
+) -> None:
     """A number of classes, mere numbers, a mapping without numbers, or too few names."""
-    torch.save(
-        {"model": torch.load(DIGITS_MODEL, weights_only=False), "classes": value},
-        tmp_path / "net.pth",
-    )
-    found = fv.cam(tmp_path / "net.pth", DIGITS / "00-5.png").images[0]
-    assert found.prediction[0].name is None
+    torch.save({"model": digits, "classes": value}, tmp_path / "net.pth")
+    assert answer(tmp_path / "net.pth").prediction[0].name is None

@@ -61,9 +61,9 @@ def factory_file(tmp_path: Path) -> Path:
         ("Box.make", {"width": 6}, 6),
     ],
 )
-@pytest.mark.parametrize("form", ["file", "module", "package"])
+@pytest.mark.parametrize("source", ["user_factory.py", "user_factory", "user_pkg.mod"])
 def test_factories_give_models(
-    form: str,
+    source: str,
     attribute: str,
     arguments: dict[str, Any],
     width: int,
@@ -73,16 +73,14 @@ def test_factories_give_models(
     """A function, a class, an instance or an attribute of one; modules and packages are
     found from the current folder, as with python -m."""
     monkeypatch.chdir(factory_file.parent)
-    (factory_file.parent / "user_pkg").mkdir()
-    shutil.copy(factory_file, factory_file.parent / "user_pkg" / "mod.py")
-    where = {"file": factory_file, "module": "user_factory", "package": "user_pkg.mod"}[
-        form
-    ]
-    assert load(f"{where}:{attribute}", model_args=arguments)[0].out_channels == width
+    Path("user_pkg").mkdir()
+    shutil.copy(factory_file, "user_pkg/mod.py")
+    module = load(f"{source}:{attribute}", model_args=arguments)
+    assert module[0].out_channels == width
 
 
 @pytest.mark.parametrize(
-    ("attribute", "arguments", "kind", "message"),
+    ("attribute", "arguments", "error", "message"),
     [
         ("wrong", {}, LoadError, "gave a dict, not an nn.Module"),
         ("broken", {}, LoadError, "raised ValueError: no such width"),
@@ -94,15 +92,15 @@ def test_factories_give_models(
 def test_factories_that_fail(
     attribute: str,
     arguments: dict[str, Any],
-    kind: type[FeatvizError],
+    error: type[FeatvizError],
     message: str,
     factory_file: Path,
 ) -> None:
     """What the user's code did is named in one line; the exit code tells usage from
     failure."""
-    with pytest.raises(kind) as caught:
+    with pytest.raises(error) as caught:
         load(f"{factory_file}:{attribute}", model_args=arguments)
-    assert type(caught.value) is kind
+    assert type(caught.value) is error
     assert re.search(message, f"{caught.value.message}; {caught.value.hint}")
 
 
@@ -129,7 +127,8 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     """Neither a half-loaded module nor its folder on sys.path; mended, the file loads."""
     path = tmp_path / "user_half.py"
     path.write_text("import torch\nmake = torch.nn.ReLU\n1 / 0\n")
-    before, modules = list(sys.path), set(sys.modules)
+    before = list(sys.path)
+    modules = set(sys.modules)
     with pytest.raises(
         LoadError, match=r"_half\.py failed.*ZeroDivisionError: division by zero"
     ):
@@ -140,19 +139,21 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     assert type(load(f"{path}:make")) is nn.ReLU
 
 
-@pytest.mark.parametrize("form", ["torchvision", "factory"])
-def test_the_seed_decides_and_the_global_generator_is_left_alone(
-    form: str, factory_file: Path
-) -> None:
-    """Equal seeds give equal weights, others do not, and torch's own state is as
-    before."""
-    spec = SMALL if form == "torchvision" else f"{factory_file}:make"
+@pytest.mark.parametrize("spec", [SMALL, "user_factory.py:make"])
+def test_the_seed_decides(spec: str, factory_file: Path) -> None:
+    """Equal seeds give equal weights, others do not."""
+    module = load(spec, weights="none", seed=1)
+    assert same_weights(module, load(spec, weights="none", seed=1))
+    assert not same_weights(module, load(spec, weights="none", seed=2))
+
+
+@pytest.mark.parametrize("spec", [SMALL, "user_factory.py:make"])
+def test_the_global_generator_is_left_alone(spec: str, factory_file: Path) -> None:
+    """Torch's own state is as before."""
     torch.manual_seed(99)
     before = torch.random.get_rng_state()
-    one, again, other = (load(spec, weights="none", seed=seed) for seed in (1, 1, 2))
+    load(spec, weights="none", seed=1)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert same_weights(one, again)
-    assert not same_weights(one, other)
 
 
 def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:

@@ -3,64 +3,82 @@ parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from PIL import Image
+from torch import Tensor, nn
 
 import featviz as fv
-from featviz.models.load import load_model
-from featviz.options import InputOptions, ModelOptions
-
-WISHES: dict[str, Any] = {"preset": "none", "target": "class:1"}
+from models.loading import load
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.fixture(params=[torch.bfloat16, torch.float64], ids=str)
+def converted(request: pytest.FixtureRequest, tiny: nn.Module) -> nn.Module:
+    """The tiny model in another precision."""
+    return deepcopy(tiny).to(request.param)
+
+
+def precision(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
 def test_a_live_model_is_drawn_in_its_own_precision(
-    dtype: torch.dtype, tiny: nn.Module, picture: Path, tmp_path: Path
+    converted: nn.Module, tiny: nn.Module, picture: Path
 ) -> None:
     """Outputs and gradients are those of the same model in float32 within its
-    precision, and the input's picture shows the image; all other functions take it,
-    too, and a transform of one's own, whose floats are cast."""
-    model, wishes = deepcopy(tiny).to(dtype), {**WISHES, "tensors": "npy"}
-    one, other = (
-        fv.run(
-            module, picture, "*", tmp_path / name, capture="output,grad,input", **wishes
-        )
-        for name, module in (("single", tiny), ("other", model))
-    )
-    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    limit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * 100
-    for expected, own in zip(one.captures, other.captures, strict=True):
-        assert expected.tensor is not None and own.tensor is not None
-        torch.testing.assert_close(
-            own.tensor.float(), expected.tensor, rtol=limit, atol=limit
-        )
-    inputs = [np.asarray(run.images[0].input).astype(int) for run in (one, other)]
-    assert np.abs(inputs[0] - inputs[1]).max() <= 1
+    precision, and the input's picture shows the image."""
+    before = precision(converted)
+    options = {"capture": "output,grad,input", "target": "class:1", "preset": "none"}
+    single = fv.run(tiny, picture, "*", tensors=True, **options)
+    other = fv.run(converted, picture, "*", tensors=True, **options)
+    limit = max(torch.finfo(before).eps, torch.finfo(torch.float32).eps) * 100
+    for expected, capture in zip(single.captures, other.captures, strict=True):
+        tensor = capture.tensor.float()
+        torch.testing.assert_close(tensor, expected.tensor, rtol=limit, atol=limit)
+    shown = np.asarray(other.images[0].input).astype(int)
+    assert np.abs(shown - np.asarray(single.images[0].input)).max() <= 1
+    assert precision(converted) == before
 
-    def grey(image: Any) -> torch.Tensor:
-        return torch.full((3, image.height, image.width), 0.5)
 
-    assert (
-        fv.run(model, picture, out=tmp_path / "grey", transform=grey).images[0].error
-        is None
-    )
-    assert fv.look(model, picture, preset="none").layers
-    assert fv.layers(model, size=20).rows
-    assert fv.audit(model, picture, out=tmp_path / "audit", preset="none").document
-    assert fv.cam(model, picture, layers="0", **WISHES)
-    fv.exemplars(model, picture, "*", out=tmp_path / "best", preset="none")
+def half_grey(image: Image.Image) -> Tensor:
+    return torch.full((3, image.height, image.width), 0.5)
+
+
+def test_floats_of_a_transform_are_cast(converted: nn.Module, picture: Path) -> None:
+    """A function of the user's need not know the model's precision."""
+    assert not fv.run(converted, picture, transform=half_grey).failures
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        lambda model, picture, out: fv.look(model, picture, preset="none").layers,
+        lambda model, picture, out: fv.layers(model, size=20).rows,
+        lambda model, picture, out: (
+            fv.audit(model, picture, out=out, preset="none").document
+        ),
+        lambda model, picture, out: fv.cam(
+            model, picture, layers="0", target="class:1", preset="none"
+        ),
+        lambda model, picture, out: fv.exemplars(
+            model, picture, "*", out=out, preset="none"
+        ),
+    ],
+    ids=["look", "layers", "audit", "cam", "exemplars"],
+)
+def test_studies_take_a_model_of_any_precision(
+    study: Callable[..., object], converted: nn.Module, picture: Path, tmp_path: Path
+) -> None:
+    """They convert the image, and have a result."""
+    assert study(converted, picture, tmp_path / "out")
 
 
 def test_a_file_in_half_precision(tiny: nn.Module, tmp_path: Path) -> None:
     """Becomes float32 on a CPU, which lacks many operations in half."""
     torch.save(tiny.half(), tmp_path / "net.pth")
-    options = ModelOptions(str(tmp_path / "net.pth"), device="cpu")
-    module = load_model(options, InputOptions()).module
-    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+    assert precision(load(tmp_path / "net.pth")) == torch.float32

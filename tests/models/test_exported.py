@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,29 +22,31 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.models import weights
-from featviz.models.load import LoadedModel, load_model
+from featviz.models.load import LoadedModel
 from featviz.models.weights import read_program
-from featviz.options import InputOptions, ModelOptions
+from featviz.options import InputOptions
 from featviz.records import CaptureSite
+from models.loading import load_whole
 
 
-def load(
-    path: object, inputs: InputOptions | None = None, **options: Any
-) -> LoadedModel:
-    chosen = ModelOptions(str(path), device="cpu", trust=True, **options)
-    return load_model(chosen, inputs or InputOptions())
+def load(path: Path, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
+    return load_whole(path, inputs, trust=True, **options)
 
 
-def captured(module: nn.Module, image: Tensor) -> dict[tuple[str, int, str], Tensor]:
-    """What every layer gives, by name, call and key."""
-    found: dict[tuple[str, int, str], Tensor] = {}
+CaptureKey = tuple[str, int, str]
+"""Name of the layer, call, key."""
+
+
+def captured(module: nn.Module, image: Tensor) -> dict[CaptureKey, Tensor]:
+    """What every layer gives."""
+    tensors: dict[CaptureKey, Tensor] = {}
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:
-        found[site.layer.name, site.call, site.key] = tensor.clone()
+        tensors[site.layer.name, site.call, site.key] = tensor.clone()
 
     with in_eval_mode(module), hooked(module, list_layers(module), keep):
         module(image)
-    return found
+    return tensors
 
 
 @pytest.fixture
@@ -51,34 +54,50 @@ def exported(tiny: nn.Module, tmp_path: Path) -> Path:
     return export(tiny, tmp_path / "tiny.pt2")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: models.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4])],
-    ids=["swin"],
-)
-@pytest.mark.slow
-def test_every_call_of_every_layer_is_the_eager_models(
-    make: Callable[[], nn.Module], tmp_path: Path
-) -> None:
-    """Names, classes, aliases, calls and feature maps are those of the model that was
-    exported."""
+class ExportedSwin(NamedTuple):
+    """A Swin transformer of one block a stage, and its program."""
+
+    eager: nn.Module
+    program: nn.Module
+
+
+@pytest.fixture(scope="module")
+def swin(tmp_path_factory: pytest.TempPathFactory) -> ExportedSwin:
     torch.manual_seed(0)
-    eager = make().eval()
-    module = load(export(eager, tmp_path / "m.pt2", 1, 3, 64, 64)).module
-    image = torch.randn(1, 3, 64, 64)
-    expected, found = captured(eager, image), captured(module, image)
-    layers, originals = ({x.name: x for x in list_layers(m)} for m in (module, eager))
-    idle = {originals[site[0]].type for site in expected.keys() - found.keys()}
-    # eval: it does nothing
-    assert found.keys() <= expected.keys() and idle <= {"StochasticDepth"}
-    for site, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[site], rtol=1e-4, atol=1e-5)
-        layer, original = layers[site[0]], originals[site[0]]
-        assert (layer.type, layer.classes) == (original.type, original.classes)
+    eager = models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4]).eval()
+    path = export(eager, tmp_path_factory.mktemp("swin") / "m.pt2", 1, 3, 32, 32)
+    return ExportedSwin(eager, load(path).module)
+
+
+@pytest.mark.slow
+def test_every_call_of_every_layer_is_the_eager_models(swin: ExportedSwin) -> None:
+    """Calls and feature maps are those of the model that was exported, but for what
+    does nothing in eval mode."""
+    image = torch.randn(1, 3, 32, 32)
+    expected = captured(swin.eager, image)
+    of_program = captured(swin.program, image)
+    idle = {swin.eager.get_submodule(name) for name, *_ in expected.keys() - of_program}
+    assert of_program.keys() <= expected.keys()
+    assert all(
+        isinstance(module, models.swin_transformer.StochasticDepth) for module in idle
+    )
+    for key, tensor in of_program.items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_layers_have_the_eager_models_classes(swin: ExportedSwin) -> None:
+    """Those that run, and the classes above them, which selectors match."""
+    ran = {name for name, *_ in captured(swin.program, torch.randn(1, 3, 32, 32))}
+    originals = {layer.name: layer for layer in list_layers(swin.eager)}
+    for layer in list_layers(swin.program):
+        if layer.name in ran:
+            assert layer.type == originals[layer.name].type
+            assert layer.classes == originals[layer.name].classes
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
+    ("shape", "description"),
     [
         ((1, 3, 16, 20), "RGB, resize to 16×20 (bilinear), normalise by"),
         ((1, 3, 56, 56), "resize shorter side to 64 (bilinear), centre crop 56×56"),
@@ -86,12 +105,12 @@ def test_every_call_of_every_layer_is_the_eager_models(
     ],
 )
 def test_the_exported_shape_decides_the_size(
-    shape: tuple[int, ...], words: str, tmp_path: Path
+    shape: tuple[int, ...], description: str, tmp_path: Path
 ) -> None:
     """An image of any size becomes what the program takes."""
     program = export(nn.Conv2d(shape[1], 2, 3), tmp_path / "m.pt2", *shape)
     preprocess = load(program).preprocess
-    assert words in preprocess.words_for()
+    assert description in preprocess.words_for()
     assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == shape
     assert preprocess.blank()[0].shape == shape
 
@@ -99,33 +118,24 @@ def test_the_exported_shape_decides_the_size(
 def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:
     """Where height and width are free, the usual preprocessing decides."""
     free = torch.export.Dim.AUTO
-    path = export(
-        nn.Conv2d(3, 2, 3),
-        tmp_path / "m.pt2",
-        2,
-        3,
-        16,
-        20,
-        dynamic=({0: free, 2: free, 3: free},),
-    )
+    sizes = ({0: free, 2: free, 3: free},)
+    conv = nn.Conv2d(3, 2, 3)
+    path = export(conv, tmp_path / "m.pt2", 2, 3, 16, 20, dynamic=sizes)
     model = load(path, InputOptions(size=(40, 30)))
-    assert captured(model.module, model.preprocess.blank()[0])["", 0, ""].shape == (
-        1,
-        2,
-        38,
-        28,
-    )
+    output = captured(model.module, model.preprocess.blank()[0])["", 0, ""]
+    assert output.shape == (1, 2, 38, 28)
     assert load(path).preprocess.blank()[0].shape == (1, 3, 224, 224)
 
 
 def test_a_program_runs_on_another_device(tmp_path: Path) -> None:
     """Devices written into the program move with it; meta stands in for a GPU here."""
     ramp = Net(lambda self, x: x + torch.arange(20, device=x.device))
-    path, device = export(ramp, tmp_path / "m.pt2"), torch.device("meta")
-    module = read_program(path, True, device)[0]
-    assert module(torch.zeros(1, 3, 16, 20, device=device)).device == device
+    path = export(ramp, tmp_path / "m.pt2")
+    image = torch.zeros(1, 3, 16, 20, device="meta")
+    module = read_program(path, True, image.device)[0]
+    assert module(image).device == image.device
     with pytest.raises(RuntimeError, match="device"):
-        read_program(path, True)[0](torch.zeros(1, 3, 16, 20, device=device))
+        read_program(path, True)[0](image)
 
 
 @pytest.mark.parametrize(
@@ -158,26 +168,27 @@ def test_a_program_that_takes_no_image(
     assert capfd.readouterr().out == ""
 
 
-def _lacking(part: str) -> Callable[[bytes], bytes]:
-    def without(data: bytes) -> bytes:
-        file = io.BytesIO()
-        with (
-            zipfile.ZipFile(io.BytesIO(data)) as whole,
-            zipfile.ZipFile(file, "w") as left,
-        ):
-            for name in whole.namelist():
-                if not name.endswith(part):
-                    left.writestr(name, whole.read(name))
-        return file.getvalue()
-
-    return without
+def lacking(member: str, data: bytes) -> bytes:
+    """An archive without one of its members."""
+    file = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as archive,
+        zipfile.ZipFile(file, "w") as new,
+    ):
+        for name in archive.namelist():
+            if not name.endswith(member):
+                new.writestr(name, archive.read(name))
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda data: data[: len(data) // 2], "truncated or damaged"),
-        (_lacking("archive_version"), r"tiny\.pt2 cannot be loaded: .*deserializing"),
+        (
+            partial(lacking, "archive_version"),
+            r"tiny\.pt2 cannot be loaded: .*deserializing",
+        ),
     ],
 )
 def test_a_damaged_program_is_refused_in_one_line(
@@ -187,7 +198,7 @@ def test_a_damaged_program_is_refused_in_one_line(
     exported.write_bytes(change(exported.read_bytes()))
     with pytest.raises(LoadError, match=message) as caught:
         load(exported)
-    assert caught.value.message.count("\n") == 0
+    assert "\n" not in caught.value.message
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -205,21 +216,18 @@ def test_nothing_of_a_program_is_read_without_trust(
 ) -> None:
     """torch unpickles example inputs, whatever the case of their name; a line asks for
     --trust."""
-    marker, inputs, file = (
-        Path("marker").absolute(),
-        "data/sample_inputs/model.pt",
-        io.BytesIO(),
-    )
-    torch.save(((Evil(),), {}), file)
-    exported.write_bytes(_lacking(inputs)(exported.read_bytes()))
+    marker = Path("marker").absolute()
+    evil = io.BytesIO()
+    torch.save(((Evil(),), {}), evil)
+    program = exported.read_bytes()
+    exported.write_bytes(lacking("data/sample_inputs/model.pt", program))
     with zipfile.ZipFile(exported, "a") as archive:
-        archive.writestr(f"tiny/data/sample_inputs/{name}", file.getvalue())
+        archive.writestr(f"tiny/data/sample_inputs/{name}", evil.getvalue())
     done = featviz(*line.format(exported).split())
-    assert done.code == 1 and not marker.exists()
-    assert (
-        "error: tiny.pt2 is an exported program, and torch reads it by running"
-        in done.err
-    )
+    message = "error: tiny.pt2 is an exported program, and torch reads it by running"
+    assert done.code == 1
+    assert not marker.exists()
+    assert message in done.err
     assert "--trust" in done.err.partition("hint: ")[2]
 
 
@@ -241,7 +249,8 @@ def test_a_program_of_a_model_of_transformers(
     loaded = load(export(model, tmp_path / "m.pt2", 1, 3, 32, 32))
     image = torch.rand(1, 3, 32, 32)
     torch.testing.assert_close(loaded.module(image).logits, model(image).logits)
-    assert loaded.scores == "logits" and "transformers.modeling_outputs" in imported
+    assert loaded.scores == "logits"
+    assert "transformers.modeling_outputs" in imported
 
 
 @pytest.mark.parametrize(
@@ -251,8 +260,7 @@ def test_torchscript_has_a_way_out(make: Any, tiny: nn.Module, tmp_path: Path) -
     """It takes no hooks; the hint has the line that saves its state dict."""
     script = tmp_path / "script.pt"
     torch.jit.save(make(tiny), script)
-    with pytest.raises(
-        LoadError, match="is TorchScript, which takes no hooks"
-    ) as caught:
+    message = "is TorchScript, which takes no hooks"
+    with pytest.raises(LoadError, match=message) as caught:
         load(script)
     assert "torch.jit.load(FILE).state_dict()" in str(caught.value.hint)

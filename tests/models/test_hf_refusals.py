@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from featviz.errors import LoadError
 from models.hf_folders import edit, save, theirs, transformers
-from models.loading import load
+from models.loading import load, same_weights
 
 VIT = {"architectures": ["ViTModel"], "model_type": "vit"}
 TINY: dict[str, Any] = {
@@ -57,17 +58,12 @@ NO_MODEL = r"which is no model of transformers \d"
             {**VIT, **TINY},
             r"model\.safetensors does not fit ViTModel: missing or of another",
         ),
-        *(
-            ({"architectures": [name]}, NO_MODEL)
-            for name in (
-                "NoSuchModel",
-                "os",
-                "__class__",
-                "PreTrainedModel",
-                "a.b",
-                "TimmBackbone",
-            )
-        ),
+        ({"architectures": ["NoSuchModel"]}, NO_MODEL),
+        ({"architectures": ["os"]}, NO_MODEL),
+        ({"architectures": ["__class__"]}, NO_MODEL),
+        ({"architectures": ["PreTrainedModel"]}, NO_MODEL),
+        ({"architectures": ["a.b"]}, NO_MODEL),
+        ({"architectures": ["TimmBackbone"]}, NO_MODEL),
     ],
 )
 def test_a_config_that_is_refused(
@@ -79,16 +75,17 @@ def test_a_config_that_is_refused(
         load(folder(tmp_path, **config))
 
 
-def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spec", ["", "model.safetensors"], ids=["folder", "file"])
+def test_without_transformers(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hint is the extra to install, for a folder and for a file beside a
     config.json."""
     monkeypatch.setitem(sys.modules, "transformers", None)
-    for spec in (folder(tmp_path, **VIT), tmp_path / "model.safetensors"):
-        with pytest.raises(
-            LoadError, match="ViTModel is a model of the package transf"
-        ) as caught:
-            load(spec)
-        assert caught.value.hint == "pip install 'featviz[hf]'"
+    message = "ViTModel is a model of the package transf"
+    with pytest.raises(LoadError, match=message) as caught:
+        load(folder(tmp_path, **VIT) / spec)
+    assert caught.value.hint == "pip install 'featviz[hf]'"
 
 
 @pytest.fixture(scope="module")
@@ -131,45 +128,64 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("detr", {"backbone_config": {"model_type": "evil"}}, "could not be built"),
 ]
-"""Configs that lead out of the folder: the honest family, the change, and the words."""
+"""Configs that lead out of the folder: the honest family, the change, and the message."""
 
 
-@pytest.mark.parametrize(("family", "change", "words"), REFUSED)
+@pytest.mark.parametrize(("family", "change", "message"), REFUSED)
 def test_a_config_that_leads_elsewhere(
     family: str,
     change: dict[str, Any],
-    words: str,
+    message: str,
     saved: Path,
     tmp_path: Path,
     watched: Callable[[], list[str]],
 ) -> None:
     """Folders, files and hubs that a config names stay closed, through timm, too."""
-    _secret(tmp_path)
-    change = json.loads(
-        json.dumps(change).replace("{secret}", str(tmp_path / "secret"))
-    )
-    given = shutil.copytree(saved / family, tmp_path / "given")
-    config = {**json.loads((given / "config.json").read_text()), **change}
-    (given / "config.json").write_text(json.dumps(config))
+    secret = _secret(tmp_path)
+    values = json.loads(json.dumps(change).replace("{secret}", str(secret)))
+    copy = shutil.copytree(saved / family, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **values}))
     watched()
-    with pytest.raises(LoadError, match=words) as caught:
-        load(given)
-    assert "\n" not in caught.value.message and not watched()
+    with pytest.raises(LoadError, match=message) as caught:
+        load(copy)
+    assert "\n" not in caught.value.message
+    assert not watched()
 
 
 IGNORED: dict[str, Any] = {
-    **{"transformers_weights": "../secret/code.bin", "gguf_file": "../secret/code.bin"},
-    **{"_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel"},
-    **{"use_kernels": True, "kernel_config": {"a": "e/k"}, "torch_dtype": "../secret"},
-    **{
-        "name_or_path": "evil/model",
-        "_name_or_path": "../secret",
-        "model_type": "evil",
-    },
-    **{"backbone_config": BACKBONE, "vision_config": WRAPPED, "auto_map": {}},
-    **{"adapter_kwargs": {"_adapter_model_path": "../secret"}, "_from_auto": "evil"},
+    "transformers_weights": "../secret/code.bin",
+    "gguf_file": "../secret/code.bin",
+    "_attn_implementation": "evil/kernel",
+    "attn_implementation": "evil/kernel",
+    "use_kernels": True,
+    "kernel_config": {"a": "e/k"},
+    "torch_dtype": "../secret",
+    "name_or_path": "evil/model",
+    "_name_or_path": "../secret",
+    "model_type": "evil",
+    "backbone_config": BACKBONE,
+    "vision_config": WRAPPED,
+    "auto_map": {},
+    "adapter_kwargs": {"_adapter_model_path": "../secret"},
+    "_from_auto": "evil",
 }
 """Values that change nothing."""
+
+CODE_FILES = (
+    "modeling_vit.py",
+    "chat_template.jinja",
+    "adapter_config.json",
+    "tokenizer.json",
+)
+"""Files that no vision model needs, here with code that would end the process."""
+
+PIPES = (
+    "generation_config.json",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+)
+"""Files that would block whoever opens them."""
 
 
 @pytest.mark.slow
@@ -179,57 +195,56 @@ def test_a_config_whose_values_are_not_used(
     """How and from where to load is not the config's to say: the weights are those of
     the folder, and of all its files just config, weights and image processor are
     opened."""
-    _secret(tmp_path)
-    given = shutil.copytree(saved / "vit", tmp_path / "given")
-    for name in (
-        "modeling_vit.py",
-        "chat_template.jinja",
-        "adapter_config.json",
-        "tokenizer.json",
-    ):
-        shutil.copy(tmp_path / "secret" / "code.py", given / name)
-    for name in (
-        "generation_config.json",
-        "pytorch_model.bin",
-        "adapter_model.safetensors",
-    ):
-        os.mkfifo(given / name)
-    edit(given, **IGNORED)
-    expected = theirs(saved / "vit").state_dict()
+    secret = _secret(tmp_path)
+    copy = shutil.copytree(saved / "vit", tmp_path / "copy")
+    for name in CODE_FILES:
+        shutil.copy(secret / "code.py", copy / name)
+    for name in PIPES:
+        os.mkfifo(copy / name)
+    edit(copy, **IGNORED)
+    expected = theirs(saved / "vit")
     watched()
-    module = load(given)
-    assert all(
-        torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items()
-    )
-    assert module.config._attn_implementation == "eager"  # type: ignore[union-attr]
+    module: Any = load(copy)
+    assert same_weights(module, expected)
+    assert module.config._attn_implementation == "eager"
     assert not watched()
 
 
-@pytest.mark.slow
-def test_a_folder_that_names_timm_is_timms(tmp_path: Path) -> None:
-    """What transformers saves of a model of timm has timm's names, and is loaded by
-    timm; so is the backbone of a detector that has a plain name of timm's."""
-    pytest.importorskip("timm", reason="timm is not installed")
-    torch.manual_seed(0)
-    config = transformers.TimmWrapperConfig.from_dict(
-        {"architecture": "test_resnet", "num_classes": 3}
-    )
+def wrapped_by_timm() -> tuple[Any, nn.Module]:
+    """A model of timm in transformers' wrapper, and itself."""
+    settings = {"architecture": "test_resnet", "num_classes": 3}
+    config = transformers.TimmWrapperConfig.from_dict(settings)
     model = transformers.TimmWrapperForImageClassification(config)
-    model.save_pretrained(tmp_path / "wrapped")
-    assert torch.equal(
-        load(tmp_path / "wrapped").conv1[0].weight,  # type: ignore[index,union-attr]
-        model.timm_model.conv1[0].weight,
+    return model, model.timm_model
+
+
+def with_timms_backbone() -> tuple[Any, nn.Module]:
+    """A detector whose backbone has a plain name of timm's, and itself."""
+    config = transformers.DetrConfig(
+        use_timm_backbone=True,
+        backbone="resnet18",
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_queries=4,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
     )
-    detr = transformers.DetrConfig(
-        **{"use_timm_backbone": True, "backbone": "resnet18"},
-        **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 4},
-        **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
-    )
-    transformers.DetrForObjectDetection(detr).save_pretrained(tmp_path / "detr")
-    module, expected = load(tmp_path / "detr"), theirs(tmp_path / "detr").state_dict()
-    assert all(
-        torch.equal(tensor, expected[k]) for k, tensor in module.state_dict().items()
-    )
+    model = transformers.DetrForObjectDetection(config)
+    return model, model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [wrapped_by_timm, with_timms_backbone])
+def test_a_folder_that_names_timm_is_timms(
+    make: Callable[[], tuple[Any, nn.Module]], tmp_path: Path
+) -> None:
+    """What transformers saves of a model of timm has timm's names, and is loaded by
+    timm; so is the backbone of a detector."""
+    pytest.importorskip("timm", reason="timm is not installed")
+    model, expected = make()
+    model.save_pretrained(tmp_path)
+    assert same_weights(load(tmp_path), expected)
 
 
 class _Code:
@@ -242,13 +257,13 @@ class _Code:
         return (os.mkdir, (str(self.path),))
 
 
-def _secret(root: Path) -> None:
+def _secret(root: Path) -> Path:
     """A folder that no model may open: a model of timm's, code, a pickle that runs
     code."""
-    (root / "secret").mkdir()
-    (root / "secret" / "code.py").write_text("raise SystemExit('run')")
-    torch.save({"a": _Code(root / "ran")}, root / "secret" / "code.bin")
-    folder(root / "secret", architecture="test_resnet", architectures=["ViTModel"])
-    (root / "secret" / "model.safetensors").rename(
-        root / "secret" / "weights.safetensors"
-    )
+    secret = root / "secret"
+    secret.mkdir()
+    (secret / "code.py").write_text("raise SystemExit('run')")
+    torch.save({"a": _Code(root / "ran")}, secret / "code.bin")
+    folder(secret, architecture="test_resnet", architectures=["ViTModel"])
+    (secret / "model.safetensors").rename(secret / "weights.safetensors")
+    return secret

@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,35 +18,45 @@ import pytest
 import torch
 from conftest import Run
 from PIL import Image
-from safetensors.torch import save_file
+from runs import run_json
+from safetensors.torch import load_file, save_file
+from tiles import raw
 from torch import Tensor, nn
 
 from featviz import run
 from featviz.errors import FeatvizError, ImageError, LoadError
 from featviz.hooks.capture import leaves
-from featviz.models.load import LoadedModel, adopt, load_model
+from featviz.models.load import adopt
 from featviz.models.preprocess import Chain, Preprocess
-from featviz.models.presets import _ALLOWED, choose_preprocess, from_transformers
-from featviz.options import InputOptions, ModelOptions
+from featviz.models.presets import (
+    IMAGE_PROCESSORS,
+    choose_preprocess,
+    from_transformers,
+)
+from featviz.options import InputOptions
 from featviz.records import Raster
+from models.drawn import DrawnImage
 from models.hf_folders import MODELS, NAMES, PROCESSORS, photo, save, theirs
+from models.loading import load, load_whole, same_weights
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed"
 )
 
 
-def load(spec: object, **options: Any) -> LoadedModel:
-    return load_model(ModelOptions(str(spec), device="cpu", **options), InputOptions())
+Folders = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """The folder of a family, saved once."""
     root = tmp_path_factory.mktemp("hf")
-    return lambda family: (
-        root / family if (root / family).is_dir() else save(family, root / family)
-    )
+    return cache(lambda family: save(family, root / family))
+
+
+@pytest.fixture(scope="module")
+def vit(folders: Folders) -> Path:
+    return folders("vit")
 
 
 @pytest.fixture
@@ -55,26 +68,18 @@ def image(tmp_path: Path) -> Path:
 def cloned(model: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
     """What each module gives at its first call, copied at once by hooks of torch's own:
     by name, with the way to a tensor inside the output behind it."""
-    kept: dict[str, Tensor] = {}
+    copies: dict[str, Tensor] = {}
 
-    def hook(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            for key, value in leaves(output):
-                if isinstance(value, Tensor):
-                    kept.setdefault(
-                        f"{name}:{key}" if key else name, value.detach().clone()
-                    )
+    def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        for key, value in leaves(output):
+            if isinstance(value, Tensor):
+                copies.setdefault(f"{name}:{key}".rstrip(":"), value.detach().clone())
 
-        return keep
-
-    handles = [
-        part.register_forward_hook(hook(name)) for name, part in model.named_modules()
-    ]
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for name, part in model.named_modules():
+            hooks.enter_context(part.register_forward_hook(partial(keep, name)))
         run()
-    for handle in handles:
-        handle.remove()
-    return kept
+    return copies
 
 
 def seen_by(model: Any, pixels: Tensor) -> Any:
@@ -84,160 +89,189 @@ def seen_by(model: Any, pixels: Tensor) -> Any:
     return model(pixels)
 
 
+def processed(family: str, folder: Path, image: Path) -> Tensor:
+    """The input that the library's own processor makes."""
+    processor = getattr(transformers, PROCESSORS[family][0]).from_pretrained(folder)
+    inputs = processor(images=Image.open(image), return_tensors="pt")
+    return inputs["pixel_values"].float()
+
+
+def first_outputs(drawn: DrawnImage) -> dict[str, Tensor]:
+    """The tensors of each layer's first call, but for the model as a whole."""
+    return {
+        f"{row['layer']}:{row['key']}".rstrip(":"): raw(drawn.folder, row)
+        for row in drawn.manifest["captures"]
+        if row["layer"] and not row["call"]
+    }
+
+
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "vit")) for f in MODELS]
 )
 def test_a_bare_folder_runs(
-    family: str,
-    folders: Callable[[str], Path],
-    image: Path,
-    tmp_path: Path,
-    featviz: Run,
+    family: str, folders: Folders, image: Path, tmp_path: Path, featviz: Run
 ) -> None:
     """`run DIR IMAGE`: the class that config.json names; each tensor of the run, at
     least five, equals what hooks on the library's own model copy for the input of the
     library's own processor."""
-    folder, out = folders(family), tmp_path / "maps"
-    done = featviz(
-        "run", folder, image, "--layers", "*", "--tensors", "npy", "--out", out
-    )
+    folder = folders(family)
+    out = tmp_path / "maps"
+    options = ["--layers", "*", "--tensors", "npy", "--out", out]
+    done = featviz("run", folder, image, *options)
     assert done.code == 0, done.err
-    record = json.loads((out / "run.json").read_text())["model"]
-    assert (record["kind"], record["arch"]) == ("huggingface", MODELS[family][0])
-    processor = getattr(transformers, PROCESSORS[family][0]).from_pretrained(folder)
-    pixels = processor(images=Image.open(image), return_tensors="pt")[
-        "pixel_values"
-    ].float()
+
     model = theirs(folder)
+    pixels = processed(family, folder, image)
     expected = cloned(model, lambda: seen_by(model, pixels))
-    manifest = json.loads(next(out.glob("*/manifest.json")).read_text())
-    compared = 0
-    for row in manifest["captures"]:
-        name = row["layer"] + (f":{row['key']}" if row.get("key") else "")
-        if name not in expected or row.get("call", 0) or not row["layer"]:
-            continue
-        ours = np.load(next(out.glob(f"*/{row['tensor']}")))
-        np.testing.assert_allclose(ours, expected[name].numpy(), atol=2e-5, rtol=1e-4)
-        compared += 1
-    assert compared >= 5
-    idle = [model.get_submodule(name) for name in manifest["never_ran"]]
-    assert not any(isinstance(part, (nn.ModuleList, nn.Sequential)) for part in idle)
-    assert not [skip for skip in manifest["skipped"] if "is None" in skip["reason"]]
-
-
-@pytest.mark.slow
-def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """`hf:DIR`, a file beside a config.json, `--arch hf:DIR` and `--weights` lead to
-    one model."""
-    folder = folders("vit")
-    file = folder / "model.safetensors"
-    elsewhere = tmp_path / "tuned.safetensors"
-    elsewhere.write_bytes(file.read_bytes())
-    expected = load(folder)
-    for one in (
-        load(f"hf:{folder}"),
-        load(file),
-        load(elsewhere, arch=f"hf:{folder}"),
-        load(folder, weights=str(elsewhere)),
-    ):
-        assert one.preprocess == expected.preprocess
-        assert one.categories == expected.categories and one.scores == "logits"
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(
-                one.module.parameters(), expected.module.parameters(), strict=True
-            )
+    drawn = DrawnImage(out / image.name)
+    tensors = first_outputs(drawn)
+    shared = tensors.keys() & expected.keys()
+    assert len(shared) >= 5
+    for name in shared:
+        torch.testing.assert_close(
+            tensors[name], expected[name], atol=2e-5, rtol=1e-4, msg=name
         )
-    assert load(file).source["kind"] == "file" and load(file).source["arch"] == "vit"
+    assert run_json(out)["model"]["arch"] == MODELS[family][0]
+    reasons = " ".join(skip["reason"] for skip in drawn.manifest["skipped"])
+    assert "is None" not in reasons
+    for name in drawn.manifest["never_ran"]:
+        assert not isinstance(
+            model.get_submodule(name), (nn.ModuleList, nn.Sequential)
+        ), name
+
+
+WEIGHTS = "model.safetensors"
 
 
 @pytest.mark.parametrize(
-    ("family", "names"), [("vit", list(NAMES.values())), ("clip", [])]
+    ("spec", "options"),
+    [
+        ("hf:{folder}", {}),
+        ("{folder}/model.safetensors", {}),
+        ("{elsewhere}", {"arch": "hf:{folder}"}),
+        ("{folder}", {"weights": "{elsewhere}"}),
+    ],
+    ids=["hf:DIR", "file beside a config", "--arch", "--weights"],
 )
-def test_classes_have_names_and_embeddings_have_none(
-    family: str,
-    names: list[str],
-    folders: Callable[[str], Path],
-    image: Path,
-    featviz: Run,
+def test_other_ways_to_say_it(
+    spec: str, options: dict[str, str], vit: Path, tmp_path: Path
 ) -> None:
-    """The likeliest classes by id2label, as the library's own logits order them; a
-    model that is no classifier has no classes."""
-    folder = folders(family)
-    done = featviz(
-        "run", folder, image, "--layers", "*.0.*", "--out", image.parent / "maps"
-    )
-    manifest = json.loads(
-        next((image.parent / "maps").glob("*/manifest.json")).read_text()
-    )
+    """All lead to one model."""
+    paths = {"folder": vit, "elsewhere": tmp_path / "tuned.safetensors"}
+    shutil.copy(vit / WEIGHTS, paths["elsewhere"])
+    expected = load_whole(vit)
+    filled = {name: value.format(**paths) for name, value in options.items()}
+    loaded = load_whole(spec.format(**paths), **filled)
+    assert loaded.preprocess == expected.preprocess
+    assert loaded.categories == expected.categories
+    assert loaded.scores == "logits"
+    assert same_weights(loaded.module, expected.module)
+
+
+def test_a_file_beside_a_config_is_a_file(vit: Path) -> None:
+    """The record has it as one, of the architecture of the config."""
+    source = load_whole(vit / WEIGHTS).source
+    assert (source["kind"], source["arch"]) == ("file", "vit")
+
+
+def test_classes_have_names(
+    vit: Path, image: Path, tmp_path: Path, featviz: Run
+) -> None:
+    """The likeliest classes by id2label, as the library's own logits order them."""
+    done = featviz("run", vit, image, "--layers", "*.0.*", "--out", tmp_path / "maps")
     assert done.code == 0, done.err
-    if not names:
-        assert "prediction" not in manifest and "%" not in done.out + done.err
-        return
-    loaded = load(folder)
     with torch.no_grad():
-        logits = theirs(folder)(loaded.preprocess([Image.open(image)])[0]).logits[0]
+        logits = theirs(vit)(processed("vit", vit, image)).logits[0]
     order = logits.argsort(descending=True).tolist()
-    assert [guess["index"] for guess in manifest["prediction"]] == order
-    said = [names[index].replace("\x1b", "\\x1b") for index in order]
-    assert [guess["name"] for guess in manifest["prediction"]] == said
+    prediction = DrawnImage(tmp_path / "maps" / image.name).manifest["prediction"]
+    names = [NAMES[index].replace("\x1b", "\\x1b") for index in order]
+    assert [guess["index"] for guess in prediction] == order
+    assert [guess["name"] for guess in prediction] == names
     assert "\x1b" not in done.out + done.err
 
 
-@pytest.mark.slow
-def test_partial_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """What is missing is an error, and with --partial random by --seed, with a warning."""
-    folder = folders("vit")
-    tensors = {
-        k: v.contiguous()
-        for k, v in theirs(folder).state_dict().items()
-        if "class" not in k
-    }
+def test_embeddings_are_no_classes(
+    folders: Folders, image: Path, tmp_path: Path, featviz: Run
+) -> None:
+    """A model that is no classifier predicts nothing."""
+    options = ["--layers", "*.0.*", "--out", tmp_path / "maps"]
+    done = featviz("run", folders("clip"), image, *options)
+    assert done.code == 0, done.err
+    assert "prediction" not in DrawnImage(tmp_path / "maps" / image.name).manifest
+    assert "%" not in done.out + done.err
+
+
+@pytest.fixture
+def backbone(vit: Path, tmp_path: Path) -> str:
+    """A file of weights without those of the classifier."""
+    tensors = load_file(vit / WEIGHTS)
     file = tmp_path / "backbone.safetensors"
-    save_file(tensors, file)
-    with pytest.raises(
-        LoadError,
-        match=(
-            r"does not fit ViTForImageClassification: missing or of another shape:"
-            r" class"
-        ),
-    ):
-        load(folder, weights=str(file))
-    one, two, other = (
-        load(folder, weights=str(file), partial=True, seed=seed).module.state_dict()
-        for seed in (1, 1, 2)
+    save_file({k: v for k, v in tensors.items() if "class" not in k}, file)
+    return str(file)
+
+
+def test_missing_weights_are_an_error(vit: Path, backbone: str) -> None:
+    """It names the first that is missing."""
+    message = (
+        "does not fit ViTForImageClassification: missing or of another shape: class"
     )
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
+    with pytest.raises(LoadError, match=message):
+        load(vit, weights=backbone)
 
 
-def test_arguments_change_the_config(folders: Callable[[str], Path]) -> None:
+def test_partial_weights_are_random_by_seed(vit: Path, backbone: str) -> None:
+    """With --partial, what is missing."""
+
+    def seeded(seed: int) -> nn.Module:
+        return load(vit, weights=backbone, partial=True, seed=seed)
+
+    assert same_weights(seeded(1), seeded(1))
+    assert not same_weights(seeded(1), seeded(2))
+
+
+def test_arguments_change_the_config(vit: Path) -> None:
     """--model-arg sets values of the config, as keywords of from_pretrained do."""
-    module = load(folders("vit"), model_args={"output_hidden_states": True}).module
+    module = load(vit, model_args={"output_hidden_states": True})
     with torch.no_grad():
         assert len(module(torch.zeros(1, 3, 32, 32)).hidden_states) == 3
-    assert module.config._attn_implementation == "eager"  # type: ignore[union-attr]
-    chosen = load(folders("vit"), model_args={"attn_implementation": "sdpa"}).module
-    assert chosen.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
-def test_a_module_in_hand(folders: Callable[[str], Path], image: Path) -> None:
-    """featviz.run of a module of the library, or of a class derived from one, knows its
-    classes."""
-    model = theirs(folders("vit"))
-    kind = type("Mine", (type(model),), {})
-    model.__class__ = kind
-    assert kind.__module__ != "transformers.models.vit.modeling_vit"
-    adopted = adopt(model, InputOptions(size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3))
-    assert adopted.scores is None  # its name says nothing
-    model.__class__ = type("MineForImageClassification", (kind,), {})
-    result = run(model, image, "*.0", image.parent / "maps", size=(32, 32))
-    named = [guess.name for guess in result.images[0].outcome.prediction]
-    assert len(named) == 3 and "dog" in named
+@pytest.mark.parametrize(
+    ("arguments", "attention"),
+    [({}, "eager"), ({"attn_implementation": "sdpa"}, "sdpa")],
+)
+def test_attention_is_eager_unless_asked_for(
+    arguments: dict[str, str], attention: str, vit: Path
+) -> None:
+    """Only then its weights are tensors that can be drawn."""
+    module: Any = load(vit, model_args=arguments)
+    assert module.config._attn_implementation == attention
 
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+def derived(model: nn.Module, name: str) -> None:
+    """Make a model one of a class of the user's."""
+    model.__class__ = type(name, (type(model),), {})
+
+
+def test_a_derived_module_in_hand_is_known_by_its_name(vit: Path, image: Path) -> None:
+    """featviz.run of a module of a class derived from the library's knows its classes."""
+    model = theirs(vit)
+    derived(model, "MineForImageClassification")
+    result = run(model, image, "*.0", size=(32, 32))
+    prediction = result.images[0].prediction
+    assert len(prediction) == 3
+    assert "dog" in [guess.name for guess in prediction]
+
+
+def test_a_name_that_says_nothing_makes_no_classifier(vit: Path) -> None:
+    """What the outputs mean is not known."""
+    model = theirs(vit)
+    derived(model, "Mine")
+    assert adopt(model, InputOptions()).scores is None
+
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 
 
 def square(side: int) -> dict[str, int]:
@@ -274,9 +308,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def folder(
-    path: Path, said: dict[str, Any], name: str = "preprocessor_config.json"
+    path: Path, content: dict[str, Any], name: str = "preprocessor_config.json"
 ) -> Path:
-    (path / name).write_text(json.dumps(said))
+    (path / name).write_text(json.dumps(content))
     return path
 
 
@@ -289,50 +323,66 @@ def prepared(
 
 
 def of(family: str, path: Path, **wishes: Any) -> Preprocess:
-    kind, options = FAMILIES[family]
-    return prepared(folder(path, {"image_processor_type": kind, **options}), **wishes)
+    name, options = FAMILIES[family]
+    return prepared(folder(path, {"image_processor_type": name, **options}), **wishes)
 
 
-@pytest.mark.parametrize(("kind", "options"), FAMILIES.values(), ids=FAMILIES)
-def test_the_same_pixels(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """What the library's own processor gives, bit for bit; and undoing the
-    normalisation gives the picture of the processor that does not normalise. Zeros have
-    the shape of a picture of 224 × 224."""
-    theirs = getattr(transformers, kind)(**options)
-    theirs.save_pretrained(tmp_path)
-    ours = prepared(tmp_path)
-    (zeros,), (whole,) = ours.blank(), ours([photo(224, 224)])
-    assert zeros.shape == whole.shape
-    assert ours.chain.own_size or ours([photo(100, 150)])[0].shape == zeros.shape
-    for size in ((90, 60), (33, 49)):
-        (tensor,) = ours([photo(*size)])
-        expected = theirs(images=photo(*size), return_tensors="pt")["pixel_values"]
-        assert tensor.dtype == torch.float32 and torch.equal(tensor, expected.float())
-    rest = {
-        "do_normalize": False,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_pad": False,
-    }
-    more = {
-        "rescale_offset": False,
-        "include_top": False,
-        "do_flip_channel_order": False,
-    }
-    theirs = getattr(transformers, kind)(**{**options, **rest, **more})
-    plain = theirs(images=photo(*size), return_tensors="pt")["pixel_values"].clamp(0, 1)
-    shown = ours.shown([tensor])[..., : plain.shape[2], : plain.shape[3]]
-    torch.testing.assert_close(shown, plain.float(), atol=4e-6, rtol=0)
+def processor_of(family: str, **changes: Any) -> Callable[[Image.Image], Tensor]:
+    """The library's own processor of a picture."""
+    name, options = FAMILIES[family]
+    processor = getattr(transformers, name)(**{**options, **changes})
+    return lambda picture: processor(images=picture, return_tensors="pt")[
+        "pixel_values"
+    ].float()
+
+
+@pytest.mark.parametrize("size", [(90, 60), (33, 49)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_pixels(family: str, size: tuple[int, int], tmp_path: Path) -> None:
+    """What the library's own processor gives, bit for bit."""
+    (tensor,) = of(family, tmp_path)([photo(*size)])
+    assert tensor.dtype == torch.float32
+    assert torch.equal(tensor, processor_of(family)(photo(*size)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_model_saw_is_a_picture(family: str, tmp_path: Path) -> None:
+    """Undoing the normalisation gives the picture of the processor that does not
+    normalise."""
+    ours = of(family, tmp_path)
+    picture = processor_of(
+        family,
+        do_normalize=False,
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_pad=False,
+        rescale_offset=False,
+        include_top=False,
+        do_flip_channel_order=False,
+    )
+    expected = picture(photo(33, 49)).clamp(0, 1)
+    shown = ours.shown(ours([photo(33, 49)]))
+    shown = shown[..., : expected.shape[2], : expected.shape[3]]
+    torch.testing.assert_close(shown, expected, atol=4e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_zeros_have_the_shape_of_a_picture(family: str, tmp_path: Path) -> None:
+    """Of one of 224 × 224, and of any other where the size is fixed."""
+    ours = of(family, tmp_path)
+    (zeros,) = ours.blank()
+    assert zeros.shape == ours([photo(224, 224)])[0].shape
+    if not ours.chain.own_size:
+        assert zeros.shape == ours([photo(100, 150)])[0].shape
 
 
 @pytest.mark.parametrize("family", ["vit", "clip"])
 def test_arrays_are_values_of_0_to_1(family: str, tmp_path: Path) -> None:
     """A float array goes through the same processor, within the rounding of bytes."""
-    ours, values = (
-        of(family, tmp_path),
-        np.moveaxis(np.asarray(photo(), "f4") / 255, -1, 0),
-    )
-    (of_bytes,), (of_floats,) = ours([photo()]), ours([Raster(values, "float32")])
+    ours = of(family, tmp_path)
+    values = np.moveaxis(np.asarray(photo(), "f4") / 255, -1, 0)
+    (of_bytes,) = ours([photo()])
+    (of_floats,) = ours([Raster(values, "float32")])
     level = 1 / 255 / min(ours.chain.std or (1.0,))
     torch.testing.assert_close(of_floats, of_bytes, atol=1.1 * level, rtol=0)
 
@@ -362,25 +412,24 @@ def test_what_the_user_changes(
     family: str, wishes: dict[str, Any], chain: Chain, tmp_path: Path
 ) -> None:
     """Any such option is met by steps of featviz's own with the processor's size, crop,
-    mean and deviation; the words say them."""
+    mean and deviation; its description says them."""
     chosen = of(family, tmp_path, **wishes)
-    assert chosen.chain == chain and chosen.chain.steps == chain.steps
+    assert chosen.chain == chain
+    assert chosen.chain.steps == chain.steps
 
 
 def test_the_processor_of_images_and_text(tmp_path: Path) -> None:
     """What processor_config.json has under image_processor comes first, as in the
     library; without a file nothing is known."""
     assert from_transformers(tmp_path, {}) is None
-    folder(tmp_path, {"size": {"height": 10, "width": 10}})
-    nested = {
-        "image_processor": {"image_processor_type": "ViTImageProcessor", "size": 20}
-    }
-    folder(tmp_path, nested, "processor_config.json")
+    folder(tmp_path, {"size": square(10)})
+    processor = {"image_processor_type": "ViTImageProcessor", "size": 20}
+    folder(tmp_path, {"image_processor": processor}, "processor_config.json")
     assert prepared(tmp_path)([photo()])[0].shape == (1, 3, 20, 20)
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("values", "message"),
     [
         (
             {"size": {"height": 10**9, "width": 4}},
@@ -392,44 +441,58 @@ def test_the_processor_of_images_and_text(tmp_path: Path) -> None:
     ],
 )
 def test_nonsense_is_one_line(
-    said: dict[str, Any], message: str, tmp_path: Path
+    values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     """A value that no processor has is an error that shows it."""
-    said = {"image_processor_type": "ViTImageProcessor", **said}
+    config = {"image_processor_type": "ViTImageProcessor", **values}
     with pytest.raises(FeatvizError, match=message) as caught:
-        prepared(folder(tmp_path, said))
-    assert "\n" not in caught.value.message and caught.value.hint
+        prepared(folder(tmp_path, config))
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
 
 
-def test_what_is_refused_of_files_and_images(tmp_path: Path) -> None:
-    """A damaged file, a model of other channels, and an image that would become huge."""
-    assert of("clip", tmp_path) is not None
+def test_a_processor_of_other_channels_is_refused(tmp_path: Path) -> None:
+    """Than the model's."""
+    of("clip", tmp_path)
     with pytest.raises(LoadError, match="gives 3 channels, and the model takes 1"):
         prepared(tmp_path, {"vision_config": {"num_channels": 1}})
+
+
+def test_a_config_without_a_processor_is_refused(tmp_path: Path) -> None:
+    """Where the family has none either."""
     with pytest.raises(LoadError, match="names no image processor"):
         prepared(folder(tmp_path, {"size": 20}), {"model_type": "mine"})
-    of("clip", tmp_path)
+
+
+def test_an_image_may_not_become_huge(tmp_path: Path) -> None:
+    """By a processor that keeps its proportions."""
     with pytest.raises(ImageError, match="would become"):
         of("clip", tmp_path)([Image.new("RGB", (1, 90000))])
+
+
+def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
+    """In one line."""
     (tmp_path / "preprocessor_config.json").write_text("{")
     with pytest.raises(LoadError, match="is no JSON"):
         prepared(tmp_path)
+
+
+REACHING = re.compile(
+    r"\bopen\(|hf_hub_download|cached_file|requests\.|subprocess|pytesseract|\beval\("
+    r"|\bexec\(|import_module|torch\.load|urlopen|pickle|__import__"
+)
+"""Code that opens, fetches or starts something."""
 
 
 @pytest.mark.slow
 def test_no_processor_that_may_be_used_reaches_beyond_the_image() -> None:
     """No class of the list, nor one that it is made of, opens, fetches or starts
     anything."""
-    reaching = re.compile(
-        r"\bopen\(|hf_hub_download|cached_file|requests\.|subprocess|pytesseract|\beval\("
-        r"|\bexec\(|import_module|torch\.load|urlopen|pickle|__import__"
-    )
-    kinds = [
-        getattr(transformers, f"{name}ImageProcessor", None)
-        for name in _ALLOWED.split("|")
-    ]
-    assert sum(kind is not None for kind in kinds) > 50
-    homes = {part.__module__ for kind in kinds if kind for part in kind.__mro__}
+    homes = set[str]()
+    for name in IMAGE_PROCESSORS:
+        processor = getattr(transformers, f"{name}ImageProcessor", object)
+        homes |= {base.__module__ for base in processor.__mro__}
+    homes = {home for home in homes if home.startswith("transformers.models.")}
+    assert len(homes) > 50
     for home in homes:
-        if home.startswith("transformers.models."):
-            assert not reaching.search(inspect.getsource(sys.modules[home])), home
+        assert not REACHING.search(inspect.getsource(sys.modules[home])), home

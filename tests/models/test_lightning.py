@@ -42,18 +42,12 @@ def make(**options):
 """
 
 
-def lit(width: int = 5, depth: int = 2) -> dict[str, Tensor]:
-    """The state dict of `Lit` in CODE, made without it."""
+def lit() -> dict[str, Tensor]:
+    """The state dict of `Lit(5, 2)` in CODE, made without it."""
     torch.manual_seed(0)
-    head = nn.Conv2d(3, width, 1)
-    layers = {f"net.{i}": nn.Conv2d(3, 3, 1) for i in range(depth)}
-    parts = {**layers, "head": head}
-    tensors = {
-        f"{name}.{k}": v
-        for name, part in parts.items()
-        for k, v in part.state_dict().items()
-    }
-    return {"scale": torch.full((1,), 2.0), **tensors}
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1))
+    parts = nn.ModuleDict({"net": net, "head": nn.Conv2d(3, 5, 1)})
+    return {"scale": torch.full((1,), 2.0), **parts.state_dict()}
 
 
 @pytest.fixture
@@ -82,34 +76,36 @@ def save(folder: Path, **changes: Any) -> None:
 
 def test_the_error_asks_for_the_class(featviz: Run, folder: Path) -> None:
     """It names the arguments that the file has, and how they are passed."""
-    outcome = featviz("layers", "last.ckpt")
-    refused(
-        outcome,
-        1,
-        "last.ckpt is a Lightning checkpoint, and does not say of which class",
-    )
-    assert "it has hyper_parameters: width, depth, lr, batch_size" in outcome.err
-    assert "name the class: --arch net.py:CLASS --model-arg @hparams" in outcome.err
-    again = featviz(
-        "layers", "last.ckpt", "--arch", "user_lit.py:Lit", "--model-arg", "@hparams"
-    )
-    assert again.code == 0 and "net.1" in again.out
+    done = featviz("layers", "last.ckpt")
+    message = "last.ckpt is a Lightning checkpoint, and does not say of which class"
+    refused(done, 1, message)
+    assert "it has hyper_parameters: width, depth, lr, batch_size" in done.err
+    assert "name the class: --arch net.py:CLASS --model-arg @hparams" in done.err
 
 
-@pytest.mark.parametrize("class_", ["Lit", "make"])
-def test_hyper_parameters_are_the_arguments(class_: str, folder: Path) -> None:
+def test_the_remedy_of_that_error_helps(featviz: Run, folder: Path) -> None:
+    """The class and @hparams load the checkpoint."""
+    options = ["--arch", "user_lit.py:Lit", "--model-arg", "@hparams"]
+    done = featviz("layers", "last.ckpt", *options)
+    assert done.code == 0
+    assert "net.1" in done.out
+
+
+@pytest.mark.parametrize("arch", ["user_lit.py:Lit", "user_lit.py:make"])
+def test_hyper_parameters_are_the_arguments(arch: str, folder: Path) -> None:
     """Those that the class takes are passed, all where it takes any; the weights are
     the file's."""
-    module = load("last.ckpt", arch=f"user_lit.py:{class_}", hparams=True)
-    assert module.head.out_channels == 5 and len(module.net) == 2
-    assert same_weights(module, {k: lit()[k] for k in module.state_dict()})
-    with pytest.raises(LoadError, match="head"):  # one that the user gives wins
-        load(
-            "last.ckpt",
-            arch=f"user_lit.py:{class_}",
-            hparams=True,
-            model_args={"width": 7},
-        )
+    module = load("last.ckpt", arch=arch, hparams=True)
+    assert module.head.out_channels == 5
+    assert len(module.net) == 2
+    assert same_weights(module, lit())
+
+
+@pytest.mark.parametrize("arch", ["user_lit.py:Lit", "user_lit.py:make"])
+def test_an_argument_of_the_user_goes_before_the_files(arch: str, folder: Path) -> None:
+    """The file's weights do not fit it then."""
+    with pytest.raises(LoadError, match="head"):
+        load("last.ckpt", arch=arch, hparams=True, model_args={"width": 7})
 
 
 def test_hyper_parameters_as_one_argument(folder: Path) -> None:
@@ -121,7 +117,7 @@ def test_hyper_parameters_as_one_argument(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "options", "kind", "message"),
+    ("spec", "options", "error", "message"),
     [
         (
             "last.ckpt",
@@ -142,11 +138,11 @@ def test_hyper_parameters_as_one_argument(folder: Path) -> None:
 def test_hyper_parameters_need_a_checkpoint_and_a_class(
     spec: str,
     options: dict[str, str],
-    kind: type[Exception],
+    error: type[Exception],
     message: str,
     folder: Path,
 ) -> None:
     """Each place where they are not gets one line."""
     torch.save({"state_dict": lit(), "hyper_parameters": [5, 2]}, "list.ckpt")
-    with pytest.raises(kind, match=message):
+    with pytest.raises(error, match=message):
         load(spec, hparams=True, **options)

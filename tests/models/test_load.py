@@ -4,13 +4,13 @@ model."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
 import pytest
 import torch
+from conftest import Run
 from safetensors.torch import save_file
 from torch import Tensor
 from torchvision import models
@@ -36,26 +36,33 @@ def test_options_that_do_not_go_together(
     spec: str, options: dict[str, str], message: str, tiny_file: Path
 ) -> None:
     """Each contradiction is a usage error that names the option."""
-    file = str(tiny_file)
+    paths = {
+        name: value.replace("FILE", str(tiny_file)) for name, value in options.items()
+    }
     with pytest.raises(UsageError, match=message):
-        load(
-            spec.replace("FILE", file),
-            **{k: v.replace("FILE", file) for k, v in options.items()},
-        )
+        load(spec.replace("FILE", str(tiny_file)), **paths)
 
 
-def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU beyond those of the machine is a usage error that counts them, and so are
-    words that are none; auto falls back to the CPU."""
-    for name in ("gpu", "cuda:x", "cuda:-1", "", "CPU"):
-        with pytest.raises(UsageError, match=f"--device '{name}' is no device"):
-            pick_device(name)
-    for name, count in (("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        with pytest.raises(
-            UsageError, match=f"{name}: this machine has {count} cuda devices"
-        ):
-            pick_device(name)
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "", "CPU"])
+def test_a_device_that_is_none(name: str) -> None:
+    """Only torch's own names are."""
+    with pytest.raises(UsageError, match=f"--device '{name}' is no device"):
+        pick_device(name)
+
+
+@pytest.mark.parametrize(("name", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_a_device_that_is_not_here(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU beyond those of the machine is a usage error that counts them."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    message = f"{name}: this machine has {count} cuda devices"
+    with pytest.raises(UsageError, match=message):
+        pick_device(name)
+
+
+def test_without_a_gpu_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any maker."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert pick_device("auto") == torch.device("cpu")
@@ -64,55 +71,51 @@ def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_module_without_values_is_refused() -> None:
     """On the device meta a module of a program's ends as one of the command line; its
     layers can be listed, and their operations counted."""
-    words = "weight is on the device meta, where tensors have no values"
+    message = "weight is on the device meta, where tensors have no values"
     module = torch.nn.Conv2d(3, 2, 1, device="meta")
-    with pytest.raises(LoadError, match=words):
+    with pytest.raises(LoadError, match=message):
         featviz.run(module, torch.rand(3, 8, 8), preset="none")
     table = featviz.layers(module, size=8, preset="none").document
     assert [row["macs"] for row in table["layers"]] == [3 * 2 * 8 * 8]
 
 
+MESSAGE = "operator torchvision::nms does not exist"
+
+
 @pytest.fixture
-def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A torchvision that was built for another torch, and net.py whose class imports
-    it."""
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text(
-        "raise RuntimeError('operator torchvision::nms does not exist')"
-    )
-    (tmp_path / "torchvision" / "version.py").write_text("__version__ = '8.2'")
-    for name in [
-        name for name in sys.modules if name.partition(".")[0] == "torchvision"
-    ]:
-        monkeypatch.delitem(sys.modules, name)
+def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torchvision that was built for another torch."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"raise RuntimeError({MESSAGE!r})")
+    (package / "version.py").write_text("__version__ = '8.2'")
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "torchvision":
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "class Plain(nn.Sequential):\n"
-        "    def __init__(self):\n        super().__init__(nn.Conv2d(3, 4, 3))\n"
-    )
-    return tmp_path / "net.py"
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.fixture
+def block_file(tmp_path: Path) -> Path:
+    """A file with a whole model of torchvision's classes."""
+    torch.save(models.resnet.BasicBlock(4, 4), tmp_path / "whole.pth")
+    return tmp_path / "whole.pth"
+
+
+@pytest.mark.parametrize("spec", ["{file}", SMALL])
 def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
-    whole: bool,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    featviz: Callable[..., Any],
+    spec: str, block_file: Path, unfit: None, featviz: Run
 ) -> None:
     """The operator error at import becomes one line with both versions, and a hint, for
     a name and for a file with a whole model of torchvision's classes."""
-    torch.save(models.resnet.BasicBlock(4, 4), tmp_path / "whole.pth")
-    request.getfixturevalue("unfit")
-    outcome = featviz("layers", tmp_path / "whole.pth" if whole else SMALL)
-    assert outcome.code == 1 and outcome.out == ""
-    line, hint = outcome.err.splitlines()
-    assert (
-        line == f"error: torch {torch.__version__} and torchvision 8.2 cannot be used"
-        " together: operator torchvision::nms does not exist"
-    )
-    assert hint.startswith("hint: ") and "pip install" in hint
+    done = featviz("layers", spec.format(file=block_file))
+    versions = f"torch {torch.__version__} and torchvision 8.2"
+    line, hint = done.err.splitlines()
+    assert done.code == 1
+    assert done.out == ""
+    assert line == f"error: {versions} cannot be used together: {MESSAGE}"
+    assert hint.startswith("hint: ")
+    assert "pip install" in hint
 
 
 ENTRY = models.SqueezeNet1_1_Weights.IMAGENET1K_V1
@@ -140,17 +143,22 @@ def test_weights_for_an_arch_arrive_unchanged(
     """FILE --arch NAME gives the architecture with exactly the file's tensors, and so
     does torchvision:NAME --weights FILE."""
     path = tmp_path / f"weights{suffix}"
-    (save_file if suffix == ".safetensors" else torch.save)(weights, path)
+    save = save_file if suffix == ".safetensors" else torch.save
+    save(weights, path)
     assert same_weights(load(path, arch=SMALL), weights)
     assert same_weights(load(f"torchvision:{SMALL}", weights=str(path)), weights)
 
 
+@pytest.fixture
+def weights_file(weights: dict[str, Tensor], tmp_path: Path) -> Path:
+    torch.save(weights, tmp_path / "weights.pth")
+    return tmp_path / "weights.pth"
+
+
 def test_weights_of_another_arch_do_not_fit(
-    weights: dict[str, Tensor], tmp_path: Path
+    weights: dict[str, Tensor], weights_file: Path
 ) -> None:
     """The error counts the tensors that fit and names missing and unexpected keys."""
-    path = tmp_path / "weights.pth"
-    torch.save(weights, path)
     state = models.shufflenet_v2_x0_5().state_dict()
     keys = [key for key in state if not key.endswith("num_batches_tracked")]
     message = (
@@ -159,22 +167,20 @@ def test_weights_of_another_arch_do_not_fit(
         rf"unexpected .*features\.0\.weight.* and {len(weights) - 4} more"
     )
     with pytest.raises(LoadError, match=message):
-        load(path, arch="shufflenet_v2_x0_5")
+        load(weights_file, arch="shufflenet_v2_x0_5")
 
 
 def test_another_number_of_classes_is_told_by_shapes(
-    weights: dict[str, Tensor], tmp_path: Path
+    weights: dict[str, Tensor], weights_file: Path
 ) -> None:
     """The shapes of the head are named, and the hint says how to change the model's."""
-    path = tmp_path / "weights.pth"
-    torch.save(weights, path)
-    n = len(weights)
-    match = (
-        rf"{n - 2} of {n} tensors; classifier\.1\.weight is \[1000, 512, 1, 1\], not"
-        r" \[10, 512"
+    count = len(weights)
+    message = (
+        rf"{count - 2} of {count} tensors; classifier\.1\.weight is"
+        r" \[1000, 512, 1, 1\], not \[10, 512"
     )
-    with pytest.raises(LoadError, match=match) as caught:
-        load(path, arch=SMALL, model_args={"num_classes": 10})
+    with pytest.raises(LoadError, match=message) as caught:
+        load(weights_file, arch=SMALL, model_args={"num_classes": 10})
     assert "num_classes" in str(caught.value.hint)
 
 
@@ -188,14 +194,13 @@ def test_weights_that_cannot_be_downloaded(
         raise URLError("Name or service not known")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    with pytest.raises(
-        LoadError, match=r"SqueezeNet1_1_Weights\.IMAGENET1K_V1.*not known"
-    ) as e:
+    message = r"SqueezeNet1_1_Weights\.IMAGENET1K_V1.*not known"
+    with pytest.raises(LoadError, match=message) as caught:
         load(SMALL, weights=choice)
-    hint = str(e.value.hint)
-    assert (
-        Path(ENTRY.url).name in hint and str(hub) in hint and "--weights none" in hint
-    )
+    hint = str(caught.value.hint)
+    assert Path(ENTRY.url).name in hint
+    assert str(hub) in hint
+    assert "--weights none" in hint
 
 
 def test_a_download_leaves_stdout_alone(
@@ -208,8 +213,9 @@ def test_a_download_leaves_stdout_alone(
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     assert same_weights(load(SMALL), weights)
-    said = capsys.readouterr()
-    assert said.out == "" and "Downloading" in said.err
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "Downloading" in streams.err
 
 
 @pytest.mark.parametrize("choice", [None, "IMAGENET1K_V1"])
@@ -236,9 +242,8 @@ def test_a_corrupt_file_in_the_cache(content: bytes, hub: Path) -> None:
     with pytest.raises(LoadError, match="could not be loaded") as caught:
         load(SMALL)
     assert "\n" not in caught.value.message
-    assert Path(ENTRY.url).name in str(caught.value.hint) and str(hub) in str(
-        caught.value.hint
-    )
+    assert Path(ENTRY.url).name in str(caught.value.hint)
+    assert str(hub) in str(caught.value.hint)
 
 
 def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:

@@ -18,10 +18,8 @@ from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models import identify
-from featviz.models.load import load_model
 from featviz.models.weights import Weights, stripped_variants, unwrap
-from featviz.options import InputOptions, ModelOptions
-from models.loading import load, uninitialised
+from models.loading import load, load_whole, uninitialised
 
 pytestmark = [
     pytest.mark.usefixtures("imports_undone"),
@@ -44,7 +42,7 @@ class Net(nn.Module):
         return self.flat(self.one(self.up(self.conv(x))).flatten(2))
 """
 
-Change = Callable[[nn.Module], nn.Module | None]
+Change = Callable[[nn.Module], nn.Module]
 
 
 def averaged(net: nn.Module) -> nn.Module:
@@ -57,19 +55,21 @@ def averaged(net: nn.Module) -> nn.Module:
     return model
 
 
-def compiled_part(net: nn.Module) -> None:
+def compiled_part(net: nn.Module) -> nn.Module:
     net.conv = torch.compile(net.conv, backend="eager")
+    return net
 
 
 def all_at_once(net: nn.Module) -> nn.Module:
     return nn.DataParallel(torch.compile(net, backend="eager"))
 
 
-KINDS: dict[str, tuple[Change, str]] = {
+CHANGES: dict[str, tuple[Change, str]] = {
     "EMA": (averaged, "stripped 'module.', leaving 1 others out"),
     "compiled part": (compiled_part, "took '_orig_mod.' out of names"),
     "all at once": (all_at_once, "stripped 'module.'; stripped '_orig_mod.'"),
 }
+"""What is done to a model, and what is said of its weights."""
 
 
 @pytest.fixture
@@ -81,50 +81,46 @@ def arch(tmp_path: Path) -> str:
 
 def live(module: nn.Module, name: str) -> Tensor:
     """The weight or bias that a module computes with."""
-    place, _, tensor = name.rpartition(".")
-    return getattr(inside(inside(module).get_submodule(place)), tensor)
+    path, _, tensor = name.rpartition(".")
+    return getattr(inside(inside(module).get_submodule(path)), tensor)
 
 
 def inside(module: nn.Module) -> nn.Module:
     """The module in its wrappers."""
-    for attribute in ("module", "_orig_mod", "module", "_orig_mod"):
-        module = module._modules.get(attribute, module)
-    return module
+    while isinstance(module, (AveragedModel, nn.DataParallel)):
+        module = module.module
+    return getattr(module, "_orig_mod", module)
 
 
 def test_a_part_may_be_named_module_beside_a_compiled_one() -> None:
     """Both readings are tried: of DataParallel, and of a name of the model's own."""
     weight = torch.ones(1)
-    given = {"stem._orig_mod.weight": weight, "block.module.weight": weight}
-    forms = [{*tensors} for tensors, *_ in stripped_variants(Weights(given))]
-    assert {"stem.weight", "block.module.weight"} in forms
-    assert {"stem.weight", "block.weight"} in forms
+    tensors = {"stem._orig_mod.weight": weight, "block.module.weight": weight}
+    variants = [set(variant.tensors) for variant in stripped_variants(Weights(tensors))]
+    assert {"stem.weight", "block.module.weight"} in variants
+    assert {"stem.weight", "block.weight"} in variants
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("change", "description"), CHANGES.values(), ids=CHANGES)
 def test_the_effective_weights_load(
-    kind: str, arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    change: Change,
+    description: str,
+    arch: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Weights and output are those of the live module, and one line says what was done."""
-    change, words = KINDS[kind]
     torch.manual_seed(0)
-    net = load(arch).train()
-    changed = change(net)
-    net = net if changed is None else changed
+    net = change(load(arch)).eval()
     picture = torch.rand(1, 3, 8, 8)
-    net(picture)  # norms have looked at the weights once
-    net.eval()
-    expected = net(picture)
     torch.save(net.state_dict(), tmp_path / "weights.pth")
     with caplog.at_level(logging.INFO, "featviz"):
         loaded = load(tmp_path / "weights.pth", arch=arch)
-    assert [m for m in caplog.messages if "weights.pth" in m] == [
-        f"weights.pth: {words}"
-    ]
+    lines = [line for line in caplog.messages if "weights.pth" in line]
+    assert lines == [f"weights.pth: {description}"]
     for name, tensor in loaded.state_dict().items():
         torch.testing.assert_close(tensor, live(net, name), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(loaded.eval()(picture), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(loaded(picture), net(picture), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("change", [weight_norm, new_spectral_norm])
@@ -139,58 +135,49 @@ def test_norms_ask_for_code_that_applies_them(
         load(tmp_path / "weights.pth", arch=arch)
 
 
-_BACKBONE = {"weights_backbone": None}
-_INIT = {"init_weights": False}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "description"),
     [
         (
             "deeplabv3_mobilenet_v3_large",
-            {**_BACKBONE, "aux_loss": True},
-            {"aux_loss": True},
+            {"weights_backbone": None, "aux_loss": True},
+            "with 7 classes with its auxiliary heads",
         ),
-        ("googlenet", {**_INIT, "aux_logits": False}, {"aux_logits": False}),
+        (
+            "googlenet",
+            {"init_weights": False, "aux_logits": False},
+            "with 7 classes without its auxiliary heads",
+        ),
     ],
 )
 def test_auxiliary_heads_are_read_from_the_file(
-    name: str, options: dict[str, Any], told: dict[str, bool], tmp_path: Path
+    name: str, options: dict[str, Any], description: str, tmp_path: Path
 ) -> None:
     """A file with other auxiliary heads than the builder makes, and other classes,
     loads; the line that identifies it says so."""
     with torch.device("meta"):
         module = models.get_model(name, weights=None, num_classes=7, **options)
-    path = tmp_path / "w.pth"
-    torch.save(
-        {k: torch.zeros_like(v, device="cpu") for k, v in module.state_dict().items()},
-        path,
-    )
+    weights = {k: torch.zeros(v.shape) for k, v in module.state_dict().items()}
+    torch.save(weights, tmp_path / "w.pth")
     with uninitialised():
-        loaded = load_model(ModelOptions(str(path), device="cpu"), InputOptions())
-    assert loaded.source["arch"] == name
-    assert loaded.source["num_classes"] == 7
-    assert {k: v for k, v in loaded.source.items() if k.startswith("aux")} == told
-    assert set(loaded.module.state_dict()) == set(torch.load(path))
-    variants = stripped_variants(unwrap(torch.load(path)).weights)
-    description = identify.identify_variants(variants).description
-    assert description.startswith(f"it is {name} with 7 classes")
-    assert ("with its auxiliary head" in description) is told.get("aux_loss", False)
+        loaded = load_whole(tmp_path / "w.pth")
+    heads = {key: value for key, value in options.items() if key.startswith("aux")}
+    variants = stripped_variants(unwrap(weights).weights)
+    assert loaded.source == {**loaded.source, "arch": name, "num_classes": 7, **heads}
+    assert set(loaded.module.state_dict()) == set(weights)
+    assert description in identify.identify_variants(variants).description
 
 
-def test_no_neighbour_is_named_below_a_third(tmp_path: Path) -> None:
+@pytest.mark.parametrize("partial", [False, True])
+def test_no_neighbour_is_named_below_a_third(partial: bool, tmp_path: Path) -> None:
     """One tensor of a hundred is no likeness: no name, and no advice to load it in
     part."""
     with torch.device("meta"):
         weights = models.resnet18().state_dict()
-    few = {k: torch.zeros(v.shape) for k, v in [*weights.items()][:12]}
+    few = {k: torch.zeros(v.shape) for k, v in list(weights.items())[:12]}
     torch.save(few, tmp_path / "few.pth")
-    for partial in (False, True):
-        with pytest.raises(LoadError) as caught:
-            options = ModelOptions(str(tmp_path / "few.pth"), partial=partial)
-            load_model(options, InputOptions())
-        assert caught.value.message.endswith(
-            "few.pth matches no torchvision architecture"
-        )
-        assert "--partial" not in str(caught.value.hint)
+    with pytest.raises(LoadError) as caught:
+        load(tmp_path / "few.pth", partial=partial)
+    assert caught.value.message.endswith("matches no torchvision architecture")
+    assert "--partial" not in str(caught.value.hint)

@@ -4,11 +4,14 @@ were saved."""
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pathlib
 import subprocess
 import sys
 import zipfile
+from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -23,13 +26,13 @@ from torchvision.transforms import functional as F
 
 from featviz.errors import LoadError
 from featviz.models import weights
-from featviz.models.load import adopt, load_model
+from featviz.models.load import adopt
 from featviz.models.preprocess import Chain, Preprocess
 from featviz.models.presets import from_ultralytics
-from featviz.options import InputOptions, ModelOptions
+from featviz.options import InputOptions
 
-from .loading import load, same_weights
-from .ultralytics_files import NAMES, built, save
+from .loading import load, load_whole, same_modules, same_weights
+from .ultralytics_files import built, save
 
 tasks = importlib.import_module("ultralytics.nn.tasks")
 heads = importlib.import_module("ultralytics.nn.modules.head")
@@ -45,125 +48,125 @@ def small() -> nn.Module:
     return built("yolo11n")
 
 
-def first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else first(output[0])
+def raw_output(model: nn.Module) -> Tensor:
+    """The first tensor that a model gives for the image."""
+    with torch.no_grad():
+        output = model.eval()(IMAGE)
+    while not isinstance(output, Tensor):
+        output = output[0]
+    return output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "key"),
     [
-        (NAMES[0], "model"),
-        *(pytest.param(name, "ema", marks=pytest.mark.slow) for name in NAMES[1:4]),
+        ("yolo11n", "model"),
+        ("yolov8n", "ema"),
+        ("yolo11n-seg", "ema"),
+        ("yolo11n-cls", "ema"),
     ],
 )
 def test_a_checkpoint_is_the_model_that_was_saved(
-    name: str, place: str, tmp_path: Path
+    name: str, key: str, tmp_path: Path
 ) -> None:
     """Classes, weights in single precision and output of the model, from `model` or
     from `ema`."""
     model = built(name)
-    found = load_model(
-        ModelOptions(str(save(model, tmp_path / "best.pt", place)), device="cpu"),
-        InputOptions(),
-    )
-    assert found.source["taken"] == [f"took {place!r}"]
-    assert [(n, type(m)) for n, m in found.module.named_modules()] == [
-        (n, type(m)) for n, m in model.named_modules()
-    ]
-    assert same_weights(found.module, model)
-    with torch.no_grad():
-        assert torch.equal(first(found.module.eval()(IMAGE)), first(model(IMAGE)))
+    loaded = load_whole(save(model, tmp_path / "best.pt", key))
+    assert loaded.source["taken"] == [f"took {key!r}"]
+    same_modules(loaded.module, model)
+    assert same_weights(loaded.module, model)
+    assert torch.equal(raw_output(loaded.module), raw_output(model))
 
 
-@pytest.mark.slow
+def modules_in(*files: Any) -> set[type[nn.Module]]:
+    """The classes of modules that files name, with constructors of their own."""
+    modules = set()
+    for value in chain.from_iterable(vars(file).values() for file in files):
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            modules.add(value)
+    return {module for module in modules if "__init__" in vars(module)}
+
+
 def test_nothing_of_the_package_is_constructed(
     small: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No constructor runs while the file is read."""
     path = save(small, tmp_path / "best.pt")
-
-    def refuse(*args: object, **more: object) -> None:
-        raise AssertionError("a constructor ran")
-
-    for module in (tasks, heads, blocks, convolutions):
-        for kind in vars(module).values():
-            if (
-                isinstance(kind, type)
-                and issubclass(kind, nn.Module)
-                and "__init__" in vars(kind)
-            ):
-                monkeypatch.setattr(kind, "__init__", refuse)
+    for module in modules_in(tasks, heads, blocks, convolutions):
+        monkeypatch.setattr(module, "__init__", pytest.fail)
     assert same_weights(load(path), small)
 
 
 @pytest.mark.slow
-def test_a_fused_model_runs_fused(small: nn.Module, tmp_path: Path) -> None:
+def test_a_fused_model_runs_fused(tmp_path: Path) -> None:
     """Convolutions without their BatchNorm, whose forward is another of their own
     methods."""
     model = built("yolo11n")
-    with torch.no_grad():
-        model(IMAGE)  # keeps anchors, strides and a shape in the head
-    fused = model.fuse(verbose=False).half().float()  # type: ignore[operator]
-    found = load(save(fused, tmp_path / "fused.pt")).eval()
-    conv = found.get_submodule("model.0")
+    raw_output(model)  # keeps anchors, strides and a shape in the head
+    fused = model.fuse(verbose=False).half().float()
+    loaded = load(save(fused, tmp_path / "fused.pt"))
+    conv = loaded.get_submodule("model.0")
     assert isinstance(conv.forward, MethodType)
-    assert (conv.forward.__self__, conv.forward.__func__) == (
-        conv,
-        type(conv).forward_fuse,
-    )
-    assert not any(isinstance(part, nn.BatchNorm2d) for part in found.modules())
-    with torch.no_grad():
-        assert torch.equal(first(found(IMAGE)), first(fused(IMAGE)))
+    assert conv.forward.__self__ is conv
+    assert conv.forward.__func__ is type(conv).forward_fuse
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in loaded.modules())
+    assert torch.equal(raw_output(loaded), raw_output(fused))
 
 
 @pytest.mark.slow
-def test_what_official_files_keep_beside_the_weights(
-    small: nn.Module, tmp_path: Path
-) -> None:
+def test_what_official_files_keep_beside_the_weights(tmp_path: Path) -> None:
     """Arguments as a namespace, paths, numbers of numpy, transforms, `Detect.forward`."""
-    model = built("yolo11n")
-    model.args = utils.IterableSimpleNamespace(
-        imgsz=320, project=pathlib.PosixPath("a/b")
-    )
-    model.transforms = transforms.Compose(
-        [transforms.Resize(224), transforms.ToTensor(), transforms.Normalize(0.0, 1.0)]
-    )
-    model.model[-1].detect = heads.Detect.forward  # type: ignore[index, union-attr]
-    metrics = {"mAP": np.float64(0.5), "count": np.int64(3), "old": np.float32(0.25)}
-    found = load(save(model, tmp_path / "last.pt", train_metrics=metrics))
-    assert vars(found.args) == {"imgsz": 320, "project": "a/b"}
-    assert [type(step).__name__ for step in found.transforms.transforms] == [
-        "Resize",
-        "ToTensor",
-        "Normalize",
+    model: Any = built("yolo11n")
+    project = pathlib.PosixPath("a/b")
+    model.args = utils.IterableSimpleNamespace(imgsz=320, project=project)
+    steps = [
+        transforms.Resize(224),
+        transforms.ToTensor(),
+        transforms.Normalize(0.0, 1.0),
     ]
-    assert found.model[-1].detect is heads.Detect.forward
-    content = weights.read(tmp_path / "last.pt")
+    model.transforms = transforms.Compose(steps)
+    model.model[-1].detect = heads.Detect.forward
+    metrics = {"mAP": np.float64(0.5), "count": np.int64(3), "old": np.float32(0.25)}
+    path = save(model, tmp_path / "last.pt", train_metrics=metrics)
+
+    loaded: Any = load(path)
+    loaded_steps = loaded.transforms.transforms
+    assert vars(loaded.args) == {"imgsz": 320, "project": "a/b"}
+    assert list(map(type, loaded_steps)) == list(map(type, steps))
+    assert loaded.model[-1].detect is heads.Detect.forward
+    content = weights.read(path)
     assert content["train_metrics"] == {"mAP": 0.5, "count": 3, "old": 0.25}
 
 
-@pytest.mark.slow
+RENAMED = {
+    b"ultralytics.nn.modules.conv\nConv\n": b"ultralytics.nn.modules\nConv\n",
+    b"ultralytics.nn.tasks\nDetectionModel\n": (
+        b"ultralytics.nn.tasks\nYOLOv10DetectionModel\n"
+    ),
+}
+"""Names of today, and of versions before or beside it."""
+
+
+def as_older(pickled: bytes) -> bytes:
+    for today, older in RENAMED.items():
+        assert today in pickled
+        pickled = pickled.replace(today, older)
+    return pickled
+
+
 def test_names_of_older_versions(small: nn.Module, tmp_path: Path) -> None:
     """Classes that have moved or gone since are what they became."""
-    moved = {
-        b"ultralytics.nn.modules.conv\nConv\n": b"ultralytics.nn.modules\nConv\n",
-        b"ultralytics.nn.tasks\nDetectionModel\n": (
-            b"ultralytics.nn.tasks\nYOLOv10DetectionModel\n"
-        ),
-    }
     path = save(small, tmp_path / "old.pt")
     with zipfile.ZipFile(path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
-    (pickled,) = (name for name in records if name.endswith("data.pkl"))
-    for before, after in moved.items():
-        assert before in records[pickled]
-        records[pickled] = records[pickled].replace(before, after)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in records.items():
-            archive.writestr(name, data)
-    found = load(path)
-    assert type(found) is tasks.DetectionModel and same_weights(found, small)
+            archive.writestr(name, as_older(data) if name.endswith(".pkl") else data)
+    loaded = load(path)
+    assert type(loaded) is tasks.DetectionModel
+    assert same_weights(loaded, small)
 
 
 class Called:
@@ -191,32 +194,55 @@ def test_getattr_reaches_forward_methods_alone(
     if owner is os:
         owner = Called(getattr, Called(getattr, nn.Conv2d, "__init__"), "__globals__")
     module = nn.Conv2d(3, 1, 1)
-    module.x = Called(getattr, owner, name)  # type: ignore[assignment]
+    module.x = Called(getattr, owner, name)
     torch.save(module, tmp_path / "evil.pt")
     with pytest.raises(LoadError, match=r"needs .*getattr"):
         load(tmp_path / "evil.pt")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        Called(pathlib.PosixPath, 3),
-        Called(np.dtype, "O"),
-        Called(np.float64(0).__reduce__()[0], np.dtype("f8"), b"123"),
-        Called(np.float64(0).__reduce__()[0], "f8", b"12345678"),
-        Called(transforms.InterpolationMode, "wild"),
-    ],
-    ids=["path", "type", "short number", "number of no type", "mode"],
-)
+BROKEN = {
+    "path": Called(pathlib.PosixPath, 3),
+    "type": Called(np.dtype, "O"),
+    "short number": Called(np.float64(0).__reduce__()[0], np.dtype("f8"), b"123"),
+    "number of no type": Called(np.float64(0).__reduce__()[0], "f8", b"12345678"),
+    "mode": Called(transforms.InterpolationMode, "wild"),
+}
+"""Values whose pickles say too little, or nonsense."""
+
+
+@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
 def test_values_beside_the_weights_may_be_broken(value: Any, tmp_path: Path) -> None:
-    """They are left out, and the model beside them is loaded; within it they refuse it."""
+    """They are left out, and the model beside them is loaded."""
     torch.save({"model": nn.Conv2d(3, 1, 1), "x": value}, tmp_path / "odd.pt")
     assert load(tmp_path / "odd.pt").out_channels == 1
+
+
+@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
+def test_values_in_a_model_may_not_be_broken(value: Any, tmp_path: Path) -> None:
+    """They refuse the file."""
     module = nn.Conv2d(3, 1, 1)
     module.x = value
     torch.save(module, tmp_path / "odd.pt")
     with pytest.raises(LoadError, match=r"holds a (broken|type)"):
         load(tmp_path / "odd.pt")
+
+
+FIRST_IMPORT = """
+import os, socket, sys
+from pathlib import Path
+
+def refuse(*args, **more):
+    sys.exit("asked the network")
+
+socket.getaddrinfo = socket.socket.connect = refuse
+import PIL.Image, torch
+before = PIL.Image.open, torch.save
+from featviz.models import weights
+weights.read(Path(sys.argv[1]))
+assert "ultralytics" in sys.modules
+assert (PIL.Image.open, torch.save) == before
+assert "YOLO_OFFLINE" not in os.environ
+"""
 
 
 @pytest.mark.slow
@@ -227,26 +253,14 @@ def test_the_first_import_has_no_other_effects(
     torch keep their functions: Ultralytics' own would try to install a package for a
     broken image."""
     path = save(small, tmp_path / "best.pt")
-    code = (
-        "import socket, sys\n"
-        "def refuse(*args, **more): sys.exit('asked the network')\n"
-        "socket.getaddrinfo = socket.socket.connect = refuse\n"
-        "from featviz.models import weights\n"
-        f"weights.read(__import__('pathlib').Path({str(path)!r}))\n"
-        "assert 'ultralytics' in sys.modules\n"
-        "import torch, PIL.Image\n"
-        "assert PIL.Image.open.__module__ == 'PIL.Image'\n"
-        "assert torch.save.__module__ == 'torch.serialization'\n"
-        "assert 'YOLO_OFFLINE' not in __import__('os').environ"
-    )
     home = tmp_path / "home"
     home.mkdir()
     env = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home)}
     env.pop("YOLO_CONFIG_DIR", None)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    command = [sys.executable, "-c", FIRST_IMPORT, path]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
     assert not list(home.rglob("*ltralytics*")), "it wrote settings"
 
 
@@ -262,55 +276,51 @@ def picture(height: int, width: int) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def yolo() -> nn.Module:
-    return built("yolov8n")
+def yolo_file(small: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained at 320 pixels."""
+    path = tmp_path_factory.mktemp("yolo") / "best.pt"
+    return save(small, path, train_args={"imgsz": 320})
 
 
-@pytest.fixture(scope="module")
-def yolo_file(yolo: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(
-        yolo, tmp_path_factory.mktemp("yolo") / "best.pt", train_args={"imgsz": 320}
-    )
+def preprocess(path: Path, **wishes: Any) -> Preprocess:
+    return load_whole(path, InputOptions(**wishes)).preprocess
 
 
-def preprocess(path: Path, **wishes: object) -> Preprocess:
-    options = InputOptions(**wishes)  # type: ignore[arg-type]
-    return load_model(ModelOptions(str(path), device="cpu"), options).preprocess
-
-
-@pytest.mark.parametrize("stride", [32])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_the_input_is_their_letterbox(size: tuple[int, int], stride: int) -> None:
-    """RGB and grey of every pixel for images of every shape, and where the image lies
-    in it."""
-    for mode in ("RGB", "L"):
-        image = picture(*size).convert(mode)
-        pixels = np.atleast_3d(np.asarray(image))
-        box = augment.LetterBox(640, auto=True, stride=stride)
-        theirs = F.to_tensor(box(image=pixels))
-        assert torch.equal(Chain(640, stride=stride)(image)[0], theirs)
-    placed = box.get_params({"img": pixels})
-    wide, high = placed["new_unpad"]
-    window = Chain(640, stride=stride).window(image.size)
-    assert window == (placed["top"], placed["left"], high, wide)
+def test_the_input_is_their_letterbox(size: tuple[int, int], mode: str) -> None:
+    """RGB and grey of every pixel for images of every shape."""
+    image = picture(*size).convert(mode)
+    box = augment.LetterBox(640, auto=True, stride=32)
+    theirs = F.to_tensor(box(image=np.atleast_3d(np.asarray(image))))
+    assert torch.equal(Chain(640, stride=32)(image)[0], theirs)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_where_the_image_lies_in_the_letterbox(size: tuple[int, int]) -> None:
+    """As theirs places it."""
+    image = picture(*size)
+    box = augment.LetterBox(640, auto=True, stride=32)
+    theirs = box.get_params({"img": np.asarray(image)})
+    width, height = theirs["new_unpad"]
+    window = Chain(640, stride=32).window(image.size)
+    assert window == (theirs["top"], theirs["left"], height, width)
 
 
 @pytest.mark.slow
-def test_the_input_is_their_predictors(yolo: nn.Module, yolo_file: Path) -> None:
+def test_the_input_is_their_predictors(small: nn.Module, yolo_file: Path) -> None:
     """The tensor that goes into the model, against DetectionPredictor's own
     preprocessing."""
     predict = importlib.import_module("ultralytics.models.yolo.detect")
     # as YOLO.predict asks
-    asked = {"imgsz": 320, "device": "cpu", "save": False, "rect": True}
-    predictor = predict.DetectionPredictor(overrides=asked)
-    predictor.setup_model(yolo, verbose=False)
+    options = {"imgsz": 320, "device": "cpu", "save": False, "rect": True}
+    predictor = predict.DetectionPredictor(overrides=options)
+    predictor.setup_model(deepcopy(small), verbose=False)
     predictor.imgsz = [320, 320]
-    for size in SIZES:
-        image = picture(*size)
-        theirs = predictor.preprocess(
-            [np.ascontiguousarray(np.asarray(image)[..., ::-1])]
-        )
-        assert torch.equal(preprocess(yolo_file).tensor(image), theirs)
+    ours = preprocess(yolo_file)
+    for image in (picture(*size) for size in SIZES):
+        blue_first = np.ascontiguousarray(np.asarray(image)[..., ::-1])
+        assert torch.equal(ours.tensor(image), predictor.preprocess([blue_first]))
 
 
 @pytest.mark.slow
@@ -318,74 +328,97 @@ def test_classifiers_resize_and_crop(tmp_path: Path) -> None:
     """The transform of ClassificationPredictor, with imgsz of the checkpoint."""
     path = save(built("yolo11n-cls"), tmp_path / "cls.pt", train_args={"imgsz": 128})
     theirs = augment.classify_transforms(128)
-    for size in [(400, 600), (100, 90), (128, 300)]:
-        assert torch.equal(
-            preprocess(path).tensor(picture(*size))[0], theirs(picture(*size))
-        )
+    ours = preprocess(path)
+    for image in (picture(400, 600), picture(100, 90), picture(128, 300)):
+        assert torch.equal(ours.tensor(image)[0], theirs(image))
 
 
-def test_the_longer_side_comes_from_the_checkpoint(
-    yolo: nn.Module, yolo_file: Path
-) -> None:
-    """`train_args` first, then the model's own arguments, then 640; whole strides. What
-    a file made up, sides and strides out of bounds, is not believed."""
-    words = (
+def test_the_record_says_the_letterbox(yolo_file: Path) -> None:
+    """Size, interpolation, colour and stride, as in the checkpoint."""
+    assert preprocess(yolo_file).words_for() == (
         "RGB, resize longer side to 320 (bilinear, by OpenCV), pad with 114 to"
-        " multiples of 32"
+        " multiples of 32, values 0..1"
     )
-    assert preprocess(yolo_file).words_for() == f"{words}, values 0..1"
-    yolo.args = {"imgsz": 300}  # type: ignore[assignment]
-    for arguments, size in (
-        ({"imgsz": 500}, 512),
-        ({}, 320),
-        (None, 320),
-        ({"imgsz": "x"}, 320),
-    ):
-        chain = from_ultralytics(yolo, arguments)
-        assert chain is not None and chain.steps == Chain(size, stride=32).steps
-    yolo.args = {}  # type: ignore[assignment]
-    for wrong in (10**9, 0, -5, True, [640, 640], None):
-        assert from_ultralytics(yolo, {"imgsz": wrong}) == Chain(640, stride=32)
-    assert adopt(yolo, InputOptions()).preprocess.chain == Chain(640, stride=32)
+
+
+@pytest.fixture
+def of_300(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A model whose own arguments have a size."""
+    monkeypatch.setattr(small, "args", {"imgsz": 300})
+    return small
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [({"imgsz": 500}, 512), ({}, 320), (None, 320), ({"imgsz": "x"}, 320)],
+)
+def test_the_longer_side_comes_from_the_checkpoint(
+    arguments: Any, size: int, of_300: nn.Module
+) -> None:
+    """`train_args` first, then the model's own arguments; whole strides."""
+    chain = from_ultralytics(of_300, arguments)
+    assert chain is not None
+    assert chain.steps == Chain(size, stride=32).steps
+
+
+@pytest.mark.parametrize("size", [10**9, 0, -5, True, [640, 640], None])
+def test_a_size_that_is_made_up_is_not_believed(
+    size: object, small: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """640 is Ultralytics' own."""
+    monkeypatch.setattr(small, "args", {})
+    assert from_ultralytics(small, {"imgsz": size}) == Chain(640, stride=32)
+
+
+@pytest.mark.parametrize(
+    ("strides", "stride"),
+    [
+        ([8.0, 64.0], 64),
+        ([8.0, 8.0], 32),
+        ([8.0, 1e9], 32),
+        ([8.0, math.nan], 32),
+        ([], 32),
+    ],
+)
+def test_a_stride_that_is_made_up_is_not_believed(
+    strides: list[float],
+    stride: int,
+    small: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The largest of the model counts within bounds."""
+    monkeypatch.setattr(small, "args", {})
+    monkeypatch.setattr(small, "stride", torch.tensor(strides))
+    assert from_ultralytics(small, {}) == Chain(640, stride=stride)
+
+
+def test_a_model_in_hand_has_the_letterbox(
+    small: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of Ultralytics', and no other."""
+    monkeypatch.setattr(small, "args", {})
+    assert adopt(small, InputOptions()).preprocess.chain == Chain(640, stride=32)
     assert from_ultralytics(nn.Conv2d(3, 1, 1), {"imgsz": 320}) is None
-    before = yolo.stride
-    for stride, used in ((64.0, 64), (8.0, 32), (1e9, 32), (float("nan"), 32)):
-        yolo.stride = torch.tensor([8.0, stride])
-        assert from_ultralytics(yolo, {}) == Chain(640, stride=used)
-    yolo.stride = torch.empty(0)
-    assert from_ultralytics(yolo, {}) == Chain(640, stride=32)
-    yolo.stride = before
 
 
-@pytest.mark.slow
-def test_wishes_for_the_size(yolo_file: Path) -> None:
-    """--size N is the longer side; HxW and --crop take padding away."""
-    assert preprocess(yolo_file, size=600).chain.steps == Chain(608, stride=32).steps
-    assert preprocess(yolo_file, size=600).tensor(picture(300, 600)).shape == (
-        1,
-        3,
-        320,
-        608,
-    )
+def test_a_size_that_is_asked_for_is_the_longer_side(yolo_file: Path) -> None:
+    """--size N, in whole strides."""
+    ours = preprocess(yolo_file, size=600)
+    assert ours.chain.steps == Chain(608, stride=32).steps
+    assert ours.tensor(picture(300, 600)).shape == (1, 3, 320, 608)
+
+
+def test_an_exact_size_takes_padding_away(yolo_file: Path) -> None:
+    """--size HxW."""
     exact = preprocess(yolo_file, size=(96, 64))
     assert not exact.chain.stride
     assert exact.tensor(picture(30, 50)).shape == (1, 3, 96, 64)
+
+
+def test_a_crop_takes_padding_away(yolo_file: Path) -> None:
+    """--crop is torchvision's."""
     cropped = preprocess(yolo_file, crop=64)
     image = picture(100, 90)
-    want = F.to_tensor(F.center_crop(image, [64, 64]))[None]
-    assert not cropped.chain.stride and torch.equal(cropped.tensor(image), want)
-
-
-IMPORT = """
-import torch
-from PIL import Image
-from featviz.models.requirements import import_ultralytics
-before = Image.open, torch.save
-import_ultralytics("ultralytics.nn.tasks")
-assert (Image.open, torch.save) == before
-"""
-
-
-def test_an_import_replaces_nothing() -> None:
-    """`torch.save` and `Image.open` stay as they were."""
-    subprocess.run([sys.executable, "-c", IMPORT], check=True)
+    expected = F.to_tensor(F.center_crop(image, [64, 64]))[None]
+    assert not cropped.chain.stride
+    assert torch.equal(cropped.tensor(image), expected)

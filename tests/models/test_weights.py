@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import runpy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -13,17 +14,24 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DIGITS_MODEL, ROOT, Run
+from conftest import DIGITS_MODEL, ROOT, Outcome, Run
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models.identify import INDEX, identify
-from featviz.models.load import adopt, load_model
+from featviz.models.load import adopt
 from featviz.models.weights import Weights, put_weights, stripped_variants, unwrap
 from featviz.options import InputOptions, ModelOptions
-from models.loading import nothing_fetched, on_meta, uninitialised
+from models.loading import (
+    load,
+    load_whole,
+    nothing_fetched,
+    on_meta,
+    same_weights,
+    uninitialised,
+)
 
 State = dict[str, Tensor]
 
@@ -61,211 +69,280 @@ WRAPPINGS: dict[str, Callable[[State], Any]] = {
 }
 
 
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def parameter_names(state: Mapping[str, Tensor]) -> set[str]:
+    """Without the counters of batches, which old files lack."""
+    return {name for name in state if "num_batches" not in name}
+
+
+@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
 def test_weights_are_found_however_they_are_wrapped(
-    wrapping: str, small: nn.Module
+    wrap: Callable[[State], Any], small: nn.Module
 ) -> None:
-    """One of the forms of the tensors has just the model's own names (traps 22 to 24)."""
-    forms = stripped_variants(unwrap(WRAPPINGS[wrapping](dict(small.state_dict())))[0])
-    names = {name for name in small.state_dict() if "num_batches" not in name}
-    assert any(
-        {n for n in tensors if "num_batches" not in n} == names for tensors, *_ in forms
-    )
+    """One of the readings of the tensors has just the model's own names (traps 22 to
+    24)."""
+    variants = stripped_variants(unwrap(wrap(dict(small.state_dict()))).weights)
+    names = [parameter_names(variant.tensors) for variant in variants]
+    assert parameter_names(small.state_dict()) in names
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapping", ["lightning", "half", "no counters"])
+@pytest.mark.parametrize(
+    ("wrapping", "atol"), [("lightning", 0), ("half", 1e-3), ("no counters", 0)]
+)
 def test_weights_load_without_arch(
-    wrapping: str, small: nn.Module, tmp_path: Path
+    wrapping: str, atol: float, small: nn.Module, tmp_path: Path
 ) -> None:
     """The architecture, its classes and every weight are found."""
     path = tmp_path / "weights.pth"
     torch.save(WRAPPINGS[wrapping](dict(small.state_dict())), path)
     with uninitialised():
-        loaded = load_model(ModelOptions(str(path)), InputOptions())
-    assert (loaded.source["arch"], loaded.source["num_classes"]) == (
-        "shufflenet_v2_x0_5",
-        7,
-    )
+        loaded = load_whole(path)
+    assert loaded.source["arch"] == "shufflenet_v2_x0_5"
+    assert loaded.source["num_classes"] == 7
     assert "resize shorter side to 256" in loaded.preprocess.words_for()
-    for key, value in small.state_dict().items():
-        if "num_batches" not in key:
-            found = loaded.module.state_dict()[key]
-            assert torch.allclose(
-                found, value, atol=1e-3 * (wrapping == "half"), rtol=0
-            ), key
+    assert same_weights(loaded.module, small, atol=atol)
 
 
-def test_own_names_that_look_like_a_prefix_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "steps"), [("", []), ("module.", ["stripped 'module.'"])]
+)
+def test_own_names_that_look_like_a_prefix_are_kept(
+    prefix: str, steps: list[str], tmp_path: Path
+) -> None:
     """A model whose own names begin with `model.` is not stripped when that fits less."""
-    module, file = nn.ModuleDict({"model": nn.Linear(2, 2)}), tmp_path / "weights.pth"
+    module = nn.ModuleDict({"model": nn.Linear(2, 2)})
+    expected = {name: tensor + 1 for name, tensor in module.state_dict().items()}
+    file = tmp_path / "weights.pth"
     file.touch()
-    for prefix, steps in (("", []), ("module.", ["stripped 'module.'"])):
-        weights = prefixed({k: v + 1 for k, v in module.state_dict().items()}, prefix)
-        said = put_weights(module, Weights(weights), file, ModelOptions("net"))
-        assert said["taken"] == [*steps, "loaded 2 of 2"]
-        assert all(
-            torch.equal(v, weights[prefix + k]) for k, v in module.state_dict().items()
-        )
+    weights = Weights(prefixed(expected, prefix))
+    source = put_weights(module, weights, file, ModelOptions("net"))
+    assert source["taken"] == [*steps, "loaded 2 of 2"]
+    assert same_weights(module, expected)
 
 
-def test_averaged_weights_are_taken_when_asked_for(small: nn.Module) -> None:
+PLAIN = {"w": torch.zeros(1)}
+AVERAGED = {"w": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("ema", "expected"), [(None, PLAIN), (False, PLAIN), (True, AVERAGED)]
+)
+def test_averaged_weights_are_taken_when_asked_for(
+    ema: bool | None, expected: State
+) -> None:
     """--ema, --no-ema, and plain ones without either."""
-    plain, averaged = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
-    content = {"state_dict": plain, "state_dict_ema": averaged}
-    picked = [float(unwrap(content, ema=ema)[0][0]["w"]) for ema in (None, False, True)]
-    assert picked == [0.0, 0.0, 1.0]
-    for content in (
-        {"state_dict": {"state_dict_ema": 1}},
-        {"state_dict": plain, "schema": plain},
-    ):
-        with pytest.raises(
-            LoadError, match=r"holds no averaged weights .*'state_dict'"
-        ) as raised:
-            unwrap(content, ema=True)
-        assert raised.value.hint == "leave out --ema for the plain ones"
+    content = {"state_dict": PLAIN, "state_dict_ema": AVERAGED}
+    assert same_weights(dict(unwrap(content, ema=ema).weights.tensors), expected)
 
 
-def test_key_and_strip_prefix_are_obeyed() -> None:
-    """--key goes where it says, also along dots; --strip-prefix takes off just that."""
-    content = {
-        "nets": {"G": {"gen.w": torch.ones(1), "x": torch.ones(2)}},
-        "a.b": {"v": torch.ones(3)},
-    }
-    (tensors, steps, _), _ = unwrap(content, key="nets.G", prefix="gen.")
-    assert list(tensors) == ["w"]
-    assert steps == ("took 'nets.G'", "stripped 'gen.', leaving 1 others out")
-    assert list(unwrap(content, key="a.b")[0][0]) == ["v"]
-    with pytest.raises(LoadError, match=r"--key 'nets\.D': there is no 'D'") as caught:
-        unwrap(content, key="nets.D")
-    assert caught.value.hint == "there is keys 'G'"
+@pytest.mark.parametrize(
+    "content",
+    [{"state_dict": {"state_dict_ema": 1}}, {"state_dict": PLAIN, "schema": PLAIN}],
+)
+def test_averaged_weights_that_are_not_there(content: Any) -> None:
+    """The error says what there is."""
+    message = r"holds no averaged weights .*'state_dict'"
+    with pytest.raises(LoadError, match=message) as caught:
+        unwrap(content, ema=True)
+    assert caught.value.hint == "leave out --ema for the plain ones"
+
+
+NESTED = {
+    "nets": {"G": {"gen.w": torch.ones(1), "x": torch.ones(2)}},
+    "a.b": {"v": torch.ones(3)},
+    "list": [{"w": torch.ones(1)}, {"w": torch.ones(2)}],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "length"),
+    [("nets.G", "gen.w", 1), ("a.b", "v", 3), ("list.1", "w", 2)],
+)
+def test_a_key_is_obeyed(key: str, name: str, length: int) -> None:
+    """--key goes where it says, also along dots and by an index."""
+    assert len(unwrap(NESTED, key=key).weights.tensors[name]) == length
+
+
+def test_a_prefix_is_stripped() -> None:
+    """--strip-prefix takes off just that."""
+    weights = unwrap(NESTED, key="nets.G", prefix="gen.").weights
+    assert list(weights.tensors) == ["w"]
+    assert weights.steps == ("took 'nets.G'", "stripped 'gen.', leaving 1 others out")
+
+
+@pytest.mark.parametrize(
+    ("key", "message", "hint"),
+    [
+        ("nets.D", "--key 'nets.D': there is no 'D'", "there is keys 'G'"),
+        ("list.2", "there is no '2'", "there is a list of 2"),
+    ],
+)
+def test_a_key_that_is_not_there(key: str, message: str, hint: str) -> None:
+    """The hint says what there is."""
+    with pytest.raises(LoadError, match=re.escape(message)) as caught:
+        unwrap(NESTED, key=key)
+    assert str(caught.value.hint).startswith(hint)
+
+
+def test_a_prefix_that_no_name_has() -> None:
+    """It is an error, not nothing."""
     with pytest.raises(LoadError, match="--strip-prefix 'no': no name begins with it"):
-        unwrap(content, key="nets.G", prefix="no")
-
-
-def test_a_key_may_be_an_index() -> None:
-    """Of tuples and lists, with dots between; what there is is said where there is
-    none."""
-    content = ({"nets": [{"w": torch.ones(1)}, {"w": torch.ones(2)}]}, 7)
-    assert len(unwrap(content, key="0.nets.1").weights.tensors["w"]) == 2
-    with pytest.raises(LoadError, match="there is no '2'") as caught:
-        unwrap(content, key="0.nets.2")
-    assert str(caught.value.hint).startswith("there is a list of 2")
+        unwrap(NESTED, key="nets.G", prefix="no")
 
 
 def test_counters_of_a_profiler_are_left_out() -> None:
     """thop leaves them in each module."""
-    content = {
-        "a.w": torch.ones(1),
-        "a.total_ops": torch.ones(1),
-        "total_params": torch.ones(1),
-    }
-    tensors, steps, _ = unwrap(content).weights
-    assert [*tensors] == ["a.w"] and steps == ("left out 2 counters of a profiler",)
+    counter = torch.ones(1)
+    content = {"a.w": counter, "a.total_ops": counter, "total_params": counter}
+    weights = unwrap(content).weights
+    assert list(weights.tensors) == ["a.w"]
+    assert weights.steps == ("left out 2 counters of a profiler",)
 
 
-@pytest.mark.slow
-def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nn.DataParallel,
+        torch.compile,
+        lambda net: torch.compile(nn.DataParallel(net)),
+    ],
+    ids=["parallel", "compiled", "both"],
+)
+def test_wrapped_modules_are_taken_out(
+    wrap: Callable[[nn.Module], Any], tiny: nn.Module
+) -> None:
     """A compiled module ignores later hooks, DataParallel changes the names."""
-    for wrapped in (
-        nn.DataParallel(tiny),
-        torch.compile(tiny),
-        torch.compile(nn.DataParallel(tiny)),
-    ):
-        assert adopt(wrapped, InputOptions(size=8, crop=8)).module is tiny
+    assert adopt(wrap(tiny), InputOptions(size=8, crop=8)).module is tiny
 
 
-def test_replaced_head_gives_the_nearest(small: nn.Module, tmp_path: Path) -> None:
-    """Another head: nearest architectures with counts; --partial goes on and says how
-    much."""
+@pytest.fixture
+def other_head(small: nn.Module, tmp_path: Path) -> Path:
+    """Weights of a model with a head of the user's."""
     state = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
     state |= {"fc.0.weight": torch.ones(9, 512), "fc.2.weight": torch.ones(2, 9)}
     torch.save(state, tmp_path / "a.pth")
-    with pytest.raises(
-        LoadError, match=r"nearest: shufflenet_v2_x0_5 \(280 of 282 tensors fit\)"
-    ) as caught:
-        load_model(ModelOptions(str(tmp_path / "a.pth")), InputOptions())
+    return tmp_path / "a.pth"
+
+
+def test_replaced_head_gives_the_nearest(other_head: Path) -> None:
+    """Nearest architectures with counts, and --partial."""
+    message = r"nearest: shufflenet_v2_x0_5 \(280 of 282 tensors fit\)"
+    with pytest.raises(LoadError, match=message) as caught:
+        load(other_head)
     assert "--partial" in str(caught.value.hint)
-    loaded = load_model(
-        ModelOptions(str(tmp_path / "a.pth"), partial=True), InputOptions()
-    )
+
+
+def test_the_rest_of_a_replaced_head_loads_in_part(
+    other_head: Path, small: nn.Module
+) -> None:
+    """--partial goes on and says how much."""
+    loaded = load_whole(other_head, partial=True)
     assert loaded.source["taken"] == ["loaded 336 of 338"]
-    assert torch.equal(
-        loaded.module.state_dict()["conv1.0.weight"], state["conv1.0.weight"]
-    )
+    weight = loaded.module.get_parameter("conv1.0.weight")
+    assert torch.equal(weight, small.get_parameter("conv1.0.weight"))
 
 
 def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
     """An index.json stands for the files beside it."""
     state = {k: v.contiguous() for k, v in small.state_dict().items()}
-    names = [*state]
-    halves = {"m-1.safetensors": names[:60], "m-2.safetensors": names[60:]}
-    for file, keys in halves.items():
+    names = list(state)
+    weight_map = {}
+    for file, keys in (
+        ("m-1.safetensors", names[:60]),
+        ("m-2.safetensors", names[60:]),
+    ):
         save_file({key: state[key] for key in keys}, tmp_path / file)
-    index = {"weight_map": {key: file for file, keys in halves.items() for key in keys}}
-    path = tmp_path / "m.safetensors.index.json"
-    path.write_text(json.dumps(index))
-    loaded = load_model(ModelOptions(str(path)), InputOptions())
-    assert torch.equal(loaded.module.state_dict()["fc.weight"], state["fc.weight"])
+        weight_map |= dict.fromkeys(keys, file)
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert same_weights(load(index), state)
 
 
-def test_identify_command_says_what_it_is(
-    small: nn.Module, tmp_path: Path, featviz: Run
+@pytest.fixture
+def identified(featviz: Run, tmp_path: Path) -> Callable[..., Outcome]:
+    """What `featviz identify` says of a file, saved as `a.pth`."""
+
+    def identify_content(content: object, *options: str) -> Outcome:
+        torch.save(content, tmp_path / "a.pth")
+        return featviz("identify", tmp_path / "a.pth", *options)
+
+    return identify_content
+
+
+def test_identify_names_the_architecture(
+    small: nn.Module, identified: Callable[..., Outcome]
 ) -> None:
-    """For people a line, for programs JSON; also where nothing fits."""
-    torch.save(
-        {"state_dict": prefixed(small.state_dict(), "module.")}, tmp_path / "a.pth"
-    )
-    done = featviz("identify", tmp_path / "a.pth")
+    """In a line for people, with what was taken and stripped."""
+    done = identified({"state_dict": prefixed(small.state_dict(), "module.")})
     assert done.code == 0
     assert "took 'state_dict'; stripped 'module.'" in done.out
     assert "it is shufflenet_v2_x0_5 with 7 classes (or quantized_shuff" in done.out
-    found = json.loads(featviz("identify", tmp_path / "a.pth", "--json").out)
-    assert (found["architecture"], found["num_classes"]) == ("shufflenet_v2_x0_5", 7)
-    assert found["also"] == ["quantized_shufflenet_v2_x0_5"]
-    headless = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
-    torch.save(headless, tmp_path / "c.pth")
-    nearest = "nearest: shufflenet_v2_x0_5 (280 of 282 tensors fit)"
-    assert nearest in featviz("identify", tmp_path / "c.pth").out
-    torch.save({"w": torch.ones(3)}, tmp_path / "b.pth")
-    done = featviz("identify", tmp_path / "b.pth")
-    assert (done.code, done.out) == (
-        0,
-        (
-            "b.pth: 1 tensors; no architecture of torchvision has such tensors; "
-            "--arch names the class or the architecture\n"
-        ),
-    )
 
 
-def test_identify_says_what_run_takes_a_file_for(
-    small: nn.Module, tmp_path: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
+def test_identify_speaks_json(
+    small: nn.Module, identified: Callable[..., Outcome]
 ) -> None:
-    """A whole model, as it stands; weights beside a config.json; a model of a class
-    that is not trusted, never."""
-    monkeypatch.chdir(tmp_path)
+    """For programs."""
+    content = json.loads(identified(small.state_dict(), "--json").out)
+    assert content["architecture"] == "shufflenet_v2_x0_5"
+    assert content["num_classes"] == 7
+    assert content["also"] == ["quantized_shufflenet_v2_x0_5"]
+
+
+def test_identify_names_the_nearest(
+    small: nn.Module, identified: Callable[..., Outcome]
+) -> None:
+    """Of weights without a head."""
+    headless = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
+    nearest = "nearest: shufflenet_v2_x0_5 (280 of 282 tensors fit)"
+    assert nearest in identified(headless).out
+
+
+def test_identify_says_that_nothing_fits(identified: Callable[..., Outcome]) -> None:
+    """That is no failure."""
+    done = identified({"w": torch.ones(3)})
+    assert done.code == 0
+    assert done.out == (
+        "a.pth: 1 tensors; no architecture of torchvision has such tensors; "
+        "--arch names the class or the architecture\n"
+    )
+
+
+def test_identify_knows_a_whole_model(featviz: Run) -> None:
+    """It runs as it stands."""
     done = featviz("identify", DIGITS_MODEL)
-    words = (
-        "digits_cnn.pth: 8 tensors; a whole model (Sequential), which is run as it"
-        " stands\n"
-    )
-    assert (done.code, done.out) == (0, words)
-    torch.save(small, "whole.pth")
-    done = featviz("identify", "whole.pth", "--json")
-    assert json.loads(done.out)["whole_model"] == "ShuffleNetV2" and done.code == 0
-    torch.save({"stem.weight": torch.ones(1), "head.bias": torch.ones(1)}, "own.pth")
-    Path("config.json").write_text(
-        json.dumps({"architectures": ["ViTModel"], "model_type": "vit"})
-    )
-    done = featviz("identify", "own.pth")
-    assert done.code == 0 and "config.json beside it says ViTModel" in done.out
-    torch.save(_Stranger(), "stranger.pth")
-    done = featviz("identify", "stranger.pth")
-    assert done.code == 1 and "_Stranger, which could run any code" in done.err
-    assert (
-        "hint: with `featviz run`: if you trust the file, --trust" in done.err
-        and "identify" not in done.err
-    )
+    description = "a whole model (Sequential), which is run as it stands"
+    assert done.out == f"digits_cnn.pth: 8 tensors; {description}\n"
+    assert done.code == 0
+
+
+def test_identify_names_the_class_of_a_whole_model(
+    small: nn.Module, identified: Callable[..., Outcome]
+) -> None:
+    """For programs."""
+    done = identified(small, "--json")
+    assert json.loads(done.out)["whole_model"] == "ShuffleNetV2"
+    assert done.code == 0
+
+
+def test_identify_reads_a_config_beside_the_weights(
+    identified: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """It says what `run` takes them for."""
+    config = {"architectures": ["ViTModel"], "model_type": "vit"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = identified({"stem.weight": torch.ones(1), "head.bias": torch.ones(1)})
+    assert done.code == 0
+    assert "config.json beside it says ViTModel" in done.out
+
+
+def test_identify_trusts_no_class(identified: Callable[..., Outcome]) -> None:
+    """The hint speaks of `run`, which can."""
+    done = identified(_Stranger())
+    assert done.code == 1
+    assert "_Stranger, which could run any code" in done.err
+    assert "hint: with `featviz run`: if you trust the file, --trust" in done.err
+    assert "identify" not in done.err
 
 
 class _Stranger(nn.Module):
@@ -285,26 +362,27 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
         module = models.get_model(name, **nothing_fetched(name), **options)
     match = identify(Weights(dict(module.state_dict())))
     plain = name.removeprefix("quantized_")
-    assert match.name in (plain, TWINS.get(plain)) or name in match.names, (
-        match.description
-    )
+    names = {plain, TWINS.get(plain, plain)}
+    assert match.name in names or name in match.names, match.description
     assert match.arguments.get("num_classes") == options.get("num_classes")
 
 
+SHIPPED = json.loads(gzip.decompress(INDEX.read_bytes()))
+"""The index of architectures in the package."""
+
+
+def test_index_is_that_of_the_installed_torchvision() -> None:
+    """Every builder is in it."""
+    assert sorted(SHIPPED) == sorted(models.list_models())
+    names = INDEX.with_name("names.txt").read_text("utf-8").split()
+    assert names == models.list_models()
+
+
 @pytest.mark.slow
-def test_index_is_that_of_the_installed_torchvision(tmp_path: Path) -> None:
-    """The shipped index has every builder, and a few made anew are the same."""
-    shipped = json.loads(gzip.decompress(INDEX.read_bytes()))
-    assert sorted(shipped) == sorted(models.list_models())
-    assert (
-        INDEX.with_name("names.txt").read_text("utf-8").split() == models.list_models()
-    )
+@pytest.mark.parametrize(
+    "name", ["resnet18", "ssd300_vgg16", "vit_b_16", "deeplabv3_resnet50", "r3d_18"]
+)
+def test_an_entry_made_anew_is_the_same(name: str) -> None:
+    """By the script that made them all."""
     entry = runpy.run_path(str(ROOT / "scripts" / "make_architectures.py"))["entry"]
-    for name in (
-        "resnet18",
-        "ssd300_vgg16",
-        "vit_b_16",
-        "deeplabv3_resnet50",
-        "r3d_18",
-    ):
-        assert shipped[name] == json.loads(json.dumps(entry(name)))
+    assert SHIPPED[name] == json.loads(json.dumps(entry(name)))

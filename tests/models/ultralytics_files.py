@@ -23,8 +23,6 @@ except ImportError:
     pytest.skip(reason, allow_module_level=True)
 get_cfg = importlib.import_module("ultralytics.cfg").get_cfg
 
-NAMES = ("yolo11n", "yolov8n", "yolo11n-seg", "yolo11n-cls")
-
 
 def built(name: str) -> nn.Module:
     """A model of Ultralytics with random weights, in eval mode; parameters and running
@@ -38,7 +36,7 @@ def built(name: str) -> nn.Module:
     return model.half().float()
 
 
-def save(model: nn.Module, path: Path, place: str = "model", **more: Any) -> Path:
+def save(model: nn.Module, path: Path, key: str = "model", **more: Any) -> Path:
     """What the trainer writes at the end of a training, with `last.pt`'s keys."""
     half = deepcopy(model).half()
     content = {
@@ -55,5 +53,5 @@ def save(model: nn.Module, path: Path, place: str = "model", **more: Any) -> Pat
         "version": "8.4.0",
         "git": {},
     }
-    torch.save({**content, place: half, **more}, path)
+    torch.save({**content, key: half, **more}, path)
     return path
