@@ -4,12 +4,10 @@ together."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from networks import Net
 from PIL import Image
 from torch import nn
 
@@ -24,47 +22,47 @@ def draw(path: Path, pixels: np.ndarray) -> Path:
     return path
 
 
-@pytest.fixture
-def noise(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight pictures of noise in two folders, 14 × 12; the last two are equal to
     earlier ones, and every value is black or white, so that many places tie."""
-    folder = tmp_path / "noise"
+    folder = tmp_path_factory.mktemp("noise")
     generator = np.random.default_rng(5)
     pictures = [generator.integers(0, 2, (*SIZE, 3)) * 255 for _ in range(6)]
-    for number, pixels in enumerate([*pictures, pictures[0], pictures[4]]):
+    pictures += [pictures[0], pictures[4]]
+    for number, pixels in enumerate(pictures):
         draw(folder / ("cat" if number % 3 else "dog") / f"{number:02d}.png", pixels)
     return folder
 
 
-@pytest.fixture
-def net() -> nn.Module:
+class WholeNumbers(nn.Module):
     """Whole weights, so that sums are exact in any order: a ReLU that runs twice, a
     pooling, a dead channel, and a vector at the end."""
-    return whole_numbers()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 5, 3, padding=1)
+        self.conv2 = nn.Conv2d(5, 4, 3, stride=2)
+        self.head = nn.Linear(4, 3)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.MaxPool2d(2)
+        generator = torch.Generator().manual_seed(2)
+        for module in (self.conv1, self.conv2, self.head):
+            shape = module.weight.shape
+            weights = torch.randint(-2, 3, shape, generator=generator)
+            module.weight.data = weights.float()
+            module.bias.data.zero_()
+        self.conv1.weight.data[3] = -1  # dead behind the ReLU
 
-def whole_numbers() -> nn.Module:
-    generator = torch.Generator().manual_seed(2)
-    convs = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 4, 3, stride=2)
-    for module in (*convs, head := nn.Linear(4, 3)):
-        weights = torch.randint(-2, 3, module.weight.shape, generator=generator)
-        module.weight.data, module.bias.data = (
-            weights.float(),
-            torch.zeros(len(weights)),
-        )
-    convs[0].weight.data[3] = -1  # dead behind the ReLU
-
-    def way(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.relu(self.conv1(x)))
         return self.head(self.relu(self.conv2(x)).amax((2, 3)))
 
-    modules = {"conv1": convs[0], "conv2": convs[1], "relu": nn.ReLU(inplace=True)}
-    return Net(way, **modules, pool=nn.MaxPool2d(2), head=head).eval()
+
+def whole_numbers() -> nn.Module:
+    return WholeNumbers().eval()
 
 
-@pytest.fixture
-def net_file(net: nn.Module, tmp_path: Path) -> Path:
-    """The network as a factory in a file of its own."""
-    path = tmp_path / "whole_numbers.py"
-    path.write_text("from exemplars.conftest import whole_numbers as make\n")
-    return path
+@pytest.fixture(name="net")
+def net_fixture() -> nn.Module:
+    return whole_numbers()

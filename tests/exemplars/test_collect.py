@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from borrowed import assert_same, state_of
 from networks import Net
 from torch import Tensor, nn
 
@@ -46,9 +47,10 @@ def between(way: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
 
 
 def pasted(x: Tensor) -> Tensor:
-    room = torch.zeros(x.shape[0], 4, x.shape[2] + 2, x.shape[3])
-    room[:, :, 1:-1] = x
-    return room
+    """A map that is put into another."""
+    larger = torch.zeros(x.shape[0], 4, x.shape[2] + 2, x.shape[3])
+    larger[:, :, 1:-1] = x
+    return larger
 
 
 def tokens() -> nn.Module:
@@ -114,46 +116,56 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
 }
 """Nets whose layer `last` the functions tell all of."""
 
-HEIGHT = 16
-WIDTH = 13
-Boxes = dict[tuple[int, ...], tuple[int, int, int, int] | None]
+SIZE = (16, 13)
+"""Height and width of the input."""
+Boxes = dict[tuple[int, ...], PixelBox | None]
+"""By the place in the map; None for one that sees no pixel."""
 
 
-def seen_by(net: nn.Module, layer: str, size: tuple[int, int]) -> ReceptiveField | None:
-    """What the units of a layer see, as the tool says; None where it does not know."""
-    model = adopt(net.eval(), InputOptions(size=size, mean=(0.0,) * 3, std=(1.0,) * 3))
+def plain_inputs(size: tuple[int, int]) -> InputOptions:
+    return InputOptions(size=size, mean=(0.0,) * 3, std=(1.0,) * 3)
+
+
+def seen_by(
+    net: nn.Module, layer: str, size: tuple[int, int] = SIZE
+) -> ReceptiveField | None:
+    """What the units of a layer see; None where it is unknown."""
+    model = adopt(net.eval(), plain_inputs(size))
     blank = [torch.zeros(1, 3, *size)]
-    layers = [one for one in list_layers(net) if one.name == layer]
+    layers = [listed for listed in list_layers(net) if listed.name == layer]
     sources = ExemplarCollector(model, layers, blank).sources.values()
     (source,) = [source for source in sources if not source.site.key]
     return receptive_fields(model, [source], blank).get(source.site)
 
 
-def box_at(field: ReceptiveField | None, row: int, column: int) -> PixelBox | None:
-    """The box of one unit."""
-    assert field is not None
-    return field.box(row, column)
+def uncancelled(net: nn.Module) -> nn.Module:
+    """The network with weights of which none cancel out, and no ReLU is closed."""
+    for parameter in net.parameters():
+        parameter.data = parameter.detach().abs() + 0.1
+    return net.eval()
 
 
-def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 32) -> Boxes:
+def box_around(mask: Tensor) -> PixelBox | None:
+    """The box around the pixels [H, W] that are true."""
+    rows, columns = torch.nonzero(mask, as_tuple=True)
+    if not len(rows):
+        return None
+    x0, y0 = int(columns.min()), int(rows.min())
+    return PixelBox(x0, y0, int(columns.max()) + 1, int(rows.max()) + 1)
+
+
+def by_gradient(net: nn.Module) -> Boxes:
     """The box around all pixels on which the gradient at each place of the output is
-    not zero, for any of many images: a maximum passes it on to one pixel only."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        for parameter in net.parameters():  # nothing cancels out, and no ReLU is closed
-            parameter.data = parameter.detach().abs() + 0.1
-        image = torch.rand(images, 3, *size, requires_grad=True)
-    output: Tensor = net.eval()(image)
+    not zero, for any of 32 images: a maximum passes it on to one pixel only."""
+    image = torch.rand(32, 3, *SIZE, generator=torch.Generator().manual_seed(1))
+    image.requires_grad_()
+    output: Tensor = uncancelled(net)(image)
     weights = torch.arange(1.0, output.shape[1] + 1)[:, None, None]
     summed = (output * weights).sum((0, 1))
     boxes: Boxes = {}
     for position in np.ndindex(*summed.shape):
         (gradient,) = torch.autograd.grad(summed[position], image, retain_graph=True)
-        ys, xs = torch.nonzero((gradient != 0).any(0).any(0), as_tuple=True)
-        boxes[position] = None
-        if len(ys):
-            ends = (int(xs.max()) + 1, int(ys.max()) + 1)
-            boxes[position] = (int(xs.min()), int(ys.min()), *ends)
+        boxes[position] = box_around((gradient != 0).any(0).any(0))
     return boxes
 
 
@@ -166,37 +178,45 @@ SLOW = ("bilinear", "transposed")
 def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     """Every place of the last layer, at borders and in the middle, pixel for pixel."""
     net = COMPUTED[name]()
-    field = seen_by(net, "last", (HEIGHT, WIDTH))
-    expected = by_gradient(net, (HEIGHT, WIDTH))
-    assert {position: box_at(field, *position) for position in expected} == expected
+    field = seen_by(net, "last")
+    assert field is not None
+    expected = by_gradient(net)
+    assert {place: field.box(*place) for place in expected} == expected
 
 
 def test_what_no_function_tells_is_unknown() -> None:
     """A map that is put into another."""
-    assert seen_by(between(pasted)(), "last", (HEIGHT, WIDTH)) is None
+    assert seen_by(between(pasted)(), "last") is None
 
 
-def test_attention_sees_the_whole_image() -> None:
+@pytest.mark.parametrize(
+    ("layer", "box"),
+    [
+        ("patches", (4, 8, 8, 12)),
+        ("before", (4, 8, 8, 12)),
+        ("last", (0, 0, 16, 16)),
+    ],
+)
+def test_attention_sees_the_whole_image(
+    layer: str, box: tuple[int, int, int, int]
+) -> None:
     """Patches see themselves; behind attention all see everything."""
-    own = (4, 8, 8, 12)
-    whole = (0, 0, 16, 16)
-    for layer, box in (("patches", own), ("before", own), ("last", whole)):
-        assert box_at(seen_by(tokens(), layer, (16, 16)), 2, 1) == box
+    field = seen_by(tokens(), layer, (16, 16))
+    assert field is not None
+    assert field.box(2, 1) == box
 
 
 def test_a_vector_has_no_place() -> None:
     """Nothing is known of a layer behind global pooling."""
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
-    )
-    assert seen_by(net, "3", (HEIGHT, WIDTH)) is None
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert seen_by(nn.Sequential(pooled, nn.Linear(3, 2)), "1") is None
 
 
 @pytest.mark.slow
 def test_resnet18_sees_what_is_known_of_it() -> None:
-    """The size that the formula of strides and kernels gives, in an image that has room
-    for it (Araujo, Norris, Sim, "Computing Receptive Fields of Convolutional Neural
-    Networks", 2019)."""
+    """The size that the formula of strides and kernels gives, in an image that is large
+    enough for it (Araujo, Norris, Sim, "Computing Receptive Fields of Convolutional
+    Neural Networks", 2019)."""
     field = seen_by(torchvision.models.resnet18(weights=None), "layer4", (448, 448))
     assert field is not None
     assert field.largest == (435, 435)
@@ -204,15 +224,14 @@ def test_resnet18_sees_what_is_known_of_it() -> None:
 
 def test_nothing_of_the_model_changes() -> None:
     """Flags, buffers, gradients and hooks are as before."""
-    net = COMPUTED["strides"]().train()
-    model = adopt(net, InputOptions(size=(12, 12), mean=(0.0,) * 3, std=(1.0,) * 3))
-    before = {name: value.clone() for name, value in net.state_dict().items()}
+    net = COMPUTED["strides"]()
+    model = adopt(net, plain_inputs((12, 12)))
     net.train()
+    before = state_of(net)
     blank = [torch.zeros(1, 3, 12, 12)]
     sources = list(ExemplarCollector(model, list_layers(net), blank).sources.values())
-    assert len(receptive_fields(model, sources, blank)) == len(sources) > 0
-    assert net.training
-    assert all(p.grad is None for p in net.parameters())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-    for name, value in net.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+    fields = receptive_fields(model, sources, blank)
+
+    assert len(fields) == len(sources) > 0
+    assert_same(before, state_of(net))

@@ -46,69 +46,84 @@ def lights(tmp_path: Path) -> Path:
     return tmp_path / "lights.pth"
 
 
-def tile_colours(picture: Path, count: int) -> list[tuple[int, ...]]:
-    """The colour in the middle of each tile of a channel's picture."""
-    image = Image.open(picture)
-    cells = [pictures.tile_grid(count).cell(rank) for rank in range(count)]
-    half = TILE // 2
-    return [image.getpixel((cell.left + half, cell.top + half)) for cell in cells]  # type: ignore[misc]
+def pixels_of(path: Path) -> np.ndarray:
+    """[H, W, 3]."""
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
 
 
-def test_pictures_show_the_best_images_first(
-    featviz: Run, lights: Path, reds: Path, tmp_path: Path
-) -> None:
-    """The bright channel has the brightest reds, the dark one the darkest; the sheet
-    has both."""
+def tiles_of(path: Path, count: int) -> list[np.ndarray]:
+    """The tiles of a channel's picture, each [128, 128, 3]."""
+    pixels = pixels_of(path)
+    corners = [pictures.tile_grid(count).cell(rank)[:2] for rank in range(count)]
+    return [pixels[y : y + TILE, x : x + TILE] for x, y in corners]
+
+
+def of_colour(pixels: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    """Rows and columns of the pixels of a colour, [pixels, 2]."""
+    return np.argwhere((pixels == colour).all(-1))
+
+
+@pytest.fixture
+def best_three(featviz: Run, lights: Path, reds: Path, tmp_path: Path) -> Path:
+    """The folder of the exemplars of the two channels."""
     out = tmp_path / "out"
-    done = featviz(
-        "exemplars", lights, reds, "--top", 3, "--layers", "0", "--out", out, *PLAIN
-    )
+    options = ("--top", 3, "--layers", "0", "--out", out, *PLAIN)
+    done = featviz("exemplars", lights, reds, *options)
     assert done.code == 0, done.err
-    folder = out / "001_0" / "output"
-    # two in a row, texts between rows
-    assert pictures.tile_grid(3).cell(2) == (8, 214, 128, 128)
-    bright, dark = (tile_colours(folder / f"c0000{n}.png", 3) for n in (0, 1))
-    assert bright == [(value, 0, 0) for value in (250, 200, 160)]
-    assert dark == [(value, 0, 0) for value in (40, 80, 120)]
-    sheet = np.asarray(Image.open(out / "001_0" / "output.png").convert("RGB"))
-    for value in (250, 200, 160, 120, 80, 40):
-        assert (sheet == (value, 0, 0)).all(-1).sum() == 64 * 64
-    columns = [
-        np.argwhere((sheet == (v, 0, 0)).all(-1))[:, 1].min() for v in (250, 200, 160)
-    ]
+    return out / "001_0"
+
+
+@pytest.mark.parametrize(
+    ("file", "reds_in_order"),
+    [("c00000.png", (250, 200, 160)), ("c00001.png", (40, 80, 120))],
+)
+def test_pictures_show_the_best_images_first(
+    file: str, reds_in_order: tuple[int, ...], best_three: Path
+) -> None:
+    """The bright channel has the brightest reds, the dark one the darkest."""
+    tiles = tiles_of(best_three / "output" / file, 3)
+    middles = [tile[TILE // 2, TILE // 2].tolist() for tile in tiles]
+    assert middles == [[red, 0, 0] for red in reds_in_order]
+
+
+def test_tiles_stand_two_in_a_row_with_texts_between() -> None:
+    """The third begins the second row."""
+    assert pictures.tile_grid(3).cell(2) == (8, 214, TILE, TILE)
+
+
+def test_a_sheet_has_the_best_images_of_all_channels(best_three: Path) -> None:
+    """At half their size, the best one first."""
+    sheet = pixels_of(best_three / "output.png")
+    areas = {red: of_colour(sheet, (red, 0, 0)) for red in (250, 200, 160, 120, 80, 40)}
+    assert {len(area) for area in areas.values()} == {64 * 64}
+    columns = [areas[red][:, 1].min() for red in (250, 200, 160)]
     assert columns == sorted(columns)
+
+
+COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0))
 
 
 def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     """A unit that sees 2 × 2 pixels shows those four, enlarged to halves of the tile."""
     pixels = np.zeros((14, 12, 3))
-    pixels[4:6, 6:8] = [[(255, 0, 0), (0, 255, 0)], [(0, 0, 255), (255, 255, 0)]]
+    pixels[4:6, 6:8] = np.reshape(COLOURS, (2, 2, 3))
     draw(tmp_path / "photos" / "a.png", pixels)
     model = nn.Sequential(nn.Conv2d(3, 1, 2, 2, bias=False))
-    model[0].weight.data.fill_(1)
+    nn.init.ones_(model[0].weight)
     torch.save(model, tmp_path / "m.pth")
     out = tmp_path / "out"
-    inputs = (tmp_path / "m.pth", tmp_path / "photos")
-    done = featviz(
-        "exemplars", *inputs, "--layers", "0", "--top", 1, "--out", out, *PLAIN
-    )
+    options = ("--layers", "0", "--top", 1, "--out", out, *PLAIN)
+
+    done = featviz("exemplars", tmp_path / "m.pth", tmp_path / "photos", *options)
+
     assert done.code == 0, done.err
     assert "2×2" in done.out
     assert "computed" in done.out
-    with Image.open(out / "001_0" / "output" / "c00000.png") as picture:
-        left_edge, top, width, height = pictures.tile_grid(1).cell(0)
-        tile = np.asarray(
-            picture.crop((left_edge, top, left_edge + width, top + height)).convert(
-                "RGB"
-            )
-        )
+    (tile,) = tiles_of(out / "001_0/output/c00000.png", 1)
     half = TILE // 2
-    quarters = [tile[y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
-    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
-    assert all(
-        (quarter == colour).all()
-        for quarter, colour in zip(quarters, colours, strict=True)
-    )
+    quarters = np.reshape(COLOURS, (2, 2, 3)).repeat(half, 0).repeat(half, 1)
+    assert np.array_equal(tile, quarters)
 
 
 def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
@@ -116,14 +131,17 @@ def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     place."""
     picture = Image.new("RGB", (64, 32), "#336699")
     position = MapPosition(row=0, column=3, rows=2, columns=4)
-    uncropped = cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position)
-    yellow = np.argwhere((np.asarray(uncropped) == (255, 212, 0)).all(-1))
-    assert yellow.min(0).tolist() == [32, 96]
-    assert yellow.max(0).tolist() == [63, 127]
+    yellow = (255, 212, 0)
+
+    uncropped = np.asarray(cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position))
     cropped = np.asarray(cut(picture, PixelBox(0, 0, 16, 32), (32, 32), position))
-    assert not (cropped == (255, 212, 0)).all(-1).any()
+
+    mark = of_colour(uncropped, yellow)
+    assert mark.min(0).tolist() == [32, 96]
+    assert mark.max(0).tolist() == [63, 127]
+    assert not len(of_colour(cropped, yellow))
     # one that the border of the image has halved fills half of the tile
-    assert (cropped == (0x33, 0x66, 0x99)).all(-1).sum() == TILE * TILE // 2
+    assert len(of_colour(cropped, (0x33, 0x66, 0x99))) == TILE * TILE // 2
 
 
 @pytest.mark.parametrize(
@@ -139,13 +157,14 @@ def test_a_sheet_stays_viewable(
     rows: int,
 ) -> None:
     """Tiles shrink first, then fewer of each channel are shown, then fewer channels."""
+    # the limit itself would take pictures of 64 megapixels
     monkeypatch.setattr(pictures, "_MOST_PIXELS", 2**18)
     tiles = [Image.new("RGB", (128, 128), "#abcdef")] * count
     picture = pictures.LayerPicture(["title"], channels, count)
     for channel in range(channels):
         picture.add_row(channel, tiles, [1.0] * count)
-    colored = (np.asarray(picture.image) == (0xAB, 0xCD, 0xEF)).all(-1)
-    assert colored.sum() == rows * shown * tile * tile
+    colored = of_colour(np.asarray(picture.image), (0xAB, 0xCD, 0xEF))
+    assert len(colored) == rows * shown * tile * tile
 
 
 def test_an_image_that_vanishes_before_it_is_drawn(
@@ -172,35 +191,27 @@ def test_a_broken_image_fails_alone(
 ) -> None:
     """Exit code 3, and exemplars of the others."""
     (reds / "broken.png").write_bytes(b"no image")
-    done = featviz(
-        "exemplars", lights, reds, "--layers", "0", "--out", tmp_path / "out", *PLAIN
-    )
+    options = ("--layers", "0", "--out", tmp_path / "out", *PLAIN)
+    done = featviz("exemplars", lights, reds, *options)
     assert done.code == 3
     assert "broken.png" in done.err
-    assert (tmp_path / "out" / "001_0" / "output" / "c00000.png").is_file()
-
-
-LAYERS = ("--layers", "Conv2d,ReLU,Linear", "--top", "4")
+    assert (tmp_path / "out/001_0/output/c00000.png").is_file()
 
 
 @pytest.mark.slow
 def test_batches_of_any_size_give_the_same_bytes(
-    featviz: Run, net_file: Path, noise: Path, tmp_path: Path
+    featviz: Run, noise: Path, tmp_path: Path
 ) -> None:
-    """Some, and more than there are images; every file is equal."""
+    """Batches of some images, and one of more than there are; every file is equal."""
+    factory = tmp_path / "whole_numbers.py"
+    factory.write_text("from exemplars.conftest import whole_numbers as make\n")
     trees = []
-    for n in ("5", "50"):
-        arguments = (
-            f"{net_file}:make",
-            noise,
-            *LAYERS,
-            *PLAIN,
-            "--batch-size",
-            n,
-            "--per-class",
-        )
-        done = featviz("exemplars", *arguments, "--out", tmp_path / n)
+    for size in (5, 50):
+        out = tmp_path / str(size)
+        options = ("--layers", "Conv2d,ReLU,Linear", "--top", 4, "--per-class", *PLAIN)
+        batches = ("--batch-size", size, "--out", out)
+        done = featviz("exemplars", f"{factory}:make", noise, *options, *batches)
         assert done.code == 0, done.err
-        trees.append(tree(tmp_path / n))
+        trees.append(tree(out))
     assert trees[0] == trees[1]
     assert len(trees[0]) > 20
