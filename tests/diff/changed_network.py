@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from conftest import Outcome
 from PIL import Image
@@ -14,6 +15,9 @@ from torch import nn
 
 Run = Callable[..., Path]
 CLI = Callable[..., Outcome]
+Pair = tuple[Path, Path]
+"""Two runs or models: before, after."""
+Document = dict[str, Any]
 
 CHANGED = 5
 """The output channel of the middle convolution whose weight the tests change."""
@@ -52,27 +56,42 @@ def nan_bias(model: nn.Sequential) -> None:
     model[2].bias[CHANGED] = float("nan")
 
 
-def documented(featviz: CLI, *arguments: object) -> tuple[int, dict[str, Any]]:
-    """The exit code and the JSON document, which must be strict JSON."""
+class Documented(NamedTuple):
+    """What `diff --json` gives."""
+
+    code: int
+    document: Document
+
+
+def documented(featviz: CLI, *arguments: object) -> Documented:
+    """The exit code and the document, which must be strict JSON."""
 
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")
 
     done = featviz("diff", *arguments, "--json")
-    return done.code, json.loads(done.out, parse_constant=refuse)
+    return Documented(done.code, json.loads(done.out, parse_constant=refuse))
 
 
-def layer_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+def layer_of(document: Document, name: str) -> Document:
     return next(layer for layer in document["layers"] if layer["layer"] == name)
 
 
 def drawn(folder: Path) -> dict[str, Image.Image]:
     """The difference maps of a folder, by layer."""
-    found = {}
+    pictures = {}
     for path in sorted(folder.glob("*.png")):
-        if path.name.endswith((".before.png", ".after.png")):
-            continue
-        with Image.open(path) as image:
-            image.load()
-            found[image.text["Layer"]] = image  # type: ignore[attr-defined]
-    return found
+        if not path.name.endswith((".before.png", ".after.png")):
+            with Image.open(path) as image:
+                image.load()
+            pictures[image.text["Layer"]] = image  # type: ignore[attr-defined]
+    return pictures
+
+
+IMAGES = ("a.png", "b.png")
+
+
+def kept_pair(base: Path, new: Path, file: str) -> tuple[np.ndarray, np.ndarray]:
+    """The tensors of both runs in a file, [C, H, W], in float64."""
+    before, after = (np.load(run / file)[0].astype(np.float64) for run in (base, new))
+    return before, after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +26,29 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[object, Path]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> RunCache:
     """Runs that a test has made, for the next one that asks for the same."""
-    yield {None: tmp_path_factory.mktemp("runs")}
+    return RunCache(tmp_path_factory.mktemp("runs"))
+
+
+class RunCache:
+    """Run directories by all that makes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: dict[object, Path] = {}
+
+    def get(self, key: object, draw: Callable[[Path], None]) -> Path:
+        """The run of this key, which is drawn where there is none."""
+        if key not in self.runs:
+            out = self.folder / str(len(self.runs))
+            draw(out)
+            self.runs[key] = out
+        return self.runs[key]
 
 
 @pytest.fixture
-def run(featviz: CLI, photos: Path, tmp_path: Path, runs: dict[object, Path]) -> Run:
+def run(featviz: CLI, photos: Path, tmp_path: Path, runs: RunCache) -> Run:
     """Run a changed network on the pictures; gives a run directory of the test's own."""
 
     def make(
@@ -41,16 +57,14 @@ def run(featviz: CLI, photos: Path, tmp_path: Path, runs: dict[object, Path]) ->
         change: Callable[[nn.Sequential], None] = unchanged,
         images: Path = photos,
     ) -> Path:
-        model = saved(tmp_path / "model.pth", change)
-        files = sorted(images.iterdir()) if images.is_dir() else [images]
-        shown = tuple((path.name, path.read_bytes()) for path in files)
-        key = name, options, change, shown
-        if key not in runs:
-            runs[key] = runs[None] / str(len(runs)) / name
-            done = featviz(
-                "run", model, images, *SMALL, "--out", runs[key], "-q", *options
-            )
+        def draw(out: Path) -> None:
+            model = saved(tmp_path / "model.pth", change)
+            done = featviz("run", model, images, *SMALL, "--out", out, "-q", *options)
             assert done.code == 0, done.err
-        return shutil.copytree(runs[key], tmp_path / name)
+
+        files = sorted(images.iterdir()) if images.is_dir() else [images]
+        contents = tuple((path.name, path.read_bytes()) for path in files)
+        cached = runs.get((options, change, contents), draw)
+        return shutil.copytree(cached, tmp_path / name)
 
     return make

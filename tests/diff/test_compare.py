@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,28 +47,34 @@ def unlike(base: np.ndarray, new: np.ndarray) -> np.ndarray:
     return ~equal & ~(np.isfinite(base) & np.isfinite(new))
 
 
+def largest(base: np.ndarray, new: np.ndarray) -> float:
+    """The largest finite absolute value of both."""
+    values = np.concatenate([base, new], axis=None)
+    return float(abs(values[np.isfinite(values)]).max(initial=0))
+
+
 @settings(max_examples=100, deadline=None)
 @given(PAIRS, st.floats(0, 1e6), st.floats(0, 1))
 def test_a_channel_differs_as_allclose_says(
-    pair: tuple[np.ndarray, np.ndarray], size: float, tolerance: float
+    pair: tuple[np.ndarray, np.ndarray], margin: float, tolerance: float
 ) -> None:
     """numpy.isclose(rtol=tolerance, atol=tolerance * scale), on the larger of both
     values."""
-    base, new = pair
-    size += max(abs(values[np.isfinite(values)]).max(initial=0) for values in pair)
-    change = compare(base, new, size)
-    b = base.astype(np.float64)
-    n = new.astype(np.float64)
+    base, new = (values.astype(np.float64) for values in pair)
+    scale = margin + largest(base, new)
+
+    change = compare(*pair, scale)
+
     with np.errstate(all="ignore"):
-        larger = np.maximum(abs(b), abs(n))
-        gap = abs(n - b)
-        beyond = gap > tolerance * larger + tolerance * size
-        near = np.isclose(gap, tolerance * (larger + size), rtol=1e-9)
-    finite = np.isfinite(b) & np.isfinite(n)
-    expected = (beyond & finite).any(1) | unlike(b, n).any(1)
+        gap = abs(new - base)
+        limit = tolerance * (np.maximum(abs(base), abs(new)) + scale)
+        near = np.isclose(gap, limit, rtol=1e-9)
+    finite = np.isfinite(base) & np.isfinite(new)
+    odd = unlike(base, new)
+    expected = ((gap > limit) & finite).any(1) | odd.any(1)
     sure = ~(near & finite).any(1)
     np.testing.assert_array_equal(change.differs(tolerance)[sure], expected[sure])
-    np.testing.assert_array_equal(change.unlike, unlike(b, n).sum(1))
+    np.testing.assert_array_equal(change.unlike, odd.sum(1))
     assert ((change.relative >= 0) & (change.relative <= 1)).all()
 
 
@@ -80,12 +85,12 @@ def test_equal_is_no_change() -> None:
     values[2, ::3] = np.nan
     values[3, ::3] = -np.inf
     change = compare(values, values.copy(), 5.0)
-    for name, column in vars(no_change(5, 150_000)).items():
-        if name != "products":
-            np.testing.assert_allclose(
-                getattr(change, name), column, rtol=1e-12, err_msg=name
-            )
-    assert change.layer_cosine == pytest.approx(no_change(5, 150_000).layer_cosine) == 1
+    expected = no_change(5, 150_000)
+    for name in ("absolute", "relative", "cosine", "unlike"):
+        column = getattr(expected, name)
+        np.testing.assert_allclose(getattr(change, name), column, rtol=1e-12)
+    assert change.layer_cosine == pytest.approx(1)
+    assert expected.layer_cosine == pytest.approx(1)
     assert not change.differs(0.0).any()
 
 
@@ -112,19 +117,32 @@ def test_the_cosine_of_a_layer_is_that_of_all_its_values(
     new = base + 0.1 * rng.normal(size=(8, width))
     base[3] = 0
     new[3] = 1e-6
-    oracle = (base * new).sum() / np.linalg.norm(base) / np.linalg.norm(new)
-    comparison = compare(base * size, new * size, size)
-    assert comparison.layer_cosine == pytest.approx(oracle)
-    assert oracle > 0.98
-    assert width == 1 or comparison.cosine[3] == 0
-    assert np.isnan(compare_stats(*np.ones((2, 3, 6), np.float32), 1.0).layer_cosine)
-    assert compare(base * 0, new, 1.0).layer_cosine == 0
+    expected = (base * new).sum() / np.linalg.norm(base) / np.linalg.norm(new)
+    assert expected > 0.98
+
+    change = compare(base * size, new * size, size)
+
+    assert change.layer_cosine == pytest.approx(expected)
+    assert width == 1 or change.cosine[3] == 0
+
+
+def test_the_cosine_of_a_layer_against_zeros_is_zero() -> None:
+    """Nothing points anywhere."""
+    assert compare(np.zeros((2, 3)), np.ones((2, 3)), 1.0).layer_cosine == 0
+
+
+def test_statistics_have_no_cosine() -> None:
+    """Neither channels nor the layer."""
+    change = compare_stats(*np.ones((2, 3, 6), np.float32), 1.0)
+    assert np.isnan(change.layer_cosine)
+    assert np.isnan(change.cosine).all()
 
 
 def test_differences_have_a_sign_beyond_the_slack() -> None:
     """Set against the larger value and the scale; none where it is within the slack."""
-    found = signed(np.zeros((1, 3)), np.array([[1, -1, 0.1]]), 1.0, np.array([0.2]))
-    np.testing.assert_allclose(found, [[0.4, -0.4, 0]])
+    new = np.array([[1, -1, 0.1]])
+    differences = signed(np.zeros((1, 3)), new, 1.0, np.array([0.2]))
+    np.testing.assert_allclose(differences, [[0.4, -0.4, 0]])
 
 
 def test_the_cosine_of_single_numbers_is_none() -> None:
@@ -145,7 +163,6 @@ def test_statistics() -> None:
     np.testing.assert_allclose(change.absolute, [0, 0, 0.5, 0])
     np.testing.assert_allclose(change.relative, [0, 0, 0.5 / 3.5, 0])
     np.testing.assert_array_equal(change.unlike, [0, 0, 0, 7])
-    assert np.isnan(change.cosine).all()
 
 
 class WrittenCapture(NamedTuple):
@@ -181,8 +198,8 @@ def pixels_of(picture: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
     return np.asarray(picture), None if colors is None else np.reshape(colors, (-1, 3))
 
 
-PLACES = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
-PIECES = Trace(grid=(1, 4, 6), axes=(0, 1), positions=PLACES)
+POSITIONS = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
+PIECES = Trace(grid=(1, 4, 6), axes=(0, 1), positions=POSITIONS)
 """6 windows of 2 × 2 places."""
 
 SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
@@ -203,6 +220,12 @@ SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
 }
 
 
+def noise_of(layout: str) -> tuple[Tensor, Hints]:
+    """A tensor of a layout, and how it is told."""
+    shape, hints = SHAPES[layout]
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)), hints
+
+
 def keeps(row: Capture) -> bool:
     """Whether a kept tensor would have all channels of a row."""
     kept = replace(row, tensor="output.npy")
@@ -212,8 +235,7 @@ def keeps(row: Capture) -> bool:
 @pytest.mark.parametrize("name", SHAPES)
 def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
     """Least, largest and mean value of each channel are those of stats.npz."""
-    shape, hints = SHAPES[name]
-    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    tensor, hints = noise_of(name)
     row, _, stats = captured(tensor, hints)[""]
     assert keeps(row)
     values = from_tensor(tensor.numpy(), row)
@@ -226,10 +248,11 @@ def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
 def test_tokens_behind_a_grid_are_left_out() -> None:
     """Least and largest value of each channel are those of the places."""
     tensor = torch.randn(1, 58, 7, generator=torch.Generator().manual_seed(0))
-    rows = captured(tensor, Hints(override="tokens:6x9+1,3"))
-    behind = math.prod(map_shape(rows["token_behind"][0]))
-    values = from_tensor(tensor.numpy(), rows[""][0], behind)
-    np.testing.assert_array_equal(values.min(1), rows[""][2][:, 0])
+    captures = captured(tensor, Hints(override="tokens:6x9+1,3"))
+    behind = math.prod(map_shape(captures["token_behind"].row))
+    grid = captures[""]
+    values = from_tensor(tensor.numpy(), grid.row, behind)
+    np.testing.assert_array_equal(values.min(1), grid.stats[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -253,48 +276,61 @@ def test_pictures_give_values_back_within_half_a_level(
     name: str, options: dict[str, Any]
 ) -> None:
     """Of the drawn channels and slices, in the order of the maps."""
-    shape, hints = SHAPES[name]
-    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    tensor, hints = noise_of(name)
     row, picture, stats = captured(tensor, hints, **options)[""]
-    ids, data, slack = from_picture(*pixels_of(picture), row, stats)
-    kept = from_tensor(tensor.numpy(), row)
-    assert ids == (row.channels or list(range(row.maps)))
-    slices = row.slices[1] if row.slices else 1
-    exact = (
-        kept[ids]
-        .reshape(len(ids), slices, -1)[:, row.drawn_slices]
-        .reshape(len(ids), -1)
+
+    channels, values, slack = from_picture(*pixels_of(picture), row, stats)
+
+    assert channels == (row.channels or list(range(row.maps)))
+    exact = from_tensor(tensor.numpy(), row)[channels]
+    if row.slices:
+        maps = exact.reshape(len(channels), row.slices[1], -1)
+        exact = maps[:, row.drawn_slices].reshape(len(channels), -1)
+    assert (abs(values - exact) <= slack[:, None]).all()
+    assert (slack <= 0.51 * widest_scale(row, stats) / 253).all()
+
+
+def widest_scale(row: Capture, stats: np.ndarray) -> float:
+    """The widest scale of values that a picture can have."""
+    if row.normalize.startswith("range"):
+        return 10  # range:-5,5
+    limits = stats[:, :2]
+    return max(np.ptp(limits, axis=1).max(), 2 * abs(limits).max())
+
+
+class DrawnImage(NamedTuple):
+    """An image of a run, as far as its levels are read."""
+
+    picture: Image.Image
+
+    def levels(self, row: Capture) -> tuple[np.ndarray, np.ndarray | None]:
+        return pixels_of(self.picture)
+
+
+def drawn_pair(base: Tensor, new: Tensor) -> TensorPair:
+    """Three channels of each of two tensors [C, H, W], as two runs have drawn them."""
+    options = {"channels": "top:3"}
+    before = captured(base[None], Hints(), **options)[""]
+    after = captured(new[None], Hints(), **options)[""]
+    return TensorPair(
+        before.row.capture_key,
+        (DrawnImage(before.picture), DrawnImage(after.picture)),  # type: ignore[arg-type]
+        (before.row, after.row),
+        (before.stats, after.stats),
     )
-    assert (abs(data - exact) <= slack[:, None]).all()
-    spans = stats[ids, 1] - stats[ids, 0]
-    fixed_width = (
-        {"normalize": 10} if options.get("normalize", "") == "range:-5,5" else {}
-    )
-    scale_width = np.maximum(
-        spans.max(), fixed_width.get("normalize", 2 * abs(stats[:, :2]).max())
-    )
-    assert (slack <= 0.51 * scale_width / 253).all()
 
 
 def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
     """Each with the values, and half the levels, of its own channel."""
-    noise = torch.randn(2, 1, 5, 6, 9, generator=torch.Generator().manual_seed(0))
-    weights = torch.tensor([[10.0, 20, 30, 1, 1], [1, 40, 50, 60, 1]])[
-        :, None, :, None, None
-    ]
-    captures = [
-        captured(tensor, Hints(), channels="top:3")[""] for tensor in noise * weights
-    ]
-    images = [
-        SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in captures
-    ]
-    rows = tuple(row for row, _, _ in captures)
-    stats = tuple(channel_stats for _, _, channel_stats in captures)
-    pair = TensorPair(rows[0].capture_key, tuple(images), rows, stats)
-    ids, before, after, slack = pair.pixels()
-    assert ids == sorted({*rows[0].channels} & {*rows[1].channels})
-    assert 1 < len(ids) < 3
-    exact = (noise * weights)[:, 0, ids].flatten(2).numpy()
+    noise = torch.randn(2, 5, 6, 9, generator=torch.Generator().manual_seed(0))
+    # channels are chosen by their means
+    means = torch.tensor([[10.0, 20, 30, 1, 1], [1, 40, 50, 60, 1]])
+    tensors = noise + means[..., None, None]
+
+    channels, before, after, slack = drawn_pair(*tensors).pixels()
+
+    assert channels == [1, 2]
+    exact = tensors[:, channels].flatten(2).numpy()
     spans = np.ptp(exact, axis=2).sum(0)
     np.testing.assert_allclose(slack, 0.501 * spans / 255, rtol=1e-5)
     assert (abs(np.stack([before, after]) - exact) <= slack[:, None]).all()
@@ -330,11 +366,11 @@ def test_class_tokens_are_apart() -> None:
     """Their row holds a part of the kept tensor, and the grid's values leave them out."""
     tensor = torch.randn(1, 55, 7)
     tensor[0, 0] = 100.0
-    found = captured(
-        tensor, Hints(input_size=(96, 144), prefix_tokens=("class_token",))
-    )
-    assert [keeps(row) for row, _, _ in found.values()] == [True, False]
-    values = from_tensor(tensor.numpy(), found[""][0])
+    hints = Hints(input_size=(96, 144), prefix_tokens=("class_token",))
+    grid, token = captured(tensor, hints).values()
+    assert keeps(grid.row)
+    assert not keeps(token.row)
+    values = from_tensor(tensor.numpy(), grid.row)
     np.testing.assert_array_equal(values, tensor[0, 1:].T)
 
 
@@ -356,7 +392,7 @@ def test_every_layout_is_read_back() -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_arrays_that_do_not_fit_give_nothing(name: str) -> None:
     """Whatever shape a manifest claims, an array is read or left alone."""
-    row = captured(torch.randn(SHAPES[name][0]), SHAPES[name][1])[""][0]
+    row = captured(*noise_of(name))[""].row
     for shape in ((), (0,), (1, 0, 0), (0, 0, 0, 0), (1, 0, 2, 2, 2), (1,) * 7):
         assert from_tensor(np.zeros(shape, np.float32), row) is None
 
@@ -365,8 +401,5 @@ def test_channels_that_lost_their_numbers_come_first() -> None:
     """However far the values of others are apart; those out of the mask are left out."""
     relative = np.array([0.9, 0.0, 0.5, 1.0])
     unlike = np.array([0, 2, 0, 0])
-    assert worst_first(relative, unlike, np.array([True, True, True, False])) == [
-        1,
-        0,
-        2,
-    ]
+    differing = np.array([True, True, True, False])
+    assert worst_first(relative, unlike, differing) == [1, 0, 2]

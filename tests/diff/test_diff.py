@@ -16,75 +16,85 @@ from torch import nn
 from .changed_network import (
     CHANGED,
     CLI,
+    IMAGES,
     Run,
     documented,
+    kept_pair,
     layer_of,
     nan_bias,
     one_weight,
 )
 
+KEPT = ("--tensors", "npy")
+PIXELS_AND_TENSORS = pytest.mark.parametrize(
+    ("kept", "by"), [((), "statistics and pixels"), (KEPT, "tensors")]
+)
 
-@pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
+
+@PIXELS_AND_TENSORS
 def test_one_changed_weight_is_found_where_it_is(
-    featviz: CLI, run: Run, kept: tuple[str, ...]
+    featviz: CLI, run: Run, kept: tuple[str, ...], by: str
 ) -> None:
     """The first layer that diverges is the changed one, in the one channel of that
     weight."""
     base = run("base", *kept)
     new = run("new", *kept, change=one_weight)
-    code, document = documented(featviz, base, new)
-    assert code == 4
-    first = document["first_divergence"]
-    assert (first["layer"], first["type"]) == ("2", "Conv2d")
-    assert [layer["layer"] for layer in document["layers"] if layer["differing"]] == [
-        "2",
-        "3",
-        "4",
-    ]
+
+    document = documented(featviz, base, new).document
+
+    assert document["first_divergence"]["layer"] == "2"
+    differing = [row["layer"] for row in document["layers"] if row["differing"]]
+    assert differing == ["2", "3", "4"]
     changed = layer_of(document, "2")
     assert changed["most_changed"] == [CHANGED]
-    assert changed["differing"] == 2  # that channel, in both images
-    assert changed["by"] == ["tensors" if kept else "statistics and pixels"]
-    done = featviz("diff", base, new)
-    assert done.out.splitlines()[1].split()[:3] == ["2", "Conv2d", "output"]
-    assert done.out.splitlines()[-1].endswith("first at 2 (Conv2d)")
+    assert changed["differing"] == len(IMAGES)  # that channel in each
+    assert changed["by"] == [by]
 
 
-def test_numbers_of_kept_tensors(featviz: CLI, run: Run) -> None:
-    """Absolute, relative and cosine of each channel are what numpy and torch make of
-    the files."""
-    base = run("base", "--tensors", "npy")
-    new = run("new", "--tensors", "npy", change=one_weight)
-    _, document = documented(featviz, base, new)
-    for name, index in (("2", 3), ("4", 5)):
-        absolute = []
-        relative = []
-        cosine = []
-        for image in ("a.png", "b.png"):
-            file = f"{image}/{index:03d}_{name}/output.npy"
-            b, n = (np.load(root / file)[0].astype(np.float64) for root in (base, new))
-            scale = max(abs(b).max(), abs(n).max())
-            size = np.maximum(abs(b), abs(n)) + scale
-            absolute.append(abs(n - b).max((1, 2)))
-            relative.append((abs(n - b) / size).max((1, 2)))
-            flat = [torch.from_numpy(v).flatten(1) for v in (b, n)]
-            cosine.append(nn.functional.cosine_similarity(*flat, dim=1).numpy())
-        channels = layer_of(document, name)["channels"]
-        np.testing.assert_allclose(
-            channels["absolute"], np.max(absolute, 0), rtol=1e-12
-        )
-        np.testing.assert_allclose(channels["relative"], np.max(relative, 0), rtol=1e-6)
-        np.testing.assert_allclose(channels["cosine"], np.min(cosine, 0), rtol=1e-12)
+def test_the_table_begins_with_the_first_divergence(featviz: CLI, run: Run) -> None:
+    """And the last line names it."""
+    done = featviz("diff", run("base"), run("new", change=one_weight))
+    assert done.code == 4
+    lines = done.out.splitlines()
+    assert lines[1].split()[:3] == ["2", "Conv2d", "output"]
+    assert lines[-1].endswith("first at 2 (Conv2d)")
+
+
+def channel_numbers(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:
+    """What numpy and torch make of two tensors [C, H, W]."""
+    scale = max(abs(before).max(), abs(after).max())
+    difference = abs(after - before)
+    share = difference / (np.maximum(abs(before), abs(after)) + scale)
+    flat = [torch.from_numpy(values).flatten(1) for values in (before, after)]
+    cosine = nn.functional.cosine_similarity(*flat, dim=1)
+    return {
+        "absolute": difference.max((1, 2)),
+        "relative": share.max((1, 2)),
+        "cosine": cosine.numpy(),
+    }
+
+
+@pytest.mark.parametrize("layer", ["2", "4"])
+def test_numbers_of_kept_tensors(featviz: CLI, run: Run, layer: str) -> None:
+    """A channel has the worst number of all images."""
+    base = run("base", *KEPT)
+    new = run("new", *KEPT, change=one_weight)
+    files = [f"{image}/{int(layer) + 1:03d}_{layer}/output.npy" for image in IMAGES]
+    numbers = [channel_numbers(*kept_pair(base, new, file)) for file in files]
+
+    channels = layer_of(documented(featviz, base, new).document, layer)["channels"]
+
+    for name, worst in (("absolute", max), ("relative", max), ("cosine", min)):
+        pairs = zip(*(columns[name] for columns in numbers), strict=True)
+        expected = [worst(pair) for pair in pairs]
+        np.testing.assert_allclose(channels[name], expected, rtol=1e-6)
 
 
 def test_tolerance_is_a_share_of_value_and_layer(featviz: CLI, run: Run) -> None:
     """Just above the largest relative difference runs are equal, just below they are
     not."""
-    pair = (
-        run("base", "--tensors", "npy"),
-        run("new", "--tensors", "npy", change=one_weight),
-    )
-    _, document = documented(featviz, *pair)
+    pair = (run("base", *KEPT), run("new", *KEPT, change=one_weight))
+    document = documented(featviz, *pair).document
     assert document["tolerance"] == 1e-4  # what docs/diff.md says
     worst = max(max(layer["channels"]["relative"]) for layer in document["layers"])
     assert featviz("diff", *pair, "--tolerance", repr(worst * (1 + 1e-9))).code == 0
@@ -106,47 +116,54 @@ def test_threads_and_libraries_make_no_difference(
 ) -> None:
     """Two threads without oneDNN are equal to one with it by default, though not to the
     bit."""
-    runs = []
+    # paths are absolute: a forked process begins in another folder
     convs = (nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 3))
-    torch.save(nn.Sequential(*convs), tmp_path / "wide.pth")
-    command = [
-        str(tmp_path / "wide.pth"),
-        str(photos / "a.png"),
-        "-q",
-        "--tensors",
-        "npy",
-    ]
-    command += ["--size", "32", "--layers", "Conv2d", "--out"]
+    model = tmp_path / "wide.pth"
+    torch.save(nn.Sequential(*convs), model)
+    options = ("-q", *KEPT, "--size", "32", "--layers", "Conv2d", "--out")
+    runs = []
     for threads, onednn in ((1, True), (2, False)):
-        out = tmp_path / f"{threads}-{onednn}"
-        printed = tmp_path / f"{out.name}-said"
-        how = (threads, onednn, *command, str(out))
-        assert (
-            forked.fork(printed, run_with, *how, OMP_NUM_THREADS=threads).ended().code
-            == 0
+        out = tmp_path / str(threads)
+        command = map(str, (model, photos / "a.png", *options, out))
+        printed = tmp_path / f"{threads}-printed"
+        process = forked.fork(
+            printed, run_with, threads, onednn, *command, OMP_NUM_THREADS=threads
         )
+        assert process.ended().code == 0
         runs.append(out)
+
     done = featviz("diff", *runs)
-    assert (done.code, done.out[:5]) == (0, "equal")
+
+    assert done.code == 0
+    assert done.out.startswith("equal")
     assert featviz("diff", *runs, "--tolerance", "0").code == 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
-def test_nan_equals_nan_and_nothing_else(
-    featviz: CLI, run: Run, kept: tuple[str, ...]
+@PIXELS_AND_TENSORS
+def test_nan_equals_nan(featviz: CLI, run: Run, kept: tuple[str, ...], by: str) -> None:
+    """On both sides it is no difference."""
+    base = run("base", *kept, change=nan_bias)
+    new = run("new", *kept, change=nan_bias)
+    assert featviz("diff", base, new, "--tolerance", "0").code == 0
+
+
+@pytest.mark.slow
+@PIXELS_AND_TENSORS
+@pytest.mark.parametrize("order", [1, -1], ids=["new", "base"])
+def test_nan_equals_nothing_else(
+    featviz: CLI, run: Run, kept: tuple[str, ...], by: str, order: int
 ) -> None:
-    """NaN on both sides is no difference; on one side it is, whatever the tolerance."""
-    plain = run("plain", *kept)
-    nan = run("nan", *kept, change=nan_bias)
-    again = run("again", *kept, change=nan_bias)
-    assert featviz("diff", nan, again, "--tolerance", "0").code == 0
-    for pair in ((plain, nan), (nan, plain)):
-        code, document = documented(featviz, *pair, "--tolerance", "1")
-        assert code == 4
-        assert document["first_divergence"]["layer"] == "2"
-        assert layer_of(document, "2")["most_changed"] == [CHANGED]
-        assert layer_of(document, "2")["channels"]["unlike"][CHANGED] == 32 * 32
+    """On one side it is a difference, whatever the tolerance."""
+    pair = (run("plain", *kept), run("nan", *kept, change=nan_bias))
+
+    code, document = documented(featviz, *pair[::order], "--tolerance", "1")
+
+    assert code == 4
+    assert document["first_divergence"]["layer"] == "2"
+    changed = layer_of(document, "2")
+    assert changed["most_changed"] == [CHANGED]
+    assert changed["channels"]["unlike"][CHANGED] == 32 * 32
 
 
 def test_what_no_picture_shows_is_compared_by_statistics(
@@ -164,36 +181,37 @@ def test_what_no_picture_shows_is_compared_by_statistics(
     assert changed["channels"]["cosine"][CHANGED] is None
 
 
-def test_the_first_layer_is_the_first_that_ran(featviz: CLI, tmp_path: Path) -> None:
+def test_the_first_layer_is_the_first_that_ran(featviz: CLI) -> None:
     """A block stands before its convolutions in named_modules(), and ran after them."""
 
-    def drawn(by: float) -> list[Drawn]:
-        names = ("conv1", 1), ("conv2", 2), ("block", 0)
-        moved = [0.0, by, by]
-        rows = zip(names, moved, strict=True)
-        return [
-            Drawn(n, index=at, stats=Drawn("x").numbers + own) for (n, at), own in rows
+    numbers = Drawn("x").numbers
+    runs = []
+    for change in (0.0, 0.5):
+        drawn = [
+            Drawn("conv1", index=1, stats=numbers),
+            Drawn("conv2", index=2, stats=numbers + change),
+            Drawn("block", index=0, stats=numbers + change),
         ]
+        runs.append(write_run(Path(str(change)), {"a.png": drawn}))
 
-    runs = [write_run(tmp_path / str(by), {"a.png": drawn(by)}) for by in (0.0, 0.5)]
-    _, document = documented(featviz, *runs)
+    document = documented(featviz, *runs).document
+
     layers = [(row["layer"], row["differing"] > 0) for row in document["layers"]]
     assert layers == [("conv1", False), ("conv2", True), ("block", True)]
     assert document["first_divergence"]["layer"] == "conv2"
 
 
-def test_another_number_of_channels_is_a_difference(
-    featviz: CLI, tmp_path: Path
-) -> None:
+def test_another_number_of_channels_is_a_difference(featviz: CLI) -> None:
     """A layer of another shape cannot be compared: all its channels differ, with the
     reason."""
-    runs = [write_run(tmp_path / str(n), {"a.png": [Drawn("x", n)]}) for n in (6, 7)]
-    code, document = documented(featviz, *runs)
+    runs = [write_run(Path(str(n)), {"a.png": [Drawn("x", n)]}) for n in (6, 7)]
+    junit = Path("d.xml")
+
+    code, document = documented(featviz, *runs, "--junit", junit)
+
     assert code == 4
     assert document["first_divergence"]["layer"] == "x"
     (row,) = document["layers"]
     assert row["reason"] == "shape 1×6×4×5 in BASE, 1×7×4×5 in NEW"
-    assert (row["differing"], row["total"]) == (6, 6)
-    junit = tmp_path / "d.xml"
-    assert featviz("diff", *runs, "--junit", junit).code == 4
+    assert row["differing"] == row["total"] == 6
     assert "6 of 6 channels differ: shape" in junit.read_text()

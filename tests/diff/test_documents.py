@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -18,18 +18,21 @@ from rundirs import Drawn, write_run
 from featviz import __version__
 from featviz.rundir import REPORT_ASSETS
 
-from .changed_network import CHANGED, CLI, Run, documented, drawn, nan_bias, one_weight
+from .changed_network import (
+    CHANGED,
+    CLI,
+    Document,
+    Pair,
+    Run,
+    documented,
+    drawn,
+    kept_pair,
+    nan_bias,
+    one_weight,
+)
 
 HOSTILE = "<img src=x onerror=alert(1)> & 'b'.png"
 LOST = "<u onclick=alert(2)>.png"
-
-
-def check_nothing_is_inline(page: Markup) -> None:
-    """No style, script or handler, nor a frame of another page."""
-    assert not {tag for tag, _ in page.tags} & {"style", "iframe"}
-    names = {name for _, attributes in page.tags for name in attributes}
-    assert not {name for name in names if name.startswith(("on", "style"))}
-    assert page.inline.strip() == ""
 
 
 def links_of(page: Markup) -> list[str]:
@@ -37,204 +40,249 @@ def links_of(page: Markup) -> list[str]:
     return [str(a[name]) for _, a in page.tags for name in ("src", "href") if name in a]
 
 
-def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
-    """Nothing inline, escaped names, links that lead to files, and a pair with its
-    difference."""
+class WrittenPage(NamedTuple):
+    """The page of a diff."""
+
+    path: Path
+    page: Markup
+
+
+@pytest.fixture
+def hostile(featviz: CLI, run: Run, photos: Path) -> WrittenPage:
+    """Of images and a run whose names are markup; one image is in NEW only."""
     (photos / "b.png").rename(photos / HOSTILE)
     (photos / "a.png").rename(photos / LOST)
     base = run("base", images=photos / HOSTILE)
     new = run("<i>new", change=one_weight)
-    html = tmp_path / "pages" / "a diff#1.html"
-    done = featviz("diff", base, new, "--html", html)
-    assert done.code == 4
-    page = Markup(html.read_text("utf-8"))
-    check_nothing_is_inline(page)
+    path = Path("pages/a diff#1.html")
+    assert featviz("diff", base, new, "--html", path).code == 4
+    return WrittenPage(path, Markup(path.read_text("utf-8")))
+
+
+def test_nothing_of_the_page_is_inline(hostile: WrittenPage) -> None:
+    """There is no style, script or handler, nor a frame of another page."""
+    page = hostile.page
+    assert page.inline.strip() == ""
+    for tag, attributes in page.tags:
+        assert tag not in ("style", "iframe")
+        assert not [name for name in attributes if name.startswith(("on", "style"))]
+
+
+def test_links_of_the_page_lead_to_files(hostile: WrittenPage) -> None:
+    """Of each of the three layers that differ it shows the input, before, after, and
+    the difference."""
+    path, page = hostile
     links = links_of(page)
     assert not any(" " in link for link in links)
-    pictures = [link for link in links if link.endswith(".png")]
-    # of the three layers that differ: the input, before, after, and the difference
-    assert len(pictures) == 3 * 4
-    for link in (link for link in links if not link.startswith("#")):
-        path = unquote(link.partition("#")[0])
-        assert (html.parent / path).is_file(), link
-    for text in (HOSTILE, "first at 2 (Conv2d)", f"image {LOST} (not there)", str(new)):
-        assert text in page.text
+    assert len([link for link in links if link.endswith(".png")]) == 3 * 4
+    for link in links:
+        file = unquote(link.partition("#")[0])
+        assert (path.parent / file).exists(), link
 
 
-def test_the_page_tells_what_interventions_did(
-    featviz: CLI, run: Run, tmp_path: Path
-) -> None:
-    """At the top, beside the verdict; and the options in which the runs differ."""
-    base = run("base")
+def test_names_on_the_page_are_text(hostile: WrittenPage) -> None:
+    """Those of images and of a run are escaped."""
+    text = hostile.page.text
+    assert HOSTILE in text
+    assert f"image {LOST} (not there)" in text
+    assert "<i>new" in text
+    assert "first at 2 (Conv2d)" in text
+
+
+def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run) -> None:
+    """At the top, beside the verdict; the first layer to diverge is marked once."""
+    page = Path("d.html")
     new = run("new", "--ablate", f"2:{CHANGED}")
-    assert featviz("diff", base, new, "--html", tmp_path / "d.html").code == 4
-    text = (tmp_path / "d.html").read_text("utf-8")
+    assert featviz("diff", run("base"), new, "--html", page).code == 4
+    text = page.read_text("utf-8")
     assert f"<b>Changed while NEW ran:</b> ablate 2:{CHANGED}" in text
     assert "Changed while BASE ran" not in text
     assert text.count("first to diverge") == 1
     assert text.index("first to diverge") > text.index('data-layer="2"')
-    assert featviz("diff", base, base, "--html", tmp_path / "d.html").code == 0
-    same = (tmp_path / "d.html").read_text("utf-8")
-    assert "<b>Equal</b>" in same
-    assert "data-group" not in same
 
 
-def test_difference_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
-    """Each pixel has the colour of its signed difference, on one scale for all
-    pictures."""
+def test_the_page_of_equal_runs(featviz: CLI, run: Run) -> None:
+    """It has a verdict, and no groups of layers."""
+    base = run("base")
+    page = Path("d.html")
+    assert featviz("diff", base, base, "--html", page).code == 0
+    text = page.read_text("utf-8")
+    assert "<b>Equal</b>" in text
+    assert "data-group" not in text
+
+
+class Maps(NamedTuple):
+    """The difference maps of two runs with tensors."""
+
+    base: Path
+    new: Path
+    folder: Path
+    document: Document
+
+    def values(self, row: Document) -> tuple[np.ndarray, np.ndarray]:
+        """The tensors of a row, before and after."""
+        label = row["label"]
+        file = f"{row['image']}/{int(label) + 1:03d}_{label}/output.npy"
+        return kept_pair(self.base, self.new, file)
+
+
+@pytest.fixture
+def maps(featviz: CLI, run: Run) -> Maps:
     base = run("base", "--tensors", "npy")
     new = run("new", "--tensors", "npy", change=one_weight)
-    _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
-    pictures = drawn(tmp_path / "maps")
-    assert list(pictures) == ["2 (Conv2d)", "3 (ReLU)", "4 (Conv2d)"]
-    limits = {row["limit"] for row in document["maps"]}
-    assert len(limits) == 1
-    limit = limits.pop()
-    worst = max(max(layer["channels"]["relative"]) for layer in document["layers"])
-    assert limit == pytest.approx(worst)
-    colors = colormaps["coolwarm"](np.linspace(0, 1, 254), bytes=True)[:, :3]
-    for row in document["maps"]:
-        file = f"{row['image']}/{int(row['label']) + 1:03d}_{row['label']}/output.npy"
-        b, n = (np.load(root / file)[0].astype(np.float64) for root in (base, new))
-        signed = (n - b) / (
-            np.maximum(abs(b), abs(n)) + max(abs(b).max(), abs(n).max())
-        )
+    folder = Path("maps")
+    document = documented(featviz, base, new, "--out", folder).document
+    return Maps(base, new, folder, document)
+
+
+def test_difference_maps_have_one_scale(maps: Maps) -> None:
+    """The largest relative difference of all layers that differ."""
+    assert list(drawn(maps.folder)) == ["2 (Conv2d)", "3 (ReLU)", "4 (Conv2d)"]
+    channels = [layer["channels"] for layer in maps.document["layers"]]
+    worst = max(max(columns["relative"]) for columns in channels)
+    for row in maps.document["maps"]:
+        assert row["limit"] == pytest.approx(worst)
         assert row["source"] == "kept tensors"
-        picture = pictures[
-            f"{row['label']} ({'ReLU' if row['label'] == '3' else 'Conv2d'})"
-        ]
-        assert picture.text["Channels"] == ",".join(map(str, row["channels"]))  # type: ignore[attr-defined]
-        tile = tile_of(np.asarray(picture.convert("RGB")), row, signed.shape[1:])
-        levels = np.floor(
-            (signed[row["channels"][0]] / limit + 1) / 2 * 253 + 0.5
-        ).astype(int)
-        np.testing.assert_array_equal(tile, colors[levels])
-    assert document["maps"][0]["channels"] == [CHANGED]
+    assert maps.document["maps"][0]["channels"] == [CHANGED]
 
 
-def test_before_and_after_share_a_scale_and_an_order(
-    featviz: CLI, run: Run, tmp_path: Path
-) -> None:
+def test_difference_maps_have_the_colours_of_their_values(maps: Maps) -> None:
+    """Each pixel has that of its signed difference."""
+    colors = colormaps["coolwarm"](np.linspace(0, 1, 254), bytes=True)[:, :3]
+    pictures = list(drawn(maps.folder).values())
+    for row, picture in zip(maps.document["maps"], pictures, strict=True):
+        channels = ",".join(map(str, row["channels"]))
+        assert picture.text["Channels"] == channels  # type: ignore[attr-defined]
+        before, after = maps.values(row)
+        scale = max(abs(before).max(), abs(after).max())
+        shares = (after - before) / (np.maximum(abs(before), abs(after)) + scale)
+        expected = level_of(shares[row["channels"][0]], -row["limit"], row["limit"])
+        tile = tile_of(np.asarray(picture.convert("RGB")), before.shape[1:])
+        np.testing.assert_array_equal(tile, colors[expected])
+
+
+def level_of(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """0 to 253."""
+    return np.floor((values - low) / (high - low) * 253 + 0.5).astype(int)
+
+
+def test_before_and_after_share_a_scale_and_an_order(maps: Maps) -> None:
     """A level is the same value in both pictures: its share of the span of both."""
-    base = run("base", "--tensors", "npy")
-    new = run("new", "--tensors", "npy", change=one_weight)
-    _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
-    row = next(row for row in document["maps"] if row["label"] == "4")
-    low, high = row["range"]
-    for root, file in ((base, row["before"]), (new, row["after"])):
-        maps = np.load(root / row["image"] / "005_4" / "output.npy")[0]
-        with Image.open(tmp_path / "maps" / file) as picture:
-            assert picture.text["Channels"].split(",") == [*map(str, row["channels"])]  # type: ignore[attr-defined]
+    row = maps.document["maps"][2]
+    pair = (row["before"], row["after"])
+    for file, values in zip(pair, maps.values(row), strict=True):
+        with Image.open(maps.folder / file) as picture:
+            channels = picture.text["Channels"]  # type: ignore[attr-defined]
             pixels = np.asarray(picture.convert("RGB"))[..., 0]
-        shown = maps[row["channels"][0]]
-        expected = np.floor((shown - low) / (high - low) * 253 + 0.5) * 255 / 253
-        tile = tile_of(pixels, row, shown.shape)
+        assert channels == ",".join(map(str, row["channels"]))
+        expected = level_of(values[row["channels"][0]], *row["range"]) * 255 / 253
+        tile = tile_of(pixels, values.shape[1:])
         np.testing.assert_allclose(tile, expected, atol=1.01)
 
 
-def tile_of(
-    pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]
-) -> np.ndarray:
+def tile_of(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     """The first map of a picture, at its own size: 96 pixels are enough, and all gaps
     are alike."""
     factor = -(-96 // max(size))
-    tile = size[1] * factor
-    columns = pixels.shape[1] // tile
-    at = (pixels.shape[1] - columns * tile) // (columns + 1)
-    return pixels[at : at + size[0] * factor : factor, at : at + tile : factor]
+    height = size[0] * factor
+    width = size[1] * factor
+    columns = pixels.shape[1] // width
+    gap = (pixels.shape[1] - columns * width) // (columns + 1)
+    return pixels[gap : gap + height : factor, gap : gap + width : factor]
 
 
-def test_what_is_not_finite_on_one_side_is_magenta(
-    featviz: CLI, run: Run, tmp_path: Path
-) -> None:
+def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run) -> None:
     """All of the channel that became NaN."""
-    featviz(
-        "diff", run("base"), run("new", change=nan_bias), "--out", tmp_path / "maps"
-    )
-    picture = drawn(tmp_path / "maps")["2 (Conv2d)"]
+    out = Path("maps")
+    featviz("diff", run("base"), run("new", change=nan_bias), "--out", out)
+    picture = drawn(out)["2 (Conv2d)"]
     assert picture.text["Channels"] == str(CHANGED)  # type: ignore[attr-defined]
     magenta = (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all(axis=2)
     assert magenta.sum() == 96 * 96
 
 
-def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
-    """It has the document, and its files; an earlier result is replaced whole."""
-    base = run("base")
+def test_the_folder_of_the_maps_has_the_document(featviz: CLI, run: Run) -> None:
+    """And a list of its files."""
+    html = Path("d.html")
     new = run("new", change=one_weight)
-    maps = tmp_path / "d-maps"
-    html = tmp_path / "d.html"
-    document = documented(featviz, base, new, "--html", html)[1]
-    assert len(drawn(maps)) == 3
+    document = documented(featviz, run("base"), new, "--html", html).document
+
+    maps = Path("d-maps")
     assert len(list(maps.glob("*.png"))) == 3 * 3
     written = json.loads((maps / "diff.json").read_text("utf-8"))
-    files = written.pop("files")
-    version = written.pop("featviz")
-    assert sorted(files) == sorted(
-        p.name for p in maps.iterdir() if p.name != "diff.json"
-    )
-    assert version == __version__
+    names = {path.name for path in maps.iterdir()}
+    assert set(written.pop("files")) == names - {"diff.json"}
+    assert written.pop("featviz") == __version__
     assert written == document
-    assert featviz("diff", base, base, "--html", html).code == 0
-    remaining = sorted(path.name for path in maps.iterdir())
-    assert remaining == sorted(["diff.json", "grids.js", *REPORT_ASSETS])
 
 
-def two_runs(tmp_path: Path) -> tuple[Path, Path]:
-    """Two images, six channels: channel 1 differs in both, 4 in one, and 1 is constant
-    in NEW."""
-    base = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
-    flat = base.copy()
-    other = base.copy()
-    flat[1] = other[1] = [-9, -9, -9, 0, 0, 0]
-    other[4, :2] = [-2, 2]
-    before = {name: [Drawn("x", stats=base)] for name in ("a.png", "b.png")}
-    after = {"a.png": [Drawn("x", stats=other)], "b.png": [Drawn("x", stats=flat)]}
-    return write_run(tmp_path / "base", before), write_run(tmp_path / "new", after)
+def test_an_earlier_result_is_replaced_whole(featviz: CLI, run: Run) -> None:
+    """No picture of it stays."""
+    base = run("base")
+    html = Path("d.html")
+    for new in (run("new", change=one_weight), base):
+        featviz("diff", base, new, "--html", html)
+    names = {path.name for path in Path("d-maps").iterdir()}
+    assert names == {"diff.json", "grids.js", *REPORT_ASSETS}
 
 
-def test_of_many_layers_the_first_and_the_worst_are_drawn(
-    featviz: CLI, tmp_path: Path
-) -> None:
+def test_of_many_layers_the_first_and_the_worst_are_drawn(featviz: CLI) -> None:
     """Sixty of 62, in the order of the model."""
-    runs = [
-        [Drawn(f"l{n}", index=n, shade=20 + n * more) for n in range(1, 63)]
-        for more in (0, 3)
-    ]
-    sides = (
-        write_run(tmp_path / f"{n}", {"a.png": rows}) for n, rows in enumerate(runs)
-    )
-    featviz("diff", *sides, "--out", tmp_path / "maps")
-    expected = [f"l{n} (ReLU)" for n in (1, *range(4, 63))]
-    assert list(drawn(tmp_path / "maps")) == expected
+    runs = []
+    for brighter in (0, 3):
+        rows = [
+            Drawn(f"l{index}", maps=1, index=index, shade=20 + index * brighter)
+            for index in range(1, 63)
+        ]
+        runs.append(write_run(Path(str(brighter)), {"a.png": rows}))
+    featviz("diff", *runs, "--out", "maps")
+    expected = [f"l{index} (ReLU)" for index in (1, *range(4, 63))]
+    assert list(drawn(Path("maps"))) == expected
 
 
-def test_channels_are_counted_once_whatever_the_images(
-    featviz: CLI, tmp_path: Path
-) -> None:
-    """In the line, the table and on the page; JSON and the gate count each in each
-    image."""
-    base, new = two_runs(tmp_path)
-    page = tmp_path / "d.html"
-    done = featviz("diff", base, new, "--html", page)
+@pytest.fixture
+def uneven() -> Pair:
+    """Two images, six channels: channel 1 differs in both, 4 in one."""
+    base = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
+    one_channel = base.copy()
+    one_channel[1] = [-9, -9, -9, 0, 0, 0]  # constant
+    two_channels = one_channel.copy()
+    two_channels[4, :2] = [-2, 2]
+    before = {name: [Drawn("x", stats=base)] for name in ("a.png", "b.png")}
+    after = {
+        "a.png": [Drawn("x", stats=two_channels)],
+        "b.png": [Drawn("x", stats=one_channel)],
+    }
+    return write_run(Path("base"), before), write_run(Path("new"), after)
+
+
+def test_channels_are_counted_once_for_readers(featviz: CLI, uneven: Pair) -> None:
+    """In the line, the table and on the page."""
+    page = Path("d.html")
+    done = featviz("diff", *uneven, "--html", page)
     assert "2 of 6 channels differ (3 of 12 counted in each image, 25.00%)" in done.out
     assert "2/6" in done.out
     assert "2 of 6 channels" in page.read_text()
-    document = json.loads(featviz("diff", base, new, "--json").out)
-    assert document["channels"] == {"differing": 3, "total": 12, "ratio": 0.25}
-    assert featviz("diff", base, new, "--max-diff-ratio", 0.25).code == 0
-    assert featviz("diff", base, new, "--max-diff-ratio", 0.24).code == 4
+
+
+def test_channels_are_counted_in_each_image_for_machines(
+    featviz: CLI, uneven: Pair
+) -> None:
+    """In JSON, and for the limit of the share."""
+    channels = documented(featviz, *uneven).document["channels"]
+    assert channels == {"differing": 3, "total": 12, "ratio": 0.25}
+    assert featviz("diff", *uneven, "--max-diff-ratio", 0.25).code == 0
+    assert featviz("diff", *uneven, "--max-diff-ratio", 0.24).code == 4
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
-def test_names_that_are_no_text(featviz: CLI, tmp_path: Path) -> None:
+def test_names_that_are_no_text(featviz: CLI) -> None:
     """An image named in bytes that are no UTF-8 is told in documents."""
-    base = write_run(
-        tmp_path / "base", {"a.png": [Drawn("x")], "b\udcff.png": [Drawn("x")]}
-    )
-    new = write_run(tmp_path / "new", {"a.png": [Drawn("x")]})
-    done = featviz(
-        "diff", base, new, "--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml"
-    )
-    assert done.code == 4
-    assert "b?.png" in (tmp_path / "d.html").read_text("utf-8")
-    assert "b\N{REPLACEMENT CHARACTER}.png" in (tmp_path / "d.xml").read_text("utf-8")
+    drawn = [Drawn("x")]
+    base = write_run(Path("base"), {"a.png": drawn, "b\udcff.png": drawn})
+    new = write_run(Path("new"), {"a.png": drawn})
+    html = Path("d.html")
+    junit = Path("d.xml")
+    assert featviz("diff", base, new, "--html", html, "--junit", junit).code == 4
+    assert "b?.png" in html.read_text("utf-8")
+    assert "b\N{REPLACEMENT CHARACTER}.png" in junit.read_text("utf-8")

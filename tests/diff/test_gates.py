@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from rundirs import Drawn, write_run
 
-from .changed_network import CLI, Run, documented, layer_of, nan_bias, one_weight
+from .changed_network import (
+    CLI,
+    IMAGES,
+    Pair,
+    Run,
+    documented,
+    kept_pair,
+    layer_of,
+    nan_bias,
+    one_weight,
+)
 
 KEPT = ("--tensors", "npy")
 
@@ -18,26 +28,32 @@ def decibels(base: np.ndarray, new: np.ndarray) -> float:
     return float(10 * np.log10((base**2).sum() / ((new - base) ** 2).sum()))
 
 
-def test_sqnr_is_what_numpy_makes_of_the_tensors(featviz: CLI, run: Run) -> None:
-    """In each image to 0.01 dB; a layer has the number of its worst image, and none
-    where nothing differs."""
+@pytest.mark.parametrize("layer", ["2", "4"])
+def test_sqnr_is_what_numpy_makes_of_the_tensors(
+    featviz: CLI, run: Run, layer: str
+) -> None:
+    """In each image to 0.01 dB; a layer has the number of its worst image."""
     base = run("base", *KEPT)
     new = run("new", *KEPT, change=one_weight)
-    _, document = documented(featviz, base, new)
-    for name, index in (("2", 3), ("4", 5)):
-        row = layer_of(document, name)
-        expected = {}
-        for image in ("a.png", "b.png"):
-            file = f"{image}/{index:03d}_{name}/output.npy"
-            old, now = (np.load(root / file).astype(np.float64) for root in (base, new))
-            expected[image] = decibels(old, now)
-            assert row["images"][image]["sqnr"] == pytest.approx(
-                expected[image], abs=0.01
-            )
-        assert row["sqnr"] == pytest.approx(min(expected.values()), abs=0.01)
+    expected = {}
+    for image in IMAGES:
+        file = f"{image}/{int(layer) + 1:03d}_{layer}/output.npy"
+        expected[image] = pytest.approx(decibels(*kept_pair(base, new, file)), abs=0.01)
+
+    row = layer_of(documented(featviz, base, new).document, layer)
+
+    sqnr = {image: row["images"][image]["sqnr"] for image in IMAGES}
+    assert sqnr == expected
+    assert row["sqnr"] == min(sqnr.values())
+    assert f"{row['sqnr']:.2f} dB" in featviz("diff", base, new).out
+
+
+def test_a_layer_that_does_not_differ_has_no_sqnr(featviz: CLI, run: Run) -> None:
+    """There is no noise."""
+    base = run("base", *KEPT)
+    new = run("new", *KEPT, change=one_weight)
+    document = documented(featviz, base, new).document
     assert layer_of(document, "0")["sqnr"] is None
-    table = featviz("diff", base, new).out
-    assert f"{layer_of(document, '2')['sqnr']:.2f} dB" in table
 
 
 def test_pictures_have_no_sqnr(featviz: CLI, run: Run) -> None:
@@ -45,10 +61,11 @@ def test_pictures_have_no_sqnr(featviz: CLI, run: Run) -> None:
     says how to get it."""
     base = run("base")
     new = run("new", change=one_weight)
-    _, document = documented(featviz, base, new)
+    document = documented(featviz, base, new).document
     assert {row["sqnr"] for row in document["layers"]} == {None}
-    done = featviz("diff", base, new)
-    assert "cosine" in done.out and "SQNR" not in done.out
+    table = featviz("diff", base, new).out
+    assert "cosine" in table
+    assert "SQNR" not in table
     done = featviz("diff", base, new, "--fail-on", "sqnr<20")
     assert done.code == 2
     assert "the sqnr of no layer is known" in done.err
@@ -64,35 +81,51 @@ def test_values_that_are_not_finite_fail_a_gate(featviz: CLI, run: Run) -> None:
         assert "values that are finite in one run alone" in done.out + done.err
 
 
-def test_gates_take_the_place_of_equality(featviz: CLI, run: Run) -> None:
-    """The exit code is 4 below the limit and 0 above it, though channels differ; the
-    verdict names the layer and its number."""
-    runs = (run("base", *KEPT), run("new", *KEPT, change=one_weight))
-    _, document = documented(featviz, *runs)
-    lowest = min(row["sqnr"] for row in document["layers"] if row["sqnr"] is not None)
-    passed = featviz("diff", *runs, "--fail-on", f"sqnr<{lowest - 0.1:.3f}")
-    assert passed.code == 0
-    assert f"held: lowest {lowest:.4g} dB" in passed.out
+@pytest.fixture
+def pair(run: Run) -> Pair:
+    """Runs with tensors, before and after one weight has changed."""
+    return run("base", *KEPT), run("new", *KEPT, change=one_weight)
+
+
+@pytest.fixture
+def lowest(featviz: CLI, pair: Pair) -> float:
+    """The sqnr of the worst layer."""
+    layers = documented(featviz, *pair).document["layers"]
+    return min(row["sqnr"] for row in layers if row["sqnr"] is not None)
+
+
+def test_a_gate_passes_below_all_layers(
+    featviz: CLI, pair: Pair, lowest: float
+) -> None:
+    """The exit code is 0, though channels differ."""
+    done = featviz("diff", *pair, "--fail-on", f"sqnr<{lowest - 0.1:.3f}")
+    assert done.code == 0
+    assert f"held: lowest {lowest:.4g} dB" in done.out
+
+
+def test_a_gate_fails_above_a_layer(featviz: CLI, pair: Pair, lowest: float) -> None:
+    """The exit code is 4, and the verdict names the number; each gate has its own."""
     gates = ("--fail-on", f"sqnr<{lowest + 0.1:.3f}", "--fail-on", "cosine<-1")
-    code, document = documented(featviz, *runs, *gates)
+    code, document = documented(featviz, *pair, *gates)
     assert code == 4
     assert not document["equal"]
-    assert [gate["held"] for gate in document["gates"]] == [False, True]
-    assert f"({lowest:.4g} dB) below" in document["gates"][0]["message"]
-    of_first = ("--fail-on", f"0:sqnr<{lowest + 0.1:.3f}")
-    done = featviz("diff", *runs, *of_first)
-    assert (done.code, done.out.splitlines()[-1].split(": ")[-1]) == (
-        0,
-        "nothing differs",
-    )
+    failed, passed = document["gates"]
+    assert not failed["held"]
+    assert f"({lowest:.4g} dB) below" in failed["message"]
+    assert passed["held"]
 
 
-def test_a_layer_that_cannot_be_compared_fails_each_gate(
-    featviz: CLI, tmp_path: Path
-) -> None:
+def test_a_gate_of_a_layer_does_not_see_the_others(featviz: CLI, pair: Pair) -> None:
+    """The first layer is equal."""
+    done = featviz("diff", *pair, "--fail-on", "0:sqnr<100")
+    assert done.code == 0
+    assert done.out.splitlines()[-1].endswith(": nothing differs")
+
+
+def test_a_layer_that_cannot_be_compared_fails_each_gate(featviz: CLI) -> None:
     """With the reason; JUnit has the gates."""
-    runs = [write_run(tmp_path / str(n), {"a.png": [Drawn("x", n)]}) for n in (6, 7)]
-    junit = tmp_path / "d.xml"
+    runs = [write_run(Path(str(n)), {"a.png": [Drawn("x", n)]}) for n in (6, 7)]
+    junit = Path("d.xml")
     done = featviz("diff", *runs, "--fail-on", "cosine<0.5", "--junit", junit)
     assert done.code == 4
     assert "x (shape 1×6×4×5 in BASE, 1×7×4×5 in NEW)" in done.out
@@ -107,11 +140,9 @@ def test_a_layer_that_cannot_be_compared_fails_each_gate(
         ("y:cosine<1", "no compared layer is called 'y'", "there is x"),
     ],
 )
-def test_gates_that_are_none(
-    featviz: CLI, tmp_path: Path, gate: str, message: str, hint: str
-) -> None:
+def test_gates_that_are_none(featviz: CLI, gate: str, message: str, hint: str) -> None:
     """One line says what is wrong, the next what is right."""
-    root = write_run(tmp_path / "run", {"a.png": [Drawn("x")]})
+    root = write_run(Path("run"), {"a.png": [Drawn("x")]})
     done = featviz("diff", root, root, "--fail-on", gate)
     assert done.code == 2
     assert message in done.err

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import refused, snapshot
+from tiles import manifest
 from torch import nn
 
 import featviz
@@ -15,7 +17,9 @@ from featviz.errors import UsageError
 
 from .changed_network import (
     CLI,
+    IMAGES,
     SMALL,
+    Pair,
     Run,
     documented,
     layer_of,
@@ -26,77 +30,90 @@ from .changed_network import (
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[Path, Path]:
+def models() -> Pair:
     """A network, and the same with one weight changed."""
-    return saved(tmp_path / "old.pth"), saved(tmp_path / "new.pth", one_weight)
+    return saved(Path("old.pth")), saved(Path("new.pth"), one_weight)
 
 
 def test_two_models_are_compared_as_their_runs_are(
-    featviz: CLI, run: Run, models: tuple[Path, Path], photos: Path
+    featviz: CLI, run: Run, models: Pair, photos: Path
 ) -> None:
-    """The same numbers as of two run directories with tensors; nothing stays behind,
-    and the models are called by their files."""
-    code, document = documented(featviz, *models, photos, *SMALL)
+    """The numbers are those of two run directories with tensors; the models are called
+    by their files."""
     base = run("base", "--tensors", "npy")
     new = run("new", "--tensors", "npy", change=one_weight)
-    expected = documented(featviz, base, new)[1]
+    expected = documented(featviz, base, new).document
+
+    code, document = documented(featviz, *models, photos, *SMALL)
+
     assert code == 4
     assert document["layers"] == expected["layers"]
     assert layer_of(document, "2")["sqnr"] > 0
-    assert (document["base"], document["new"]) == tuple(map(str, models))
-    assert sorted(path.name for path in models[0].parent.iterdir()) == sorted(
-        ["base", "model.pth", "new", "new.pth", "old.pth", "photos"]
-    )
+    assert [document["base"], document["new"]] == [str(model) for model in models]
 
 
-def test_runs_stay_below_out(
-    featviz: CLI, models: tuple[Path, Path], photos: Path, tmp_path: Path
+def test_runs_of_two_models_do_not_stay(
+    featviz: CLI, models: Pair, photos: Path, tmp_path: Path
 ) -> None:
-    """Two run directories and the difference maps; the last lines say where. A second
-    time they are replaced with --overwrite alone."""
-    out = tmp_path / "out"
-    command = ("diff", *models, photos, *SMALL, "--out", out)
-    done = featviz(*command)
+    """Nothing is written that nobody has named."""
+    before = snapshot(tmp_path)
+    featviz("diff", *models, photos, *SMALL)
+    assert snapshot(tmp_path) == before
+
+
+def test_runs_stay_below_out(featviz: CLI, models: Pair, photos: Path) -> None:
+    """They are two run directories beside the difference maps; the last lines say
+    where."""
+    out = Path("out")
+    done = featviz("diff", *models, photos, *SMALL, "--out", out)
     assert done.code == 4
-    assert sorted(path.name for path in out.iterdir()) == ["base", "diff-maps", "new"]
-    for folder in ("base", "new", "diff-maps"):
-        assert str(out / folder) in done.err
+    names = ["base", "diff-maps", "new"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert all(str(out / name) in done.err for name in names)
     assert featviz("diff", out / "base", out / "new").code == 4
-    again = featviz(*command)
-    assert (again.code, "--overwrite" in again.err) == (1, True)
+
+
+def test_runs_are_replaced_with_overwrite_alone(
+    featviz: CLI, models: Pair, photos: Path
+) -> None:
+    """The error names the option."""
+    command = ("diff", *models, photos, *SMALL, "--out", "out")
+    featviz(*command)
+    refused(featviz(*command), 1, "--overwrite")
     assert featviz(*command, "--overwrite").code == 4
 
 
 def test_the_page_of_two_models_shows_pictures_that_are_there(
-    featviz: CLI, models: tuple[Path, Path], photos: Path, tmp_path: Path
+    featviz: CLI, models: Pair, photos: Path
 ) -> None:
-    """The runs are kept beside the page."""
-    page = tmp_path / "d.html"
-    done = featviz("diff", *models, photos, *SMALL, "--html", page)
+    """The runs are kept beside the page, and each folder is named."""
+    done = featviz("diff", *models, photos, *SMALL, "--html", "d.html")
     assert done.code == 4
     for name in ("d.html", "d-maps", "d-runs/base", "d-runs/new"):
-        assert (tmp_path / name).exists()
-        assert str(tmp_path / name) in done.err
+        assert Path(name).exists()
+        assert f" {name}" in done.err
 
 
-def test_what_is_neither_is_refused(
-    featviz: CLI, run: Run, models: tuple[Path, Path], photos: Path
-) -> None:
-    """Models without images, runs with images, and a list that both would read."""
-    done = featviz("diff", *models)
-    assert done.code == 2
-    assert "is a file, and no run directory" in done.err
-    assert "featviz diff BASE NEW IMAGE..." in done.err
+def test_models_without_images_are_refused(featviz: CLI, models: Pair) -> None:
+    """The hint has the command that was meant."""
+    hint = "featviz diff BASE NEW IMAGE..."
+    refused(featviz("diff", *models), 2, "is a file, and no run directory", hint)
+
+
+def test_runs_with_images_are_refused(featviz: CLI, run: Run, photos: Path) -> None:
+    """There is no model to run on them."""
     base = run("base")
-    done = featviz("diff", base, base, photos)
-    assert done.code == 2
-    assert "leave the images out" in done.err
-    assert "only once" in featviz("diff", *models, "-").err
+    refused(featviz("diff", base, base, photos), 2, "leave the images out")
 
 
-def test_an_image_that_fails_is_named(
-    featviz: CLI, models: tuple[Path, Path], photos: Path
+def test_a_list_that_both_models_would_read_is_refused(
+    featviz: CLI, models: Pair
 ) -> None:
+    """Standard input can be read once."""
+    refused(featviz("diff", *models, "-"), 2, "only once")
+
+
+def test_an_image_that_fails_is_named(featviz: CLI, models: Pair, photos: Path) -> None:
     """The others are compared; equal models end with exit code 3 then."""
     (photos / "c.png").write_bytes((photos / "a.png").read_bytes()[:100])
     done = featviz("diff", models[0], models[0], photos, *SMALL)
@@ -105,20 +122,26 @@ def test_an_image_that_fails_is_named(
     assert "2 images compared" in done.out
 
 
-def test_modules_in_python(photos: Path, tmp_path: Path) -> None:
+def test_modules_in_python(photos: Path) -> None:
     """Two modules and an array of pixels; the names of their classes stand for them."""
     old = network()
     new = network()
-    one_weight_of_new = new[2].weight.data
-    one_weight_of_new[5, 3, 1, 1] += 0.02
-    result = featviz.diff(old, new, photos, "Conv2d", size=32, out=tmp_path / "out")
+    new[2].weight.data[5, 3, 1, 1] += 0.02
+    out = Path("out")
+
+    result = featviz.diff(old, new, photos, "Conv2d", size=32, out=out)
+
     assert [layer.label for layer in result.differing] == ["2", "4"]
     assert result.base == "Sequential"
-    assert result.out == tmp_path / "out" / "diff-maps"
+    assert result.out == out / "diff-maps"
     record = json.loads((result.out / "diff.json").read_text("utf-8"))
     assert record["layers"][1]["sqnr"] == pytest.approx(result.layers[1].sqnr)
+
+
+def test_options_of_models_need_images() -> None:
+    """Two run directories have been drawn already."""
     with pytest.raises(UsageError, match="models need images"):
-        featviz.diff(tmp_path / "out/base", tmp_path / "out/new", size=32)
+        featviz.diff(Path("base"), Path("new"), size=32)
 
 
 def classifier(path: Path, seed: int) -> Path:
@@ -134,36 +157,37 @@ def prediction_rows(html: str) -> list[list[str]]:
     rows = []
     for row in re.findall(r"<tr data-item=.*?</tr>", html, re.DOTALL):
         cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)
-        rows.append([re.sub(r"<[^>]*>", "", cell) for cell in cells])
+        texts = [re.sub(r"<[^>]*>|\N{NO-BREAK SPACE}", "", cell) for cell in cells]
+        rows.append(texts)
     return rows
 
 
 def test_the_page_has_the_predictions_of_the_manifests(
-    featviz: CLI, photos: Path, tmp_path: Path
+    featviz: CLI, photos: Path
 ) -> None:
     """Class and probability of each image before and after, changed ones first; a layer
     of single numbers has a table of them."""
-    models = [classifier(tmp_path / f"{seed}.pth", seed) for seed in (0, 1)]
-    page = tmp_path / "d.html"
-    out = tmp_path / "out"
-    command = ("diff", *models, photos, "--size", "32", "--layers", "Conv2d,Linear")
-    done = featviz(*command, "--html", page, "--out", out)
-    assert done.code == 4
+    models = [classifier(Path(f"{seed}.pth"), seed) for seed in (0, 1)]
+    page = Path("d.html")
+    out = Path("out")
+    options = ("--size", "32", "--layers", "Conv2d,Linear", "--html", page)
+
+    assert featviz("diff", *models, photos, *options, "--out", out).code == 4
+
     rows = prediction_rows(page.read_text("utf-8"))
-    changed = []
-    for name in ("a.png", "b.png"):
-        scores = []
-        for side in ("base", "new"):
-            manifest = json.loads((out / side / name / "manifest.json").read_text())
-            top = manifest["prediction"][0]
-            scores += [f"class {top['index']}", f"{top['probability']:.1%}"]
-        row = next(row for row in rows if row[1] == name)
-        shown = [cell.replace("\N{NO-BREAK SPACE}", "") for cell in row[2:6]]
-        assert shown == scores
-        changed.append((scores[0] != scores[2], row[6]))
-    assert {mark == "changed" for _, mark in changed} == {
-        is_new for is_new, _ in changed
-    }
-    assert [row[6] for row in rows] == sorted((row[6] for row in rows), reverse=True)
-    document = json.loads((out / "diff-maps" / "diff.json").read_text("utf-8"))
+    expected = []
+    for image in IMAGES:
+        before = prediction(out / "base" / image)
+        after = prediction(out / "new" / image)
+        mark = "changed" if before[0] != after[0] else ""
+        expected.append([image, *before, *after, mark])
+    expected.sort(key=lambda row: row[-1], reverse=True)
+    assert [row[1:7] for row in rows] == expected
+    document = json.loads((out / "diff-maps/diff.json").read_text("utf-8"))
     assert len(document["predictions"]) == 2
+
+
+def prediction(folder: Path) -> list[str]:
+    """The likeliest class and its probability, as they are written."""
+    guess = manifest(folder)["prediction"][0]
+    return [f"class {guess['index']}", f"{guess['probability']:.1%}"]

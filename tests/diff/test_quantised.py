@@ -45,13 +45,13 @@ def test_static_quantised_modules(network: nn.Module) -> None:
     ao = torch.ao.quantization
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = ao.QuantWrapper(copy.deepcopy(network)).eval()
-        whole.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
-        prepared = ao.prepare(whole)
+        wrapped = ao.QuantWrapper(copy.deepcopy(network)).eval()
+        wrapped.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
+        prepared = ao.prepare(wrapped)
         # as the preprocessing makes them: other values would saturate
         prepared((torch.rand(8, 3, 8, 8) - 0.45) / 0.226)
         quantised = ao.convert(prepared)
-        sqnr = compared(whole, quantised)
+        sqnr = compared(wrapped, quantised)
     assert 15 < sqnr["module.0"] < 60
 
 

@@ -150,8 +150,8 @@ def box_around(mask: Tensor) -> PixelBox | None:
     rows, columns = torch.nonzero(mask, as_tuple=True)
     if not len(rows):
         return None
-    x0, y0 = int(columns.min()), int(rows.min())
-    return PixelBox(x0, y0, int(columns.max()) + 1, int(rows.max()) + 1)
+    first = (int(columns.min()), int(rows.min()))
+    return PixelBox(*first, int(columns.max()) + 1, int(rows.max()) + 1)
 
 
 def by_gradient(net: nn.Module) -> Boxes:

@@ -24,17 +24,15 @@ from .conftest import PLAIN, draw
 
 
 @pytest.fixture
-def reds(tmp_path: Path) -> Path:
+def reds() -> Path:
     """Six pictures of one red each, by name in the order of their brightness."""
     for value in (40, 80, 120, 160, 200, 250):
-        draw(
-            tmp_path / "reds" / f"{value:03d}.png", np.full((14, 12, 3), (value, 0, 0))
-        )
-    return tmp_path / "reds"
+        draw(Path(f"reds/{value:03d}.png"), np.full((14, 12, 3), (value, 0, 0)))
+    return Path("reds")
 
 
 @pytest.fixture
-def lights(tmp_path: Path) -> Path:
+def lights() -> Path:
     """The file of a network of two channels: one for bright reds, one for dark ones."""
     model = nn.Sequential(nn.Conv2d(3, 2, 1))
     with torch.no_grad():
@@ -42,8 +40,8 @@ def lights(tmp_path: Path) -> Path:
             torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])[:, :, None, None]
         )
         model[0].bias.zero_()
-    torch.save(model, tmp_path / "lights.pth")
-    return tmp_path / "lights.pth"
+    torch.save(model, "lights.pth")
+    return Path("lights.pth")
 
 
 def pixels_of(path: Path) -> np.ndarray:
@@ -65,9 +63,9 @@ def of_colour(pixels: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
 
 
 @pytest.fixture
-def best_three(featviz: Run, lights: Path, reds: Path, tmp_path: Path) -> Path:
+def best_three(featviz: Run, lights: Path, reds: Path) -> Path:
     """The folder of the exemplars of the two channels."""
-    out = tmp_path / "out"
+    out = Path("out")
     options = ("--top", 3, "--layers", "0", "--out", out, *PLAIN)
     done = featviz("exemplars", lights, reds, *options)
     assert done.code == 0, done.err
@@ -104,18 +102,18 @@ def test_a_sheet_has_the_best_images_of_all_channels(best_three: Path) -> None:
 COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0))
 
 
-def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
+def test_a_crop_is_the_receptive_field(featviz: Run) -> None:
     """A unit that sees 2 × 2 pixels shows those four, enlarged to halves of the tile."""
     pixels = np.zeros((14, 12, 3))
     pixels[4:6, 6:8] = np.reshape(COLOURS, (2, 2, 3))
-    draw(tmp_path / "photos" / "a.png", pixels)
+    draw(Path("photos/a.png"), pixels)
     model = nn.Sequential(nn.Conv2d(3, 1, 2, 2, bias=False))
     nn.init.ones_(model[0].weight)
-    torch.save(model, tmp_path / "m.pth")
-    out = tmp_path / "out"
+    torch.save(model, "m.pth")
+    out = Path("out")
     options = ("--layers", "0", "--top", 1, "--out", out, *PLAIN)
 
-    done = featviz("exemplars", tmp_path / "m.pth", tmp_path / "photos", *options)
+    done = featviz("exemplars", "m.pth", "photos", *options)
 
     assert done.code == 0, done.err
     assert "2×2" in done.out
@@ -168,7 +166,7 @@ def test_a_sheet_stays_viewable(
 
 
 def test_an_image_that_vanishes_before_it_is_drawn(
-    lights: Path, reds: Path, tmp_path: Path, messages: pytest.LogCaptureFixture
+    lights: Path, reds: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     """Its value stays, with an empty tile and no box, and a warning names it."""
 
@@ -177,7 +175,7 @@ def test_an_image_that_vanishes_before_it_is_drawn(
             (reds / image).unlink()
 
     inputs = InputOptions(size=(14, 12), mean=(0.0,) * 3, std=(1.0,) * 3)
-    options = ExemplarOptions(layers="0", inputs=inputs, out=tmp_path / "out")
+    options = ExemplarOptions(layers="0", inputs=inputs, out=Path("out"))
     net = torch.load(lights, weights_only=False)
     result = find_exemplars(adopt(net, inputs), [str(reds)], options, remove)
     assert not result.images.failures
@@ -186,28 +184,24 @@ def test_an_image_that_vanishes_before_it_is_drawn(
     assert "250.png cannot be read again" in messages.text
 
 
-def test_a_broken_image_fails_alone(
-    featviz: Run, lights: Path, reds: Path, tmp_path: Path
-) -> None:
+def test_a_broken_image_fails_alone(featviz: Run, lights: Path, reds: Path) -> None:
     """Exit code 3, and exemplars of the others."""
     (reds / "broken.png").write_bytes(b"no image")
-    options = ("--layers", "0", "--out", tmp_path / "out", *PLAIN)
+    options = ("--layers", "0", "--out", "out", *PLAIN)
     done = featviz("exemplars", lights, reds, *options)
     assert done.code == 3
     assert "broken.png" in done.err
-    assert (tmp_path / "out/001_0/output/c00000.png").is_file()
+    assert Path("out/001_0/output/c00000.png").is_file()
 
 
 @pytest.mark.slow
-def test_batches_of_any_size_give_the_same_bytes(
-    featviz: Run, noise: Path, tmp_path: Path
-) -> None:
+def test_batches_of_any_size_give_the_same_bytes(featviz: Run, noise: Path) -> None:
     """Batches of some images, and one of more than there are; every file is equal."""
-    factory = tmp_path / "whole_numbers.py"
+    factory = Path("whole_numbers.py")
     factory.write_text("from exemplars.conftest import whole_numbers as make\n")
     trees = []
     for size in (5, 50):
-        out = tmp_path / str(size)
+        out = Path(str(size))
         options = ("--layers", "Conv2d,ReLU,Linear", "--top", 4, "--per-class", *PLAIN)
         batches = ("--batch-size", size, "--out", out)
         done = featviz("exemplars", f"{factory}:make", noise, *options, *batches)

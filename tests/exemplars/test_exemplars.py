@@ -25,15 +25,21 @@ from featviz.options.commands import ExemplarOptions
 from .conftest import SIZE, draw, whole_numbers
 
 PLAIN = InputOptions(size=SIZE, mean=(0.0,) * 3, std=(1.0,) * 3)
+Row = dict[str, Any]
+"""Of exemplars.json."""
+Rows = list[Row]
 OPTIONS = ExemplarOptions(inputs=PLAIN, layers="Conv2d,ReLU,Linear")
 
 
-def search(net: nn.Module, images: Path, out: Path, **choice: Any) -> dict[str, Any]:
+OUT = Path("out")
+"""In the test's own folder."""
+
+
+def search(net: nn.Module, images: Path, out: Path = OUT, **choice: Any) -> Row:
     """exemplars.json of a network."""
     options = replace(OPTIONS, out=out, overwrite=True, **choice)
     find_exemplars(adopt(net, PLAIN), [str(images)], options)
-    content: dict[str, Any] = json.loads((out / "exemplars.json").read_text())
-    return content
+    return json.loads((out / "exemplars.json").read_text())
 
 
 def pictures(folder: Path) -> list[Path]:
@@ -85,7 +91,7 @@ def exemplar(number: int, plane: np.ndarray, by: str) -> Exemplar:
     return Exemplar(number, float(plane.max()), [int(index) for index in place])
 
 
-def recorded(channel: dict[str, Any]) -> list[Exemplar]:
+def recorded(channel: Row) -> list[Exemplar]:
     """The exemplars of a channel in exemplars.json."""
     return [
         Exemplar(row["number"], pytest.approx(row["value"], rel=1e-6), row["place"])
@@ -105,12 +111,12 @@ def best(maps: list[Tensor], channel: int, by: str) -> list[Exemplar]:
 
 @pytest.mark.parametrize("by", ["max", pytest.param("mean", marks=pytest.mark.slow)])
 def test_a_search_over_all_tensors_finds_the_same(
-    by: str, net: nn.Module, noise: Path, tmp_path: Path
+    by: str, net: nn.Module, noise: Path
 ) -> None:
     """Images, values and places of every channel of every call, ties included."""
     outputs = [outputs_of(net, image) for image in pictures(noise)]
 
-    layers = search(net, noise, tmp_path / "out", top=5, rank_by=by)["layers"]
+    layers = search(net, noise, top=5, rank_by=by)["layers"]
 
     calls = [(row["layer"], row["call"]) for row in layers]
     assert calls == [("conv1", 0), ("relu", 0), ("conv2", 0), ("relu", 1), ("head", 0)]
@@ -121,15 +127,13 @@ def test_a_search_over_all_tensors_finds_the_same(
 
 
 @pytest.fixture(scope="module")
-def searched(
-    noise: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+def searched(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The layers of a search over the noise."""
     out = tmp_path_factory.mktemp("search") / "out"
     return search(whole_numbers(), noise, out, top=3)["layers"]
 
 
-def exemplars_of(layer: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+def exemplars_of(layer: Row) -> list[tuple[int, Row]]:
     """All exemplars of a layer, each with its channel."""
     return [
         (channel["channel"], exemplar)
@@ -139,7 +143,7 @@ def exemplars_of(layer: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
 
 
 def test_the_pixels_of_a_box_give_the_value(
-    searched: list[dict[str, Any]], net: nn.Module, noise: Path
+    searched: Rows, net: nn.Module, noise: Path
 ) -> None:
     """Those that lie inside the image, run alone through the convolution."""
     conv = searched[0]
@@ -154,9 +158,7 @@ def test_the_pixels_of_a_box_give_the_value(
     assert checked > 3
 
 
-def test_exemplars_have_the_names_of_their_images(
-    searched: list[dict[str, Any]], noise: Path
-) -> None:
+def test_exemplars_have_the_names_of_their_images(searched: Rows, noise: Path) -> None:
     """With the folder, and the size of the map."""
     names = [path.relative_to(noise).as_posix() for path in pictures(noise)]
     for _, exemplar in exemplars_of(searched[0]):
@@ -164,7 +166,7 @@ def test_exemplars_have_the_names_of_their_images(
         assert exemplar["map"] == list(SIZE)
 
 
-def test_nan_and_infinities_excite_nothing(noise: Path, tmp_path: Path) -> None:
+def test_nan_and_infinities_excite_nothing(noise: Path) -> None:
     """The largest finite value counts; a channel without one has no exemplars and no
     picture."""
 
@@ -176,7 +178,7 @@ def test_nan_and_infinities_excite_nothing(noise: Path, tmp_path: Path) -> None:
         holes[..., 0, 0] = torch.nan
         return self.last(torch.cat([holes, red * torch.nan, red], 1))
 
-    out = tmp_path / "out"
+    out = Path("out")
     layers = search(Net(way, last=nn.Identity()), noise, out, layers="last", top=2)
 
     holes, empty, plain = layers["layers"][0]["channels"]
@@ -195,7 +197,7 @@ def by_class(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def layers_of(out: Path) -> list[dict[str, Any]]:
+def layers_of(out: Path) -> Rows:
     return json.loads((out / "exemplars.json").read_text())["layers"]
 
 
@@ -217,10 +219,10 @@ def test_each_class_has_layers_of_its_own(by_class: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cat", "dog"])
 def test_a_class_has_what_its_folder_has_alone(
-    name: str, by_class: Path, net: nn.Module, noise: Path, tmp_path: Path
+    name: str, by_class: Path, net: nn.Module, noise: Path
 ) -> None:
     """Images, values and boxes of every channel."""
-    alone = search(net, noise / name, tmp_path, layers="conv1,relu", top=3)["layers"]
+    alone = search(net, noise / name, layers="conv1,relu", top=3)["layers"]
     layers = [row for row in layers_of(by_class) if row["class_name"] == name]
     for row, expected in zip(layers, alone, strict=True):
         assert [shown(e, f"{name}/") for _, e in exemplars_of(row)] == [
@@ -228,16 +230,14 @@ def test_a_class_has_what_its_folder_has_alone(
         ]
 
 
-def shown(exemplar: dict[str, Any], folder: str = "") -> tuple[object, ...]:
+def shown(exemplar: Row, folder: str = "") -> tuple[object, ...]:
     """The image without its folder, the value and the box."""
     image = exemplar["image"].removeprefix(folder)
     return image, exemplar["value"], exemplar["box"]
 
 
 @pytest.fixture(scope="module")
-def layouts(
-    noise: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+def layouts(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The same map with channels behind the batch, channels last, and as tokens with a
     class token."""
 
@@ -253,7 +253,7 @@ def layouts(
     return search(net, noise, out, layers="conv,nhwc,tokens", top=3)["layers"]
 
 
-def test_any_layout_gives_the_same_places(layouts: list[dict[str, Any]]) -> None:
+def test_any_layout_gives_the_same_places(layouts: Rows) -> None:
     """One map has the same exemplars, however its axes stand."""
     assert [row["layout"] for row in layouts[:3]] == ["nchw", "nhwc", "tokens"]
     expected = layouts[0]["channels"][0]["exemplars"]
@@ -262,7 +262,7 @@ def test_any_layout_gives_the_same_places(layouts: list[dict[str, Any]]) -> None
         assert row["channels"][0]["exemplars"] == expected
 
 
-def test_a_class_token_has_no_place(layouts: list[dict[str, Any]]) -> None:
+def test_a_class_token_has_no_place(layouts: Rows) -> None:
     """Its box is the image."""
     token = layouts[3]
     assert token["key"] == "class_token"
@@ -300,14 +300,14 @@ REFUSED = 2
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos() -> Path:
     """Six pictures of two sizes; the refused one is the first of its size."""
     sizes = [(16, 16), (16, 16), (12, 24), (12, 24), (12, 24), (16, 16)]
     for number, size in enumerate(sizes):
         pixels = np.random.default_rng(number).integers(0, 250, (*size, 3))
         pixels[0, 0] = 255 if number == REFUSED else 0
-        draw(tmp_path / "photos" / f"{number}.png", pixels)
-    return tmp_path / "photos"
+        draw(Path(f"photos/{number}.png"), pixels)
+    return Path("photos")
 
 
 def channels_of(result: Any) -> list[list[tuple[object, ...]]]:
@@ -325,19 +325,17 @@ def map_sizes(rows: list[tuple[Any, ...]]) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_an_image_of_a_new_shape_may_be_refused(
-    batch: int, photos: Path, tmp_path: Path
-) -> None:
+def test_an_image_of_a_new_shape_may_be_refused(batch: int, photos: Path) -> None:
     """It is a failed image; the others, of its shape too, give what they give without
     it."""
     inputs = InputOptions(preset="none")
     options = ExemplarOptions(inputs=inputs, layers="Linear", batch_size=batch)
     model = adopt(Choosy().eval(), inputs)
 
-    options = replace(options, out=tmp_path / "all")
+    options = replace(options, out=Path("all"))
     result = find_exemplars(model, [str(photos)], options)
     (photos / f"{REFUSED}.png").unlink()
-    options = replace(options, out=tmp_path / "good")
+    options = replace(options, out=Path("good"))
     expected = channels_of(find_exemplars(model, [str(photos)], options))
 
     assert [failure.number for failure in result.images.failures] == [REFUSED]
@@ -349,17 +347,17 @@ def test_an_image_of_a_new_shape_may_be_refused(
     assert sizes == [{()}, {()}, {(4, 4), (3, 6)}, {(4, 4), (3, 6)}]
 
 
-def test_nothing_to_look_at(noise: Path, tmp_path: Path) -> None:
+def test_nothing_to_look_at(noise: Path) -> None:
     """A layer that gives no channels is a usage error with its reason, and nothing is
     written."""
     net = Net(lambda self, x: self.last(torch.fft.fft(x)), last=nn.Identity())
     message = "none of the 1 selected layers gives a tensor"
     with pytest.raises(UsageError, match=message):
-        search(net, noise, tmp_path / "out", layers="last")
-    assert not (tmp_path / "out").exists()
+        search(net, noise, layers="last")
+    assert not OUT.exists()
 
 
-def test_what_a_refused_image_gave_before_is_forgotten(tmp_path: Path) -> None:
+def test_what_a_refused_image_gave_before_is_forgotten() -> None:
     """It excites the channel most, and is no exemplar."""
 
     def way(net: nn.Module, x: Tensor) -> Tensor:
@@ -369,13 +367,11 @@ def test_what_a_refused_image_gave_before_is_forgotten(tmp_path: Path) -> None:
         return output
 
     for number, grey in enumerate((50, 255, 100)):
-        draw(tmp_path / "photos" / f"{number}.png", np.full((*SIZE, 3), grey))
+        draw(Path(f"photos/{number}.png"), np.full((*SIZE, 3), grey))
     conv = nn.Conv2d(3, 1, 1)
     nn.init.ones_(conv.weight)
 
-    content = search(
-        Net(way, conv=conv), tmp_path / "photos", tmp_path / "out", layers="conv"
-    )
+    content = search(Net(way, conv=conv), Path("photos"), layers="conv")
 
     assert [failure["number"] for failure in content["images"]["failures"]] == [1]
     names = [exemplar["image"] for _, exemplar in exemplars_of(content["layers"][0])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ class RedDetector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        redness = torch.tensor([1.0, -1.0, -1.0])
         conv = nn.Conv2d(3, 2, 1, bias=False)
-        conv.weight.data = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, 1.0]]).view(
-            2, 3, 1, 1
-        )
+        conv.weight.data = torch.stack([redness, -redness])[..., None, None]
         self.backbone = nn.Sequential(conv, nn.AvgPool2d(CELL), nn.ReLU())
 
     def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
@@ -36,16 +35,31 @@ class RedDetector(nn.Module):
         return [{"boxes": boxes, "labels": labels, "scores": scores}]
 
 
-def squares(seed: int) -> tuple[Image.Image, list[tuple[int, int]]]:
-    """Two red squares on grey, the brighter one first; their cells (x, y)."""
-    rng = np.random.default_rng(seed)
+class Square(NamedTuple):
+    """A red square, in pixels."""
+
+    x: int
+    """Of its first column."""
+    y: int
+    """Of its first row."""
+
+    def box(self, offset: int = 0, scale: int = 1) -> tuple[int, ...]:
+        """Left, top, right and bottom in a picture that is enlarged, and then moved to
+        the right."""
+        corners = (self.x, self.y, self.x + CELL, self.y + CELL)
+        x0, y0, x1, y1 = (scale * corner for corner in corners)
+        return (x0 + offset, y0, x1 + offset, y1)
+
+
+def squares(seed: int) -> tuple[Image.Image, list[Square]]:
+    """A grey picture with two red squares, the brighter one first."""
     image = Image.new("RGB", (SIDE, SIDE), (90, 90, 90))
     draw = ImageDraw.Draw(image)
-    cells = rng.choice(CELL * CELL, 2, replace=False)
-    corners = []
-    for cell, red in zip(cells, (250, 200), strict=True):
-        x, y = int(cell) % CELL, int(cell) // CELL
-        corner = (x * CELL, y * CELL, x * CELL + CELL - 1, y * CELL + CELL - 1)
-        draw.rectangle(corner, fill=(red, 0, 0))
-        corners.append((x, y))
-    return image, corners
+    cells = np.random.default_rng(seed).choice(CELL * CELL, 2, replace=False)
+    drawn = []
+    for cell, red in zip(cells.tolist(), (250, 200), strict=True):
+        x = cell % CELL * CELL
+        y = cell // CELL * CELL
+        draw.rectangle((x, y, x + CELL - 1, y + CELL - 1), (red, 0, 0))
+        drawn.append(Square(x=x, y=y))
+    return image, drawn

@@ -16,12 +16,17 @@ ALL = "output,input,grad,grad-input"
 SPHERES = SCENES / "spheres.jpg"
 
 
-def drawn(model: nn.Module, out: Path, size: int = 12, **options: Any) -> Tensors:
+FOLDER = Path("out/spheres.jpg")
+"""Of the image, in the test's own folder."""
+
+
+def drawn(
+    model: nn.Module, layers: str = "*", out: str | Path = "out", **options: Any
+) -> Tensors:
     """Run with everything captured and kept; the raw tensors."""
-    options = {"layers": "*", "capture": ALL, "target": "sum", **options}
-    layers = options.pop("layers")
-    fv.run(model, SPHERES, layers, out, tensors="npy", **options, **inputs(size))
-    return saved(out / "spheres.jpg")
+    options = {"capture": ALL, "target": "sum", **options, **inputs(12)}
+    fv.run(model, SPHERES, layers, out, tensors="npy", **options)
+    return saved(Path(out) / "spheres.jpg")
 
 
 class Shared(nn.Module):
@@ -29,8 +34,10 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.relu, self.mix = nn.ReLU(inplace=True), Mix()
+        self.a = nn.Conv2d(3, 4, 3, padding=1)
+        self.b = nn.Conv2d(4, 4, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.mix = Mix()
         self.norm = nn.BatchNorm2d(4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,14 +60,15 @@ class Functional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+        self.a = nn.Conv2d(3, 4, 3)
+        self.b = nn.Conv2d(4, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.a(x), inplace=True)
         return self.b(x).relu_() + 1
 
 
-class Given(nn.Module):
+class Table(nn.Module):
     """Gives its parameter itself."""
 
     def __init__(self, value: Tensor) -> None:

@@ -3,11 +3,15 @@ and transformers. What needs a library that is not installed is skipped."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import detection
 from torchvision.models.detection.anchor_utils import (
@@ -63,20 +67,35 @@ TORCHVISION: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def yolo(name: str = "yolo11n", confident: bool = True) -> Any:
-    """A detector whose classes are likely enough to give boxes; frozen, as the library
-    loads it."""
+YOLO_CLASSES = {
+    "yolo11n-seg": "SegmentationModel",
+    "yolo11n-pose": "PoseModel",
+    "yolo11n-obb": "OBBModel",
+}
+"""Those that are no plain `DetectionModel`, by the name of their architecture."""
+
+
+@cache
+def untrained_yolo(name: str) -> Any:
+    """A model of Ultralytics as its configuration says, which is slow to build."""
     tasks = pytest.importorskip("ultralytics.nn.tasks")
-    kinds = {"seg": "Segmentation", "pose": "Pose", "obb": "OBB"}
-    kind = kinds.get(name.partition("-")[2], "Detection")
     torch.manual_seed(0)
-    model = getattr(tasks, f"{kind}Model")(f"{name}.yaml", verbose=False).eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    if confident:
-        for branch in model.model[-1].cv3:
-            branch[-1].weight *= 1000
-            branch[-1].bias[:] = 0
+    build = getattr(tasks, YOLO_CLASSES.get(name, "DetectionModel"))
+    model = build(f"{name}.yaml", verbose=False).eval()
+    return model.requires_grad_(False)
+
+
+def unsure_yolo(name: str = "yolo11n") -> Any:
+    """A detector none of whose classes is likely; frozen, as the library loads it."""
+    return copy.deepcopy(untrained_yolo(name))
+
+
+def sure_yolo(name: str = "yolo11n") -> Any:
+    """A detector whose classes are likely enough to give boxes."""
+    model = unsure_yolo(name)
+    for branch in model.model[-1].cv3:
+        branch[-1].weight *= 1000
+        branch[-1].bias[:] = 0
     return model
 
 
@@ -286,6 +305,13 @@ def pixels(side: int = SIDE) -> Tensor:
     return torch.randint(0, 256, (3, side, side), generator=generator) / 255
 
 
+def noise(width: int, height: int) -> Image.Image:
+    """A picture of random colours."""
+    generator = np.random.default_rng(0)
+    levels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(levels)
+
+
 def kept_output(module: nn.Module) -> list[Any]:
     """Where the output of a module will be."""
     outputs: list[Any] = []
@@ -302,8 +328,8 @@ def by_hand(output: Tensor, number: Tensor, method: str) -> Tensor:
     return (weights * output).sum(dim=1)[0].relu().detach()
 
 
-def assert_maps_equal(found: Tensor, expected: Tensor) -> None:
+def assert_maps_equal(actual: Tensor, expected: Tensor) -> None:
     """Within 1e-5 of the largest value; where nothing speaks for a target both are
     zero."""
     scale = float(expected.abs().max())
-    assert float((found - expected).abs().max()) <= 1e-5 * scale
+    assert float((actual - expected).abs().max()) <= 1e-5 * scale

@@ -13,7 +13,8 @@ from conftest import Run
 from gradient_models import Shared
 from networks import Net
 from PIL import Image
-from tiles import rows
+from small_models import kept_output
+from tiles import raw, rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,38 +23,41 @@ from featviz.errors import FeatvizError
 from featviz.records import CLASS_MAPS
 
 SIZE = 12
+INPUT = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+"""What the models see."""
 
 
-def seen(seed: int = 0) -> Tensor:
-    """What the model sees, [3, SIZE, SIZE]."""
-    return torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
-
-
-def cam(
-    model: nn.Module, target: str, method: str = "gradxact", layers: Any = None
+def maps_of(
+    model: nn.Module, target: str, method: str = "gradxact", layers: str | None = None
 ) -> Any:
-    """The maps of `seen()`."""
-    photo = Image.new("RGB", (SIZE, SIZE))
-    return fv.cam(model, photo, target, method, layers, transform=lambda image: seen())
+    """The maps of `INPUT`."""
+    image = Image.new("RGB", (SIZE, SIZE))
+    page = fv.cam(model, image, target, method, layers, transform=lambda image: INPUT)
+    return page.maps
+
+
+def channel_weights(method: str, a: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """Of the methods with one weight for each channel, as the papers write them."""
+    if method == "gradcam":
+        return g.mean((1, 2))
+    total = a.sum((1, 2))[:, None, None]
+    if method == "xgradcam":
+        return (g * a / np.where(total == 0, np.inf, total)).sum((1, 2))
+    assert method == "gradcam++"
+    divisor = 2 * g**2 + total * g**3
+    alpha = np.divide(g**2, divisor, where=g != 0, out=np.zeros_like(g))
+    return (alpha * np.maximum(g, 0)).sum((1, 2))
 
 
 def formula(method: str, a: np.ndarray, g: np.ndarray) -> np.ndarray:
-    """The map [H, W] of outputs and gradients [C, H, W], as the papers write it, in
-    float64."""
-    total = a.sum((1, 2))[:, None, None]
-    shares = np.divide(
-        g**2, 2 * g**2 + total * g**3, where=g != 0, out=np.zeros_like(g)
-    )
-    weights = {
-        "gradcam": g.mean((1, 2)),
-        "gradcam++": (shares * np.maximum(g, 0)).sum((1, 2)),
-        "xgradcam": (g * a / np.where(total == 0, np.inf, total)).sum((1, 2)),
-    }
-    if method in weights:
-        found = np.einsum("c,chw->hw", weights[method], a)
+    """The map [H, W] of outputs and gradients [C, H, W], in float64."""
+    if method in ("gradxact", "hirescam"):
+        values = (g * a).sum(0)
+    elif method == "layercam":
+        values = (np.maximum(g, 0) * a).sum(0)
     else:
-        found = ((np.maximum(g, 0) if method == "layercam" else g) * a).sum(0)
-    return found if method in ("xgradcam", "gradxact") else np.maximum(found, 0)
+        values = np.einsum("c,chw->hw", channel_weights(method, a, g), a)
+    return values if method in ("gradxact", "xgradcam") else np.maximum(values, 0)
 
 
 @pytest.fixture
@@ -62,9 +66,8 @@ def net() -> nn.Module:
     place to place."""
     torch.manual_seed(3)
     body = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(inplace=True))
-    return nn.Sequential(
-        body, nn.Tanh(), nn.Flatten(), nn.Linear(5 * SIZE**2, 4)
-    ).eval()
+    head = nn.Linear(5 * SIZE**2, 4)
+    return nn.Sequential(body, nn.Tanh(), nn.Flatten(), head).eval()
 
 
 @pytest.mark.parametrize(
@@ -72,24 +75,25 @@ def net() -> nn.Module:
     [*((name, "0.0") for name in CLASS_MAPS), ("gradcam", "0"), ("gradcam", "1")],
 )
 def test_every_method_is_its_formula(method: str, layer: str, net: nn.Module) -> None:
-    """Computed by torch.autograd.grad on an out-of-place copy, at the convolution whose
-    output the ReLU overwrites, behind the ReLU, and behind the tanh; with their
-    signs."""
-    conv = net[0][0](seen()[None])
+    """The numbers are those of torch.autograd.grad on an out-of-place copy: at the
+    convolution whose output the ReLU overwrites, behind the ReLU, and behind the tanh."""
+    conv = net[0][0](INPUT[None])
     relu = F.relu(conv)
     tanh = relu.tanh()
-    at = {"0.0": conv, "0": relu, "1": tanh}[layer]
-    (gradient,) = torch.autograd.grad(net[3](tanh.flatten(1))[0, 2], at)
-    a, g = (t[0].detach().double().numpy() for t in (at, gradient))
-    (found,) = cam(net, "class:2", method, layer).maps
-    assert (found.layer, found.site.call, found.tensor.dtype) == (
-        layer,
-        0,
-        torch.float32,
-    )
-    wanted = formula(method, a, g)
-    assert np.allclose(found.tensor, wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
-    assert bool(wanted.min() < 0) is CLASS_MAPS[method].signed and wanted.max() > 0
+    output = {"0.0": conv, "0": relu, "1": tanh}[layer]
+    (gradient,) = torch.autograd.grad(net[3](tanh.flatten(1))[0, 2], output)
+    a = output[0].detach().double().numpy()
+    expected = formula(method, a, gradient[0].double().numpy())
+
+    (layer_map,) = maps_of(net, "class:2", method, layer)
+
+    assert layer_map.layer == layer
+    assert layer_map.site.call == 0
+    assert layer_map.tensor.dtype == torch.float32
+    tolerance = 1e-5 * abs(expected).max()
+    np.testing.assert_allclose(layer_map.tensor, expected, rtol=1e-4, atol=tolerance)
+    assert expected.max() > 0
+    assert (expected.min() < 0) == CLASS_MAPS[method].signed
 
 
 def test_every_call_of_a_shared_module_is_a_map() -> None:
@@ -97,142 +101,154 @@ def test_every_call_of_a_shared_module_is_a_map() -> None:
     place and the sum after it does, too."""
     torch.manual_seed(0)
     model = Shared().eval()
-    x = F.relu(model.a(seen()[None]))
+    x = F.relu(model.a(INPUT[None]))
     y = F.relu(model.norm(model.b(x)) + x)
     z = F.relu(y - x * 2)
     gradients = torch.autograd.grad(z.sum(), (x, y, z))
-    found = cam(model, "sum", layers="relu").maps
-    assert [one.site.call for one in found] == [0, 1, 2]
-    for one, at, gradient in zip(found, (x, y, z), gradients, strict=True):
-        assert torch.allclose(one.tensor, (at * gradient)[0].sum(0), atol=1e-5)
+
+    maps = maps_of(model, "sum", layers="relu")
+
+    assert [layer_map.site.call for layer_map in maps] == [0, 1, 2]
+    for layer_map, output, gradient in zip(maps, (x, y, z), gradients, strict=True):
+        expected = (output * gradient)[0].sum(0)
+        torch.testing.assert_close(layer_map.tensor, expected, rtol=1e-5, atol=1e-5)
 
 
 class Tokens(nn.Module):
-    """A class token and 3 × 4 others, mixed by one attention, of which the head reads
-    the first."""
+    """A class token and 3 × 4 others, mixed by one attention; the head reads the first,
+    or the mean of all."""
 
-    def __init__(self, last: bool = False) -> None:
+    def __init__(self, reads_all: bool) -> None:
         super().__init__()
-        self.cut, self.own = (
-            nn.Conv2d(3, 8, (4, 3), (4, 3)),
-            nn.Parameter(torch.randn(1, 1, 8)),
-        )
-        self.before, self.mix = (
-            nn.LayerNorm(8),
-            nn.MultiheadAttention(8, 2, batch_first=True),
-        )
-        self.after, self.head, self.last = nn.LayerNorm(8), nn.Linear(8, 5), last
+        self.cut = nn.Conv2d(3, 8, (4, 3), (4, 3))
+        self.class_token = nn.Parameter(torch.randn(1, 1, 8))
+        self.before = nn.LayerNorm(8)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.after = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 5)
+        self.reads_all = reads_all
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat([self.own, self.cut(x).flatten(2).mT], 1)
+        x = torch.cat([self.class_token, self.cut(x).flatten(2).mT], 1)
         y = self.before(x)
         y = self.after(x + self.mix(y, y, y)[0])
-        return self.head(y.mean(1) if self.last else y[:, 0])
+        return self.head(y.mean(1) if self.reads_all else y[:, 0])
 
 
-@pytest.mark.parametrize(("last", "layer"), [(False, "before"), (True, "after")])
-def test_tokens_stand_on_their_grid(last: bool, layer: str) -> None:
-    """The layer is the one before the last attention where the class token alone is
-    read, and the last where all are; the class token is no place."""
+@pytest.mark.parametrize(("reads_all", "layer"), [(False, "before"), (True, "after")])
+def test_tokens_stand_on_their_grid(reads_all: bool, layer: str) -> None:
+    """By default the layer is the one before the last attention where the class token
+    alone is read, and the last where all are; the class token is not on the grid."""
     torch.manual_seed(0)
-    model = Tokens(last).eval()
-    kept: list[Tensor] = []
-    hook = model.get_submodule(layer).register_forward_hook(
-        lambda m, a, out: kept.append(out)
-    )
-    (gradient,) = torch.autograd.grad(model(seen()[None])[0, 3], kept)
-    hook.remove()
-    (found,) = cam(model, "class:3").maps
-    wanted = (kept[0] * gradient)[0].sum(1)[1:].reshape(3, 4)
-    assert found.layer == layer and torch.allclose(found.tensor, wanted, atol=1e-6)
+    model = Tokens(reads_all).eval()
+    outputs = kept_output(model.get_submodule(layer))
+    (gradient,) = torch.autograd.grad(model(INPUT[None])[0, 3], outputs)
+    expected = (outputs[0] * gradient)[0].sum(1)[1:].reshape(3, 4)
+
+    (layer_map,) = maps_of(model, "class:3")
+
+    assert layer_map.layer == layer
+    assert torch.allclose(layer_map.tensor, expected, atol=1e-6)
+
+
+LINEAR = r"4 \(Linear\) has no places of the image: its output has the layout vector"
+POOLED = "2 .* has no places of the image: its output has one value for each channel"
+
+
+@pytest.mark.parametrize(("layer", "message"), [("4", LINEAR), ("2", POOLED)])
+def test_a_layer_without_places_is_refused(
+    layer: str, message: str, tiny: nn.Module
+) -> None:
+    """A vector, and what global pooling leaves."""
+    with pytest.raises(FeatvizError, match=f"layer {message}"):
+        maps_of(tiny, "class:0", layers=layer)
+
+
+def half_cut_off() -> nn.Module:
+    """A layer that is detached, and one whose output is multiplied by zero."""
+
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        return self.a(x).mean((2, 3)).detach() + 0 * self.b(x).mean((2, 3))
+
+    return Net(way, a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(3, 4, 3))
 
 
 @pytest.mark.parametrize(
-    ("layers", "reason"),
+    ("layer", "message"),
     [
-        (
-            "4",
-            (
-                r"layer 4 \(Linear\) has no places of the image: its output has the"
-                r" layout vector"
-            ),
-        ),
-        (
-            "2",
-            (
-                "2 .* has no places of the image: its output has one value for each"
-                " channel"
-            ),
-        ),
+        ("a", "has no gradient: the target does not depend on it"),
+        ("b", "has a gradient of zero at every place"),
     ],
 )
-def test_a_layer_without_places_is_refused(
-    layers: str, reason: str, tiny: nn.Module
-) -> None:
-    """A vector, and what global pooling leaves."""
-    with pytest.raises(FeatvizError, match=reason):
-        cam(tiny, "class:0", layers=layers)
-
-
-def test_a_layer_without_a_gradient_is_refused() -> None:
+def test_a_layer_without_a_gradient_is_refused(layer: str, message: str) -> None:
     """Its output is cut off, or the target does not depend on it at any place."""
+    with pytest.raises(FeatvizError, match=rf"layer {layer} \(Conv2d\) {message}"):
+        maps_of(half_cut_off(), "class:1", layers=layer)
 
-    def way(self: nn.Module, x: Tensor) -> Tensor:
-        return self.a(x.detach()).mean((2, 3)).detach() + 0 * self.b(x).mean((2, 3))
 
-    model = Net(way, a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(3, 4, 3))
-    with pytest.raises(
-        FeatvizError, match=r"layer b \(Conv2d\) has a gradient of zero at every place"
-    ):
-        cam(model, "class:1", layers="b")
-    with pytest.raises(
-        FeatvizError,
-        match=r"layer a \(Conv2d\) has no gradient: the target does not depend on it",
-    ):
-        cam(model, "class:1", layers="a")
+def test_a_model_without_maps_of_the_image_is_refused() -> None:
+    """No layer can be chosen by default."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE**2, 4))
     with pytest.raises(FeatvizError, match="no layer gives maps of the image"):
-        cam(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE**2, 4)), "class:1")
+        maps_of(model, "class:1")
 
 
-RUN = ("--layers", "0,1", "--reduce", "gradxact", "--target", "class:1", "--size", "16")
+RUN = (
+    "--layers",
+    "0,1,4",
+    "--reduce",
+    "gradxact",
+    "--target",
+    "class:1",
+    "--size",
+    "16",
+    "--scale",
+    "1",
+    "--tensors",
+    "npy",
+)
 
 
-def test_run_draws_one_map_a_layer(
-    featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
+def test_a_dry_run_tells_which_layers_have_maps(
+    featviz: Run, tiny_file: Path, picture: Path
 ) -> None:
-    """Blue and red around zero, with the statistics and raw tensor of the output; a
-    layer without places is skipped with the reason, in the dry run as well."""
-    words = (
-        "run",
-        tiny_file,
-        picture,
-        *RUN,
-        "--layers",
-        "4",
-        "--tensors",
-        "npy",
-        "--scale",
-        "1",
-    )
-    planned = featviz(*words, "--dry-run")
-    assert "4  skipped: has no places" in planned.out and "1 maps" in planned.out
-    done = featviz(*words, "--out", tmp_path / "out")
-    assert done.code == 0 and "skipped: 4 (has no places of the image" in done.err
-    folder = tmp_path / "out" / "picture.png"
-    found = rows(folder)
-    assert sorted(found) == [("0", 0, ""), ("1", 0, "")]
-    row = found["1", 0, ""]
-    assert (row["kind"], row["reduce"], row["normalize"]) == (
-        "output",
-        "gradxact",
-        "symmetric",
-    )
-    kept = np.load(folder / row["tensor"])
-    assert row["maps"] == 4 and row["max"] == pytest.approx(kept.max())
-    model = torch.load(tiny_file, weights_only=False)
-    share = model[4].weight[1].detach().numpy()[:, None, None] / kept[0, 0].size
-    wanted = (share * kept[0]).sum(0)
-    limit = abs(wanted).max()
+    """A layer without places is skipped, with the reason."""
+    planned = featviz("run", tiny_file, picture, *RUN, "--dry-run")
+    assert "4  skipped: has no places" in planned.out
+    assert "1 maps" in planned.out
+
+
+@pytest.fixture
+def image_folder(featviz: Run, tiny_file: Path, picture: Path) -> Path:
+    """What `run` writes of an image."""
+    done = featviz("run", tiny_file, picture, *RUN, "--out", "out")
+    assert done.code == 0
+    assert "skipped: 4 (has no places of the image" in done.err
+    return Path("out/picture.png")
+
+
+def test_run_draws_one_map_a_layer(image_folder: Path) -> None:
+    """Its row has the statistics of the output; a layer without places has none."""
+    captures = rows(image_folder)
+    assert sorted(captures) == [("0", 0, ""), ("1", 0, "")]
+    row = captures["1", 0, ""]
+    assert row["kind"] == "output"
+    assert row["reduce"] == "gradxact"
+    assert row["normalize"] == "symmetric"
+    assert row["maps"] == 4
+    assert row["max"] == pytest.approx(raw(image_folder, row).max())
+
+
+def test_the_map_of_a_run_is_blue_and_red_around_zero(
+    image_folder: Path, tiny_file: Path
+) -> None:
+    """Its levels are those of the formula."""
+    row = rows(image_folder)["1", 0, ""]
+    tensor = raw(image_folder, row)[0]
+    # behind the layer stand a mean over its places and one linear layer
+    weights = torch.load(tiny_file, weights_only=False)[4].weight[1].detach()
+    expected = torch.einsum("c,chw->hw", weights, tensor) / tensor[0].numel()
+    limit = float(expected.abs().max())
     assert row["range"] == pytest.approx([-limit, limit], rel=1e-4)
-    levels = np.asarray(Image.open(folder / row["file"]))
-    assert np.abs(levels - (wanted / limit + 1) / 2 * 253).max() <= 1
+    levels = np.asarray(Image.open(image_folder / row["file"]))
+    assert np.abs(levels - (expected.numpy() / limit + 1) / 2 * 253).max() <= 1

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from small_models import TORCHVISION, TRANSFORMERS, yolo
+from small_models import SIDE, TORCHVISION, TRANSFORMERS, noise, unsure_yolo
+from torch import nn
 
 import featviz as fv
 
-ULTRALYTICS = ("yolo11n", "yolo11n-seg", "yolo11n-pose", "yolo11n-obb", "yolov10n")
-MODELS: dict[str, Any] = {
-    **TORCHVISION,
-    **{name: partial(yolo, name, confident=False) for name in ULTRALYTICS},
+# test_boxes.py has others of these two libraries, which answer in the same way
+DETECTORS = ("fcos", "ssd")
+ULTRALYTICS = ("yolo11n-seg", "yolo11n-obb", "yolov10n")
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{name: TORCHVISION[name] for name in DETECTORS},
+    **{name: partial(unsure_yolo, name) for name in ULTRALYTICS},
     **TRANSFORMERS,
+}
+# whose inputs have no size of their own: by default they would see 640 pixels a side
+SIZES: dict[str, tuple[int, int] | int] = {
+    **dict.fromkeys((*ULTRALYTICS, "detr", "mask2former", "segformer"), SIDE),
+    "rtdetr": (SIDE, SIDE),  # joins maps of the sides 2, 4 and 8
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_look_and_cam_answer_without_target_and_layers(name: str) -> None:
-    """Whatever the model is: `cam` has a target and a map that is not the same
-    everywhere (with its sign, since with random weights nothing may speak for the
-    target); `look` has layers."""
+    """`cam` finds a target and a map that is not the same everywhere, and `look` finds
+    layers."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    generator = np.random.default_rng(0)
-    noise = generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-    image = Image.fromarray(noise).resize((80, 64))
-    found = fv.cam(model, image, method="gradxact")
-    assert found.images[0].target
-    assert all(layer_map.tensor.isfinite().all() for layer_map in found.maps)
-    assert any(float(layer_map.tensor.std()) > 0 for layer_map in found.maps)
-    assert fv.look(model, image).layers
+    image = noise(8, 6).resize((80, 64))
+
+    # with its sign, since with random weights nothing may speak for the target
+    page = fv.cam(model, image, method="gradxact", size=SIZES.get(name))
+    stages = fv.look(model, image, size=SIZES.get(name)).layers
+
+    assert page.images[0].target
+    maps = [layer_map.tensor for layer_map in page.maps]
+    assert all(tensor.isfinite().all() for tensor in maps)
+    assert any(tensor.std() > 0 for tensor in maps)
+    assert stages

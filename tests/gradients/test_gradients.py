@@ -6,11 +6,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gradient_models import ALL, SPHERES, Functional, Given, Shared, drawn
+from gradient_models import ALL, FOLDER, SPHERES, Functional, Shared, Table, drawn
 from networks import Net
 from oracle import Weighted, assert_all_close, assert_close, autograd, input_of, inputs
 from PIL import Image
@@ -21,99 +22,121 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
 
-class Views(nn.Module):
+def views() -> nn.Module:
     """Views that are changed in place."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.act, self.flat = (
-            nn.Conv2d(3, 4, 3),
-            nn.ReLU(inplace=True),
-            nn.Flatten(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         x = self.a(x)
-        left, right = x[:, :2], x[:, 2:]
-        left.mul_(2)
-        return self.flat(self.act(torch.cat([left * 3, right], 1)))
+        first = x[:, :2]
+        last = x[:, 2:]
+        first.mul_(2)
+        return self.flat(self.act(torch.cat([first * 3, last], 1)))
+
+    act = nn.ReLU(inplace=True)
+    return Net(way, a=nn.Conv2d(3, 4, 3), act=act, flat=nn.Flatten())
 
 
-SMALL: dict[str, Callable[[], nn.Module]] = {
-    "shared": Shared,
-    "functional": Functional,
-    "views": Views,
-    "tokens": lambda: models.VisionTransformer(12, 6, 1, 2, 8, 8, num_classes=3),
-    "in place on the input": lambda: nn.Sequential(
-        nn.ReLU(inplace=True), nn.Conv2d(3, 2, 3)
-    ),
-}
+def tokens() -> nn.Module:
+    return models.VisionTransformer(12, 6, 1, 2, 8, 8, num_classes=3)
+
+
+def in_place_on_the_input() -> nn.Module:
+    return nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 3))
 
 
 @pytest.mark.parametrize(
-    ("name", "frozen"),
+    ("make", "frozen"),
     [
-        ("shared", True),
-        ("functional", False),
-        ("in place on the input", False),
-        *(
-            pytest.param(name, False, marks=pytest.mark.slow)
-            for name in ("views", "tokens")
-        ),
+        (Shared, True),
+        (Functional, False),
+        (in_place_on_the_input, False),
+        pytest.param(views, False, marks=pytest.mark.slow),
+        pytest.param(tokens, False, marks=pytest.mark.slow),
     ],
 )
 def test_every_tensor_and_gradient_equals_autograds(
-    name: str, frozen: bool, tmp_path: Path
+    make: Callable[[], nn.Module], frozen: bool
 ) -> None:
     """Inputs, outputs and both gradients of every call, of in-place and frozen models
     in train mode, as autograd gives them for an out-of-place copy."""
     torch.manual_seed(3)
-    model = SMALL[name]()
+    model = make()
     tensor = input_of(model, SPHERES, inputs(12))
     with torch.no_grad():
         shape = copy.deepcopy(model).eval()(tensor.clone()).shape
     model = Weighted(model, tuple(shape)).train()
     model.requires_grad_(not frozen)
-    want = autograd(model, tensor)
-    assert {stem.split(".")[0] for _, stem in want} == set(ALL.split(","))
-    assert_all_close(drawn(model, tmp_path / "out"), want)
+    expected = autograd(model, tensor)
+    assert {stem.split(".")[0] for _, stem in expected} == set(ALL.split(","))
+
+    assert_all_close(drawn(model), expected)
 
 
-def test_files_statistics_and_pictures_of_gradients(tmp_path: Path) -> None:
-    """Named by kind; numbers in stats.npz; around zero and coloured, unless told
-    otherwise."""
+def rectified() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(inplace=True))
-    gradient = drawn(model, tmp_path / "out", layers="0")["0", "grad"]
-    folder = tmp_path / "out" / "spheres.jpg"
-    names = {f"{kind}.{end}" for kind in ALL.split(",") for end in ("png", "npy")}
-    names |= {"grad-input.saliency.png"}
-    assert {path.name for path in (folder / "001_0").iterdir()} == names
-    numbers = np.load(folder / "stats.npz")["0|grad|0|"]
-    flat = gradient[0].flatten(1).double()
-    std = flat.std(1, correction=0)
-    columns = [
-        flat.amin(1),
-        flat.amax(1),
-        flat.mean(1),
-        std,
-        (flat == 0).double().mean(1),
+    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(inplace=True))
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run with all tensors of a convolution writes of an image."""
+    out = tmp_path_factory.mktemp("files")
+    drawn(rectified(), "0", out)
+    return out / "spheres.jpg"
+
+
+def test_files_of_gradients_are_named_by_kind(image_folder: Path) -> None:
+    """Beside each picture lies its tensor; a saliency has none of its own."""
+    names = {path.name for path in (image_folder / "001_0").iterdir()}
+    pictures = {f"{kind}.png" for kind in ALL.split(",")}
+    tensors = {f"{kind}.npy" for kind in ALL.split(",")}
+    assert names == pictures | tensors | {"grad-input.saliency.png"}
+
+
+def test_statistics_of_gradients_are_numpys(image_folder: Path) -> None:
+    """Least, largest, mean, deviation, and the share of zeros of each channel."""
+    values = np.load(image_folder / "001_0/grad.npy")[0].reshape(2, -1).astype(float)
+    expected = [
+        values.min(1),
+        values.max(1),
+        values.mean(1),
+        values.std(1),
+        (values == 0).mean(1),
     ]
-    assert np.allclose(numbers[:, :5], torch.stack(columns, 1), rtol=1e-5, atol=1e-7)
-    rows = {row["kind"]: row for row in manifest(folder)["captures"] if not row["key"]}
-    modes = {kind: Image.open(folder / row["file"]).mode for kind, row in rows.items()}
-    clipped = "symmetric-percentile"
-    assert {kind: (row["normalize"], modes[kind]) for kind, row in rows.items()} == {
-        "output": ("map", "L"),
-        "input": ("map", "L"),
-        "grad": (clipped, "P"),
-        "grad-input": (clipped, "P"),
-    }
-    low, high = rows["grad"]["range"]
-    assert high == -low == pytest.approx(float(gradient.abs().max()))
-    drawn(model, tmp_path / "told", layers="0", normalize="map", cmap="grey")
-    told = manifest(tmp_path / "told" / "spheres.jpg")["captures"]
-    assert {row["normalize"] for row in told if not row["key"]} == {"map"}
+    with np.load(image_folder / "stats.npz") as arrays:
+        statistics = arrays["0|grad|0|"][:, :5]
+    np.testing.assert_allclose(statistics, np.stack(expected, 1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("capture", "normalize", "mode"),
+    [
+        ("output", "map", "L"),
+        ("input", "map", "L"),
+        ("grad", "symmetric-percentile", "P"),
+        ("grad-input", "symmetric-percentile", "P"),
+    ],
+)
+def test_gradients_are_coloured_around_zero(
+    capture: str, normalize: str, mode: str, image_folder: Path
+) -> None:
+    """Values are grey, each map on a scale of its own."""
+    captures = manifest(image_folder)["captures"]
+    (row,) = (row for row in captures if row["kind"] == capture and not row["key"])
+    assert row["normalize"] == normalize
+    with Image.open(image_folder / row["file"]) as picture:
+        assert picture.mode == mode
+    if capture == "grad":
+        gradient = np.load(image_folder / row["tensor"])
+        low, high = row["range"]
+        assert high == -low == pytest.approx(abs(gradient).max())
+
+
+def test_gradients_are_drawn_as_the_options_say() -> None:
+    """A scale mode that is named holds for gradients as well."""
+    drawn(rectified(), "0", normalize="map", cmap="grey")
+    captures = manifest(FOLDER)["captures"]
+    assert {row["normalize"] for row in captures if not row["key"]} == {"map"}
 
 
 class Aside(nn.Module):
@@ -122,56 +145,64 @@ class Aside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.table = nn.Conv2d(3, 4, 3), nn.Linear(2, 4)
-        self.lost, self.cut = nn.Conv2d(3, 1, 1), nn.Conv2d(3, 4, 3)
-        self.given, self.index = (
-            Given(torch.randn(1, 2)),
-            Net(lambda self, x: x.argmax(1, True)),
-        )
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.linear = nn.Linear(2, 4)
+        self.lost = nn.Conv2d(3, 1, 1)
+        self.cut = nn.Conv2d(3, 4, 3)
+        self.table = Table(torch.randn(1, 2))
+        self.index = Net(lambda self, x: x.argmax(1, True))
 
     def forward(self, x: Tensor) -> Tensor:
         self.lost(x)
         self.index(x)
         with torch.no_grad():
             cut = self.cut(x)
-        bias = self.table(self.given()).view(1, 4, 1, 1)
+        bias = self.linear(self.table()).view(1, 4, 1, 1)
         return self.conv(x) * bias + cut
 
 
-def test_what_hangs_on_parameters_only_has_its_gradient(tmp_path: Path) -> None:
+def test_what_hangs_on_parameters_only_has_its_gradient() -> None:
     """It is not on the way from the target to the image, and yet autograd gives it."""
     torch.manual_seed(0)
     model = Aside()
-    want = autograd(model, input_of(model, SPHERES, inputs(12)))
-    assert {("table", "grad"), ("table", "grad-input"), ("given", "grad")} <= set(want)
-    assert_all_close(drawn(model, tmp_path / "out"), want)
+    expected = autograd(model, input_of(model, SPHERES, inputs(12)))
+    for capture in [("linear", "grad"), ("linear", "grad-input"), ("table", "grad")]:
+        assert capture in expected
+
+    assert_all_close(drawn(model), expected)
+
     assert all(p._backward_hooks is None and p.grad is None for p in model.parameters())
 
 
-def skipped(out: Path, kind: str) -> dict[str, str]:
+def skipped(kind: str) -> dict[str, str]:
     """The reasons for which tensors of a kind are skipped, by layer."""
-    rows = manifest(out / "spheres.jpg")["skipped"]
+    rows = manifest(FOLDER)["skipped"]
     return {row["layer"]: row["reason"] for row in rows if row["kind"] == kind}
 
 
-def test_what_has_no_gradient_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    """Nothing hooked is lost without a word."""
-    got = drawn(Aside().requires_grad_(False), tmp_path / "out", capture="grad")
-    off = (
-        "has no gradient: it does not depend on the input, or is cut off from it"
-        " (detach, no_grad)"
-    )
-    assert skipped(tmp_path / "out", "grad") == {
-        "lost": "has no gradient: the target does not depend on it, or it was changed in place",
+OFF = (
+    "has no gradient: it does not depend on the input, or is cut off from it"
+    " (detach, no_grad)"
+)
+LOST = "has no gradient: the target does not depend on it, or it was changed in place"
+
+
+def test_what_has_no_gradient_is_skipped_with_the_reason() -> None:
+    """No tensor is lost without a line."""
+    model = Aside().requires_grad_(False)
+    gradients = drawn(model, capture="grad")
+
+    assert {layer for layer, _ in gradients} == {"", "conv"}
+    assert skipped("grad") == {
+        "lost": LOST,
         "index": "has no gradient: it holds torch.int64",
-        "cut": off,
-        "table": off,
-        "given": off,
+        "cut": OFF,
+        "linear": OFF,
+        "table": OFF,
     }
-    assert {layer for layer, _ in got} == {"", "conv"}
 
 
-def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> None:
+def test_a_view_that_is_changed_in_place_is_no_silent_zero() -> None:
     """It is taken out of the graph, which its reason says; what is around it is right."""
     torch.manual_seed(0)
 
@@ -181,21 +212,18 @@ def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> No
         return x
 
     model = Net(halved, conv=nn.Conv2d(3, 4, 3), act=nn.ReLU(inplace=True))
-    got = drawn(model, tmp_path / "out")
-    tensor = input_of(model, SPHERES, inputs(12))
-    out = model.conv(tensor)
-    (want,) = torch.autograd.grad(
-        torch.cat([out[:, :2].relu(), out[:, 2:]], 1).sum(), out
-    )
-    assert_close(got["conv", "grad"], want)
-    reason = (
-        "has no gradient: the target does not depend on it, or it was changed in place"
-    )
-    for kind in ("grad", "grad-input"):
-        assert skipped(tmp_path / "out", kind) == {"act": reason}
+    output = model.conv(input_of(model, SPHERES, inputs(12)))
+    total = output[:, :2].relu().sum() + output[:, 2:].sum()
+    (expected,) = torch.autograd.grad(total, output)
+
+    tensors = drawn(model)
+
+    assert_close(tensors["conv", "grad"], expected)
+    assert skipped("grad") == {"act": LOST}
+    assert skipped("grad-input") == {"act": LOST}
 
 
-def test_recomputed_layers_are_not_a_second_call(tmp_path: Path) -> None:
+def test_recomputed_layers_are_not_a_second_call() -> None:
     """What a checkpoint runs again in the backward pass has been seen."""
     torch.manual_seed(0)
 
@@ -203,26 +231,29 @@ def test_recomputed_layers_are_not_a_second_call(tmp_path: Path) -> None:
         return self.b(checkpoint(lambda y: F.relu(self.a(y)), x, use_reentrant=False))
 
     model = Net(way, a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(4, 2, 3))
-    want = autograd(model, input_of(model, SPHERES, inputs(12)))
-    want = {key: tensor for key, tensor in want.items() if "call1" not in key[1]}
-    got = drawn(model, tmp_path / "out", grad_rule="plain")
-    assert not [stem for _, stem in got if "call" in stem]
-    assert_all_close(got, want)
-    guided = drawn(model, tmp_path / "guided", grad_rule="guided")
-    assert not torch.equal(guided["a", "grad"], got["a", "grad"])
+    tensors = autograd(model, input_of(model, SPHERES, inputs(12)))
+    expected = {key: t for key, t in tensors.items() if "call1" not in key[1]}
+
+    plain = drawn(model, out="plain", grad_rule="plain")
+    guided = drawn(model, out="guided", grad_rule="guided")
+
+    assert not [stem for _, stem in plain if "call" in stem]
+    assert_all_close(plain, expected)
+    assert not torch.equal(guided["a", "grad"], plain["a", "grad"])
 
 
-def test_gradients_of_functions(tmp_path: Path) -> None:
+def test_gradients_of_functions() -> None:
     """`fn:` layers have inputs and gradients too; those of a method in place are right."""
     torch.manual_seed(0)
     model = Functional()
-    got = drawn(model, tmp_path / "out", layers="fn:relu,fn:add")
-    tensor = input_of(model, SPHERES, inputs(12)).requires_grad_()
-    a = model.a(tensor)
+    a = model.a(input_of(model, SPHERES, inputs(12)))
     b = model.b(a.relu())
-    want = torch.autograd.grad(b.relu().sum(), [a, b])
-    assert_close(got["fn:relu", "grad-input"], want[0])
-    assert_close(got["fn:relu", "grad-input.call1"], want[1])
-    assert torch.equal(got["fn:relu", "input"], a.detach())
-    assert torch.equal(got["fn:relu", "input.call1"], b.detach())
-    assert torch.equal(got["fn:add", "grad"], torch.ones(1, 4, 8, 8))
+    of_a, of_b = torch.autograd.grad(b.relu().sum(), [a, b])
+
+    tensors = drawn(model, "fn:relu,fn:add")
+
+    assert_close(tensors["fn:relu", "grad-input"], of_a)
+    assert_close(tensors["fn:relu", "grad-input.call1"], of_b)
+    assert torch.equal(tensors["fn:relu", "input"], a.detach())
+    assert torch.equal(tensors["fn:relu", "input.call1"], b.detach())
+    assert torch.equal(tensors["fn:add", "grad"], torch.ones(1, 4, 8, 8))

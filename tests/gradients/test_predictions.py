@@ -4,120 +4,136 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import DIGITS, DIGITS_MODEL, Run
+from conftest import DIGITS, DIGITS_MODEL, Outcome, Run
 from oracle import input_of
+from tiles import manifest
+from torch import Tensor
 
-from featviz.gradients import passes as predictions
-from featviz.rundir.schema import read_json
+from featviz.gradients.passes import largest_change, top_classes
+
+FILES = sorted(DIGITS.iterdir())[:3]
 
 
-def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Run) -> None:
-    """Manifest, --json and stderr say the five likeliest classes, as torch counts them."""
+@pytest.fixture
+def told(featviz: Run) -> Outcome:
+    """What `run` prints of three digits."""
+    options = ("--layers", "Linear", "--out", "out", "--json", "-v")
+    return featviz("run", DIGITS_MODEL, *FILES, *options)
+
+
+def test_predictions_are_softmax_and_topk(told: Outcome) -> None:
+    """JSON lines and manifests have the five likeliest classes, as torch counts them."""
     model = torch.load(DIGITS_MODEL, weights_only=False).eval()
-    files = sorted(DIGITS.iterdir())[:3]
-    done = featviz(
-        "run",
-        DIGITS_MODEL,
-        *files,
-        "--layers",
-        "Linear",
-        "--out",
-        tmp_path / "out",
-        "--json",
-        "-v",
-    )
-    lines = [json.loads(line) for line in done.out.splitlines()]
-    for file, line in zip(files, lines, strict=True):
+    for file, line in zip(FILES, told.out.splitlines(), strict=True):
         with torch.no_grad():
             scores = model(input_of(model, file, {}))[0]
         shares, order = scores.softmax(0).topk(5)
-        assert [guess["index"] for guess in line["prediction"]] == order.tolist()
-        assert line["prediction"][0]["index"] == int(file.stem[-1])
-        probabilities = [guess["probability"] for guess in line["prediction"]]
-        assert probabilities == pytest.approx(shares.tolist(), rel=1e-4, abs=1e-7)
-        assert [g["score"] for g in line["prediction"]] == pytest.approx(
-            scores[order].tolist(), rel=1e-4
-        )
-        manifest = read_json(tmp_path / "out" / file.name / "manifest.json")
-        assert manifest["prediction"] == line["prediction"]
-        words = ", ".join(
-            f"class {i} {rounded(share)} %"
-            for i, share in zip(order.tolist(), probabilities, strict=True)
-        )
-        assert f"{file.name}: {words}\n" in done.err
+        prediction = json.loads(line)["prediction"]
+        assert column(prediction, "index") == order.tolist()
+        probabilities = pytest.approx(shares.tolist(), rel=1e-4, abs=1e-7)
+        assert column(prediction, "probability") == probabilities
+        numbers = pytest.approx(scores[order].tolist(), rel=1e-4)
+        assert column(prediction, "score") == numbers
+        assert prediction[0]["index"] == int(file.stem[-1])
+        assert manifest("out" / Path(file.name))["prediction"] == prediction
 
 
-def rounded(share: float) -> str:
-    """One decimal, and neither 0 nor 100 of what is between them."""
-    return (
-        "< 0.1"
-        if share < 5e-4
-        else "> 99.9"
-        if share >= 0.9995
-        else f"{100 * share:.1f}"
-    )
+def column(prediction: list[dict[str, Any]], name: str) -> list[Any]:
+    return [guess[name] for guess in prediction]
 
 
-def test_predictions_have_names_only_of_their_own_classes() -> None:
-    """Names of 3 classes are not put on 4; of outputs that are no scores there is no
-    prediction."""
-    scores = torch.tensor([[0.0, 2.0, 1.0]])
-    named = predictions.top_classes(scores, ("a", "b", "c"))
-    assert [guess.name for guess in named] == ["b", "c", "a"]
-    assert named[0].text == "b 66.5 %"
-    other = predictions.top_classes(torch.zeros(1, 4), ("a", "b", "c"))
-    assert {guess.name for guess in other} == {None}
-    assert other[0].text.startswith("class ")
-    quantised = torch.quantize_per_tensor(scores, 0.5, 0, torch.quint8)
-    assert predictions.top_classes(quantised) == predictions.top_classes(scores)
-    odd = [scores + 1j, torch.nested.nested_tensor([scores[0]]), scores.to_sparse()]
-    shapes = [
-        scores[0],
-        scores[:, :1],
-        torch.zeros(2, 3),
-        scores / 0,
-        {"out": scores},
-        None,
-    ]
-    assert [predictions.top_classes(output) for output in (*odd, *shapes)] == [()] * 9
+def test_predictions_are_printed_in_percent(told: Outcome) -> None:
+    """With one decimal, and neither 0 nor 100 for what is between them."""
+    for file, line in zip(FILES, told.out.splitlines(), strict=True):
+        guesses = json.loads(line)["prediction"]
+        texts = [
+            f"class {guess['index']} {percent(guess['probability'])} %"
+            for guess in guesses
+        ]
+        assert f"{file.name}: {', '.join(texts)}\n" in told.err
+
+
+def percent(share: float) -> str:
+    if share < 5e-4:
+        return "< 0.1"
+    if share >= 0.9995:
+        return "> 99.9"
+    return f"{100 * share:.1f}"
+
+
+SCORES = torch.tensor([[0.0, 2.0, 1.0]])
+NAMES = ("a", "b", "c")
+
+
+def test_predictions_have_the_names_of_their_classes() -> None:
+    """The likeliest class comes first."""
+    guesses = top_classes(SCORES, NAMES)
+    assert [guess.name for guess in guesses] == ["b", "c", "a"]
+    assert guesses[0].text == "b 66.5 %"
+
+
+def test_names_are_not_put_on_another_number_of_classes() -> None:
+    """The numbers of the classes stand for them."""
+    guesses = top_classes(torch.zeros(1, 4), NAMES)
+    assert {guess.name for guess in guesses} == {None}
+    assert guesses[0].text.startswith("class ")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_quantised_scores_have_a_prediction() -> None:
+    """They are taken as the numbers that they stand for."""
+    quantised = torch.quantize_per_tensor(SCORES, 0.5, 0, torch.quint8)
+    assert top_classes(quantised) == top_classes(SCORES)
+
+
+NO_SCORES: dict[str, Any] = {
+    "complex": SCORES + 1j,
+    "nested": torch.nested.nested_tensor([SCORES[0]], layout=torch.jagged),
+    "sparse": SCORES.to_sparse(),
+    "no batch": SCORES[0],
+    "one class": SCORES[:, :1],
+    "two images": torch.zeros(2, 3),
+    "not finite": SCORES / 0,
+    "dict": {"out": SCORES},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("name", NO_SCORES)
+def test_what_is_no_scores_has_no_prediction(name: str) -> None:
+    """Scores are real numbers [1, K], all finite, of two classes and more."""
+    assert top_classes(NO_SCORES[name]) == ()
 
 
 def test_scores_stand_where_the_model_says() -> None:
     """Under a key of the output, in the output itself, or nowhere."""
-    scores = torch.tensor([[0.0, 2.0, 1.0]])
-    output = {"logits": scores, "hidden": torch.zeros(1, 9)}
-    indices = [
-        guess.index for guess in predictions.top_classes(output, scores="logits")
-    ]
-    assert indices == [1, 2, 0]
-    assert (
-        predictions.top_classes(output)
-        == predictions.top_classes(output, scores="x")
-        == ()
-    )
-    assert predictions.top_classes(scores, scores=None) == ()
+    output = {"logits": SCORES, "hidden": torch.zeros(1, 9)}
+    assert top_classes(output, scores="logits") == top_classes(SCORES)
+    assert top_classes(output, scores="x") == ()
+    assert top_classes(SCORES, scores=None) == ()
 
 
-def test_change_of_outputs_is_as_exact_as_they_are() -> None:
-    """Doubles differ by less than a float32 tells; a tensor more, or none, is no
-    number."""
-    one = torch.ones(2, 2, dtype=torch.float64)
-    assert predictions.largest_change([one], [one + 1e-12])[0] == pytest.approx(
-        1e-12, rel=1e-3, abs=0
-    )
-    assert predictions.largest_change([one], [one, one]) == (None, 0)
-    assert predictions.largest_change([one], [one[0]]) == (None, 0)
-    assert predictions.largest_change([], []) == (None, 0)
+ONES = torch.ones(2, 2, dtype=torch.float64)
 
 
-def test_the_largest_change_is_that_of_all_outputs() -> None:
-    """Wherever it stands among several."""
-    one = torch.zeros(2)
-    for changes in ((3, 1), (1, 3)):
-        assert predictions.largest_change([one, one], [one + by for by in changes]) == (
-            3.0,
-            0,
-        )
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ([ONES], [ONES + 1e-12], pytest.approx(1e-12, rel=1e-3, abs=0)),
+        ([ONES, ONES], [ONES + 3, ONES + 1], 3.0),
+        ([ONES, ONES], [ONES + 1, ONES + 3], 3.0),
+        ([ONES], [ONES, ONES], None),
+        ([ONES], [ONES[0]], None),
+        ([], [], None),
+    ],
+)
+def test_the_largest_change_is_that_of_all_outputs(
+    before: list[Tensor], after: list[Tensor], change: float | None
+) -> None:
+    """Doubles differ by less than a float32 tells; a tensor more, one of another shape,
+    or none, is no number."""
+    assert largest_change(before, after) == (change, 0)

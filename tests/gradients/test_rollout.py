@@ -4,14 +4,15 @@ that the libraries return themselves."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from borrowed import assert_same, state_of
+from networks import Net
 from torch import Tensor, nn
+from torch.nn import functional
 
 import featviz as fv
 from featviz.errors import UsageError
@@ -43,10 +44,15 @@ class Transformer(nn.Module):
             self.cls_token = nn.Parameter(torch.randn(1, 1, 16))
         self.blocks = nn.ModuleList(Block(16) for _ in range(3))
 
+    def tokens(self, image: Tensor) -> Tensor:
+        """What enters the first block."""
+        patches = 3 * self.patches(image).flatten(2).transpose(1, 2)
+        if not hasattr(self, "cls_token"):
+            return patches
+        return torch.cat([self.cls_token, patches], dim=1)
+
     def forward(self, x: Tensor) -> Tensor:
-        x = 3 * self.patches(x).flatten(2).transpose(1, 2)
-        if hasattr(self, "cls_token"):
-            x = torch.cat([self.cls_token, x], dim=1)
+        x = self.tokens(x)
         for block in self.blocks:
             x = block(x)
         return x
@@ -68,18 +74,15 @@ def shown(image: Tensor) -> Tensor:
 
 def weights_of_multihead(net: Transformer, args: Tensor) -> list[np.ndarray]:
     """The weights of each block, as its attention returns them."""
+    net.eval()
     weights = []
-
-    def keep(block: nn.Module, inputs: Any) -> None:
-        y = block.norm(inputs[0])
-        _, kept = block.attn(y, y, y, average_attn_weights=False)
-        weights.append(kept.numpy())
-
-    handles = [block.register_forward_pre_hook(keep) for block in net.blocks]
     with torch.no_grad():
-        net.eval()(args)
-    for handle in handles:
-        handle.remove()
+        x = net.tokens(args)
+        for block in net.blocks:
+            y = block.norm(x)
+            _, per_head = block.attn(y, y, y, average_attn_weights=False)
+            weights.append(per_head.numpy())
+            x = block(x)
     return weights
 
 
@@ -154,7 +157,7 @@ def weights_of_huggingface(net: Any, args: Tensor) -> list[np.ndarray]:
 def test_rollout_is_the_product_of_the_weights_up_to_a_layer(
     build: Callable[[], Any], weights_of: Callable[..., Any], block: str
 ) -> None:
-    """The class token's row on the grid, at the second block and at the last; the
+    """It is the class token's row on the grid, at the second block and at the last; the
     attention of a block is that row of its own weights. The model stays as it was."""
     net = build()
     image = torch.rand(3, 32, 48)
@@ -166,12 +169,16 @@ def test_rollout_is_the_product_of_the_weights_up_to_a_layer(
     attention = fv.cam(net, image, method="attention", layers=layers, **SIZE)
 
     assert_same(before, state_of(net))
-    assert len(rollout.maps) == 2
-    for number, cam, of_block in zip((1, 2), rollout.maps, attention.maps, strict=True):
-        expected = product(weights[: number + 1])[0, 1:].reshape(4, 6)
-        np.testing.assert_allclose(cam.tensor.numpy(), expected, rtol=1e-3)
-        row = weights[number][0].mean(0)[0, 1:].reshape(4, 6)
-        np.testing.assert_allclose(of_block.tensor.numpy(), row, rtol=1e-3)
+    joined = [product(weights[:2]), product(weights)]
+    assert_rows(rollout.maps, [matrix[0, 1:] for matrix in joined])
+    assert_rows(attention.maps, [layer[0].mean(0)[0, 1:] for layer in weights[1:]])
+
+
+def assert_rows(maps: Sequence[Any], rows: Sequence[np.ndarray]) -> None:
+    """Each map is a row of a matrix on the grid of the patches."""
+    for layer_map, row in zip(maps, rows, strict=True):
+        expected = row.reshape(4, 6)
+        np.testing.assert_allclose(layer_map.tensor.numpy(), expected, rtol=1e-3)
 
 
 def test_without_a_class_token_it_is_the_mean_token() -> None:
@@ -180,76 +187,77 @@ def test_without_a_class_token_it_is_the_mean_token() -> None:
     image = torch.rand(3, 32, 48)
     weights = weights_of_multihead(net, shown(image))
 
-    found = fv.cam(net, image, method="rollout", **SIZE)
+    page = fv.cam(net, image, method="rollout", **SIZE)
 
-    assert [cam.layer for cam in found.maps] == ["blocks.2"]
-    expected = product(weights).mean(0).reshape(4, 6)
-    np.testing.assert_allclose(found.tensor.numpy(), expected, rtol=1e-3)
+    assert [layer_map.layer for layer_map in page.maps] == ["blocks.2"]
+    assert_rows(page.maps, [product(weights).mean(0)])
 
 
-def test_a_run_draws_it_for_each_layer(tmp_path: Path) -> None:
-    """One map a block; the patches come before any attention, and are skipped."""
-    found = fv.run(
-        Transformer(),
-        torch.rand(3, 32, 48),
-        "patches,blocks.*,!*.*.*",
-        reduce="rollout",
-        normalize="none",
-        scale=1,
-        **SIZE,
-    )
-    assert [capture.layer for capture in found.captures] == [
-        "blocks.0",
-        "blocks.1",
-        "blocks.2",
-    ]
-    assert all(capture.row.reduce == "rollout" for capture in found.captures)
-    (skip,) = found.images[0].skipped
+def test_a_run_draws_it_for_each_layer() -> None:
+    """There is one map a block; the patches come before any attention, and are skipped."""
+    layers = "patches,blocks.*,!*.*.*"
+    image = torch.rand(3, 32, 48)
+
+    result = fv.run(Transformer(), image, layers, reduce="rollout", **SIZE)
+
+    names = [capture.layer for capture in result.captures]
+    assert names == ["blocks.0", "blocks.1", "blocks.2"]
+    assert {capture.row.reduce for capture in result.captures} == {"rollout"}
+    (skip,) = result.images[0].skipped
     assert skip.layer == "patches"
     assert skip.reason.startswith("has no attention weights before it")
 
 
+def attention_of(image: Tensor, way: Callable[[Any, Tensor], Any]) -> Tensor:
+    """The attention of a network that is one layer."""
+    net = nn.Sequential(Net(way))
+    return fv.cam(net, image, None, "attention", "Net", preset="none").tensor
+
+
+def by_position(self: nn.Module, x: Tensor) -> Tensor:
+    tokens = x.flatten(2).transpose(1, 2)[:, None]
+    output = functional.scaled_dot_product_attention(tokens, tokens, tokens)
+    return output[:, 0].transpose(1, 2).reshape(x.shape)
+
+
+def by_name(self: nn.Module, x: Tensor) -> Tensor:
+    tokens = x.flatten(2).transpose(1, 2)[:, None]
+    arguments = {"query": tokens, "key": tokens, "value": tokens}
+    output = functional.scaled_dot_product_attention(**arguments)
+    return output[:, 0].transpose(1, 2).reshape(x.shape)
+
+
 def test_arguments_of_attention_may_be_named() -> None:
     """`query=`, `key=` and `value=` are those by position."""
-
-    class Attention(nn.Module):
-        def __init__(self, named: bool) -> None:
-            super().__init__()
-            self.named = named
-
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = x.flatten(2).transpose(1, 2)[:, None]
-            attend = nn.functional.scaled_dot_product_attention
-            if self.named:
-                output = attend(query=tokens, key=tokens, value=tokens)
-            else:
-                output = attend(tokens, tokens, tokens)
-            return output[:, 0].transpose(1, 2).reshape(x.shape)
-
     image = torch.rand(3, 8, 8)
-    maps = []
-    for named in (False, True):
-        net = nn.Sequential(Attention(named))
-        cams = fv.cam(net, image, None, "attention", "Attention", preset="none")
-        maps.append(cams.images[0].maps[0].tensor)
+    maps = [attention_of(image, way) for way in (by_position, by_name)]
     assert torch.equal(*maps)
 
 
-def test_what_has_no_weights_is_refused_in_a_line() -> None:
-    """A CNN, attention within windows, and a target, on which attention does not
-    depend."""
-    convolution = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    with pytest.raises(UsageError, match="has no attention weights before it"):
-        fv.cam(convolution, torch.rand(3, 16, 16), method="rollout", preset="none")
+def in_windows(self: nn.Module, x: Tensor) -> Tensor:
+    tokens = x.flatten(2).transpose(1, 2).reshape(4, 1, -1, 3)
+    functional.scaled_dot_product_attention(tokens, tokens, tokens)
+    return x + 0
 
-    class Windows(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = x.flatten(2).transpose(1, 2).reshape(4, 1, -1, 3)
-            nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
-            return x + 0
 
-    with pytest.raises(UsageError, match="within 4 windows, not of all tokens"):
-        net = nn.Sequential(Windows())
-        fv.cam(net, torch.rand(3, 8, 8), None, "rollout", "Windows", preset="none")
-    with pytest.raises(UsageError, match="target does nothing without gradients"):
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Conv2d(3, 4, 3), "has no attention weights before it"),
+        (Net(in_windows), "within 4 windows, not of all tokens"),
+    ],
+)
+def test_what_has_no_weights_is_refused_in_a_line(
+    layer: nn.Module, message: str
+) -> None:
+    """A CNN, and attention within windows."""
+    image = torch.rand(3, 8, 8)
+    with pytest.raises(UsageError, match=message):
+        fv.cam(nn.Sequential(layer), image, None, "rollout", "0", preset="none")
+
+
+def test_attention_has_no_target() -> None:
+    """It does not depend on one."""
+    message = "target does nothing without gradients"
+    with pytest.raises(UsageError, match=message):
         fv.cam(Transformer(), torch.rand(3, 32, 48), "sum", "rollout", **SIZE)

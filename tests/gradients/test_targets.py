@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from gradient_models import SPHERES
+from gradient_models import FOLDER, SPHERES
 from networks import Net
 from oracle import assert_close, input_of, inputs, saved
+from tiles import manifest
 from torch import Tensor, nn
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.gradients import targets
-from featviz.rundir.schema import read_json
+from featviz.gradients.targets import parse
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -40,13 +40,12 @@ class Heads(nn.Module):
     def __init__(self, output: Callable[[Tensor], Any]) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.conv, self.act, self.fc = (
-            nn.Conv2d(3, 4, 3),
-            nn.ReLU(inplace=True),
-            nn.Linear(4, 5),
-        )
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.act = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(4, 5)
         self.two = Net(lambda self, x: (x * 1, x * 3))
-        self.output, self.idle = output, nn.Identity()
+        self.idle = nn.Identity()
+        self.output = output
 
     def forward(self, x: Tensor) -> Any:
         x = self.two(x)[0]
@@ -66,29 +65,11 @@ def nested(scores: Tensor) -> Any:
     }
 
 
-def gradient(
-    model: nn.Module, target: str | None, out: Path
-) -> tuple[Tensor, dict[str, Any]]:
-    """The gradient at the convolution, and the manifest's word on the target."""
-    fv.run(
-        model,
-        SPHERES,
-        "conv",
-        out,
-        capture="grad",
-        target=target,
-        tensors="npy",
-        **inputs(8),
-    )
-    manifest = read_json(out / "spheres.jpg" / "manifest.json")
-    return saved(out / "spheres.jpg")["conv", "grad"], manifest["target"]
-
-
-def layers_of(model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """What the layers give, out of place."""
-    conv = model.conv(input_of(model, SPHERES, inputs(8)))
-    act = conv.relu()
-    return conv, act, model.fc(act.mean((2, 3)))
+def gradient(model: nn.Module, target: str | None, out: str = "out") -> Tensor:
+    """The gradient at the convolution."""
+    options = {"capture": "grad", "tensors": "npy", **inputs(8)}
+    fv.run(model, SPHERES, "conv", out, target=target, **options)
+    return saved(Path(out) / "spheres.jpg")["conv", "grad"]
 
 
 Value = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -109,48 +90,60 @@ INSIDE: dict[str, Value] = {
 
 
 @pytest.mark.parametrize("target", [*VALUES, *INSIDE])
-def test_gradients_are_of_the_number_asked_for(
-    target: str | None, tmp_path: Path
-) -> None:
-    """Each target's value and gradient; a layer's is its own, before a later in-place
-    ReLU. Keys, positions from either end and names of fields lead into dicts, tuples
-    and objects."""
+def test_gradients_are_of_the_number_asked_for(target: str | None) -> None:
+    """A layer's value is its own, before a later in-place ReLU. Keys, positions from
+    either end and names of fields lead into dicts, tuples and objects."""
     model = Heads(nested if target in INSIDE else plain).eval()
-    got, said = gradient(model, target, tmp_path / "out")
-    conv, act, scores = layers_of(model)
-    value = {**VALUES, **INSIDE}[target](conv, act, scores)
-    assert_close(got, torch.autograd.grad(value, conv)[0])
-    assert said["value"] == pytest.approx(float(value.detach()), rel=1e-5)
-    assert (said["of"], said["grad_rule"]) == (target or "top1", "plain")
+    conv = model.conv(input_of(model, SPHERES, inputs(8)))
+    act = conv.relu()
+    value = {**VALUES, **INSIDE}[target](conv, act, model.fc(act.mean((2, 3))))
+    (expected,) = torch.autograd.grad(value, conv)
+
+    assert_close(gradient(model, target), expected)
+
+    record = manifest(FOLDER)["target"]
+    assert record["value"] == pytest.approx(value.item(), rel=1e-5)
+    assert record["of"] == (target or "top1")
+    assert record["grad_rule"] == "plain"
 
 
-def test_names_of_classes() -> None:
-    """A name in any case; a near one is suggested; names of another head are not used."""
-    names = ("tabby", "tiger cat", "Egyptian cat")
-    scores = torch.tensor([[1.0, 2.0, 3.0]])
-    assert targets.parse("class:Tiger Cat").value(scores, names)[:2] == (2, "tiger cat")
-    assert targets.parse("class:egyptian cat").value(scores, names)[:2] == (
-        3,
-        "Egyptian cat",
-    )
-    for text, given, hint in (
-        ("class:tigercat", scores, "did you mean tiger cat?"),
+CATS = ("tabby", "tiger cat", "Egyptian cat")
+SCORES = torch.tensor([[1.0, 2.0, 3.0]])
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "name"),
+    [("class:Tiger Cat", 2, "tiger cat"), ("class:egyptian cat", 3, "Egyptian cat")],
+)
+def test_classes_have_names_in_any_case(target: str, value: float, name: str) -> None:
+    """The target tells how the name is written."""
+    assert parse(target).value(SCORES, CATS)[:2] == (value, name)
+
+
+@pytest.mark.parametrize(
+    ("target", "scores", "hint"),
+    [
+        ("class:tigercat", SCORES, "did you mean tiger cat?"),
+        (
+            "class:zebra",
+            SCORES,
+            "the classes are tabby, tiger cat, Egyptian cat; a number is one, too",
+        ),
         (
             "class:tabby",
             torch.zeros(1, 4),
             "these weights have no names; give its number; targets here: top1, class:0",
         ),
-        (
-            "class:zebra",
-            scores,
-            "the classes are tabby, tiger cat, Egyptian cat; a number is one, too",
-        ),
-    ):
-        with pytest.raises(
-            UsageError, match=f"{text}': no class has this name"
-        ) as caught:
-            targets.parse(text).value(given, names)
-        assert caught.value.hint == hint
+    ],
+)
+def test_a_class_that_has_no_such_name_is_refused(
+    target: str, scores: Tensor, hint: str
+) -> None:
+    """A near name is suggested; names of another head are not used."""
+    message = f"{target}': no class has this name"
+    with pytest.raises(UsageError, match=message) as caught:
+        parse(target).value(scores, CATS)
+    assert caught.value.hint == hint
 
 
 UNREADABLE = [
@@ -180,7 +173,7 @@ def test_unreadable_targets_are_refused(text: str) -> None:
     with pytest.raises(
         UsageError, match=f"target {re.escape(repr(text))} cannot be read"
     ) as caught:
-        targets.parse(text)
+        parse(text)
     assert caught.value.hint is not None
 
 
@@ -248,62 +241,71 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize(("output", "target", "words", "hint"), REFUSED)
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.message[:40])
 def test_targets_that_do_not_fit_are_refused_before_anything_is_written(
-    output: Callable[[Tensor], Any],
-    target: str | None,
-    words: str,
-    hint: str | None,
-    tmp_path: Path,
+    refusal: Refusal,
 ) -> None:
-    """One line that lists what there is; no output folder."""
+    """One line lists what there is, and there is no output folder."""
+    target = refusal.target
     with pytest.raises(UsageError) as caught:
-        gradient(Heads(output), target, tmp_path / "out")
-    assert (caught.value.message, caught.value.hint) == (
-        f"target {target or 'top1'!r}{words}",
-        hint,
-    )
-    assert not (tmp_path / "out").exists()
+        gradient(Heads(refusal.network), target)
+    assert caught.value.message == f"target {target or 'top1'!r}{refusal.message}"
+    assert caught.value.hint == refusal.hint
+    assert not FOLDER.parent.exists()
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_callers_modes_do_not_matter(
-    context: Callable[[], Any], tmp_path: Path
-) -> None:
+def test_callers_modes_do_not_matter(context: Callable[[], Any]) -> None:
     """Under the caller's own no_grad or inference_mode, gradients are what they are
     outside."""
     model = Heads(plain)
-    want, _ = gradient(model, "sum", tmp_path / "outside")
+    expected = gradient(model, "sum", "outside")
     with context():
-        got, _ = gradient(model, "sum", tmp_path / "inside")
+        inside = gradient(model, "sum", "inside")
         assert not torch.is_grad_enabled()
-    assert torch.equal(got, want)
+    assert torch.equal(inside, expected)
 
 
-def test_nan_scores_have_a_gradient_and_a_manifest(tmp_path: Path) -> None:
+def test_nan_scores_have_a_gradient_and_a_manifest() -> None:
     """NaN is no JSON: the target's value is null there, and there is no prediction."""
-    model = Heads(lambda scores: scores * float("nan"))
-    got, said = gradient(model, "sum", tmp_path / "out")
-    assert said["value"] is None
-    assert got.isnan().any()
-    manifest = read_json(tmp_path / "out/spheres.jpg/manifest.json")
-    assert manifest["captures"][0]["nonfinite"] == got.isnan().sum()
-    assert "prediction" not in manifest
+    model = Heads(lambda scores: scores * torch.nan)
+    values = gradient(model, "sum")
+    content = manifest(FOLDER)
+    assert values.isnan().any()
+    assert content["captures"][0]["nonfinite"] == values.isnan().sum()
+    assert content["target"]["value"] is None
+    assert "prediction" not in content
 
 
-def test_scores_of_classes_stand_where_the_model_says() -> None:
-    """top1 and class:N read a key of the output; other reductions need the key named;
-    without a classifier the error says what there is."""
-    output = {"logits": torch.tensor([[1.0, 5.0, 2.0]]), "hidden": torch.ones(1, 4)}
-    assert targets.parse(None).value(output, (), "logits")[:2] == (5, "class 1")
-    assert targets.parse("class:b").value(output, ("a", "B", "c"), "logits")[:2] == (
-        5,
-        "B",
-    )
-    assert targets.parse("output[hidden]:sum").value(output, (), None)[0] == 4
-    with pytest.raises(UsageError, match="the model gives output"):
-        targets.parse("mean").value(output, (), "logits")
-    with pytest.raises(
-        UsageError, match=r"is no classifier; it gives output\[logits\] \[1, 3\]"
-    ):
-        targets.parse("class:1").value(output, (), None)
+LOGITS = {"logits": torch.tensor([[1.0, 5.0, 2.0]]), "hidden": torch.ones(1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("target", "value"),
+    [
+        (None, (5, "class 1")),
+        ("class:b", (5, "B")),
+        ("output[hidden]:sum", (4, "output[hidden]:sum")),
+    ],
+)
+def test_scores_of_classes_stand_where_the_model_says(
+    target: str | None, value: tuple[float, str]
+) -> None:
+    """top1 and class:N read a key of the output; others name theirs."""
+    names = ("a", "B", "c") if target == "class:b" else ()
+    assert parse(target).value(LOGITS, names, "logits")[:2] == value
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "message"),
+    [
+        ("mean", "logits", "the model gives output"),
+        ("class:1", None, r"is no classifier; it gives output\[logits\] \[1, 3\]"),
+    ],
+)
+def test_a_target_without_scores_is_refused(
+    target: str, key: str | None, message: str
+) -> None:
+    """The message tells what there is."""
+    with pytest.raises(UsageError, match=message):
+        parse(target).value(LOGITS, (), key)

@@ -68,14 +68,19 @@ def sheet_of(*roots: Path, **options: Any) -> Sheet:
     return make_sheet(roots, read(SheetOptions, options))
 
 
+def run_of(*drawn: Drawn, folder: str = "out") -> Path:
+    """A run of one image, in the test's own folder."""
+    return write_run(Path(folder), {"a.png": drawn})
+
+
 A = Drawn("relu", shade=20, **LARGE)
 B = Drawn("relu", shade=120, **LARGE)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root() -> Path:
     """Two images, six channels."""
-    return write_run(tmp_path / "out", {"a.png": [A], "b.png": [B]})
+    return write_run(Path("out"), {"a.png": [A], "b.png": [B]})
 
 
 def test_columns_are_images_and_rows_are_channels(root: Path) -> None:
@@ -100,15 +105,15 @@ def test_channels_of_one_image_stand_side_by_side(root: Path) -> None:
     assert sheet.images == ["b.png"]
 
 
-def test_layers_and_runs_are_rows(tmp_path: Path) -> None:
+def test_layers_and_runs_are_rows() -> None:
     """Layers in the order of the model, runs one below the other."""
     conv1 = Drawn("conv1", index=1, shade=30, **LARGE)
     conv2 = Drawn("conv2", index=2, shade=60, **LARGE)
     second = Drawn("conv1", index=1, shade=130, **LARGE)
     images = {"a.png": [conv2, conv1], "b.png": [conv2]}
     runs = [
-        write_run(tmp_path / "first", images),
-        write_run(tmp_path / "second", {"a.png": [second]}),
+        write_run(Path("first"), images),
+        run_of(second, folder="second"),
     ]
 
     sheet = sheet_of(*runs, layers="conv*", images="a.png", channels=2)
@@ -128,12 +133,12 @@ def tables() -> np.ndarray:
 
 
 @pytest.fixture
-def run_of_tables(tables: np.ndarray, tmp_path: Path) -> Path:
+def run_of_tables(tables: np.ndarray) -> Path:
     images = {
         f"{number}.png": [Drawn("relu", maps=40, nrow=8, stats=table)]
         for number, table in enumerate(tables)
     }
-    return write_run(tmp_path / "out", images)
+    return write_run(Path("out"), images)
 
 
 def descending(values: np.ndarray) -> list[int]:
@@ -171,42 +176,42 @@ def test_channels_are_chosen_by_their_deviation(
     ],
     ids=["slices across rows", "strip"],
 )
-def test_tiles_are_cut_by_the_manifests_geometry(tmp_path: Path, drawn: Drawn) -> None:
+def test_tiles_are_cut_by_the_manifests_geometry(drawn: Drawn) -> None:
     """Also where a channel has several tiles, and of a strip."""
-    sheet = sheet_of(write_run(tmp_path / "out", {"a.png": [drawn]}))
+    sheet = sheet_of(run_of(drawn))
     steps = drawn.slices[0] if drawn.slices else 1
     for first in range(0, drawn.plan.maps, steps):
         tiles = [cut(drawn, first + step) for step in range(steps)]
         assert corner_of(sheet, np.hstack(tiles))
 
 
-def test_a_channel_that_one_image_lacks_leaves_its_place_white(tmp_path: Path) -> None:
+def test_a_channel_that_one_image_lacks_leaves_its_place_white() -> None:
     """`run --channels top:2` draws other channels of each image; rows go by channel."""
     a = Drawn("relu", maps=6, channels=[0, 3], nrow=2, shade=20, **LARGE)
     b = Drawn("relu", maps=6, channels=[3, 5], nrow=2, shade=120, **LARGE)
-    sheet = sheet_of(write_run(tmp_path / "out", {"a.png": [a], "b.png": [b]}))
+    sheet = sheet_of(write_run(Path("out"), {"a.png": [a], "b.png": [b]}))
     of_b = corner_of(sheet, cut(b, 0))
     assert of_b.y == corner_of(sheet, cut(a, 1)).y
     y = corner_of(sheet, cut(a, 0)).y
     assert (sheet.pixels[y : y + 64, of_b.x : of_b.x + 80] == 255).all()
 
 
-def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
+def test_another_tensor_of_the_layer() -> None:
     """--tensor takes the second call; a wrong one names those that there are."""
     second = Drawn("relu", call=1, shade=90, **LARGE)
-    root = write_run(tmp_path / "out", {"a.png": [A, second]})
+    root = run_of(A, second)
     assert corner_of(sheet_of(root, tensor="output.call1"), cut(second, 2))
     with pytest.raises(UsageError, match="the runs have no 'grad'") as caught:
         sheet_of(root, tensor="grad")
     assert "output, output.call1" in str(caught.value.hint)
 
 
-def test_a_scale_that_all_tiles_share_has_a_colour_bar(tmp_path: Path) -> None:
+def test_a_scale_that_all_tiles_share_has_a_colour_bar() -> None:
     """On the right, from the brightest at the top to the darkest; scales of their own
     have none."""
     shared = Drawn("relu", more={"normalize": "range", "range": [-1.0, 3.0]}, **LARGE)
-    with_bar = sheet_of(write_run(tmp_path / "shared", {"a.png": [shared]}))
-    without = sheet_of(write_run(tmp_path / "own", {"a.png": [A]}))
+    with_bar = sheet_of(run_of(shared))
+    without = sheet_of(run_of(A, folder="own"))
     assert with_bar.pixels.shape[1] - without.pixels.shape[1] == 75
     bar = with_bar.pixels[:, -72, 0].astype(int)
     bar = bar[np.flatnonzero(bar < 255)[0] :][1:60]
@@ -216,7 +221,7 @@ def test_a_scale_that_all_tiles_share_has_a_colour_bar(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "dpi"), [(8.5, 300), (17.0, 100)])
 def test_a_figure_is_as_wide_as_it_is_told(root: Path, width: float, dpi: int) -> None:
     """In centimetres, and the PNG says how many pixels an inch has."""
-    out = root.parent / "figure.png"
+    out = Path("figure.png")
     sheet = sheet_of(root, width=width, dpi=dpi, out=out)
     assert abs(sheet.image.width - width / 2.54 * dpi) <= 1
     with Image.open(out) as picture:
@@ -230,7 +235,7 @@ PDF: dict[str, Any] = {"channels": "2,5", "title": "Layer relu", "width": 8.5}
 def test_a_pdf_has_its_fonts(root: Path) -> None:
     """TrueType fonts are embedded, none of type 3; the same command gives the same
     bytes."""
-    out = root.parent / "figure.pdf"
+    out = Path("figure.pdf")
     sheet_of(root, out=out, **PDF)
     data = out.read_bytes()
     assert b"/FontFile2" in data
@@ -243,7 +248,7 @@ def test_a_pdf_has_its_fonts(root: Path) -> None:
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="of poppler-utils")
 def test_text_of_a_pdf_is_text(root: Path) -> None:
     """The title, the names of the images and the channels."""
-    out = root.parent / "figure.pdf"
+    out = Path("figure.pdf")
     sheet_of(root, out=out, **PDF)
     command = ["pdftotext", "-layout", out, "-"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -252,7 +257,7 @@ def test_text_of_a_pdf_is_text(root: Path) -> None:
 
 def test_text_of_an_svg_is_text(root: Path) -> None:
     """And a name cannot become markup."""
-    out = root.parent / "figure.svg"
+    out = Path("figure.svg")
     sheet_of(root, out=out, title="<relu> $x$")
     text = out.read_text()
     assert ">input</text>" in text
@@ -278,7 +283,7 @@ def inside(frame: np.ndarray, corner: Corner) -> np.ndarray:
 @pytest.mark.parametrize("format", ["gif", "webp"])
 def test_images_follow_one_another(root: Path, format: str) -> None:
     """A frame for each image, of one size, each with its own tile."""
-    out = root.parent / f"moving.{format}"
+    out = Path(f"moving.{format}")
     sheet = sheet_of(root, channels="3", out=out, fps=5)
     frames = moving(out)
     assert sheet.frames == len(frames) == 2
@@ -291,24 +296,24 @@ def test_images_follow_one_another(root: Path, format: str) -> None:
         assert opened.info["duration"] == 200
 
 
-def test_slices_of_a_clip_follow_one_another(tmp_path: Path) -> None:
+def test_slices_of_a_clip_follow_one_another() -> None:
     """A frame for each step of the layer that has most."""
     clip = Drawn("relu", maps=2, slices=(3, 3), nrow=3, padding=0, **LARGE)
-    run = write_run(tmp_path / "out", {"clip": [clip]})
-    out = tmp_path / "clip.gif"
+    run = write_run(Path("out"), {"clip": [clip]})
+    out = Path("clip.gif")
     sheet = sheet_of(run, channels="1", out=out)
     y, x = corner_of(sheet, cut(clip, 3))
     shades = [int(frame[y + 20, x + 20, 0]) for frame in moving(out)]
     assert shades == [int(cut(clip, tile)[20, 20]) for tile in (3, 4, 5)]
 
 
-def test_steps_of_a_training_follow_one_another(tmp_path: Path) -> None:
+def test_steps_of_a_training_follow_one_another() -> None:
     """A frame for each step, in their order; all images are in it."""
     steps = {2: A, 10: B, 30: A}
     for number, drawn in steps.items():
-        write_run(tmp_path / f"s/step-{number:06d}", {"a.png": [drawn], "b.png": [A]})
-    out = tmp_path / "training.gif"
-    sheet = sheet_of(tmp_path / "s", channels="3", out=out)
+        write_run(Path(f"s/step-{number:06d}"), {"a.png": [drawn], "b.png": [A]})
+    out = Path("training.gif")
+    sheet = sheet_of(Path("s"), channels="3", out=out)
     frames = moving(out)
     assert sheet.frames == len(frames) == 3
     assert sheet.images == ["a.png", "b.png"]
@@ -316,13 +321,13 @@ def test_steps_of_a_training_follow_one_another(tmp_path: Path) -> None:
     assert abs(frames[0] - frames[1]).max() > 90
 
 
-def test_a_step_that_lacks_the_layer_leaves_its_row_white(tmp_path: Path) -> None:
+def test_a_step_that_lacks_the_layer_leaves_its_row_white() -> None:
     """The frames of a training have one layout, whatever a step has drawn."""
     conv = Drawn("conv", shade=20, **LARGE)
-    for number, drawn in {2: [A], 10: [conv], 30: [A]}.items():
-        write_run(tmp_path / f"s/step-{number:06d}", {"a.png": drawn})
-    out = tmp_path / "training.gif"
-    sheet = sheet_of(tmp_path / "s", layers="relu", channels="3", out=out)
+    for number, drawn in {2: A, 10: conv, 30: A}.items():
+        run_of(drawn, folder=f"s/step-{number:06d}")
+    out = Path("training.gif")
+    sheet = sheet_of(Path("s"), layers="relu", channels="3", out=out)
     first, lacking, last = moving(out)
     assert sheet.frames == 3
     assert first.shape == lacking.shape == last.shape
@@ -341,15 +346,14 @@ def test_runs_in_folders_of_one_name_are_told_apart(
     folder: str,
     roots: tuple[str, ...],
     titles: tuple[str, ...],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By their paths as they were typed; a run in the current folder has the folder's
     name."""
     for name in ("a/out", "b/out"):
-        write_run(tmp_path / name, {"a.png": [A], "b.png": [B]})
-    out = tmp_path / "figure.svg"
-    monkeypatch.chdir(tmp_path / folder)
+        write_run(Path(name), {"a.png": [A], "b.png": [B]})
+    out = Path("figure.svg")
+    monkeypatch.chdir(folder)
     sheet_of(*map(Path, roots), channels="3", out=out)
     texts = re.findall(r">([^<>\n]+)</text>", out.read_text())
     for title in titles:
@@ -359,7 +363,7 @@ def test_runs_in_folders_of_one_name_are_told_apart(
 def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
     """As PyAV decodes it, of even sides."""
     av = pytest.importorskip("av", reason="featviz[video]")
-    out = root.parent / "moving.mp4"
+    out = Path("moving.mp4")
     sheet_of(root, channels="3", out=out, fps=2)
     with av.open(str(out)) as container:
         stream = container.streams.video[0]
@@ -387,18 +391,18 @@ def test_refusals(root: Path, options: dict[str, Any], message: str, hint: str) 
 
 
 @pytest.mark.slow
-def test_channels_and_one_tile_of_all_do_not_mix(tmp_path: Path) -> None:
+def test_channels_and_one_tile_of_all_do_not_mix() -> None:
     """Rows of the one would be white in the other."""
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
     for name, options in {"maps": {}, "mean": {"reduce": "mean"}}.items():
-        fv.run(net, torch.rand(3, 16, 16), "0", tmp_path / name, size=16, **options)
+        fv.run(net, torch.rand(3, 16, 16), "0", name, size=16, **options)
     with pytest.raises(UsageError, match="one tile of all channels in some runs"):
-        sheet_of(tmp_path / "maps", tmp_path / "mean")
+        sheet_of(Path("maps"), Path("mean"))
 
 
-def test_several_layers_must_be_named(tmp_path: Path) -> None:
+def test_several_layers_must_be_named() -> None:
     """All of them in one figure are hardly meant."""
-    run = write_run(tmp_path / "out", {"a.png": [A, Drawn("conv", index=2)]})
+    run = run_of(A, Drawn("conv", index=2))
     with pytest.raises(UsageError, match="the runs have 2 layers") as caught:
         sheet_of(run)
     assert "relu, conv" in str(caught.value.hint)
@@ -413,10 +417,10 @@ def test_a_figure_that_nothing_opens_is_refused(
         sheet_of(root)
 
 
-def test_images_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read(root: Path) -> None:
     """One is left out by name; of none there is no figure."""
     with pytest.raises(StoreError, match="no complete image"):
-        sheet_of(write_run(tmp_path / "empty", {}, {"a.png": "truncated"}))
+        sheet_of(write_run(Path("empty"), {}, {"a.png": "truncated"}))
     break_grids(root, ["a.png"])
     sheet = sheet_of(root)
     assert sheet.images == ["b.png"]
@@ -434,12 +438,9 @@ def break_grids(root: Path, names: Sequence[str]) -> None:
         summed_anew(path.parent.parent)
 
 
-def test_command_line(
-    featviz: Run, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line(featviz: Run, root: Path) -> None:
     """The default name is sheet.png, which the next sheet replaces; --json says what is
     on it."""
-    monkeypatch.chdir(root.parent)
     for channels in ("0", "top:2"):
         done = featviz("sheet", root, "--channels", channels, "--json")
         assert done.code == 0
@@ -449,7 +450,7 @@ def test_command_line(
         "channels": {"relu": [5, 4]},
         "frames": 1,
     }
-    assert (root.parent / "sheet.png").is_file()
+    assert (Path("sheet.png")).is_file()
 
 
 @pytest.fixture(scope="module")
