@@ -1,5 +1,11 @@
 """The site of these pages: `python -m sphinx -W docs OUT`."""
 
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from featviz import cli
+
 project = "featviz"
 copyright = "the authors of featviz"
 extensions = [
@@ -12,6 +18,8 @@ html_theme = "furo"
 html_title = "featviz"
 exclude_patterns = ["ci"]
 myst_heading_anchors = 3
+# `[text](site:try/...)` links what only the site has; elsewhere it is plain text.
+myst_url_schemes = {"http": None, "https": None, "site": {"url": "{{path}}"}}
 highlight_language = "none"  # of blocks that name no language, such as trees of files
 smartquotes = False  # --help has two hyphens
 autodoc_typehints = "description"
@@ -27,7 +35,23 @@ def escape(app: object, context: object, lines: list[str]) -> None:
     ]
 
 
-def setup(app: object) -> None:
+def make_report(app: Any, error: Exception | None) -> None:
+    """Make the report that docs/places.md offers for a try, inside the site."""
+    if error is not None or app.builder.format != "html":
+        return
+    run = Path(app.outdir) / "try"
+    with contextlib.chdir(Path(__file__).parent.parent):
+        for command in (
+            ["run", "--config", "configs/pairs.toml", "--out", str(run), "--quiet"],
+            ["report", str(run), "--quiet"],
+        ):
+            code = cli.guarded(command)
+            if code != 0:
+                raise RuntimeError(f"featviz {' '.join(command)}: exit code {code}")
+
+
+def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("build-finished", make_report)
     for part in ("description", "options"):
         app.connect(f"sphinx-click-process-{part}", escape)

@@ -1,13 +1,13 @@
-"""Make the sample images: twenty digits and five computed pictures that look like
-photographs.
+"""Make the sample images: twenty digits, nine pictures of five digits each, and five
+computed pictures that look like photographs.
 
     python sample_images/make_samples.py
 
 Every pixel is computed here (ray tracing, height fields, noise), so nobody else holds
 rights in the pictures, and together they cover what image files come as: colour and
 grey, JPEG and PNG, square and not, 8 and 16 bits, with and without transparency. The
-digits are drawn as those that the shipped digit network was trained on, but from
-another seed.
+digits, alone and in fives, are drawn as those that the shipped networks were trained
+on, but from another seed.
 
 In this file an image is an array [H, W] or [H, W, 3] of linear light, about 0..1, until
 it is saved; lists of points, directions and colours are arrays [..., 3]."""
@@ -15,25 +15,26 @@ it is saved; lists of points, directions and colours are arrays [..., 3]."""
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "configs"))
+import train_digits_cnn  # noqa: E402
+import train_pairs_vit  # noqa: E402
+
 Array = NDArray[np.floating[Any]]  # float32 wherever there is much of it
 Mask = NDArray[np.bool_]
 Texture = Callable[[Array], Array]  # points [N, 3] to colours [N, 3]
 
-HERE = Path(__file__).resolve().parent
-TRAINER = HERE.parent / "configs" / "train_digits_cnn.py"
 FAR = np.float32(1e9)
 
 
@@ -901,32 +902,38 @@ def write_scenes(folder: Path) -> None:
             image.save(folder / name, optimize=True)
 
 
-def load_trainer() -> ModuleType:
-    """Import the training script from its file; it belongs to no package."""
-    spec = importlib.util.spec_from_file_location(TRAINER.stem, TRAINER)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {TRAINER}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def write_digits(folder: Path, seed: int) -> None:
     """Write two digits of each class, 28 x 28 and grey, named by number and label."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    trainer = load_trainer()
     for index, label in enumerate(rng.permutation(np.repeat(np.arange(10), 2))):
-        pixels = trainer.render_digit(int(label), rng)
+        pixels = train_digits_cnn.render_digit(int(label), rng)
         image = Image.fromarray(np.round(pixels * 255).astype(np.uint8))
         image.save(folder / f"{index:02d}-{label}.png", optimize=True)
+
+
+def write_pairs(folder: Path, seed: int) -> None:
+    """Write nine pictures of five coloured digits, 96 x 96, named by number and by the
+    digit that is there twice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    glyphs = train_pairs_vit.draw_glyphs(300, rng)
+    seen: set[int] = set()
+    while len(seen) < 9:
+        picture = train_pairs_vit.draw_picture(glyphs, rng)
+        if picture.pair in seen:
+            continue
+        pair = "none" if picture.pair == train_pairs_vit.NOTHING else picture.pair
+        path = folder / f"{len(seen):02d}-{pair}.png"
+        Image.fromarray(picture.pixels).save(path, optimize=True)
+        seen.add(picture.pair)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Make the sample images.")
     parser.add_argument(
-        "--out", type=Path, default=HERE, help="folder to write digits/ and scenes/ to"
+        "--out", type=Path, default=HERE, help="folder to write the three folders to"
     )
     parser.add_argument(
         "--seed",
@@ -936,6 +943,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     write_digits(options.out / "digits", options.seed)
+    write_pairs(options.out / "pairs", options.seed)
     write_scenes(options.out / "scenes")
 
 

@@ -215,6 +215,8 @@ def rasterised(file: str, width: int) -> Callable[[Path], Image.Image]:
     return draw
 
 
+QUALITY = 75
+"""Of WebP: what Pillow chooses, too. With 82, all pictures take a fifth more."""
 CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam")
 SCENES = (
     "featviz run configs/colour_cnn.pth sample_images/scenes --layers"
@@ -222,6 +224,12 @@ SCENES = (
 )
 MAPS = f"featviz run {COLOUR} --layers ReLU --cmap magma --labels --out maps"
 UP2 = "spheres.jpg/016_relu_up2"
+PAIRS = "featviz run --config configs/pairs.toml"
+SIX = "--images '0[0-5]*' --width 17"
+DIGITS = (
+    "featviz run configs/digits_cnn.pth sample_images/digits --layers Conv2d,ReLU"
+    " --out digits"
+)
 TABLE: dict[str, Picture] = {
     "first": Picture(
         (f"featviz run {COLOUR} --tensors npy --layers ReLU,Sigmoid --out first",),
@@ -294,6 +302,44 @@ TABLE: dict[str, Picture] = {
             ),
         ),
         part_of("field.png", 900),
+    ),
+    "similar": Picture(
+        (
+            PAIRS,
+            (
+                "featviz sheet out-pairs --layers '*_0,*_3' --similar-to"
+                f" 00-1.png@0.15,0.5 {SIX} --out similar.png"
+            ),
+        ),
+        part_of("similar.png", 669),
+    ),
+    "colours": Picture(
+        (
+            PAIRS,
+            (
+                f"featviz sheet out-pairs --layers '*_0,*_3' --reduce pca {SIX}"
+                " --out colours.png"
+            ),
+        ),
+        part_of("colours.png", 669),
+    ),
+    "looks": Picture(
+        (
+            f"{PAIRS} --reduce attention --overlay 0.6 --out attention",
+            f"{PAIRS} --reduce rollout --overlay 0.6 --out rollout",
+            f"featviz sheet attention rollout --layers '*_3' {SIX} --out looks.png",
+        ),
+        part_of("looks.png", 669),
+    ),
+    "digit-colours": Picture(
+        (
+            DIGITS,
+            (
+                "featviz sheet digits --layers 1,4 --reduce pca --images '0*' --width 17"
+                " --out digit-colours.png"
+            ),
+        ),
+        part_of("digit-colours.png", 669),
     ),
     "difference": Picture(
         (
@@ -465,7 +511,7 @@ def main() -> None:
             settings = {"save_all": True, "append_images": others, "loop": 0}
             first.save(file, quality=30, method=6, duration=duration, **settings)
         else:
-            picture.save(file, quality=82, method=6)
+            picture.save(file, quality=QUALITY, method=6)
         print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
 
 

@@ -186,7 +186,7 @@ def main() -> None:
         make_series(folder)
         for shot in SHOTS:
             path = PICTURES / f"report-{shot.name}.webp"
-            take(driver, shot, folder).save(path, "WEBP", quality=82, method=6)
+            take(driver, shot, folder).save(path, "WEBP", quality=75, method=6)
             size = path.stat().st_size
             together += size
             print(f"{path.relative_to(ROOT)}: {size / 1000:.0f} kB")
