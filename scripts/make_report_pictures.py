@@ -3,7 +3,7 @@ of page.
 
     python scripts/make_report_pictures.py
 
-It runs the demonstrations (configs/digits.toml and configs/colour.toml) in a temporary
+It runs the demonstrations (configs/digits.toml, colour.toml, pairs.toml) in a temporary
 folder, by names that pages may show, trains a network that reads digits for a moment,
 builds their reports, and needs Chromium with chromedriver, and selenium (`pip install
 -e '.[test]'`)."""
@@ -47,10 +47,14 @@ SHOTS = (
     Shot("image", "colour/report/image-000.html?cmap=viridis#image-000-maps"),
     Shot("layer", "digits/report/layer-004.html?zeros=1&sort=max"),
     Shot("channel", "digits/report/layer-003.html#c5"),
-    Shot("places", "digits/report/image-000.html#3@0.55,0.30", (1280, 620)),
+    Shot(
+        "places",
+        "pairs/report/image-000.html#encoder.layers.encoder_layer_3@0.15,0.5",
+        (1280, 620),
+    ),
     Shot("findings", "digits/report/index.html#findings"),
     Shot("audit", "audit/report/index.html", (1280, 640)),
-    Shot("compare", "diff.html?changed=1"),
+    Shot("compare", "diff.html?changed=1#compared"),
     Shot("series", "series/report/index.html?step=100#layer-002", (1000, 470)),
     Shot("phone", "colour/report/index.html", (400, 860), dark=True),
 )
@@ -80,6 +84,16 @@ def make_reports(folder: Path) -> None:
         "configs/colour.toml",
         "--out",
         "colour",
+        "-q",
+        "--report",
+    )
+    featviz(
+        folder,
+        "run",
+        "--config",
+        "configs/pairs.toml",
+        "--out",
+        "pairs",
         "-q",
         "--report",
     )
