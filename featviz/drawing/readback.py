@@ -175,7 +175,9 @@ def read_places(
     if factor > 1:
         tiles = _averaged(tiles, factor)
     scale = level_scale(palette, row, stats)
-    values = scale.low[:, None] + tiles.reshape(len(tiles), -1) * scale.step[:, None]
+    low = scale.low.astype(np.float32)
+    step = scale.step.astype(np.float32)
+    values = low[:, None] + tiles.reshape(len(tiles), -1) * step[:, None]
     vectors = np.empty((values.shape[1], row.maps), np.float32)
     vectors[:, row.drawn] = values.T
     return PlaceVectors(vectors, (tiles.shape[1], tiles.shape[2]), factor)
@@ -222,13 +224,15 @@ def main_axes(vectors: Floats, count: int) -> Floats:
     count = min(count, *sample.shape)
     # Subspace iteration (Halko, Martinsson and Tropp, arXiv 0909.4061): a random guess
     # is multiplied with the vectors until it lies along their longest directions. A
-    # whole decomposition takes ten times as long.
+    # whole decomposition takes ten times as long, and so does that of the sample along
+    # the guess: instead that of its small matrix of products, in double precision.
     start = np.random.default_rng(0).normal(size=(sample.shape[1], count + _SURPLUS))
     axes = start.astype(np.float32)
     for _ in range(_ROUNDS):
         axes, _ = np.linalg.qr(sample.T @ (sample @ axes))
-    _, _, rotation = np.linalg.svd(sample @ axes, full_matrices=False)
-    main: Floats = (axes @ rotation.T).T[:count]
+    along = (sample @ axes).astype(np.float64)
+    _, rotation = np.linalg.eigh(along.T @ along)  # the longest direction comes last
+    main: Floats = (axes @ rotation).T[::-1][:count].astype(np.float32)
     return main
 
 

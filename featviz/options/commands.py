@@ -258,7 +258,6 @@ class ReportOptions(Struct, frozen=True):
     overwrite: Annotated[bool, OVERWRITE] = False
     single_file: Annotated[bool, option(OPTIONS)] = False
     zip: Annotated[bool, option(OPTIONS)] = False
-    places: Annotated[bool, option(OPTIONS)] = True
     compare: Annotated[RunLocation | None, option(OPTIONS, "RUN")] = None
     kernels: Annotated[AnyPath | None, option(OPTIONS, "DIR")] = None
     exemplars: Annotated[AnyPath | None, option(OPTIONS, "DIR")] = None

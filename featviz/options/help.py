@@ -344,10 +344,6 @@ HELP: dict[str, dict[str, str]] = {
         "overwrite": "Replace any file that is in --out.",
         "single_file": "Write one HTML file, with fewer tiles where the run is large.",
         "zip": "Write one zip file of the report and its pictures.",
-        "places": (
-            "Let pages answer what a place is: similar places, and the channels that"
-            " stand out there."
-        ),
         "compare": "Show the pictures of this other run beside those of RUN.",
         "kernels": (
             "Show the kernels in this folder, which featviz kernels wrote, with their "

@@ -120,9 +120,7 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
             run, comparison, max_maps = _fitted(run, comparison)
         pages = arrange(run, None if comparison is None else comparison.other)
         companions = read_companions(run, pages.layers, options)
-        run_report = RunReport(
-            run, pages, companions, comparison, max_maps, options.places
-        )
+        run_report = RunReport(run, pages, companions, comparison, max_maps)
         # The pages are rendered with frequent searches for cycles, which templates leave.
         # These are to pass over what is in memory by now: the rows of all images.
         gc.freeze()

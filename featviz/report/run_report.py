@@ -46,7 +46,7 @@ from featviz.report.figures import (
 )
 from featviz.report.grids import figure_grid, script
 from featviz.report.links import Links
-from featviz.report.places import INDEX_SCRIPT, place_files
+from featviz.report.places import INDEX_SCRIPT, PLACES_ASSET, PlaceScripts
 from featviz.report.stages import NetworkStage, network
 from featviz.report.totals import (
     ChannelFindings,
@@ -55,6 +55,7 @@ from featviz.report.totals import (
     channel_rows,
     dead_summary,
 )
+from featviz.rundir import REPORT_ASSETS
 from featviz.rundir.read import ReadRun
 
 # the script with the grids of the page of a comparison
@@ -182,10 +183,13 @@ class LayerPage:
 
 
 class _RenderedImage(NamedTuple):
-    """The article of an image's page, and its grids as JSON, by script and id."""
+    """The page of an image, and what others need of its numbers."""
 
     article: Markup
     grids: Mapping[str, Mapping[str, str]]
+    """As JSON, by script and id."""
+    stats: Mapping[str, Floats]
+    """Of this run, as `ReadImage.stats` has them."""
 
 
 @dataclass
@@ -200,8 +204,6 @@ class RunReport:
     max_maps: int | None = None
     """The most maps that a layer shows, where they are fewer so that one file stays
     small."""
-    has_places: bool = True
-    """Whether its pages answer what a place is; one file never does."""
     _totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
     """By id of the layer's page and stem."""
     _first_stats: Mapping[str, Floats] = field(default_factory=dict)
@@ -223,12 +225,14 @@ class RunReport:
             yield f"{RUN_PAGE}.html", self._single_file(site)
             return
         grids: dict[str, dict[str, str]] = {}
+        places = PlaceScripts(self.pages, site)
         for number, page in enumerate(self.pages.images, 1):
-            article, image_grids = self._image(page, site)
+            image = self._image(page, site)
             # a script has several images, and is complete with the last of them
-            for name, entries in image_grids.items():
+            for name, entries in image.grids.items():
                 grids.setdefault(name, {}).update(entries)
-            yield f"{page.id}.html", _document(site, page, [article])
+            yield f"{page.id}.html", _document(site, page, [image.article])
+            yield from places.add(page, image.stats)
             if number % IMAGES_PER_SCRIPT == 0 or number == len(self.pages.images):
                 for name, entries in grids.items():
                     yield name, [script(entries)]
@@ -241,16 +245,16 @@ class RunReport:
             yield from self._comparison_files(site, self.comparison)
         yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
         if site.places:
-            yield from place_files(self.pages, site)
+            yield from places.index()
 
     def _single_file(self, site: Site) -> Iterator[Markup]:
         """All pages in one document: the page of the run first, which is rendered last."""
         grids: dict[str, str] = {}
         articles = []
         for page in self.pages.images:
-            article, image_grids = self._image(page, site)
-            articles.append(article)
-            for entries in image_grids.values():
+            image = self._image(page, site)
+            articles.append(image.article)
+            for entries in image.grids.values():
                 grids |= entries
         layers: list[Markup] = []
         for page in self.pages.layers:
@@ -291,11 +295,14 @@ class RunReport:
         for layer in self.pages.layers:
             for number, group in enumerate(layer.groups):
                 anchors[layer.id, group.stem] = f"t{number}-" if number else ""
+        # one file has no room for places, and without images there is none
+        has_places = bool(self.pages.images) and not links.inline
         return Site(
             links=links,
             model=model_name(self.run.record.get("model") or {}),
             home=links.page(RUN_PAGE),
-            places=INDEX_SCRIPT if self.has_places and not links.inline else "",
+            assets=(*REPORT_ASSETS, PLACES_ASSET) if has_places else REPORT_ASSETS,
+            places=INDEX_SCRIPT if has_places else "",
             options=options,
             labels=labels,
             anchors=anchors,
@@ -420,7 +427,8 @@ class RunReport:
             strip_keys=_strip_keys(stages, site),
             all_zero=all_zero,
         )
-        return _RenderedImage(Markup("".join(render("image", site, content))), grids)
+        article = Markup("".join(render("image", site, content)))
+        return _RenderedImage(article, grids, stats_of_run[False])
 
     def _layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
         """The page of a layer; the totals have to be complete."""

@@ -28,7 +28,6 @@ REPORT_ASSETS = (
     "tiles.js",
     "floating.js",
     "channel.js",
-    "places.js",
     "report.js",
 )
 SERIES_ASSETS = ("style.css", "icon.svg", "series.js")

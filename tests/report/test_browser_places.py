@@ -58,14 +58,14 @@ def page(browser: Any, run: Path) -> Iterator[Page]:
 
 def answered(page: Page) -> None:
     """Wait until all images have answered."""
-    page.until("return lens.thumbs?.children.length === 2")
+    page.until("return lens.panel?.thumbs.children.length === 2")
 
 
 def lit(page: Page) -> list[tuple[int, int, int]]:
     """Image, column and row of the places that are bright."""
     code = (
-        "return lens.cosines.flatMap((all, image) => [...all].flatMap((cosine, n) =>"
-        " lens.light(cosine) > 0.9 ? [[image, n % lens.grid(image).columns,"
+        "return lens.answer.cosines.flatMap((all, image) => [...all].flatMap((cosine, n) =>"
+        " lens.answer.light(cosine) > 0.9 ? [[image, n % lens.grid(image).columns,"
         " Math.floor(n / lens.grid(image).columns)]] : []))"
     )
     return [tuple(place) for place in page.js(code)]
@@ -115,7 +115,7 @@ def test_thumbnails_lead_to_the_best_place_of_another_image(page: Page) -> None:
     answered(page)
     thumbnails = page.all(".thumbs button")
     assert [button.text for button in thumbnails] == ["image-1.png", "image-2.png"]
-    best = page.js("return lens.best(2)")
+    best = page.js("return lens.answer.best(2)")
     thumbnails[1].click()
     page.settle()
     assert page.js("return lens.image") == 2
@@ -166,17 +166,37 @@ def test_a_layer_without_all_channels_says_so(browser: Any, tmp_path: Path) -> N
     assert "its grid has 4 of 12 channels" in page.one(".places .note").text
 
 
-def test_an_image_without_places_says_so(
+def test_an_image_that_is_not_compared_answers_too(
     browser: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its page does not answer for another image."""
-    monkeypatch.setattr(places, "MOST_IMAGES", 2)
+    """On its own page, among the first images; the page says how many these are."""
+    monkeypatch.setattr(places, "COMPARED_IMAGES", 1)
     fv.report(run, tmp_path / "report")
-    page = Page(browser, tmp_path).open("image-002.html")
-    button = page.one("[data-places]")
-    button.click()
-    page.until("return arguments[0].textContent.includes('first 2 images')", button)
-    assert not button.is_enabled()
+    page = Page(browser, tmp_path).open(f"image-002.html{ADDRESS}")
+    page.until("return lens.panel?.thumbs.children.length === 1")
+    assert page.js("return lens.image") == 2
+    assert page.js("return lens.answer.best(2) === lens.grid().at(lens.spot)")
+    assert "Of 3 images, the first 1 are compared" in page.one(".places .note").text
+
+
+def test_a_layer_without_vectors_is_answered_by_another(
+    browser: Any, tmp_path: Path
+) -> None:
+    """The panel says which; the address keeps the layer that was asked."""
+    out = tmp_path / "deep"
+    net = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(9)))
+    fv.run(net, torch.rand(3, 20, 20), "Conv2d", out, preset="none")
+    fv.report(out)
+    page = Page(browser, out).open("layer-001.html")
+    page.one("[data-places]").click()
+    page.until("return !!lens.answer")
+    asked = page.js("return lens.index.layers[lens.asked]")
+    answering = page.js("return lens.index.layers[lens.layer]")
+    assert asked["name"] == "1"
+    assert asked["stand_in"] is not None
+    note = page.one(".places .note").text
+    assert note.startswith(f"1 has no places of its own: {answering['name']} answers.")
+    assert page.js("return location.hash").startswith("#1@")
 
 
 def test_under_a_policy_places_are_asked_for(browser: Any, run: Path) -> None:
@@ -215,7 +235,7 @@ def test_an_answer_takes_less_than_50_ms(browser: Any, tmp_path: Path) -> None:
     fv.run(nn.Sequential(*layers), images, "Conv2d", out, preset="none")
     fv.report(out)
     page = Page(browser, out).open("image-000.html#0@0.4,0.6")
-    page.until("return lens.thumbs?.children.length === 19")
+    page.until("return lens.panel?.thumbs.children.length === 19")
     code = (
         "return [0, 1, 2, 3, 4, 5].map((layer) => Math.min(...Array.from({ length: 12 }, () => {"
         " lens.layer = layer; const begin = performance.now(); lens.show();"

@@ -22,6 +22,7 @@ from featviz.drawing.place_tiles import (
     similarity_tiles,
 )
 from featviz.drawing.readback import (
+    PlaceVectors,
     cosines,
     main_axes,
     principal_components,
@@ -33,6 +34,7 @@ from featviz.errors import UsageError
 from featviz.hooks.layers import list_layers
 from featviz.layout.tracing.hints import HintBook
 from featviz.records import CaptureSite
+from featviz.report import places
 from featviz.report.places import standing_out
 from featviz.rundir.image import read_image
 
@@ -126,13 +128,13 @@ def test_scripts_hold_the_cosines_of_all_images(run: Path) -> None:
         for image in index["images"]:
             entry = written(run, image["script"])[number]
             levels = np.frombuffer(base64.b64decode(entry["vectors"]), np.int8)
-            shortened.append(unit_vectors(levels.reshape(-1, len(units)) * units))
+            shortened.append(levels.reshape(-1, len(units)) * units)
             name = image["name"]
             exact.append(exact_vectors(run, name, number, entry["factor"]))
         found = np.concatenate(shortened)
         expected = unit_vectors(np.concatenate(exact).astype(np.float32))
         pairs = np.random.default_rng(9).integers(0, len(found), (2, 400))
-        differences = (found[pairs[0]] * found[pairs[1]]).sum(1)
+        differences = places.shortened_cosines(found[pairs[0]], found[pairs[1]])
         differences -= (expected[pairs[0]] * expected[pairs[1]]).sum(1)
         assert layer["error"] <= 0.03
         assert np.quantile(abs(differences), 0.99) <= layer["error"] + 0.01
@@ -143,9 +145,9 @@ def test_channels_stand_out_in_standard_deviations() -> None:
     vectors = np.random.default_rng(2).normal(3, 2, (50, 300)).astype(np.float32)
     vectors[:, 4] = 1
     vectors[9, 17] = 40
-    channels, values = standing_out(vectors)
     deviation = vectors.std(0)
     deviation[4] = np.inf
+    channels, values = standing_out(vectors, vectors.mean(0), deviation)
     scores = (vectors - vectors.mean(0)) / deviation
     assert channels.dtype == np.uint16
     assert channels[9, 0] == 17
@@ -310,11 +312,67 @@ def test_places_of_no_image_are_refused(run: Path) -> None:
         similarities_to(captures_of(run, 5), parse_place("dog.jpg@0.4,0.7"))
 
 
-def test_places_can_be_left_out(tmp_path: Path) -> None:
-    """No script of them is written, and no page asks for one."""
-    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+def test_of_many_layers_six_have_places(tmp_path: Path) -> None:
+    """The last of each resolution, and layers between; the next one answers for the
+    others."""
+    torch.manual_seed(0)
+    strides = [1, 1, 1, 1, 2, 1, 1, 2, 1]
+    net = nn.Sequential(*(nn.Conv2d(3, 3, 3, n, padding=1) for n in strides))
     out = tmp_path / "run"
-    fv.run(net, torch.rand(3, 12, 12), "Conv2d", out, preset="none")
-    fv.report(out, places=False)
-    assert not list((out / "report").glob("places-*"))
-    assert "data-places" not in (out / "report" / "index.html").read_text()
+    fv.run(net, torch.rand(3, 40, 40), "Conv2d", out, preset="none")
+    fv.report(out)
+    layers = written(out, "places-index.js")["layers"]
+    entries = written(out, "places-000.js")
+    answering = [n for n, entry in enumerate(entries) if entry is not None]
+    assert len(answering) == 6
+    # the resolutions end with these
+    assert {3, 6, 8} <= {*answering}
+    for number, layer in enumerate(layers):
+        behind = [other for other in answering if other >= number]
+        expected = None if number in answering else behind[0]
+        assert layer["stand_in"] == expected
+
+
+def test_later_images_are_written_in_the_axes_of_the_first(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their cosines with the compared images are those of the tensors, too."""
+    monkeypatch.setattr(places, "COMPARED_IMAGES", 2)
+    fv.report(run, tmp_path / "report")
+    index = written(tmp_path, "places-index.js")
+    assert index["compared"] == 2
+    units = np.array(index["layers"][3]["units"], np.float32)
+    shortened = []
+    exact = []
+    for image in index["images"]:
+        entry = written(tmp_path, image["script"])[3]
+        levels = np.frombuffer(base64.b64decode(entry["vectors"]), np.int8)
+        shortened.append(levels.reshape(-1, len(units)) * units)
+        vectors = exact_vectors(run, image["name"], 3, entry["factor"])
+        exact.append(unit_vectors(vectors.astype(np.float32)))
+    pairs = np.random.default_rng(9).integers(0, len(exact[0]), (2, 400))
+    found = places.shortened_cosines(shortened[2][pairs[0]], shortened[0][pairs[1]])
+    differences = found - (exact[2][pairs[0]] * exact[0][pairs[1]]).sum(1)
+    assert np.quantile(abs(differences), 0.99) <= 0.05
+
+
+def test_four_places_are_averaged_into_one() -> None:
+    """By the number of values in each, also at the edges of the map."""
+    maps = np.random.default_rng(4).random((11, 7, 5)).astype(np.float32)
+    rows = [maps[i : i + 2].mean(0) for i in range(0, 11, 2)]
+    fine = np.array([[row[j : j + 2].mean(0) for j in range(0, 7, 2)] for row in rows])
+    vectors = fine.reshape(-1, 5)
+    found = places.halved(PlaceVectors(vectors, (6, 4), 2), (11, 7))
+    rows = [maps[i : i + 4].mean(0) for i in range(0, 11, 4)]
+    expected = [row[j : j + 4].mean(0) for row in rows for j in range(0, 7, 4)]
+    assert found.size == (3, 2)
+    assert found.factor == 4
+    np.testing.assert_allclose(found.vectors, expected, rtol=1e-5)
+
+
+def test_one_file_has_no_script_of_places(run: Path, tmp_path: Path) -> None:
+    """It has no data for it, and no button that asks."""
+    fv.report(run, tmp_path / "report.html", single_file=True)
+    page = (tmp_path / "report.html").read_text()
+    assert "data-places=" not in page
+    assert "class PlaceGrid" not in page

@@ -114,7 +114,8 @@ const KEYS = [
 ];
 const help = {
   build() {
-    const rows = KEYS.map(([keys, what]) =>
+    const hasPlaces = Boolean(document.querySelector("[data-places]"));
+    const rows = KEYS.filter(([key]) => key !== "p" || hasPlaces).map(([keys, what]) =>
       make("div", {}, make("dt", {}, make("kbd", {}, keys)), make("dd", {}, what)));
     Object.assign(this, dialog("help", make("dl", { className: "facts" }, ...rows)));
     this.title.textContent = "Keys";

@@ -2,87 +2,385 @@
 // and in the others, and which channels say so. The address keeps the spot: #layer2@0.41,0.63, and
 // behind it the number of the image where that is not the page's own.
 //
-//   PlaceGrid   the places of an image in a layer: shortened vectors of length 1, and channels
-//   lens        the panel on the page, and the marks on its maps
+//   PlaceGrid    the places of an image in a layer: shortened vectors of length 1, and channels
+//   Answer       how like one place all places of the images are
+//   PlacePanel   what the page shows of an answer
+//   lens         what is asked, the scripts with the data, and the marks on the maps of the page
 //
-// It loads the scripts that places.py writes: the index when somebody asks, then those of the images.
+// A spot is {x, y}: shares of the width and height of an image, 0 to 1. A place is the number of a
+// vector in its grid, row by row. The data are in scripts that places.py writes: the index comes when
+// somebody asks, then the image of the page, then those that all images are compared with. A page
+// without these data is without this file.
 "use strict";
 
-const BEST = 9; // places that are shown as crops
-const SPOT = /^(.+)@([\d.]+),([\d.]+)(?:,(\d+))?$/;
-const bytes = (text, type = Uint8Array) => new type(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+const CROPS = 9; // places that are shown as crops
+const SHOWN_CHANNELS = 8; // of a place, as places.py writes them
+const SMALL_SIDE = 88; // pixels of the longer side of a thumbnail, and of the height of a crop
+const LARGE_SIDE = 320; // pixels of the longer side of the image that is asked
+const MIDDLE = { x: 0.5, y: 0.5 };
+const SPOT_ADDRESS = /^(.+)@([\d.]+),([\d.]+)(?:,(\d+))?$/;
 
 class PlaceGrid {
+  /** @param entry the places of an image in a layer, as places.py writes them
+      @param layer of the index */
   constructor(entry, layer) {
-    [this.rows, this.columns] = entry.size;
-    this.factor = entry.factor;
-    this.field = entry.field;
-    this.units = layer.units;
-    this.vectors = bytes(entry.vectors, Int8Array);
-    this.channels = bytes(entry.channels, layer.channels > 256 ? Uint16Array : Uint8Array);
-    this.values = bytes(entry.values, Int8Array);
-    this.count = this.rows * this.columns;
-    this.lengths = Float32Array.from({ length: this.count }, (_, n) => Math.hypot(...this.vector(n)) || 1);
+    const [rows, columns] = entry.size;
+    this.rows = rows;
+    this.columns = columns;
+    this.count = rows * columns;
+    this.factor = entry.factor; // rows, and columns, of the map that were averaged into a place
+    this.field = entry.field; // [first, last, step] of rows and of columns; null where nobody knows
+    this.units = layer.units; // what 1 stands for along each axis
+    this.vectors = decoded(entry.vectors, Int8Array);
+    this.channels = decoded(entry.channels, layer.channels > 256 ? Uint16Array : Uint8Array);
+    this.values = decoded(entry.values, Int8Array); // tenths of a standard deviation
   }
 
   /** The coordinates of a place along the shared axes. */
-  vector(n) {
-    return this.units.map((unit, axis) => unit * this.vectors[n * this.units.length + axis]);
+  vector(place) {
+    const first = place * this.units.length;
+    return this.units.map((unit, axis) => unit * this.vectors[first + axis]);
   }
 
-  /** How alike each place is to a vector, -1 to 1. */
+  /** The lengths of all vectors along the axes, not 0; computed when they are first needed. */
+  get lengths() {
+    this.knownLengths ??= Float32Array.from({ length: this.count }, (_, place) => lengthOf(this.vector(place)));
+    return this.knownLengths;
+  }
+
+  /** How like a vector each place is, -1 to 1: `shortened_cosines` of places.py. */
   cosines(vector) {
-    const length = Math.hypot(...vector) || 1;
-    const weights = vector.map((value, axis) => value * this.units[axis] / length);
-    return Float32Array.from({ length: this.count }, (_, n) => {
-      let sum = 0;
-      for (let axis = 0, at = n * weights.length; axis < weights.length; axis++, at++) sum += weights[axis] * this.vectors[at];
-      return sum / this.lengths[n];
-    });
+    const axes = this.units.length;
+    const length = lengthOf(vector);
+    const weights = vector.map((value, axis) => value * this.units[axis]);
+    const { vectors, lengths } = this;
+    const cosines = new Float32Array(this.count);
+    for (let place = 0; place < this.count; place++) {
+      let product = 0;
+      for (let axis = 0; axis < axes; axis++) product += weights[axis] * vectors[place * axes + axis];
+      const inside = Math.max(0, product / (length * lengths[place]));
+      cosines[place] = product + inside ** 8 * outside(length) * outside(lengths[place]);
+    }
+    return cosines;
   }
 
-  /** The place at a spot, and the spot in the middle of a place; both from 0 to 1. */
+  row(place) { return Math.floor(place / this.columns); }
+
+  column(place) { return place % this.columns; }
+
+  /** The place at a spot. */
   at({ x, y }) {
-    const [row, column] = [[y, this.rows], [x, this.columns]].map(([share, count]) =>
-      Math.min(count - 1, Math.max(0, Math.floor(share * count))));
+    const row = clamp(Math.floor(y * this.rows), 0, this.rows - 1);
+    const column = clamp(Math.floor(x * this.columns), 0, this.columns - 1);
     return row * this.columns + column;
   }
 
-  middle(n) {
-    return { x: (n % this.columns + 0.5) / this.columns, y: (Math.floor(n / this.columns) + 0.5) / this.rows };
+  /** The spot in the middle of a place. */
+  middle(place) {
+    return { x: (this.column(place) + 0.5) / this.columns, y: (this.row(place) + 0.5) / this.rows };
   }
 
-  /** Left, top, width and height of what a place sees of an input of this size; null where nobody knows. */
-  seen(n, [width, height]) {
+  /** Whether two places are the same or touch. */
+  touch(place, other) {
+    const down = Math.abs(this.row(place) - this.row(other));
+    const across = Math.abs(this.column(place) - this.column(other));
+    return Math.max(down, across) <= 1;
+  }
+
+  /** The receptive field of a place: left, top, width and height in an input of the size [width,
+      height]; null where nobody knows. */
+  seen(place, [width, height]) {
     if (!this.field) return null;
-    const edges = [[Math.floor(n / this.columns), height, 0], [n % this.columns, width, 3]].map(([place, size, at]) => {
-      const [first, last, step] = this.field.slice(at, at + 3);
-      const begin = Math.max(0, first + step * place * this.factor);
-      return [begin, Math.min(size, last + step * ((place + 1) * this.factor - 1)) - begin];
-    });
-    const [[top, tall], [left, wide]] = edges;
-    return [left, top, wide, tall];
+    const rows = this.interval(this.row(place), this.field.slice(0, 3), height);
+    const columns = this.interval(this.column(place), this.field.slice(3), width);
+    return [columns.begin, rows.begin, columns.length, rows.length];
+  }
+
+  /** The pixels that a row or column of places sees, cut at the edges of the input.
+      @param line its number
+      @param size of the input in that direction */
+  interval(line, [first, last, step], size) {
+    const begin = Math.max(0, first + step * line * this.factor);
+    const end = Math.min(size, last + step * ((line + 1) * this.factor - 1));
+    return { begin, length: end - begin };
   }
 }
 
-/** All similarities in one array, the least one first. */
-function sorted(all) {
-  const known = all.filter(Boolean);
-  const joined = new Float32Array(known.reduce((count, cosines) => count + cosines.length, 0));
-  let first = 0;
-  for (const cosines of known) {
-    joined.set(cosines, first);
-    first += cosines.length;
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+const lengthOf = (vector) => Math.hypot(...vector) || 1;
+/** The length of what lies outside the axes, of a vector whose whole length is 1. */
+const outside = (length) => Math.sqrt(Math.max(0, 1 - length ** 2));
+
+/** How like one place all places of the images are. */
+class Answer {
+  /** @param grids of the images, null for one without data
+      @param vector of the place that is asked, as `PlaceGrid.vector` has it */
+  constructor(grids, vector) {
+    this.grids = grids;
+    this.cosines = grids.map((grid) => (grid ? grid.cosines(vector) : null));
+    this.sorted = joined(this.cosines.filter(Boolean)).sort();
+    this.usual = this.sorted[this.sorted.length >> 1] ?? 0; // of most places, which stay dark
   }
-  return joined.sort();
+
+  /** How bright a place of this cosine is, 0 to 1. */
+  light(cosine) {
+    return Math.max(0, (cosine - this.usual) / Math.max(1e-6, 1 - this.usual));
+  }
+
+  /** The most similar place of an image. */
+  best(image) {
+    const cosines = this.cosines[image];
+    return cosines.indexOf(cosines.reduce((high, cosine) => Math.max(high, cosine)));
+  }
+
+  /** The most similar places of all images, no two of which touch: records of image, place and cosine. */
+  nearest(count) {
+    // each excludes at most its eight neighbours, so that these are enough
+    const low = this.sorted[Math.max(0, this.sorted.length - 9 * count)];
+    const near = [];
+    this.cosines.forEach((cosines, image) => cosines?.forEach((cosine, place) => {
+      if (cosine >= low) near.push({ image, place, cosine });
+    }));
+    near.sort((a, b) => b.cosine - a.cosine);
+    const chosen = [];
+    for (const candidate of near) {
+      const { image, place } = candidate;
+      const touches = chosen.some((other) => other.image === image && this.grids[image].touch(place, other.place));
+      if (!touches) chosen.push(candidate);
+      if (chosen.length === count) break;
+    }
+    return chosen;
+  }
 }
+
+/** One array of several. */
+function joined(arrays) {
+  const all = new Float32Array(arrays.reduce((length, array) => length + array.length, 0));
+  let first = 0;
+  for (const array of arrays) {
+    all.set(array, first);
+    first += array.length;
+  }
+  return all;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The panel
+
+const layerName = ({ name, stem }) => (stem === "output" ? name : `${name}/${stem}`);
+
+class PlacePanel {
+  /** @param index as places.py writes it: layers, images and how many of these are compared */
+  constructor(index) {
+    this.index = index;
+    this.pictures = []; // of the images, loaded when they are first drawn
+    this.choice = make("select", {}, ...index.layers.flatMap((layer, number) => (layer.stand_in === null
+      ? make("option", { value: number, textContent: `${layerName(layer)} ${layer.type}` }) : [])));
+    this.closing = make("button", { type: "button", className: "close", textContent: "Close" });
+    this.canvas = make("canvas", { ariaHidden: "true" });
+    this.input = make("div", { className: "spot", tabIndex: 0 }, this.canvas);
+    this.input.setAttribute("role", "application");
+    this.caption = make("figcaption");
+    this.crops = make("ol", { className: "crops" });
+    this.channels = make("tbody");
+    this.thumbs = make("ul", { className: "thumbs" });
+    this.note = make("p", { className: "note" });
+    this.element = this.arranged();
+    this.listen();
+  }
+
+  arranged() {
+    const head = make("header", { className: "bar" }, make("h2", { textContent: "Places like this one" }),
+      make("label", {}, "Layer ", this.choice), this.closing);
+    const crops = make("div", {}, make("h3", { textContent: "Most similar places" }), this.crops);
+    const bars = make("table", { className: "bars values" },
+      make("caption", { textContent: "Channels that stand out here" }), this.channels);
+    const asked = make("div", { className: "asked" }, make("figure", {}, this.input, this.caption), crops, bars);
+    const rest = make("h3", { textContent: "In the other images", hidden: this.index.images.length < 2 });
+    const element = make("section", { className: "places" }, head, asked, rest, this.thumbs, this.note);
+    element.setAttribute("aria-label", "Places");
+    return element;
+  }
+
+  listen() {
+    this.choice.addEventListener("change", () => lens.ask({ layer: Number(this.choice.value), spot: lens.spot }));
+    this.closing.addEventListener("click", () => lens.close());
+    this.input.addEventListener("keydown", (event) => lens.key(event));
+  }
+
+  /** Show what the lens knows: the image, crops and channels at once, thumbnails afterwards. */
+  show() {
+    const { name, address } = this.index.images[lens.image];
+    const { x, y } = lens.spot;
+    this.choice.value = lens.layer;
+    this.draw(this.canvas, lens.image, LARGE_SIDE, lens.answer ? lens.grid().at(lens.spot) : null);
+    this.caption.replaceChildren(make("a", { href: address, textContent: name }));
+    const where = `${x.toFixed(2)}, ${y.toFixed(2)}`;
+    this.input.setAttribute("aria-label", `${name} with places like the one at ${where}. Arrow keys move.`);
+    this.showCrops();
+    this.showChannels();
+    cancelAnimationFrame(this.waiting);
+    this.waiting = requestAnimationFrame(() => lens.asking && this.showThumbs());
+    this.note.textContent = this.noteOf(this.index.layers[lens.asked], this.index.layers[lens.layer]);
+    announce(this.note.textContent);
+  }
+
+  /** What is known of the answer: the layer, its error, or why there is none.
+      @param asked the layer that was asked
+      @param layer the one that answers for it */
+  noteOf(asked, layer) {
+    const grid = lens.grid();
+    const { images, compared } = this.index;
+    const sentences = [];
+    if (asked !== layer) sentences.push(`${layerName(asked)} has no places of its own: ${layerName(layer)} answers.`);
+    if (!grid) {
+      const reason = layer.reason || "this image has none";
+      sentences.push(`${layerName(layer)} has no places to compare: ${reason}.`);
+      return sentences.join(" ");
+    }
+    sentences.push(`Cosines of all ${layer.channels} channels, from ${layer.units.length} shared components:`
+      + ` at most ${layer.error} off in 500 random pairs.`);
+    if (grid.factor > 1) sentences.push(`${grid.factor}×${grid.factor} values are averaged into a place.`);
+    if (!grid.field) sentences.push("What a place sees of the input is not known.");
+    if (compared < images.length) sentences.push(`Of ${images.length} images, the first ${compared} are compared.`);
+    return sentences.join(" ");
+  }
+
+  /** The picture of what the model saw of an image. */
+  picture(image) {
+    const { input, size: [width, height] } = this.index.images[image];
+    this.pictures[image] ??= make("img", { src: input, width, height, alt: "" });
+    return this.pictures[image];
+  }
+
+  /** Draw an image with its similar places in light.
+      @param side pixels of its longer side
+      @param place to be marked with its receptive field; null marks the most similar one */
+  draw(canvas, image, side, place) {
+    const picture = this.picture(image);
+    if (!picture.complete) {
+      const again = () => lens.asking && this.draw(canvas, image, side, place);
+      picture.addEventListener("load", again, { once: true });
+    }
+    const { size } = this.index.images[image];
+    const zoom = side / Math.max(...size);
+    canvas.width = Math.max(1, Math.round(size[0] * zoom));
+    canvas.height = Math.max(1, Math.round(size[1] * zoom));
+    const pen = canvas.getContext("2d");
+    if (picture.complete && picture.naturalWidth) pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
+    if (!lens.answer?.cosines[image]) return;
+    this.drawLight(pen, image);
+    const grid = lens.grid(image);
+    const field = place === null ? null : grid.seen(place, size);
+    if (field) stroke(pen, () => pen.strokeRect(...field.map((pixels) => pixels * zoom)));
+    const { x, y } = grid.middle(place ?? lens.answer.best(image));
+    const radius = place === null ? 3 : 5;
+    stroke(pen, () => {
+      pen.beginPath();
+      pen.arc(x * canvas.width, y * canvas.height, radius, 0, 2 * Math.PI);
+      pen.stroke();
+    });
+  }
+
+  /** Darken a picture, and light up its places by their cosines. */
+  drawLight(pen, image) {
+    const { rows, columns } = lens.grid(image);
+    const { width, height } = pen.canvas;
+    const light = new ImageData(columns, rows);
+    const colors = new Uint32Array(light.data.buffer); // from the highest byte: opacity, blue, green, red
+    lens.answer.cosines[image].forEach((cosine, place) => {
+      const opacity = 235 * lens.answer.light(cosine) ** 2;
+      colors[place] = ((opacity << 24) | 0x0096ff) >>> 0;
+    });
+    const small = make("canvas", { width: columns, height: rows });
+    small.getContext("2d").putImageData(light, 0, 0);
+    pen.fillStyle = "rgba(0, 0, 0, 0.45)";
+    pen.fillRect(0, 0, width, height);
+    pen.drawImage(small, 0, 0, width, height);
+  }
+
+  /** A button that asks for a place of an image. */
+  leading(image, place, ...children) {
+    const button = make("button", { type: "button" }, ...children);
+    button.addEventListener("click", () => lens.ask({ layer: lens.asked, spot: lens.grid(image).middle(place), image }));
+    return button;
+  }
+
+  showCrops() {
+    const nearest = lens.answer ? lens.answer.nearest(CROPS) : [];
+    this.crops.replaceChildren(...nearest.map(({ image, place, cosine }) => {
+      const { size: [width, height], name } = this.index.images[image];
+      const { x, y } = lens.grid(image).middle(place);
+      const side = Math.min(width, height, Math.max(width, height) / 4);
+      const left = clamp(x * width - side / 2, 0, width - side);
+      const top = clamp(y * height - side / 2, 0, height - side);
+      const crop = cut(this.picture(image), [left, top, side, side], SMALL_SIDE, `A place of ${name}`);
+      return make("li", {}, this.leading(image, place, crop, make("small", { textContent: cosine.toFixed(2) })));
+    }));
+  }
+
+  showThumbs() {
+    const thumbs = [];
+    this.index.images.forEach(({ name }, image) => {
+      if (image === lens.image || !lens.answer?.cosines[image]) return;
+      const canvas = make("canvas");
+      this.draw(canvas, image, SMALL_SIDE, null);
+      const caption = make("small", { textContent: name });
+      thumbs.push(make("li", {}, this.leading(image, lens.answer.best(image), canvas, caption)));
+    });
+    this.thumbs.replaceChildren(...thumbs);
+  }
+
+  /** The channels that stand out at the place, with bars to both sides of their mean. */
+  showChannels() {
+    const layer = this.index.layers[lens.layer];
+    const grid = lens.grid();
+    const rows = [];
+    const count = grid ? Math.min(SHOWN_CHANNELS, layer.channels) : 0;
+    const first = grid ? grid.at(lens.spot) * count : 0;
+    const longest = grid ? Math.max(1, Math.abs(grid.values[first])) : 1; // the first is the farthest
+    for (let at = first; at < first + count; at++) {
+      const channel = grid.channels[at];
+      const tenths = grid.values[at];
+      const width = (50 * Math.abs(tenths)) / longest;
+      const bar = draw("svg", { class: "meter", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
+        draw("rect", { class: "part", x: tenths < 0 ? 50 - width : 50, width, height: 8 }));
+      const link = make("a", { href: layer.spot.replace(/0$/, channel), textContent: channel });
+      const value = make("td", { className: "n", textContent: `${digits(tenths / 10)} σ` });
+      rows.push(make("tr", {}, make("th", { scope: "row" }, link), make("td", {}, bar), value));
+    }
+    this.channels.replaceChildren(...rows);
+  }
+}
+
+/** Draw lines twice: with a dark edge they are seen on every ground. */
+function stroke(pen, lines) {
+  for (const { color, width } of [{ color: "#000000", width: 4 }, { color: "#6cc0ff", width: 2 }]) {
+    pen.strokeStyle = color;
+    pen.lineWidth = width;
+    lines();
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// What is asked
 
 const lens = {
-  index: null, layer: 0, image: 0, spot: null, pointed: null, asking: false,
-  grids: [], loading: new Map(), pictures: [],
+  button: document.querySelector("[data-places]"),
+  asking: false, // whether the panel is open
+  index: null, // of the report, once it has come
+  panel: null,
+  grids: [], // of each image whose script has come, one for each layer or null
+  loading: new Map(), // whether each script has come, by its name
+  asked: 0, // the layer that was asked
+  layer: 0, // the one that answers for it
+  image: 0,
+  spot: null,
+  answer: null, // null where the image has no places in the layer
 
   // --- data
 
+  /** Load a script, once; whether it came. */
   load(script) {
     if (!this.loading.has(script)) {
       const element = make("script", { src: script });
@@ -95,338 +393,206 @@ const lens = {
     return this.loading.get(script);
   },
 
+  /** Load the index, and build the panel. */
   async open() {
-    if (!await this.load(this.button.dataset.places)) {
+    const hasCome = await this.load(this.button.dataset.places);
+    if (this.index) return;
+    if (!hasCome) {
       this.button.textContent = "Places are missing: copy the whole report";
       this.button.disabled = true;
       return;
     }
-    if (this.index) return;
-    const index = window.FEATVIZ_PLACES;
-    const page = shownPage();
-    if (page.matches(".image") && !index.images.some((image) => image.page === page.id)) {
-      this.button.textContent = `Places are known for the first ${index.images.length} images only`;
-      this.button.disabled = true;
-      return;
-    }
-    this.index = index;
+    this.index = window.FEATVIZ_PLACES;
     this.index.add = (image, entries) => {
-      this.grids[image] = entries.map((entry, n) => entry && new PlaceGrid(entry, this.index.layers[n]));
+      this.grids[image] = entries.map((entry, layer) => entry && new PlaceGrid(entry, this.index.layers[layer]));
     };
-    this.pictures = this.index.images.map(({ input, size: [width, height] }) => make("img", { src: input, width, height, alt: "" }));
-    this.build();
+    this.panel = new PlacePanel(this.index);
   },
 
-  grid(image = this.image, layer = this.layer) { return this.grids[image]?.[layer] ?? null; },
+  /** The places of an image in the layer; null where there are none, or before they have come. */
+  grid(image = this.image) {
+    return this.grids[image]?.[this.layer] ?? null;
+  },
 
   /** The image of the page, or the first one. */
   get home() {
-    return Math.max(0, this.index.images.findIndex(({ page }) => page === shownPage().id));
+    const page = shownPage().id;
+    return Math.max(0, this.index.images.findIndex((image) => image.page === page));
   },
 
-  nameOf({ name, stem }) { return stem === "output" ? name : `${name}/${stem}`; },
-
-  // --- the panel
-
-  build() {
-    const { layers, images } = this.index;
-    this.choice = make("select", {}, ...layers.map((layer, n) => make("option", { value: n, textContent: `${this.nameOf(layer)} ${layer.type}` })));
-    this.choice.addEventListener("change", () => this.ask(Number(this.choice.value), this.spot));
-    const close = make("button", { type: "button", className: "close", textContent: "Close" });
-    close.addEventListener("click", () => this.close());
-    this.canvas = make("canvas");
-    this.canvas.setAttribute("aria-hidden", "true");
-    this.input = make("div", { className: "spot", tabIndex: 0 }, this.canvas);
-    this.input.setAttribute("role", "application");
-    this.input.addEventListener("keydown", (event) => this.key(event));
-    this.where = make("figcaption");
-    this.crops = make("ol", { className: "crops" });
-    this.channels = make("tbody");
-    this.thumbs = make("ul", { className: "thumbs" });
-    this.note = make("p", { className: "note" });
-    const bars = make("table", { className: "bars values" }, make("caption", { textContent: "Channels that stand out here" }), this.channels);
-    this.panel = make("section", { className: "places" },
-      make("header", { className: "bar" }, make("h2", { textContent: "Places like this one" }), make("label", {}, "Layer ", this.choice), close),
-      make("div", { className: "asked" }, make("figure", {}, this.input, this.where),
-        make("div", {}, make("h3", { textContent: "Most similar places" }), this.crops), bars),
-      make("h3", { textContent: "In the other images", hidden: images.length < 2 }), this.thumbs, this.note);
-    this.panel.setAttribute("aria-label", "Places");
+  /** The layer of the page, or the one of most channels. */
+  get homeLayer() {
+    const { layers } = this.index;
+    const page = shownPage().id;
+    const own = layers.findIndex((layer) => layer.page === page && !layer.reason);
+    if (own >= 0) return own;
+    const channels = layers.map((layer) => layer.channels);
+    return channels.lastIndexOf(Math.max(...channels));
   },
 
-  key(event) {
-    const grid = this.grid();
-    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-    if (event.key === "Escape") this.close();
-    if (!step || !grid) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const { x, y } = grid.middle(grid.at(this.spot));
-    const inside = (share) => Math.min(0.9999, Math.max(0, share));
-    this.ask(this.layer, { x: inside(x + step[0] / grid.columns), y: inside(y + step[1] / grid.rows) });
-  },
+  // --- asking
 
-  async toggle() {
-    if (this.asking) this.close();
-    else await this.ask(null, { x: 0.5, y: 0.5 });
-  },
-
-  close() {
-    this.asking = false;
-    this.spot = this.pointed = null;
-    this.button.setAttribute("aria-pressed", "false");
-    this.panel.remove();
-    state.write("");
-    this.mark();
-    this.button.focus();
-  },
-
-  /** Show what a layer makes of a spot; null takes the page's own layer, or that of most channels. */
-  async ask(layer, spot, image = null) {
+  /** Show what a layer makes of a spot.
+      @param layer its number; null for that of the page
+      @param image its number; null for the one that was asked before, or that of the page */
+  async ask({ layer = null, spot, image = null }) {
     await this.open();
     if (!this.index) return;
-    const { layers, images } = this.index;
-    const usable = (n) => !layers[n].reason;
+    const isFirst = !this.asking;
+    if (isFirst) this.image = this.home;
     if (image !== null) this.image = image;
-    else if (!this.asking) this.image = this.home;
-    if (layer !== null) this.layer = layer;
-    else {
-      const own = layers.findIndex(({ page }, n) => page === shownPage().id && usable(n));
-      const most = layers.reduce((best, { channels }, n) => (channels >= layers[best].channels ? n : best), 0);
-      this.layer = own >= 0 ? own : most;
-    }
-    const was = this.asking;
-    this.asking = true;
+    this.asked = layer ?? this.homeLayer;
+    this.layer = this.index.layers[this.asked].stand_in ?? this.asked;
     this.spot = spot;
+    this.asking = true;
     this.button.setAttribute("aria-pressed", "true");
-    if (!was) shownPage().querySelector("header").after(this.panel);
+    if (isFirst) shownPage().querySelector("header").after(this.panel.element);
+    const { images, compared } = this.index;
     await this.load(images[this.image].script);
     this.show();
-    if (!was) this.input.focus();
-    const others = images.map(({ script }) => script).filter((script) => !this.loading.has(script));
-    if (!others.length) return;
-    await Promise.all(others.map((script) => this.load(script)));
+    if (isFirst) this.panel.input.focus();
+    // the image itself has answered; then come all others at once
+    const waiting = images.slice(0, compared).filter(({ script }) => !this.loading.has(script));
+    if (!waiting.length) return;
+    await Promise.all(waiting.map(({ script }) => this.load(script)));
     if (this.asking) this.show();
   },
 
   show() {
-    const { layers, images, left_out: left } = this.index;
-    const layer = layers[this.layer];
+    const { layers, images } = this.index;
     const grid = this.grid();
+    this.answer = grid ? new Answer(images.map((_, image) => this.grid(image)), grid.vector(grid.at(this.spot))) : null;
     const { x, y } = this.spot;
     const number = this.image === this.home ? "" : `,${this.image}`;
-    state.write(`#${encodeURIComponent(this.nameOf(layer))}@${x.toFixed(2)},${y.toFixed(2)}${number}`);
-    this.choice.value = this.layer;
-    const query = grid?.vector(grid.at(this.spot));
-    this.cosines = images.map((_, n) => grid && this.grid(n)?.cosines(query));
-    this.sorted = sorted(this.cosines);
-    const usual = this.sorted[this.sorted.length >> 1] ?? 0; // of most places, which stay dark
-    this.light = (cosine) => Math.max(0, (cosine - usual) / Math.max(1e-6, 1 - usual));
-    this.draw(this.canvas, this.image, 320, grid);
-    const name = images[this.image].name;
-    this.where.replaceChildren(make("a", { href: images[this.image].address, textContent: name }));
-    this.input.setAttribute("aria-label", `${name} with places like the one at ${x.toFixed(2)}, ${y.toFixed(2)}. Arrow keys move.`);
-    this.showCrops(grid);
-    this.showChannels(layer, grid);
-    cancelAnimationFrame(this.later); // the answer itself comes first
-    this.later = requestAnimationFrame(() => this.asking && this.showThumbs());
-    const missing = layer.reason || (grid ? "" : "this image has none");
-    this.note.textContent = missing ? `${layer.name} has no places to compare: ${missing}.`
-      : `Cosines of all ${layer.channels} channels, from ${layer.units.length} shared components: at most ${layer.error} off in 500 random pairs.`
-      + (grid.factor > 1 ? ` ${grid.factor}×${grid.factor} values are averaged into a place.` : "")
-      + (grid.field ? "" : " What a place sees of the input is not known.")
-      + (left ? ` Of ${images.length + left} images, the first ${images.length} are compared.` : "");
-    announce(this.note.textContent);
-    this.mark();
-  },
-
-  /** An image with its similar places in light; with its spot where that is known. */
-  draw(canvas, image, most, grid) {
-    const picture = this.pictures[image];
-    if (!picture.complete) picture.addEventListener("load", () => this.asking && this.draw(canvas, image, most, grid), { once: true });
-    const [width, height] = this.index.images[image].size;
-    const zoom = most / Math.max(width, height);
-    Object.assign(canvas, { width: Math.max(1, Math.round(width * zoom)), height: Math.max(1, Math.round(height * zoom)) });
-    const pen = canvas.getContext("2d");
-    if (picture.complete && picture.naturalWidth) pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
-    const cosines = this.cosines[image];
-    if (!cosines) return;
-    const places = this.grid(image);
-    const heat = new ImageData(places.columns, places.rows);
-    const colors = new Uint32Array(heat.data.buffer); // opacity, blue, green, red
-    cosines.forEach((cosine, n) => { colors[n] = ((235 * this.light(cosine) ** 2) << 24 | 0x0096ff) >>> 0; });
-    const small = make("canvas", { width: places.columns, height: places.rows });
-    small.getContext("2d").putImageData(heat, 0, 0);
-    pen.fillStyle = "rgba(0, 0, 0, 0.45)";
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    pen.drawImage(small, 0, 0, canvas.width, canvas.height);
-    const n = grid ? grid.at(this.spot) : this.best(image);
-    const seen = grid?.seen(n, [width, height]);
-    if (seen) stroke(pen, (p) => p.strokeRect(...seen.map((side) => side * zoom)));
-    const { x, y } = places.middle(n);
-    stroke(pen, (p) => { p.beginPath(); p.arc(x * canvas.width, y * canvas.height, grid ? 5 : 3, 0, 7); p.stroke(); });
-  },
-
-  best(image) { return this.cosines[image].reduce((best, cosine, n, all) => (cosine > all[best] ? n : best), 0); },
-
-  /** A button that asks for a place of an image. */
-  leading(image, n, ...children) {
-    const button = make("button", { type: "button" }, ...children);
-    button.addEventListener("click", () => this.ask(this.layer, this.grid(image).middle(n), image));
-    return button;
-  },
-
-  /** The most similar places, no two of them neighbours. */
-  nearest() {
-    // each of them takes the places of at most eight neighbours
-    const least = this.sorted[Math.max(0, this.sorted.length - 9 * BEST)];
-    const near = [];
-    this.cosines.forEach((cosines, image) => cosines?.forEach((cosine, n) => {
-      if (cosine >= least) near.push({ cosine, image, n });
-    }));
-    const chosen = [];
-    for (const place of near.sort((a, b) => b.cosine - a.cosine)) {
-      const { columns } = this.grid(place.image);
-      const apart = ({ image, n }) => image !== place.image
-        || Math.max(Math.abs(n % columns - place.n % columns), Math.abs(Math.floor(n / columns) - Math.floor(place.n / columns))) > 1;
-      if (chosen.every(apart)) chosen.push(place);
-      if (chosen.length === BEST) break;
-    }
-    return chosen;
-  },
-
-  showCrops(grid) {
-    this.crops.replaceChildren(...(grid ? this.nearest() : []).map(({ cosine, image, n }) => {
-      const { size: [width, height], name } = this.index.images[image];
-      const { x, y } = this.grid(image).middle(n);
-      const side = Math.min(width, height, Math.max(width, height) / 4);
-      const left = Math.min(width - side, Math.max(0, x * width - side / 2));
-      const top = Math.min(height - side, Math.max(0, y * height - side / 2));
-      const crop = cut(this.pictures[image], [left, top, side, side], 88, `A place of ${name}`);
-      return make("li", {}, this.leading(image, n, crop, make("small", { textContent: cosine.toFixed(2) })));
-    }));
-  },
-
-  showThumbs() {
-    const shown = this.index.images.map((_, n) => n).filter((n) => n !== this.image && this.cosines[n]);
-    this.thumbs.replaceChildren(...shown.map((n) => {
-      const canvas = make("canvas");
-      this.draw(canvas, n, 88, null);
-      const button = this.leading(n, this.best(n), canvas, make("small", { textContent: this.index.images[n].name }));
-      return make("li", {}, button);
-    }));
-  },
-
-  showChannels(layer, grid) {
-    const shown = Math.min(8, layer.channels);
-    const first = grid ? grid.at(this.spot) * shown : 0;
-    const most = grid ? Math.max(1, Math.abs(grid.values[first])) : 1;
-    this.channels.replaceChildren(...Array.from({ length: grid ? shown : 0 }, (_, n) => {
-      const [channel, tenths] = [grid.channels[first + n], grid.values[first + n]];
-      const length = 50 * Math.abs(tenths) / most;
-      const bar = draw("svg", { class: "meter", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
-        draw("rect", { class: "part", x: tenths < 0 ? 50 - length : 50, width: length, height: 8 }));
-      const head = make("th", { scope: "row" }, make("a", { href: layer.spot.replace(/0$/, channel), textContent: channel }));
-      return make("tr", {}, head, make("td", {}, bar), make("td", { className: "n", textContent: `${digits(tenths / 10)} σ` }));
-    }));
-  },
-
-  // --- marks on the maps of the page
-
-  /** The spot that maps of the page show, if they are of the lens's image. */
-  get marked() {
-    if (!this.asking) return null;
-    return this.pointed ?? (shownPage().matches(".layer") || this.image === this.home ? this.spot : null);
-  },
-
-  mark() {
-    const spot = this.marked;
-    document.querySelectorAll(".strip circle").forEach((circle) => circle.remove());
-    for (const map of spot ? shownPage().querySelectorAll(".strip[data-scene] > * svg, .strip[data-scene] > svg") : []) {
-      const [x, y, width, height] = map.getAttribute("viewBox").split(" ").map(Number);
-      for (const name of ["rim", "dot"]) {
-        map.append(draw("circle", { class: name, cx: x + spot.x * width, cy: y + spot.y * height, r: Math.min(width, height) / 14 }));
-      }
-    }
-    for (const frame of frames.values()) if (frame.visible) frame.paint();
-  },
-
-  /** Where a map or input of the page is pointed at: the spot, and its image and layer. */
-  under({ target, clientX, clientY }) {
-    const share = (box, left = 0, top = 0, width = box.width, height = box.height) =>
-      ({ x: (clientX - box.left - left) / width, y: (clientY - box.top - top) / height });
-    const frame = frames.get(target.closest?.(".frame"));
-    const map = target.closest?.(".strip[data-scene] svg");
-    const owner = target.closest?.("[data-layer]");
-    const layer = owner ? this.index.layers.findIndex(({ spot }) => spot === owner.dataset.spot) : this.layer;
-    let spot = null;
-    let image = this.home;
-    if (frame?.grid.scene) {
-      spot = frame.spotAt(clientX, clientY);
-      image = this.index.images.findIndex(({ name }) => name === frame.element.dataset.name);
-    } else if (map) spot = share(map.getBoundingClientRect());
-    else if (target.matches?.(".seen img")) { // contained, at the upper left
-      const box = target.getBoundingClientRect();
-      const zoom = Math.min(box.width / target.naturalWidth, box.height / target.naturalHeight);
-      spot = share(box, 0, 0, target.naturalWidth * zoom, target.naturalHeight * zoom);
-    } else if (target.closest?.(".spot")) {
-      spot = share(this.canvas.getBoundingClientRect());
-      image = this.image;
-    }
-    const inside = spot && Math.min(spot.x, spot.y) >= 0 && Math.max(spot.x, spot.y) < 1;
-    return inside && layer >= 0 && image >= 0 ? { spot, image, layer } : null;
-  },
-
-  pointAt(event) {
-    if (!this.asking || !this.index) return;
-    const at = this.under(event);
-    const spot = at?.spot ?? null;
-    if (!spot && !this.pointed) return;
-    this.pointed = spot;
-    cancelAnimationFrame(this.waiting);
-    this.waiting = requestAnimationFrame(() => this.mark());
-  },
-
-  click(event) {
-    const at = this.asking && this.under(event);
-    if (!at) return;
-    event.preventDefault();
-    event.stopPropagation();
-    this.pointed = null;
-    this.ask(at.layer, at.spot, at.image);
+    state.write(`#${encodeURIComponent(layerName(layers[this.asked]))}@${x.toFixed(2)},${y.toFixed(2)}${number}`);
+    this.panel.show();
+    this.mark(this.spot);
   },
 
   /** Ask for the spot that the address names. */
   async route() {
-    const asked = SPOT.exec(decodeURIComponent(location.hash.slice(1)));
-    if (!asked || !this.button) return;
+    const parts = SPOT_ADDRESS.exec(decodeURIComponent(location.hash.slice(1)));
+    if (!parts) return;
     await this.open();
     if (!this.index) return;
-    const layer = this.index.layers.findIndex((one) => this.nameOf(one) === asked[1]);
-    const image = asked[4] === undefined ? this.home : Number(asked[4]);
-    const spot = { x: Number(asked[2]), y: Number(asked[3]) };
-    const known = layer >= 0 && image in this.index.images && spot.x <= 1 && spot.y <= 1;
-    if (known) return this.ask(layer, spot, image);
-    await this.ask(null, { x: 0.5, y: 0.5 });
-    this.note.textContent = `This report has no place ${asked[0]}. ${this.note.textContent}`;
+    const [address, name, x, y, number] = parts;
+    const layer = this.index.layers.findIndex((other) => layerName(other) === name);
+    const image = number === undefined ? this.home : Number(number);
+    const spot = { x: Number(x), y: Number(y) };
+    if (layer >= 0 && image in this.index.images && spot.x <= 1 && spot.y <= 1) {
+      await this.ask({ layer, spot, image });
+      return;
+    }
+    await this.ask({ spot: MIDDLE });
+    this.panel.note.textContent = `This report has no place ${address}. ${this.panel.note.textContent}`;
+  },
+
+  close() {
+    this.asking = false;
+    this.button.setAttribute("aria-pressed", "false");
+    this.panel.element.remove();
+    state.write("");
+    this.mark(null);
+    this.button.focus();
+  },
+
+  /** Move to the neighbouring place, or close the panel. */
+  key(event) {
+    const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const grid = this.grid();
+    if (event.key === "Escape") this.close();
+    if (!(event.key in steps) || !grid) return;
+    event.preventDefault();
+    event.stopPropagation(); // arrows go to the next channel elsewhere
+    const [right, down] = steps[event.key];
+    const place = grid.at(this.spot);
+    const row = clamp(grid.row(place) + down, 0, grid.rows - 1);
+    const column = clamp(grid.column(place) + right, 0, grid.columns - 1);
+    this.ask({ layer: this.asked, spot: grid.middle(row * grid.columns + column) });
+  },
+
+  // --- the maps of the page
+
+  /** Mark a spot in all maps of the page; null takes the marks away. A spot of another image is not
+      marked on the page of an image, whose maps do not show it. */
+  mark(spot) {
+    const isHere = spot && (shownPage().matches(".layer") || this.image === this.home || spot !== this.spot);
+    marked.spot = isHere ? spot : null;
+    document.querySelectorAll(".strip circle").forEach((circle) => circle.remove());
+    const maps = marked.spot ? shownPage().querySelectorAll(".strip[data-scene] svg") : [];
+    for (const map of maps) {
+      const [left, top, width, height] = map.getAttribute("viewBox").split(" ").map(Number);
+      const cx = left + spot.x * width;
+      const cy = top + spot.y * height;
+      const r = Math.min(width, height) / 14;
+      map.append(draw("circle", { class: "rim", cx, cy, r }), draw("circle", { class: "dot", cx, cy, r }));
+    }
+    for (const frame of frames.values()) if (frame.visible) frame.paint();
+  },
+
+  /** The spot of a map or input that is pointed at, with its image and layer as `ask` takes them;
+      null elsewhere. */
+  under(event) {
+    const { target } = event;
+    if (!(target instanceof Element)) return null;
+    const frame = frames.get(target.closest(".frame"));
+    const map = target.closest(".strip[data-scene] svg");
+    let image = this.home;
+    let spot = null;
+    if (frame?.grid.scene) {
+      spot = frame.spotAt(event.clientX, event.clientY);
+      image = this.index.images.findIndex(({ name }) => name === frame.element.dataset.name);
+    } else if (map) {
+      spot = spotIn(map.getBoundingClientRect(), event);
+    } else if (target.matches(".seen img")) {
+      spot = spotIn(containedBox(target), event);
+    } else if (target.closest(".spot")) {
+      spot = spotIn(this.panel.canvas.getBoundingClientRect(), event);
+      image = this.image;
+    }
+    const owner = target.closest("[data-layer]");
+    const layer = owner ? this.index.layers.findIndex((other) => other.spot === owner.dataset.spot) : this.asked;
+    const isInside = spot && Math.min(spot.x, spot.y) >= 0 && Math.max(spot.x, spot.y) < 1;
+    return isInside && layer >= 0 && image >= 0 ? { layer, spot, image } : null;
+  },
+
+  /** Let the marks follow the pointer; they return when it leaves the maps. */
+  point(event) {
+    if (!this.asking) return;
+    const spot = this.under(event)?.spot ?? this.spot;
+    if (spot === this.pointed) return;
+    this.pointed = spot;
+    cancelAnimationFrame(this.waiting);
+    this.waiting = requestAnimationFrame(() => this.asking && this.mark(spot));
+  },
+
+  click(event) {
+    const question = this.asking ? this.under(event) : null;
+    if (!question) return;
+    event.preventDefault();
+    event.stopPropagation(); // what is a link otherwise asks for a place
+    this.ask(question);
   },
 
   begin() {
-    this.button = document.querySelector("[data-places]");
-    if (!this.button) return;
-    this.button.addEventListener("click", () => this.toggle());
-    document.addEventListener("pointermove", (event) => this.pointAt(event));
+    this.button.addEventListener("click", () => (this.asking ? this.close() : this.ask({ spot: MIDDLE })));
+    document.addEventListener("pointermove", (event) => this.point(event));
     document.addEventListener("click", (event) => this.click(event), true);
     addEventListener("hashchange", () => this.route());
     addEventListener("load", () => this.route());
   },
 };
 
-/** Lines with a dark edge, which are seen on every ground. */
-function stroke(pen, lines) {
-  for (const [ink, width] of [["#000000", 4], ["#6cc0ff", 2]]) {
-    Object.assign(pen, { strokeStyle: ink, lineWidth: width });
-    lines(pen);
-  }
+/** Where a pointer is in a box of the window, as a spot. */
+function spotIn({ left, top, width, height }, { clientX, clientY }) {
+  return { x: (clientX - left) / width, y: (clientY - top) / height };
+}
+
+/** The box of a picture that is contained in its element, at the upper left. */
+function containedBox(image) {
+  const { left, top, width, height } = image.getBoundingClientRect();
+  const zoom = Math.min(width / image.naturalWidth, height / image.naturalHeight);
+  return { left, top, width: image.naturalWidth * zoom, height: image.naturalHeight * zoom };
 }
 
 lens.begin();

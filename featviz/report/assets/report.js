@@ -259,7 +259,7 @@ function keys(event) {
   if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const page = shownPage();
   const actions = {
-    j: () => walk(1), k: () => walk(-1), p: () => lens.button?.click(), "?": () => help.open(),
+    j: () => walk(1), k: () => walk(-1), p: () => document.querySelector("[data-places]")?.click(), "?": () => help.open(),
     "/": () => search.focus(),
     "[": () => page.querySelector("[rel=prev]")?.click(),
     "]": () => page.querySelector("[rel=next]")?.click(),

@@ -34,10 +34,13 @@ function percent(share) {
   return `${(100 * share).toFixed(1)}\u00a0%`;
 }
 
-/** Numbers from base64 of little-endian float32. */
-function floats(text) {
-  return new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+/** Numbers from base64 of their bytes, which are little-endian. */
+function decoded(text, type = Float32Array) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  return new type(bytes.buffer);
 }
+
+const marked = { spot: null }; // {x, y} of a tile, 0 to 1, that has a dot in all; set by places.js
 
 // ---------------------------------------------------------------------------------------------
 // One grid: where its tiles are, and what is known of their channels.
@@ -60,7 +63,7 @@ class Grid {
   stat(channel, name) {
     const text = name === "change" ? this.change : this.stats[STATS.indexOf(name)];
     if (text === undefined) return NaN;
-    const column = (this.columns[name] ??= floats(text));
+    const column = (this.columns[name] ??= decoded(text));
     return channel < this.maps ? column[column.length === 1 ? 0 : channel] : NaN;
   }
 
@@ -288,7 +291,7 @@ class Frame {
     if (this.layers.tiles) this.layers.tiles.style.opacity = over ? group.over / 100 : "";
     this.layer("names", ready && view.caption, (pen) => this.names(pen));
     this.element.classList.toggle("redrawn", Boolean(ready && moved));
-    const spot = this.grid.scene ? lens.marked : null;
+    const spot = this.grid.scene ? marked.spot : null;
     this.layer("spots", ready && spot, (pen, zoom) => this.spots(pen, spot, 1 / zoom));
     this.layer("marks", ready && (marks.length || group.active !== null), (pen, zoom) => {
       for (const channel of marks) this.outline(pen, channel, "#ffb000", 2 / zoom);
