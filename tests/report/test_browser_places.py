@@ -187,16 +187,16 @@ def test_a_layer_without_vectors_is_answered_by_another(
     net = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(9)))
     fv.run(net, torch.rand(3, 20, 20), "Conv2d", out, preset="none")
     fv.report(out)
-    page = Page(browser, out).open("layer-001.html")
+    page = Page(browser, out).open("layer-003.html")
     page.one("[data-places]").click()
     page.until("return !!lens.answer")
     asked = page.js("return lens.index.layers[lens.asked]")
     answering = page.js("return lens.index.layers[lens.layer]")
-    assert asked["name"] == "1"
+    assert asked["name"] == "3"
     assert asked["stand_in"] is not None
     note = page.one(".places .note").text
-    assert note.startswith(f"1 has no places of its own: {answering['name']} answers.")
-    assert page.js("return location.hash").startswith("#1@")
+    assert note.startswith(f"3 has no places of its own: {answering['name']} answers.")
+    assert page.js("return location.hash").startswith("#3@")
 
 
 def test_under_a_policy_places_are_asked_for(browser: Any, run: Path) -> None:
