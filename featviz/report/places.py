@@ -563,18 +563,19 @@ def halved(places: PlaceVectors, map_size: tuple[int, int]) -> PlaceVectors:
         map_size: rows and columns of the map, of which the last places may have fewer
             than the others.
     """
-    rows, columns = places.size
-    vectors = places.vectors.reshape(rows, columns, -1)
-    for axis, size in enumerate(map_size):
-        count = vectors.shape[axis]
-        weights = np.minimum(places.factor, size - places.factor * np.arange(count))
+    vectors = places.vectors.reshape(*places.size, -1)
+    for axis, length in enumerate(map_size):
+        count = places.size[axis]
+        weights = np.minimum(places.factor, length - places.factor * np.arange(count))
+        weights = weights.reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
         pairs = np.arange(0, count, 2)
-        column = weights.reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-        sums = np.add.reduceat(vectors * column, pairs, axis=axis)
-        total = np.add.reduceat(column, pairs, axis=axis)
-        vectors = (sums / total).astype(np.float32)
-    size = (vectors.shape[0], vectors.shape[1])
-    return PlaceVectors(vectors.reshape(size[0] * size[1], -1), size, 2 * places.factor)
+        sums = np.add.reduceat(vectors * weights, pairs, axis=axis)
+        totals = np.add.reduceat(weights, pairs, axis=axis)
+        vectors = (sums / totals).astype(np.float32)
+    rows, columns, channels = vectors.shape
+    return PlaceVectors(
+        vectors.reshape(rows * columns, channels), (rows, columns), 2 * places.factor
+    )
 
 
 def _script_of(image: int) -> str:
