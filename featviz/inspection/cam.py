@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +64,7 @@ from featviz.run.prepare import (
     prepare,
     read_input,
 )
+from featviz.run.run import stop_requests
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
 from featviz.text import listed, percent, printable, quoted, safe_name
@@ -266,9 +266,12 @@ def _divided(
     def lost(number: int, error: workers.WorkerDiedError) -> ImageCam:
         return ImageCam(samples[number].name, options.method, error=error)
 
-    yield from workers.side_by_side(
-        explained(samples[:1]), len(samples), work, count, Event(), lost
-    )
+    # Workers end the image that they have: one that is killed leaves half a file.
+    with stop_requests() as stop:
+        first = explained(samples[:1])
+        yield from workers.side_by_side(first, len(samples), work, count, stop, lost)
+    if stop.is_set():
+        raise KeyboardInterrupt
 
 
 def _run_options(options: CamOptions) -> RunOptions:

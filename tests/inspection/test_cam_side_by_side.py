@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import DIGITS, DIGITS_MODEL, Run
 from PIL import Image
-from runs import tree
+from runs import make_photos, tree
 from torch import nn
 
 import featviz as fv
@@ -70,6 +73,32 @@ def test_an_image_whose_worker_dies_is_named(featviz: Run, tmp_path: Path) -> No
     assert "3.png: its worker process ended by signal 9 (SIGKILL), twice" in done.err
     pictures = sorted(path.name for path in (tmp_path / "cams").iterdir())
     assert pictures == ["cam-0.png", "cam-1.png", "cam-2.png", "cam-4.png"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes_and_leaves_no_half_file(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Workers end the image that they have; the exit code is that of Ctrl-C."""
+    photos = make_photos(tmp_path / "photos", 60, (28, 28))
+    cams = tmp_path / "cams"
+    command = ["cam", DIGITS_MODEL, photos, "--jobs", "2", "--json", "--out", cams]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "featviz", *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("error: interrupted\n")
+    assert 3 <= len([*cams.glob("cam-*.png")]) < 60
+    assert [*cams.glob(".*")] == []
 
 
 def test_a_module_of_the_callers_stays_in_its_process() -> None:
