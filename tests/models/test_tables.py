@@ -225,11 +225,14 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 ROWS = [row for title, table in TABLES.items() for row in rows(title, table.rows)]
 
 
-def hide(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a package be none that can be imported."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == package:
-            monkeypatch.setitem(sys.modules, name, None)
+def set_up(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a package where the row needs it, or have it not where the row says so."""
+    if "--preset yolo" in row.command:
+        pytest.importorskip("ultralytics")
+    if "without the package" in row.having:
+        for name in list(sys.modules):
+            if name.partition(".")[0] == "ultralytics":
+                monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +247,7 @@ def test_each_row_is_true(
 ) -> None:
     """What works draws pictures; what does not ends with the message of the table."""
     monkeypatch.chdir(folder_of(row.title))
-    if "--preset yolo" in row.command:
-        pytest.importorskip("ultralytics")
-    if "without the package" in row.having:
-        hide("ultralytics", monkeypatch)
+    set_up(row, monkeypatch)
     done = featviz(*shlex.split(row.command), "--out", tmp_path / "out")
     pictures = list((tmp_path / "out").glob("*/*/*.png"))
     if row.result.startswith("yes"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,24 +56,15 @@ FEW = {
     "rpn_post_nms_top_n_test": 8,
     "box_detections_per_img": 4,
 }
-CASES = {
-    "vit": Case((224, 224)),
-    "raft": Case((128, 192)),
-    "r3d": Case(frames=4),
-    "fasterrcnn": Case(arguments=FEW),
+RUN = {
+    "fasterrcnn_mobilenet_v3_large_320_fpn": Case(arguments=FEW),
+    "r3d_18": Case(frames=4),
+    "raft_small": Case((128, 192)),
+    "shufflenet_v2_x0_5": Case(),
+    "swin_t": Case(),
 }
-"""By how a name begins; all other models take 64 × 96."""
-
-
-def case_of(name: str) -> Case:
-    for start, case in CASES.items():
-        if name.startswith(start):
-            return case
-    return Case()
-
-
-TWINS = {"fasterrcnn_mobilenet_v3_large_320_fpn": "fasterrcnn_mobilenet_v3_large_fpn"}
-"""Another builder of the same shapes, which a state dict cannot tell apart."""
+"""One of each kind of forward. (That all 121 are found from their state dicts is
+test_weights.py's to show.)"""
 
 
 def random_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -159,15 +150,20 @@ def check_nothing_is_lost(
     """Each call of each leaf is there once, and what did not run is named."""
     rows = [*image["captures"], *image["skipped"]]
     check_calls(calls_in(rows, module), count)
-    first_names = leaf_of(module)
-    idle = {first_names[name] for name in image["never_ran"] if name in first_names}
-    ran = set(count.calls)
-    assert idle - ran == runnable_leaves(module) - ran
+    check_idle(module, image["never_ran"], set(count.calls))
     assert {row["layer"] for row in rows}.isdisjoint(image["never_ran"])
-    assert all(row["reason"] for row in image["skipped"])
+    for skip in image["skipped"]:
+        assert skip["reason"]
     leaves = named_leaves(module)
     for row in image["captures"]:
         check_layout(row, leaves.get(row["layer"]))
+
+
+def check_idle(module: nn.Module, never_ran: list[str], ran: set[str]) -> None:
+    """Leaves that have a forward, and of which no hook told, are named."""
+    first_names = leaf_of(module)
+    idle = {first_names[name] for name in never_ran if name in first_names}
+    assert idle - ran == runnable_leaves(module) - ran
 
 
 def runnable_leaves(module: nn.Module) -> set[str]:
@@ -219,12 +215,13 @@ def check_calls(calls: list[LeafCall], count: Count) -> None:
     its calls numbered as they do."""
     outputs = Counter(call.leaf for call in calls)
     assert outputs == Counter(leaf for leaf, _ in count.given.elements())
-    layers = {(call.leaf, call.layer) for call in calls}
-    names = Counter(leaf for leaf, _ in layers)
+    names: dict[str, set[str]] = {}
+    for call in calls:
+        names.setdefault(call.leaf, set()).add(call.layer)
     drawn = Counter((call.leaf, call.call) for call in calls)
-    for key, expected in count.given.items():
-        if names[key[0]] == 1:
-            assert drawn[key] == expected, key
+    for (leaf, number), expected in count.given.items():
+        if len(names[leaf]) == 1:
+            assert drawn[leaf, number] == expected, leaf
 
 
 def check_layout(row: dict[str, Any], leaf: nn.Module | None) -> None:
@@ -236,16 +233,8 @@ def check_layout(row: dict[str, Any], leaf: nn.Module | None) -> None:
         assert row["layout"] == expected, row
 
 
-RUN = (
-    "fasterrcnn_mobilenet_v3_large_320_fpn",
-    "r3d_18",
-    "raft_small",
-    "shufflenet_v2_x0_5",
-    "swin_t",
-    "vit_b_16",
-)
-"""One of each kind of forward. (That all 121 are found from their state dicts is
-test_weights.py's to show.)"""
+TWINS = {"fasterrcnn_mobilenet_v3_large_320_fpn": "fasterrcnn_mobilenet_v3_large_fpn"}
+"""Another builder of the same shapes, which a state dict cannot tell apart."""
 
 
 @pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
@@ -256,7 +245,7 @@ def test_no_leaf_of_torchvision_is_lost(
 ) -> None:
     """From a bare state dict, without --arch: each call of each leaf is drawn or has a
     reason."""
-    case = case_of(name)
+    case = RUN[name]
     inputs = InputOptions(size=case.size, frames=case.frames or 1)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -272,34 +261,46 @@ def test_no_leaf_of_torchvision_is_lost(
     assert not [record for record in caplog.records if record.levelno >= WARNING]
 
 
-TIMM = {
-    "deit_tiny_distilled_patch16_224": (224, 224),
-    "efficientvit_m0": (224, 224),
-    "hiera_tiny_224": (224, 224),
-    "levit_128s": (224, 224),
-    "davit_tiny": (64, 96),
-    "dla46_c": (64, 96),
-    "ghostnet_050": (64, 96),
-    "mobilevitv2_050": (64, 96),
+@dataclass(frozen=True)
+class Whole:
+    """A model that is saved as a whole, and the size of its input."""
+
+    make: Callable[[], nn.Module]
+    size: tuple[int, int] = (64, 64)
+
+
+def timms(name: str, **arguments: Any) -> Callable[[], nn.Module]:
+    return lambda: pytest.importorskip("timm").create_model(name, **arguments)
+
+
+WHOLE = {
+    "ViT": Whole(lambda: models.VisionTransformer(64, 16, 2, 2, 16, 32)),
+    "DeiT": Whole(timms("deit_tiny_distilled_patch16_224", img_size=64, depth=2)),
+    "Hiera": Whole(timms("hiera_tiny_224", img_size=64, stages=(1, 1, 1, 1))),
+    "DaViT": Whole(timms("davit_tiny", depths=(1, 1, 1, 1)), (64, 96)),
+    "EfficientViT": Whole(timms("efficientvit_m0"), (224, 224)),
+    "LeViT": Whole(timms("levit_128s"), (224, 224)),
+    "DLA": Whole(timms("dla46_c"), (64, 96)),
+    "GhostNet": Whole(timms("ghostnet_050"), (64, 96)),
+    "MobileViT": Whole(timms("mobilevitv2_050"), (64, 96)),
 }
-"""One of each kind of blocks, the smallest, and the input it takes."""
+"""One of each kind of blocks."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TIMM)
-def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", WHOLE.values(), ids=WHOLE)
+def test_no_leaf_of_a_whole_model_is_lost(whole: Whole, tmp_path: Path) -> None:
     """timm's families load from whole files without flags, with the numbers that were
     saved; each call of each leaf is drawn or has a reason."""
     with uninitialised():
-        module: nn.Module = pytest.importorskip("timm").create_model(name)
+        module = whole.make()
     module.load_state_dict(random_weights(module))
-    torch.save(module, tmp_path / "whole.pth")
-    inputs = InputOptions(size=TIMM[name], input_channels=3)
-    loaded = load_whole(tmp_path / "whole.pth", inputs)
+    path = tmp_path / "whole.pth"
+    torch.save(module, path)
+    loaded = load_whole(path, InputOptions(size=whole.size, input_channels=3))
+    path.unlink()
     same_modules(loaded.module, module)
     assert same_weights(loaded.module, module)
     with counted(loaded.module) as count:
         image = run_all_layers(loaded, [str(LANDSCAPE)], tmp_path)
     check_nothing_is_lost(loaded.module, image, count)
-    shutil.rmtree(tmp_path / "out")
-    (tmp_path / "whole.pth").unlink()
