@@ -131,7 +131,9 @@ def test_a_bare_folder_runs(
         torch.testing.assert_close(
             tensors[name], expected[name], atol=2e-5, rtol=1e-4, msg=name
         )
-    assert run_json(out)["model"]["arch"] == MODELS[family][0]
+    record = run_json(out)["model"]
+    assert record["kind"] == "huggingface"
+    assert record["arch"] == MODELS[family][0]
     check_left_out(drawn, model)
 
 
