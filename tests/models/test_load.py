@@ -255,3 +255,13 @@ def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:
             break
     assert path.read_bytes().startswith(b"\x80\x02")
     assert sources.sniff(path) == sources.SAFETENSORS
+
+
+def test_the_folder_of_an_adapter_is_told_how_to_become_a_model(tmp_path: Path) -> None:
+    """The hint is what peft does with an adapter and its model."""
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    message = "holds an adapter, which is no model by itself"
+    with pytest.raises(LoadError, match=message) as caught:
+        load(tmp_path)
+    assert "model.merge_and_unload().save_pretrained('DIR')" in str(caught.value.hint)
