@@ -185,12 +185,12 @@ def correlated(values: float) -> Evidence:
     links = np.eye(6)
     links[[0, 1, 3], [1, 2, 4]] = 0.99
     links[0, 5] = 0.98  # not above
-    ones = np.ones(6)
+    unit = np.ones(6)
     return Evidence(
-        count=ones * values,
-        low=ones * 0,
-        high=ones,
-        nonfinite=ones * 0,
+        count=unit * values,
+        low=unit * 0,
+        high=unit,
+        nonfinite=unit * 0,
         correlation=np.maximum(links, links.T),
     )
 

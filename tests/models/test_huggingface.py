@@ -76,8 +76,8 @@ def cloned(model: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
                 copies.setdefault(f"{name}:{key}".rstrip(":"), value.detach().clone())
 
     with ExitStack() as hooks, torch.no_grad():
-        for name, part in model.named_modules():
-            hooks.enter_context(part.register_forward_hook(partial(keep, name)))
+        for name, layer in model.named_modules():
+            hooks.enter_context(layer.register_forward_hook(partial(keep, name)))
         run()
     return copies
 

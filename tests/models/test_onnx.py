@@ -32,7 +32,7 @@ CaptureKey = tuple[str, str, int]
 
 
 def captured(
-    module: nn.Module, *args: Tensor, kinds: tuple[str, ...] = ("output",)
+    module: nn.Module, *args: Tensor, capture_kinds: tuple[str, ...] = ("output",)
 ) -> dict[CaptureKey, Tensor]:
     """What every layer gives."""
     tensors: dict[CaptureKey, Tensor] = {}
@@ -40,7 +40,7 @@ def captured(
     def keep(site: CaptureSite, tensor: Tensor) -> None:
         tensors[site.layer.name, site.kind, site.call] = tensor.clone()
 
-    with in_eval_mode(module), hooked(module, list_layers(module), keep, kinds):
+    with in_eval_mode(module), hooked(module, list_layers(module), keep, capture_kinds):
         forward(module, args)
     return tensors
 
@@ -120,7 +120,7 @@ def test_the_newer_exporter_names_the_folded_norm(
 
 def test_inputs_of_layers_are_what_comes_before_them(file: Path) -> None:
     """A layer takes the very values that another gave."""
-    tensors = captured(load(file), IMAGE, kinds=("input", "output"))
+    tensors = captured(load(file), IMAGE, capture_kinds=("input", "output"))
     stem = tensors["stem", "output", 0]
     assert torch.equal(tensors["blocks.0.conv1", "input", 0], stem)
     assert torch.equal(tensors["blocks.0", "input", 0], stem)

@@ -43,7 +43,7 @@ class Row(NamedTuple):
     """Begins with yes or no."""
 
 
-def rows(title: str, least: int) -> list[Row]:
+def rows(title: str, minimum: int) -> list[Row]:
     """The rows of the table under a heading: no line is overlooked, and the last column
     of each begins with yes or no."""
     text = (ROOT / "docs" / "models.md").read_text()
@@ -53,7 +53,7 @@ def rows(title: str, least: int) -> list[Row]:
     )
     table = [Row(title, *line) for line in cells]
     assert len(table) == section.count("| `featviz ")
-    assert len(table) >= least
+    assert len(table) >= minimum
     for row in table:
         assert row.result.startswith(("yes", "no: `"))
     return table

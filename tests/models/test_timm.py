@@ -36,7 +36,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own() -> nn.Module:
+def tuned() -> nn.Module:
     """The small model with weights of its own."""
     torch.manual_seed(5)
     return timm.create_model(SMALL).eval()
@@ -108,18 +108,22 @@ def assert_loaded(loaded: LoadedModel, expected: nn.Module) -> None:
     assert loaded.preprocess.blank()[0].shape == (1, 3, 160, 160)
 
 
-def test_a_file_of_weights_for_an_architecture(own: nn.Module, tmp_path: Path) -> None:
+def test_a_file_of_weights_for_an_architecture(
+    tuned: nn.Module, tmp_path: Path
+) -> None:
     """MODEL with --arch timm:NAME, freed of usual prefixes."""
-    state = {f"model._orig_mod.{k}": v for k, v in own.state_dict().items()}
+    state = {f"model._orig_mod.{k}": v for k, v in tuned.state_dict().items()}
     torch.save(state, tmp_path / "w.pth")
-    assert_loaded(load_whole(tmp_path / "w.pth", arch=f"timm:{SMALL}"), own)
+    assert_loaded(load_whole(tmp_path / "w.pth", arch=f"timm:{SMALL}"), tuned)
 
 
-def test_an_architecture_with_a_file_of_weights(own: nn.Module, tmp_path: Path) -> None:
+def test_an_architecture_with_a_file_of_weights(
+    tuned: nn.Module, tmp_path: Path
+) -> None:
     """timm:NAME with --weights, freed of usual prefixes."""
     path = tmp_path / "w.safetensors"
-    save_file({f"module.{k}": v for k, v in own.state_dict().items()}, path)
-    assert_loaded(load_whole(f"timm:{SMALL}", weights=str(path)), own)
+    save_file({f"module.{k}": v for k, v in tuned.state_dict().items()}, path)
+    assert_loaded(load_whole(f"timm:{SMALL}", weights=str(path)), tuned)
 
 
 @pytest.mark.parametrize("name", ["test_vit", SMALL])
@@ -134,12 +138,12 @@ def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) 
 
 
 def test_config_json_beside_the_file_names_the_model(
-    own: nn.Module, tmp_path: Path, messages: pytest.LogCaptureFixture
+    tuned: nn.Module, tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     """A folder as timm's hub has it needs no --arch; a message says where the name came
     from."""
     file = tmp_path / "model.safetensors"
-    save_file(own.state_dict(), file)
+    save_file(tuned.state_dict(), file)
     config = {
         "architecture": SMALL,
         "num_classes": 1000,
@@ -147,7 +151,7 @@ def test_config_json_beside_the_file_names_the_model(
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     with messages.at_level("INFO", "featviz"):
-        assert same_weights(load(file), own)
+        assert same_weights(load(file), tuned)
     line = "model.safetensors: config.json beside it says timm:test_resnet.r160_in1k"
     assert line in messages.text
 
@@ -166,11 +170,11 @@ def _cached(tmp_path: Path, name: str, tensors: dict[str, Tensor]) -> None:
     [(SMALL, None), (f"{SMALL}.r160_in1k", None), (SMALL, "r160_in1k")],
 )
 def test_weights_fetched_before_need_no_network(
-    spec: str, weights: str | None, own: nn.Module, tmp_path: Path
+    spec: str, weights: str | None, tuned: nn.Module, tmp_path: Path
 ) -> None:
     """Unset, `default` and a tag take pretrained weights, out of the hub's cache."""
-    _cached(tmp_path, f"{SMALL}.r160_in1k", own.state_dict())
-    assert same_weights(load(f"timm:{spec}", weights=weights), own)
+    _cached(tmp_path, f"{SMALL}.r160_in1k", tuned.state_dict())
+    assert same_weights(load(f"timm:{spec}", weights=weights), tuned)
 
 
 def test_weights_that_cannot_be_downloaded() -> None:

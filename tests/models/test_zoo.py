@@ -288,16 +288,16 @@ WHOLE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", WHOLE.values(), ids=WHOLE)
-def test_no_leaf_of_a_whole_model_is_lost(whole: Whole, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", WHOLE.values(), ids=WHOLE)
+def test_no_leaf_of_a_whole_model_is_lost(saved: Whole, tmp_path: Path) -> None:
     """timm's families load from whole files without flags, with the numbers that were
     saved; each call of each leaf is drawn or has a reason."""
     with uninitialised():
-        module = whole.make()
+        module = saved.make()
     module.load_state_dict(random_weights(module))
     path = tmp_path / "whole.pth"
     torch.save(module, path)
-    loaded = load_whole(path, InputOptions(size=whole.size, input_channels=3))
+    loaded = load_whole(path, InputOptions(size=saved.size, input_channels=3))
     path.unlink()
     same_modules(loaded.module, module)
     assert same_weights(loaded.module, module)
