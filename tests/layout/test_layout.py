@@ -206,7 +206,12 @@ def test_the_axis_of_tokens_is_that_of_the_maps(layout: Layout) -> None:
     maps = maps_of(layout, layout.shape, tensor)
     if layout.token_axis is not None:
         assert tensor.shape[layout.token_axis] == maps[0, 0].numel()
-    assert layout.allows_many == (not layout.shape.startswith("[1"))
+
+
+@EVERY_LAYOUT
+def test_a_layout_of_many_has_no_first_axis_of_one(layout: Layout) -> None:
+    """A layout allows many where its shape does not begin with 1."""
+    assert layout.allows_many == (axes_of(layout.shape)[0] != "1")
 
 
 @pytest.mark.parametrize("layout", CHOICES[::3], ids=lambda layout: layout.name)
