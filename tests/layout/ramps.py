@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from frames import AS_IS
 from PIL import Image
 from tiles import rows
 from torch import Tensor, nn
@@ -16,8 +17,6 @@ from torch import Tensor, nn
 import featviz as fv
 
 PATCH = 4
-AS_IS: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-"""Preprocessing that leaves the values as they are."""
 
 
 class Block(nn.Module):
