@@ -385,7 +385,7 @@ def audit(
         layers: selectors, a class of modules, or a list of these. None takes all
             activations.
         out: the folder of audit.json and the pictures. None leaves nothing behind.
-        options: those below; with `fail_on`, `exit_code` is 4 where a gate is broken.
+        options: those below; with `fail_on`, `exit_code` is 4 where a gate fails.
 
     Returns:
         A record with `document`, the content of audit.json, `verdicts`, and
@@ -406,12 +406,12 @@ def audit(
     folder = request.options.out
     suspects = sorted(folder.rglob("suspects/*.png"))
     # a gate that failed is a result, not an exception: a notebook goes on
-    broken = [verdict for verdict in verdicts if not verdict.held]
+    failed = [verdict for verdict in verdicts if not verdict.held]
     findings = document["total"]["findings"]
     title = f"audit of {counted(document['images']['seen'], 'image')}: "
     title += ", ".join(f"{count} {name}" for name, count in findings.items())
     if verdicts:
-        title += f"; gates: {len(broken)} of {len(verdicts)} broken"
+        title += f"; gates: {len(failed)} of {len(verdicts)} failed"
     return StudyResult(
         title=title,
         document=document,
@@ -420,7 +420,7 @@ def audit(
         files={path.relative_to(folder).as_posix(): path.stem for path in suspects},
         table=audit_table(document),
         lines=tuple(
-            f"gate {verdict.gate} failed: {verdict.message}" for verdict in broken
+            f"gate {verdict.gate} failed: {verdict.message}" for verdict in failed
         ),
         verdicts=verdicts,
         exit_code=code,

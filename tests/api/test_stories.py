@@ -165,7 +165,7 @@ def test_an_audit_says_which_gate_failed(tiny: nn.Module, photos: Path) -> None:
     of each suspect."""
     audit = fv.audit(tiny, photos, fail_on="dead>5%", **AS_IT_IS)
     assert audit.exit_code == 4
-    assert repr(audit).endswith("; gates: 1 of 1 broken>")
+    assert repr(audit).endswith("; gates: 1 of 1 failed>")
     assert "gate dead>5% failed: " in str(audit).splitlines()[-1]
     html = audit._repr_html_()
     assert "gate dead&gt;5% failed" in html
