@@ -47,28 +47,23 @@ def test_workers_write_the_pictures_that_one_process_writes(
 ) -> None:
     """All bytes are the same, and `--json` prints the images in their order."""
     command = ["cam", DIGITS_MODEL, DIGITS, "--json"]
-    one = featviz(*command, "--jobs", "1", "--out", tmp_path / "one")
-    two = featviz(*command, "--jobs", "2", "--out", tmp_path / "two")
-    assert one.code == two.code == 0
-    images = [json.loads(line)["image"] for line in two.out.splitlines()]
+    expected = featviz(*command, "--jobs", "1", "--out", tmp_path / "expected")
+    done = featviz(*command, "--jobs", "2", "--out", tmp_path / "done")
+    assert expected.code == done.code == 0
+    images = [json.loads(line)["image"] for line in done.out.splitlines()]
     assert images == sorted(path.name for path in DIGITS.glob("*.png"))
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    assert tree(tmp_path / "done") == tree(tmp_path / "expected")
 
 
 def test_an_image_whose_worker_dies_is_named(featviz: Run, tmp_path: Path) -> None:
-    """Exit code 3: the others have their pictures."""
+    """The exit code is 3, and the others have their pictures."""
     (tmp_path / "net.py").write_text(DEADLY)
     photos = tmp_path / "photos"
     photos.mkdir()
     for number, level in enumerate((10, 60, 110, 255, 160)):
         Image.new("L", (16, 16), level).save(photos / f"{number}.png")
-    done = featviz(
-        "cam",
-        f"{tmp_path / 'net.py'}:Deadly",
-        photos,
-        *("--size", "16", "--preset", "none", "--jobs", "2"),
-        *("--out", tmp_path / "cams"),
-    )
+    options = ("--size", "16", "--preset", "none", "--jobs", "2", "--out", "cams")
+    done = featviz("cam", "net.py:Deadly", photos, *options)
     assert done.code == 3
     assert "3.png: its worker process ended by signal 9 (SIGKILL), twice" in done.err
     pictures = sorted(path.name for path in (tmp_path / "cams").iterdir())
