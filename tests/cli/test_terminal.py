@@ -90,7 +90,6 @@ def test_what_a_run_says(evil_run: Outcome) -> None:
 ESCAPED = [
     "layers NET --layers NOBODY",
     "run NET photos --size 12 --out other --dry-run",
-    "diff run run",
     "sheet run --layers NOBODY",
 ]
 """Commands that print names for people."""
@@ -113,6 +112,17 @@ def test_what_reads_a_run(line: str, featviz: Run, net: str) -> None:
     assert_tame(done)
     if line in ESCAPED:
         assert SHOWN in done.out + done.err
+
+
+@pytest.mark.usefixtures("evil_run")
+def test_a_difference(featviz: Run, net: str, photos: Path) -> None:
+    """The table has names of layers and images escaped."""
+    options = ("--layers", "*", "--size", "12", "--seed", "1", "--out", "second", "-q")
+    featviz("run", net, photos, *options)
+    done = featviz("diff", "run", "second")
+    assert done.code == 4
+    assert_tame(done)
+    assert SHOWN in done.out + done.err
 
 
 @pytest.mark.usefixtures("evil_run")
