@@ -29,7 +29,6 @@ def grey(width=2):
 APART = """
 import contextlib, io, json, os, shlex, sys, time
 from featviz import cli
-{first}
 for line in json.load(sys.stdin):
     if not os.fork():
         with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -56,11 +55,11 @@ class Apart(NamedTuple):
     """Of the processor, since the process was forked."""
 
 
-def apart(lines: Sequence[str], folder: Path, first: str = "") -> list[Apart]:
+def apart(lines: Sequence[str], folder: Path) -> list[Apart]:
     """Run command lines in a folder, each in a process of its own, which is forked from
-    one that has imported the command line alone, and has done what is `first`."""
+    one that has imported the command line alone."""
     done = subprocess.run(
-        [sys.executable, "-c", APART.replace("{first}", first)],
+        [sys.executable, "-c", APART],
         input=json.dumps(lines),
         cwd=folder,
         capture_output=True,

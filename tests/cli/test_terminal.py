@@ -120,7 +120,6 @@ def test_a_difference(featviz: Run, net: str, photos: Path) -> None:
     options = ("--layers", "*", "--size", "12", "--seed", "1", "--out", "second", "-q")
     featviz("run", net, photos, *options)
     done = featviz("diff", "run", "second")
-    assert done.code == 4
     assert_tame(done)
     assert SHOWN in done.out + done.err
 
