@@ -88,10 +88,19 @@ def drawn(folder: Path) -> dict[str, Image.Image]:
     return pictures
 
 
+KEPT = ("--tensors", "npy")
 IMAGES = ("a.png", "b.png")
 
 
-def kept_pair(base: Path, new: Path, file: str) -> tuple[np.ndarray, np.ndarray]:
-    """The tensors of both runs in a file, [C, H, W], in float64."""
-    before, after = (np.load(run / file)[0].astype(np.float64) for run in (base, new))
-    return before, after
+class Tensors(NamedTuple):
+    """A layer's tensors of two runs, [C, H, W], in float64."""
+
+    before: np.ndarray
+    after: np.ndarray
+
+
+def kept_tensors(pair: Pair, image: str, layer: str) -> Tensors:
+    """What `--tensors npy` has written."""
+    file = f"{image}/{int(layer) + 1:03d}_{layer}/output.npy"
+    before, after = (np.load(run / file)[0].astype(np.float64) for run in pair)
+    return Tensors(before, after)

@@ -11,7 +11,16 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from .changed_network import CLI, SMALL, Run, saved, unchanged
+from .changed_network import (
+    CLI,
+    KEPT,
+    SMALL,
+    Pair,
+    Run,
+    one_weight,
+    saved,
+    unchanged,
+)
 
 
 @pytest.fixture
@@ -45,6 +54,12 @@ class RunCache:
             draw(out)
             self.runs[key] = out
         return self.runs[key]
+
+
+@pytest.fixture
+def pair(run: Run) -> Pair:
+    """Two runs with tensors, before and after one weight has changed."""
+    return run("base", *KEPT), run("new", *KEPT, change=one_weight)
 
 
 @pytest.fixture

@@ -17,15 +17,16 @@ from .changed_network import (
     CHANGED,
     CLI,
     IMAGES,
+    KEPT,
+    Pair,
     Run,
     documented,
-    kept_pair,
+    kept_tensors,
     layer_of,
     nan_bias,
     one_weight,
 )
 
-KEPT = ("--tensors", "npy")
 PIXELS_AND_TENSORS = pytest.mark.parametrize(
     ("kept", "by"), [((), "statistics and pixels"), (KEPT, "tensors")]
 )
@@ -75,14 +76,12 @@ def channel_numbers(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarr
 
 
 @pytest.mark.parametrize("layer", ["2", "4"])
-def test_numbers_of_kept_tensors(featviz: CLI, run: Run, layer: str) -> None:
+def test_numbers_of_kept_tensors(featviz: CLI, pair: Pair, layer: str) -> None:
     """A channel has the worst number of all images."""
-    base = run("base", *KEPT)
-    new = run("new", *KEPT, change=one_weight)
-    files = [f"{image}/{int(layer) + 1:03d}_{layer}/output.npy" for image in IMAGES]
-    numbers = [channel_numbers(*kept_pair(base, new, file)) for file in files]
+    tensors = [kept_tensors(pair, image, layer) for image in IMAGES]
+    numbers = [channel_numbers(*of_image) for of_image in tensors]
 
-    channels = layer_of(documented(featviz, base, new).document, layer)["channels"]
+    channels = layer_of(documented(featviz, *pair).document, layer)["channels"]
 
     for name, worst in (("absolute", max), ("relative", max), ("cosine", min)):
         pairs = zip(*(columns[name] for columns in numbers), strict=True)
@@ -90,10 +89,9 @@ def test_numbers_of_kept_tensors(featviz: CLI, run: Run, layer: str) -> None:
         np.testing.assert_allclose(channels[name], expected, rtol=1e-6)
 
 
-def test_tolerance_is_a_share_of_value_and_layer(featviz: CLI, run: Run) -> None:
+def test_tolerance_is_a_share_of_value_and_layer(featviz: CLI, pair: Pair) -> None:
     """Just above the largest relative difference runs are equal, just below they are
     not."""
-    pair = (run("base", *KEPT), run("new", *KEPT, change=one_weight))
     document = documented(featviz, *pair).document
     assert document["tolerance"] == 1e-4  # what docs/diff.md says
     worst = max(max(layer["channels"]["relative"]) for layer in document["layers"])
@@ -122,6 +120,7 @@ def test_threads_and_libraries_make_no_difference(
     torch.save(nn.Sequential(*convs), model)
     options = ("-q", *KEPT, "--size", "32", "--layers", "Conv2d", "--out")
     runs = []
+    processes = []
     for threads, onednn in ((1, True), (2, False)):
         out = tmp_path / str(threads)
         command = map(str, (model, photos / "a.png", *options, out))
@@ -129,8 +128,9 @@ def test_threads_and_libraries_make_no_difference(
         process = forked.fork(
             printed, run_with, threads, onednn, *command, OMP_NUM_THREADS=threads
         )
-        assert process.ended().code == 0
         runs.append(out)
+        processes.append(process)
+    assert [process.code for process in forked.ended(processes)] == [0, 0]
 
     done = featviz("diff", *runs)
 

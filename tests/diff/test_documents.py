@@ -26,7 +26,7 @@ from .changed_network import (
     Run,
     documented,
     drawn,
-    kept_pair,
+    kept_tensors,
     nan_bias,
     one_weight,
 )
@@ -111,49 +111,36 @@ def test_the_page_of_equal_runs(featviz: CLI, run: Run) -> None:
     assert "data-group" not in text
 
 
-class Maps(NamedTuple):
-    """The difference maps of two runs with tensors."""
-
-    base: Path
-    new: Path
-    folder: Path
-    document: Document
-
-    def values(self, row: Document) -> tuple[np.ndarray, np.ndarray]:
-        """The tensors of a row, before and after."""
-        label = row["label"]
-        file = f"{row['image']}/{int(label) + 1:03d}_{label}/output.npy"
-        return kept_pair(self.base, self.new, file)
+MAPS = Path("maps")
 
 
 @pytest.fixture
-def maps(featviz: CLI, run: Run) -> Maps:
-    base = run("base", "--tensors", "npy")
-    new = run("new", "--tensors", "npy", change=one_weight)
-    folder = Path("maps")
-    document = documented(featviz, base, new, "--out", folder).document
-    return Maps(base, new, folder, document)
+def mapped(featviz: CLI, pair: Pair) -> Document:
+    """The document of two runs with tensors, whose difference maps are drawn."""
+    return documented(featviz, *pair, "--out", MAPS).document
 
 
-def test_difference_maps_have_one_scale(maps: Maps) -> None:
+def test_difference_maps_have_one_scale(mapped: Document) -> None:
     """The largest relative difference of all layers that differ."""
-    assert list(drawn(maps.folder)) == ["2 (Conv2d)", "3 (ReLU)", "4 (Conv2d)"]
-    channels = [layer["channels"] for layer in maps.document["layers"]]
+    assert list(drawn(MAPS)) == ["2 (Conv2d)", "3 (ReLU)", "4 (Conv2d)"]
+    channels = [layer["channels"] for layer in mapped["layers"]]
     worst = max(max(columns["relative"]) for columns in channels)
-    for row in maps.document["maps"]:
+    for row in mapped["maps"]:
         assert row["limit"] == pytest.approx(worst)
         assert row["source"] == "kept tensors"
-    assert maps.document["maps"][0]["channels"] == [CHANGED]
+    assert mapped["maps"][0]["channels"] == [CHANGED]
 
 
-def test_difference_maps_have_the_colours_of_their_values(maps: Maps) -> None:
+def test_difference_maps_have_the_colours_of_their_values(
+    mapped: Document, pair: Pair
+) -> None:
     """Each pixel has that of its signed difference."""
     colors = colormaps["coolwarm"](np.linspace(0, 1, 254), bytes=True)[:, :3]
-    pictures = list(drawn(maps.folder).values())
-    for row, picture in zip(maps.document["maps"], pictures, strict=True):
+    pictures = list(drawn(MAPS).values())
+    for row, picture in zip(mapped["maps"], pictures, strict=True):
         channels = ",".join(map(str, row["channels"]))
         assert picture.text["Channels"] == channels  # type: ignore[attr-defined]
-        before, after = maps.values(row)
+        before, after = kept_tensors(pair, row["image"], row["label"])
         scale = max(abs(before).max(), abs(after).max())
         shares = (after - before) / (np.maximum(abs(before), abs(after)) + scale)
         expected = level_of(shares[row["channels"][0]], -row["limit"], row["limit"])
@@ -166,12 +153,15 @@ def level_of(values: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.floor((values - low) / (high - low) * 253 + 0.5).astype(int)
 
 
-def test_before_and_after_share_a_scale_and_an_order(maps: Maps) -> None:
+def test_before_and_after_share_a_scale_and_an_order(
+    mapped: Document, pair: Pair
+) -> None:
     """A level is the same value in both pictures: its share of the span of both."""
-    row = maps.document["maps"][2]
-    pair = (row["before"], row["after"])
-    for file, values in zip(pair, maps.values(row), strict=True):
-        with Image.open(maps.folder / file) as picture:
+    row = mapped["maps"][2]
+    tensors = kept_tensors(pair, row["image"], row["label"])
+    files = (row["before"], row["after"])
+    for file, values in zip(files, tensors, strict=True):
+        with Image.open(MAPS / file) as picture:
             channels = picture.text["Channels"]  # type: ignore[attr-defined]
             pixels = np.asarray(picture.convert("RGB"))[..., 0]
         assert channels == ",".join(map(str, row["channels"]))
@@ -193,9 +183,8 @@ def tile_of(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run) -> None:
     """All of the channel that became NaN."""
-    out = Path("maps")
-    featviz("diff", run("base"), run("new", change=nan_bias), "--out", out)
-    picture = drawn(out)["2 (Conv2d)"]
+    featviz("diff", run("base"), run("new", change=nan_bias), "--out", MAPS)
+    picture = drawn(MAPS)["2 (Conv2d)"]
     assert picture.text["Channels"] == str(CHANGED)  # type: ignore[attr-defined]
     magenta = (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all(axis=2)
     assert magenta.sum() == 96 * 96
@@ -237,7 +226,7 @@ def test_of_many_layers_the_first_and_the_worst_are_drawn(featviz: CLI) -> None:
         runs.append(write_run(Path(str(brighter)), {"a.png": rows}))
     featviz("diff", *runs, "--out", "maps")
     expected = [f"l{index} (ReLU)" for index in (1, *range(4, 63))]
-    assert list(drawn(Path("maps"))) == expected
+    assert list(drawn(MAPS)) == expected
 
 
 @pytest.fixture

@@ -11,16 +11,15 @@ from rundirs import Drawn, write_run
 from .changed_network import (
     CLI,
     IMAGES,
+    KEPT,
     Pair,
     Run,
     documented,
-    kept_pair,
+    kept_tensors,
     layer_of,
     nan_bias,
     one_weight,
 )
-
-KEPT = ("--tensors", "npy")
 
 
 def decibels(base: np.ndarray, new: np.ndarray) -> float:
@@ -30,43 +29,38 @@ def decibels(base: np.ndarray, new: np.ndarray) -> float:
 
 @pytest.mark.parametrize("layer", ["2", "4"])
 def test_sqnr_is_what_numpy_makes_of_the_tensors(
-    featviz: CLI, run: Run, layer: str
+    featviz: CLI, pair: Pair, layer: str
 ) -> None:
     """In each image to 0.01 dB; a layer has the number of its worst image."""
-    base = run("base", *KEPT)
-    new = run("new", *KEPT, change=one_weight)
     expected = {}
     for image in IMAGES:
-        file = f"{image}/{int(layer) + 1:03d}_{layer}/output.npy"
-        expected[image] = pytest.approx(decibels(*kept_pair(base, new, file)), abs=0.01)
+        number = decibels(*kept_tensors(pair, image, layer))
+        expected[image] = pytest.approx(number, abs=0.01)
 
-    row = layer_of(documented(featviz, base, new).document, layer)
+    row = layer_of(documented(featviz, *pair).document, layer)
 
     sqnr = {image: row["images"][image]["sqnr"] for image in IMAGES}
     assert sqnr == expected
     assert row["sqnr"] == min(sqnr.values())
-    assert f"{row['sqnr']:.2f} dB" in featviz("diff", base, new).out
+    assert f"{row['sqnr']:.2f} dB" in featviz("diff", *pair).out
 
 
-def test_a_layer_that_does_not_differ_has_no_sqnr(featviz: CLI, run: Run) -> None:
+def test_a_layer_that_does_not_differ_has_no_sqnr(featviz: CLI, pair: Pair) -> None:
     """There is no noise."""
-    base = run("base", *KEPT)
-    new = run("new", *KEPT, change=one_weight)
-    document = documented(featviz, base, new).document
+    document = documented(featviz, *pair).document
     assert layer_of(document, "0")["sqnr"] is None
 
 
 def test_pictures_have_no_sqnr(featviz: CLI, run: Run) -> None:
     """Their levels have noise of their own: the number is left out, and a gate on it
     says how to get it."""
-    base = run("base")
-    new = run("new", change=one_weight)
-    document = documented(featviz, base, new).document
+    runs = (run("base"), run("new", change=one_weight))
+    document = documented(featviz, *runs).document
     assert {row["sqnr"] for row in document["layers"]} == {None}
-    table = featviz("diff", base, new).out
+    table = featviz("diff", *runs).out
     assert "cosine" in table
     assert "SQNR" not in table
-    done = featviz("diff", base, new, "--fail-on", "sqnr<20")
+    done = featviz("diff", *runs, "--fail-on", "sqnr<20")
     assert done.code == 2
     assert "the sqnr of no layer is known" in done.err
     assert "--tensors npy" in done.err
@@ -79,12 +73,6 @@ def test_values_that_are_not_finite_fail_a_gate(featviz: CLI, run: Run) -> None:
         done = featviz("diff", *runs, "--fail-on", gate)
         assert done.code == 4
         assert "values that are finite in one run alone" in done.out + done.err
-
-
-@pytest.fixture
-def pair(run: Run) -> Pair:
-    """Runs with tensors, before and after one weight has changed."""
-    return run("base", *KEPT), run("new", *KEPT, change=one_weight)
 
 
 @pytest.fixture

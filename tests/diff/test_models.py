@@ -36,13 +36,11 @@ def models() -> Pair:
 
 
 def test_two_models_are_compared_as_their_runs_are(
-    featviz: CLI, run: Run, models: Pair, photos: Path
+    featviz: CLI, pair: Pair, models: Pair, photos: Path
 ) -> None:
     """The numbers are those of two run directories with tensors; the models are called
     by their files."""
-    base = run("base", "--tensors", "npy")
-    new = run("new", "--tensors", "npy", change=one_weight)
-    expected = documented(featviz, base, new).document
+    expected = documented(featviz, *pair).document
 
     code, document = documented(featviz, *models, photos, *SMALL)
 

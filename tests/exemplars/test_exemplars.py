@@ -37,9 +37,33 @@ OUT = Path("out")
 
 def search(net: nn.Module, images: Path, out: Path = OUT, **choice: Any) -> Row:
     """exemplars.json of a network."""
-    options = replace(OPTIONS, out=out, overwrite=True, **choice)
-    find_exemplars(adopt(net, PLAIN), [str(images)], options)
+    options = replace(OPTIONS, out=out, **choice)
+    find_exemplars(adopt(net.eval(), options.inputs), [str(images)], options)
     return json.loads((out / "exemplars.json").read_text())
+
+
+def column(rows: Rows, name: str) -> list[Any]:
+    """A value of each row."""
+    return [row[name] for row in rows]
+
+
+def channels_of(layers: Rows) -> Rows:
+    """The channels of all layers."""
+    return [channel for layer in layers for channel in layer["channels"]]
+
+
+def shown(channel: Row) -> list[tuple[object, ...]]:
+    """The exemplars of a channel, without folder and number of their images."""
+    return [
+        (
+            Path(row["image"]).name,
+            round(row["value"], 5),
+            row["map"],
+            row["place"],
+            row["box"],
+        )
+        for row in channel["exemplars"]
+    ]
 
 
 def pictures(folder: Path) -> list[Path]:
@@ -133,15 +157,6 @@ def searched(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return search(whole_numbers(), noise, out, top=3)["layers"]
 
 
-def exemplars_of(layer: Row) -> list[tuple[int, Row]]:
-    """All exemplars of a layer, each with its channel."""
-    return [
-        (channel["channel"], exemplar)
-        for channel in layer["channels"]
-        for exemplar in channel["exemplars"]
-    ]
-
-
 def test_the_pixels_of_a_box_give_the_value(
     searched: Rows, net: nn.Module, noise: Path
 ) -> None:
@@ -149,21 +164,25 @@ def test_the_pixels_of_a_box_give_the_value(
     conv = searched[0]
     assert conv["receptive_field"] == {"how": "computed", "size": [3, 3]}
     checked = 0
-    for channel, exemplar in exemplars_of(conv):
-        pixels = pixels_of(Image.open(noise / exemplar["image"]).crop(exemplar["box"]))
-        if pixels.shape == (3, 3, 3):
-            value = (pixels * net.conv1.weight[channel]).sum().item()
-            assert value == pytest.approx(exemplar["value"])
-            checked += 1
+    for channel in conv["channels"]:
+        weight = net.conv1.weight[channel["channel"]]
+        for exemplar in channel["exemplars"]:
+            image = Image.open(noise / exemplar["image"])
+            pixels = pixels_of(image.crop(exemplar["box"]))
+            if pixels.shape == weight.shape:
+                value = (pixels * weight).sum().item()
+                assert value == pytest.approx(exemplar["value"])
+                checked += 1
     assert checked > 3
 
 
 def test_exemplars_have_the_names_of_their_images(searched: Rows, noise: Path) -> None:
     """With the folder, and the size of the map."""
     names = [path.relative_to(noise).as_posix() for path in pictures(noise)]
-    for _, exemplar in exemplars_of(searched[0]):
-        assert exemplar["image"] == names[exemplar["number"]]
-        assert exemplar["map"] == list(SIZE)
+    for channel in channels_of(searched[:1]):
+        for exemplar in channel["exemplars"]:
+            assert exemplar["image"] == names[exemplar["number"]]
+            assert exemplar["map"] == list(SIZE)
 
 
 def test_nan_and_infinities_excite_nothing(noise: Path) -> None:
@@ -178,15 +197,16 @@ def test_nan_and_infinities_excite_nothing(noise: Path) -> None:
         holes[..., 0, 0] = torch.nan
         return self.last(torch.cat([holes, red * torch.nan, red], 1))
 
-    out = Path("out")
-    layers = search(Net(way, last=nn.Identity()), noise, out, layers="last", top=2)
+    net = Net(way, last=nn.Identity())
+    holes, empty, plain = channels_of(
+        search(net, noise, layers="last", top=2)["layers"]
+    )
 
-    holes, empty, plain = layers["layers"][0]["channels"]
-    assert [e["value"] for e in holes["exemplars"]] == [-2.0, -2.0]
+    assert column(holes["exemplars"], "value") == [-2.0, -2.0]
     assert empty["exemplars"] == []
     assert empty["file"] is None
-    assert [e["value"] for e in plain["exemplars"]] == [1.0, 1.0]
-    assert not (out / "001_last/output/c00001.png").exists()
+    assert column(plain["exemplars"], "value") == [1.0, 1.0]
+    assert not (OUT / "001_last/output/c00001.png").exists()
 
 
 @pytest.fixture(scope="module")
@@ -224,16 +244,8 @@ def test_a_class_has_what_its_folder_has_alone(
     """Images, values and boxes of every channel."""
     alone = search(net, noise / name, layers="conv1,relu", top=3)["layers"]
     layers = [row for row in layers_of(by_class) if row["class_name"] == name]
-    for row, expected in zip(layers, alone, strict=True):
-        assert [shown(e, f"{name}/") for _, e in exemplars_of(row)] == [
-            shown(e) for _, e in exemplars_of(expected)
-        ]
-
-
-def shown(exemplar: Row, folder: str = "") -> tuple[object, ...]:
-    """The image without its folder, the value and the box."""
-    image = exemplar["image"].removeprefix(folder)
-    return image, exemplar["value"], exemplar["box"]
+    of_class = [shown(channel) for channel in channels_of(layers)]
+    assert of_class == [shown(channel) for channel in channels_of(alone)]
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +267,7 @@ def layouts(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 def test_any_layout_gives_the_same_places(layouts: Rows) -> None:
     """One map has the same exemplars, however its axes stand."""
-    assert [row["layout"] for row in layouts[:3]] == ["nchw", "nhwc", "tokens"]
+    assert column(layouts[:3], "layout") == ["nchw", "nhwc", "tokens"]
     expected = layouts[0]["channels"][0]["exemplars"]
     for row in layouts[:3]:
         assert row["receptive_field"]["how"] == "computed"
@@ -310,41 +322,36 @@ def photos() -> Path:
     return Path("photos")
 
 
-def channels_of(result: Any) -> list[list[tuple[object, ...]]]:
-    """The exemplars of each channel of each layer."""
-    channels = [channel for layer in result.layers for channel in layer.channels]
-    return [
-        [(e.image, round(e.value, 5), e.map, e.place, e.box) for e in channel.exemplars]
-        for channel in channels
-    ]
-
-
-def map_sizes(rows: list[tuple[Any, ...]]) -> set[tuple[int, ...]]:
-    """Of the maps that the exemplars of a channel lie in."""
-    return {tuple(row[2] or ()) for row in rows}
-
-
 @pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_image_of_a_new_shape_may_be_refused(batch: int, photos: Path) -> None:
     """It is a failed image; the others, of its shape too, give what they give without
     it."""
     inputs = InputOptions(preset="none")
-    options = ExemplarOptions(inputs=inputs, layers="Linear", batch_size=batch)
-    model = adopt(Choosy().eval(), inputs)
+    choice = {"inputs": inputs, "layers": "Linear", "batch_size": batch}
+    net = Choosy()
 
-    options = replace(options, out=Path("all"))
-    result = find_exemplars(model, [str(photos)], options)
+    content = search(net, photos, **choice)
     (photos / f"{REFUSED}.png").unlink()
-    options = replace(options, out=Path("good"))
-    expected = channels_of(find_exemplars(model, [str(photos)], options))
+    expected = search(net, photos, Path("good"), **choice)
 
-    assert [failure.number for failure in result.images.failures] == [REFUSED]
-    assert result.images.seen == 5
-    assert channels_of(result) == expected
-    assert [len(rows) for rows in expected] == [5] * 4
+    assert column(content["images"]["failures"], "number") == [REFUSED]
+    assert content["images"]["seen"] == 5
+    channels = [shown(channel) for channel in channels_of(content["layers"])]
+    assert channels == [shown(channel) for channel in channels_of(expected["layers"])]
     # two channels of queries, which have no places, and two of tokens
-    sizes = list(map(map_sizes, expected))
-    assert sizes == [{()}, {()}, {(4, 4), (3, 6)}, {(4, 4), (3, 6)}]
+    assert [map_sizes(channel) for channel in channels_of(content["layers"])] == [
+        [None],
+        [None],
+        [[3, 6], [4, 4]],
+        [[3, 6], [4, 4]],
+    ]
+
+
+def map_sizes(channel: Row) -> list[Any]:
+    """The sizes of the maps of all five exemplars of a channel, each once."""
+    sizes = column(channel["exemplars"], "map")
+    assert len(sizes) == 5
+    return sorted(size for index, size in enumerate(sizes) if size not in sizes[:index])
 
 
 def test_nothing_to_look_at(noise: Path) -> None:
@@ -373,6 +380,6 @@ def test_what_a_refused_image_gave_before_is_forgotten() -> None:
 
     content = search(Net(way, conv=conv), Path("photos"), layers="conv")
 
-    assert [failure["number"] for failure in content["images"]["failures"]] == [1]
-    names = [exemplar["image"] for _, exemplar in exemplars_of(content["layers"][0])]
-    assert names == ["2.png", "0.png"]
+    assert column(content["images"]["failures"], "number") == [1]
+    (channel,) = channels_of(content["layers"])
+    assert column(channel["exemplars"], "image") == ["2.png", "0.png"]
