@@ -5,6 +5,7 @@
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
+const CROP = 96; // pixels of the height of a map
 
 /** Make an element of SVG. */
 function draw(tag, attributes = {}, ...children) {
@@ -14,24 +15,30 @@ function draw(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A part of a picture, which is loaded when it comes into sight; very wide parts are cut to `most`
-    times their height. */
-function cut(image, [x, y, w, h], height, alt, grey = false, most = 3) {
-  const [width, tall] = ["width", "height"].map((side) => image.getAttribute(side));
-  const whole = make("img", { loading: "lazy", decoding: "async", src: image.src, alt: "", width, height: tall });
-  const across = Math.min(Math.max(Math.round(height * w / h), height / 2), most * height);
-  return draw("svg", { role: "img", "aria-label": alt, class: grey ? "crop grey" : "crop", width: across, height,
-    viewBox: `${x} ${y} ${w} ${h}`, preserveAspectRatio: "xMidYMid slice" },
-  draw("foreignObject", { width, height: tall }, whole));
+/** A rectangle of a picture, which is loaded when it comes into sight.
+    @param box [left, top, width, height] in pixels of the picture
+    @param height in pixels on the page
+    @param widest of the rectangle, in heights: of a wider one the middle is shown */
+function cut(image, [x, y, w, h], height, alt, { isGrey = false, widest = 3 } = {}) {
+  const size = { width: image.getAttribute("width"), height: image.getAttribute("height") };
+  const picture = make("img", { loading: "lazy", decoding: "async", src: image.src, alt: "", ...size });
+  const width = clamp(Math.round((height * w) / h), height / 2, widest * height);
+  const attributes = { role: "img", "aria-label": alt, class: isGrey ? "crop grey" : "crop", width, height,
+    viewBox: `${x} ${y} ${w} ${h}`, preserveAspectRatio: "xMidYMid slice" };
+  return draw("svg", attributes, draw("foreignObject", size, picture));
 }
 
 /** A channel's tile, cut out of its grid. */
 function crop({ grid, image }, channel, height, alt) {
-  return cut(image, grid.place(grid.slots.get(channel) * grid.slices), height, alt, grid.grey);
+  const box = grid.box(grid.slots.get(channel) * grid.slices);
+  return cut(image, box, height, alt, { isGrey: grid.grey });
 }
 
+/** The address of a channel's view, from that of the layer's channel 0. */
+const channelAddress = (spot, channel) => spot.replace(/0$/, channel);
+
 /** What the run of a frame is called, where there are two. */
-function run(frame) {
+function runName(frame) {
   return frame.element.parentElement.querySelector(".name small").textContent;
 }
 
@@ -41,16 +48,25 @@ class ChannelView {
     this.box = group.element.querySelector("[data-channel]");
   }
 
-  /** The frames of this run that have a tile of the channel. */
-  frames(channel) {
-    return this.group.frames.filter(({ grid, element }) =>
-      !("other" in element.parentElement.dataset) && grid.slots.has(channel));
-  }
-
-  /** The same tensor of the same image in the run that this one is compared with. */
-  before({ element }, channel) {
-    return this.group.frames.find((other) => "other" in other.element.parentElement.dataset
-      && other.element.dataset.name === element.dataset.name && other.grid.slots.has(channel));
+  /** Show a channel.
+      @param row of the table of channels, with its numbers over all images */
+  open(channel, row) {
+    const { layer, type } = this.group.element.dataset;
+    this.title = make("h2", { tabIndex: -1 }, `Channel ${channel} `,
+      make("small", {}, "of ", make("code", {}, layer), ` ${type}`));
+    const head = make("header", { className: "bar" }, this.title, this.neighbours(channel));
+    const frames = this.frames(channel);
+    const pictures = frames.map((frame) => this.picture(frame, channel));
+    const main = make("div", {}, ...this.extras(channel), make("div", { className: "excited" }, ...pictures));
+    if (!frames.length) {
+      const text = "This channel was not drawn (--channels or --collapse).";
+      main.append(make("p", { className: "note", textContent: text }));
+    }
+    this.box.replaceChildren(head, make("div", { className: "sheet" }, main, this.facts(row)));
+    this.box.hidden = false;
+    this.group.element.classList.add("opened");
+    this.box.scrollIntoView();
+    this.title.focus({ preventScroll: true });
   }
 
   close() {
@@ -59,83 +75,97 @@ class ChannelView {
     this.box.replaceChildren();
   }
 
-  open(channel, row) {
-    const value = (frame) => frame.grid.stat(channel, "max");
-    const key = (frame) => (Number.isFinite(value(frame)) ? value(frame) : -Infinity);
-    const frames = this.frames(channel).sort((a, b) => key(b) - key(a));
-    this.title = make("h2", { tabIndex: -1 }, `Channel ${channel} `,
-      make("small", {}, "of ", make("code", {}, this.group.element.dataset.layer), ` ${this.group.element.dataset.type}`));
-    const head = make("header", { className: "bar" }, this.title, this.neighbours(channel));
-    const pictures = make("div", { className: "excited" },
-      ...frames.map((frame) => this.picture(frame, channel)));
-    const main = make("div", {}, ...this.extras(channel), pictures);
-    if (!frames.length) main.append(make("p", { className: "note", textContent: "This channel was not drawn (--channels or --collapse)." }));
-    this.box.replaceChildren(head, make("div", { className: "sheet" }, main, this.facts(row)));
-    this.box.hidden = false;
-    this.group.element.classList.add("opened");
-    this.box.scrollIntoView();
-    this.title.focus({ preventScroll: true });
+  /** The frames of this run that have a tile of the channel, of the largest maximum first. */
+  frames(channel) {
+    const frames = this.group.frames.filter((frame) => !frame.isOther && frame.grid.slots.has(channel));
+    const rank = ({ grid }) => {
+      const maximum = grid.stat(channel, "max");
+      return Number.isFinite(maximum) ? maximum : -Infinity;
+    };
+    return frames.sort((a, b) => rank(b) - rank(a));
   }
 
-  address(channel) {
-    return this.group.element.dataset.spot.replace(/^[^#]*/, "").replace(/0$/, channel);
+  /** The same tensor of the same image in the run that this one is compared with. */
+  before(frame, channel) {
+    return this.group.frames.find((other) => other.isOther && other.imageName === frame.imageName
+      && other.grid.slots.has(channel));
   }
 
   neighbours(channel) {
-    const all = this.group.channels;
-    const at = all.indexOf(channel);
-    const link = (n, text, rel) => (n in all
-      ? make("a", { href: this.address(all[n]), textContent: text, className: rel }) : "");
-    const close = make("button", { type: "button", textContent: "Close" });
-    close.addEventListener("click", () => shut());
+    const { channels } = this.group;
+    const position = channels.indexOf(channel);
+    const link = (neighbour, text, className) => {
+      if (neighbour === undefined) return "";
+      const href = channelAddress(this.group.element.dataset.spot, neighbour).replace(/^[^#]*/, "");
+      return make("a", { href, textContent: text(neighbour), className });
+    };
+    const closing = make("button", { type: "button", textContent: "Close" });
+    closing.addEventListener("click", () => shut());
     return make("nav", { ariaLabel: "Neighbouring channels", className: "around" },
-      link(at - 1, `← Channel ${all[at - 1]}`, "before"), link(at + 1, `Channel ${all[at + 1]} →`, "after"), close);
+      link(channels[position - 1], (other) => `← Channel ${other}`, "before"),
+      link(channels[position + 1], (other) => `Channel ${other} →`, "after"), closing);
   }
 
+  /** The map of an image beside its input, between them that of a compared run, and behind them the
+      map over the input. */
   picture(frame, channel) {
-    const { input, grid } = frame;
-    const name = frame.element.dataset.name;
+    const { imageName } = frame;
     const before = this.before(frame, channel);
-    const seen = () => make("img", { src: input.src, alt: `What the model saw of ${name}`, loading: "lazy",
-      width: input.getAttribute("width"), height: input.getAttribute("height") });
-    const map = crop(frame, channel, 96, `Channel ${channel} of ${name}`);
-    const sides = make("div", { className: "trio" }, seen(), map);
-    if (before) map.before(crop(before, channel, 96, `Channel ${channel} of ${name}, ${run(before)}`));
+    const pictures = [this.seen(frame, `What the model saw of ${imageName}`)];
+    if (before) pictures.push(crop(before, channel, CROP, `Channel ${channel} of ${imageName}, ${runName(before)}`));
+    pictures.push(crop(frame, channel, CROP, `Channel ${channel} of ${imageName}`));
     if (frame.fits) {
-      const under = seen();
-      under.alt = "";
-      const over = crop(frame, channel, 96, `Channel ${channel} over ${name}`);
+      const over = crop(frame, channel, CROP, `Channel ${channel} over ${imageName}`);
       over.classList.add("tinted");
-      sides.append(make("span", { className: "overlay" }, under, over));
+      pictures.push(make("span", { className: "overlay" }, this.seen(frame, ""), over));
     }
     const home = frame.element.parentElement.querySelector(".name a");
-    const link = make("a", { href: home ? home.getAttribute("href") : "", textContent: name });
-    const most = ({ grid: of }) => `max ${digits(of.stat(channel, "max"))}`;
-    const text = before ? ` ${run(before)} ${most(before)} → ${run(frame)} ${most(frame)}` : ` ${most(frame)}`;
-    return make("figure", {}, sides, make("figcaption", {}, link, text));
+    const link = make("a", { href: home?.getAttribute("href") ?? "", textContent: imageName });
+    const maximum = ({ grid }) => `max ${digits(grid.stat(channel, "max"))}`;
+    let text = maximum(frame);
+    if (before) text = `${runName(before)} ${maximum(before)} → ${runName(frame)} ${text}`;
+    return make("figure", {}, make("div", { className: "trio" }, ...pictures), make("figcaption", {}, link, ` ${text}`));
+  }
+
+  /** What the model saw of a frame's image. */
+  seen({ input }, alt) {
+    const width = input.getAttribute("width");
+    const height = input.getAttribute("height");
+    return make("img", { src: input.src, alt, loading: "lazy", width, height });
   }
 
   /** The numbers over all images, as they stand in the row of the table. */
   facts(row) {
-    const heads = [...row.closest("table").tHead.rows[0].cells].map((cell) => cell.dataset.title ?? cell.textContent);
-    const cells = [...row.cells].slice(1).map((cell) => cell.textContent);
-    const rows = cells.map((text, n) => [heads[n + 1], text || "none"]);
-    return make("dl", { className: "facts" }, ...rows.map(([term, text]) =>
-      make("div", {}, make("dt", {}, term), make("dd", {}, text))));
+    const heads = [...row.closest("table").tHead.rows[0].cells];
+    const titles = heads.map((head) => head.dataset.title ?? head.textContent);
+    const facts = [...row.cells].map((cell, column) => make("div", {}, make("dt", {}, titles[column]),
+      make("dd", {}, cell.textContent || "none")));
+    return make("dl", { className: "facts" }, ...facts.slice(1)); // the first is the channel
   }
 
   /** What stands beside the layer: kernels, suspects of an audit, exemplars. */
   extras(channel) {
-    return [...this.group.element.querySelectorAll("[data-extra]")].flatMap((box) => {
-      const own = JSON.parse(box.dataset.extra)[channel];
-      if (!own) return [];
-      const [title, words] = ["h3", "small"].map((tag) => box.querySelector(tag).textContent);
-      const picture = Array.isArray(own)
-        ? cut(box.querySelector("img"), own, Math.max(96, own[3]), `${title}: channel ${channel}`, false, Infinity)
-        : make("img", own);
-      return [make("section", { className: "sought" }, make("h3", { textContent: title }),
-        make("p", { className: "note", textContent: words }), make("div", { className: "scroll", tabIndex: 0 }, picture),
-        box.querySelector(".key")?.cloneNode(true) ?? "")];
-    });
+    const sections = [];
+    for (const box of this.group.element.querySelectorAll("[data-extra]")) {
+      const extra = JSON.parse(box.dataset.extra)[channel];
+      if (extra) sections.push(this.extra(box, extra, channel));
+    }
+    return sections;
+  }
+
+  /** @param extra a box in the picture of all channels, or the properties of a picture of its own */
+  extra(box, extra, channel) {
+    const title = box.querySelector("h3").textContent;
+    const text = box.querySelector("small").textContent;
+    let picture;
+    if (Array.isArray(extra)) {
+      const height = Math.max(CROP, extra[3]);
+      picture = cut(box.querySelector("img"), extra, height, `${title}: channel ${channel}`, { widest: Infinity });
+    } else {
+      picture = make("img", extra);
+    }
+    return make("section", { className: "sought" }, make("h3", { textContent: title }),
+      make("p", { className: "note", textContent: text }),
+      make("div", { className: "scroll", tabIndex: 0 }, picture), box.querySelector(".key")?.cloneNode(true) ?? "");
   }
 }

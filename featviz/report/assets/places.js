@@ -106,7 +106,6 @@ class PlaceGrid {
   }
 }
 
-const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const lengthOf = (vector) => Math.hypot(...vector) || 1;
 /** The length of what lies outside the axes, of a vector whose whole length is 1. */
 const outside = (length) => Math.sqrt(Math.max(0, 1 - length ** 2));
@@ -272,10 +271,10 @@ class PlacePanel {
     this.drawLight(pen, image);
     const grid = lens.grid(image);
     const field = place === null ? null : grid.seen(place, size);
-    if (field) stroke(pen, () => pen.strokeRect(...field.map((pixels) => pixels * zoom)));
+    if (field) stroke(pen, ACTIVE, 2, () => pen.strokeRect(...field.map((pixels) => pixels * zoom)));
     const { x, y } = grid.middle(place ?? lens.answer.best(image));
     const radius = place === null ? 3 : 5;
-    stroke(pen, () => {
+    stroke(pen, ACTIVE, 2, () => {
       pen.beginPath();
       pen.arc(x * canvas.width, y * canvas.height, radius, 0, 2 * Math.PI);
       pen.stroke();
@@ -345,20 +344,11 @@ class PlacePanel {
       const width = (50 * Math.abs(tenths)) / longest;
       const bar = draw("svg", { class: "meter", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
         draw("rect", { class: "part", x: tenths < 0 ? 50 - width : 50, width, height: 8 }));
-      const link = make("a", { href: layer.spot.replace(/0$/, channel), textContent: channel });
+      const link = make("a", { href: channelAddress(layer.spot, channel), textContent: channel });
       const value = make("td", { className: "n", textContent: `${digits(tenths / 10)} σ` });
       rows.push(make("tr", {}, make("th", { scope: "row" }, link), make("td", {}, bar), value));
     }
     this.channels.replaceChildren(...rows);
-  }
-}
-
-/** Draw lines twice: with a dark edge they are seen on every ground. */
-function stroke(pen, lines) {
-  for (const { color, width } of [{ color: "#000000", width: 4 }, { color: "#6cc0ff", width: 2 }]) {
-    pen.strokeStyle = color;
-    pen.lineWidth = width;
-    lines();
   }
 }
 
@@ -540,7 +530,7 @@ const lens = {
     let image = this.home;
     let spot = null;
     if (frame?.grid.scene) {
-      spot = frame.spotAt(event.clientX, event.clientY);
+      spot = frame.spotAt(event);
       image = this.index.images.findIndex(({ name }) => name === frame.element.dataset.name);
     } else if (map) {
       spot = spotIn(map.getBoundingClientRect(), event);

@@ -1,20 +1,22 @@
 // Owns a page as a whole: which page of a single file is shown, the controls, the search, sortable
 // tables and keys. What is set stands in the address, so that going back or sending a link shows the
-// same. It is loaded last; without the scripts all pictures and numbers of a page are still there.
+// same. Without the scripts all pictures and numbers of a page are still there.
 //
 //   state           the values of the controls, from and to the address
 //   filter          the search
+//   sortable        tables
 //   begin, route    bring a page to life; show what the address names
 "use strict";
 
 const frames = new Map(); // by element
 const groups = new Map(); // by element
-let current = null; // the page that is shown
 const channelRows = new Map(); // rows of the tables of channels, by the address of the channel
-let opened = null; // the channel view that is open
-const voice = make("div", { className: "unseen" });
-voice.setAttribute("aria-live", "polite");
+let current = null; // the page that is shown
+let opened = null; // the view of the channel that is open
+const voice = make("div", { className: "unseen", ariaLive: "polite" });
 const announce = (text) => { voice.textContent = text; };
+const shownPage = () => document.querySelector(".page:not([hidden])");
+const compare = (a, b) => (a < b ? -1 : Number(a > b));
 
 const sight = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
@@ -23,260 +25,349 @@ const sight = new IntersectionObserver((entries) => {
     frame.paint();
   }
 }, { rootMargin: "200px" });
-const size = new ResizeObserver((entries) => entries.forEach(({ target }) => frames.get(target).fit()));
+const size = new ResizeObserver((entries) => {
+  for (const { target } of entries) frames.get(target).fit();
+});
 
 // ---------------------------------------------------------------------------------------------
 // What is set stands in the address: going back, loading again or sending a link shows the same.
 
 const CARRIED = ["sort", "size", "cmap", "over", "zeros"]; // from page to page
+
 const state = {
   values: new URLSearchParams(location.search),
+
   get(name) { return this.values.get(name) ?? ""; },
+
   set(name, value) {
     if (value) this.values.set(name, value);
     else this.values.delete(name);
     this.write(location.hash);
   },
+
   write(hash) {
-    const search = String(this.values);
-    history.replaceState(null, "", location.pathname + (search && `?${search}`) + hash);
+    const query = String(this.values);
+    const search = query ? `?${query}` : "";
+    history.replaceState(null, "", location.pathname + search + hash);
   },
 };
 
-const APPLIED = { // by the names of the controls
+/** What the controls do to a group, by their names. */
+const GROUP_CONTROLS = {
   sort: (group, value) => group.sort(value || "drawn"),
   size: (group, value) => group.resize(Number(value) || 0),
   over: (group, value) => group.lay(Number(value) || 0),
   zeros: (group, value) => group.outlineZeros(Boolean(value)),
-  cmap: () => {},
+  cmap: () => {}, // of the whole document
 };
 
-const ARRANGED = { // of a page, by the names of the controls
+/** What the controls do to the list of layers of a comparison, by their names. */
+const LIST_CONTROLS = {
   rank: (list, value) => {
-    const rows = [...list.children];
-    rows.forEach((row, n) => { row.dataset.position ??= n; });
-    const key = (row) => (value ? -Number(row.dataset.change) : Number(row.dataset.position));
-    list.append(...rows.sort((a, b) => key(a) - key(b) || a.dataset.position - b.dataset.position));
+    const layers = [...list.children];
+    layers.forEach((layer, position) => { layer.dataset.position ??= position; });
+    const byPosition = (a, b) => a.dataset.position - b.dataset.position;
+    const byChange = (a, b) => b.dataset.change - a.dataset.change || byPosition(a, b);
+    list.append(...layers.sort(value ? byChange : byPosition));
   },
   changed: (list, value) => list.classList.toggle("changed", Boolean(value)),
 };
 
-function color() {
-  document.documentElement.dataset.cmap = state.get("cmap") || (state.get("over") ? "viridis" : "");
-}
-
-/** Give controls the values of the address. */
+/** Show controls as they are set in the address. */
 function mirror(page) {
   for (const control of page.querySelectorAll("[data-state]")) {
-    const value = state.get(control.dataset.state);
-    if (control.type === "checkbox") control.checked = Boolean(value);
-    else control.value = control.type === "range" ? Number(value) || 0 : value;
-    const [unit, none] = control.dataset.state === "over" ? ["%", "off"] : ["px", "as drawn"];
-    if (control.type === "range") control.nextElementSibling.value = Number(value) ? `${value} ${unit}` : none;
-    if (control.selectedIndex === -1) control.selectedIndex = 0;
+    const { state: name } = control.dataset;
+    const value = state.get(name);
+    if (control.type === "checkbox") {
+      control.checked = Boolean(value);
+    } else if (control.type === "range") {
+      const number = Number(value) || 0;
+      const unset = name === "over" ? "off" : "as drawn";
+      control.value = number;
+      control.nextElementSibling.value = number ? `${number} ${name === "over" ? "%" : "px"}` : unset;
+    } else {
+      control.value = value;
+      if (control.selectedIndex === -1) control.selectedIndex = 0; // no such choice
+    }
   }
 }
 
+/** Do to a page what a control is set to. */
 function apply(page, name) {
+  const value = state.get(name);
   // what another page has set is of no concern where there is no control for it
-  const concerned = page.querySelector(`[data-state="${name}"]`) ? page.querySelectorAll("[data-group]") : [];
-  for (const element of concerned) APPLIED[name]?.(groups.get(element), state.get(name));
-  for (const list of page.querySelectorAll("[data-ranked]")) ARRANGED[name]?.(list, state.get(name));
-  color();
+  const hasControl = page.querySelector(`[data-state="${name}"]`) !== null;
+  if (hasControl && name in GROUP_CONTROLS) {
+    for (const element of page.querySelectorAll("[data-group]")) GROUP_CONTROLS[name](groups.get(element), value);
+  }
+  if (name in LIST_CONTROLS) {
+    for (const list of page.querySelectorAll("[data-ranked]")) LIST_CONTROLS[name](list, value);
+  }
+  // over the input grey maps would not be seen
+  document.documentElement.dataset.cmap = state.get("cmap") || (state.get("over") ? "viridis" : "");
   mirror(page);
 }
 
-function set(control, page) {
+/** Set what a control says. */
+function change(control, page) {
   const { state: name } = control.dataset;
-  const value = control.type === "checkbox" ? (control.checked ? "1" : "") : control.value;
+  let { value } = control;
+  if (control.type === "checkbox") value = control.checked ? "1" : "";
   state.set(name, value === "0" ? "" : value);
   apply(page, name);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Search and tables.
+// Search.
 
-const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
-const matches = (text, words) => words.every((word) => text.toLowerCase().includes(word));
+const MOST_RESULTS = 12;
+const search = document.querySelector("[data-filter]");
+const results = document.querySelector(".results");
 
-/** `conv1 17`, `conv1 c17` and `channel 17` ask for channel 17 of the layers that match the rest. */
-function channelAsked(text) {
-  const parts = /^(?:(.*)\s)?(?:channel\s*|c|#)?(\d+)$/i.exec(text.trim());
-  return parts && { rest: wordsOf(parts[1] ?? "").filter((word) => word !== "channel"), channel: Number(parts[2]) };
+const termsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+const matches = (text, terms) => terms.every((term) => text.toLowerCase().includes(term));
+
+/** `conv1 17`, `conv1 c17` and `channel 17` ask for channel 17 of the layers that match the rest;
+    null for any other text. */
+function channelQuery(text) {
+  const query = /^(?:(.*)\s)?(?:channel\s*|c|#)?(\d+)$/i.exec(text.trim());
+  if (!query) return null;
+  const [, rest = "", channel] = query;
+  return { channel: Number(channel), terms: termsOf(rest).filter((term) => term !== "channel") };
 }
 
-const search = document.querySelector("[data-filter]");
+/** The tensors of a page that have the channel that is asked for. */
+function tensorsWith(page, query) {
+  if (!query) return [];
+  return [...page.querySelectorAll("[data-spot]")].filter(({ dataset }) =>
+    query.channel < Number(dataset.maps) && matches(`${dataset.layer} ${dataset.type}`, query.terms));
+}
 
-/** Show the parts of the page that match the search, and links to the channels that it asks for. */
+/** Show what of the page matches the search, and links to the channels that it asks for. If nothing
+    matches, all is shown. */
 function filter(page) {
-  const words = wordsOf(search.value);
-  const channel = channelAsked(search.value);
-  const spots = [...page.querySelectorAll("[data-spot]")].filter(({ dataset }) => channel
-    && channel.channel < Number(dataset.maps) && matches(`${dataset.layer} ${dataset.type}`, channel.rest));
+  const terms = termsOf(search.value);
+  const query = channelQuery(search.value);
+  const tensors = tensorsWith(page, query);
   const items = [...page.querySelectorAll("[data-item]")];
-  const found = items.filter((item) => matches(item.dataset.item, words) || spots.includes(item));
-  for (const item of items) item.hidden = found.length > 0 && !found.includes(item);
+  const matching = items.filter((item) => matches(item.dataset.item, terms) || tensors.includes(item));
+  for (const item of items) item.hidden = matching.length > 0 && !matching.includes(item);
   for (const stage of page.querySelectorAll("[data-stage]")) {
-    const match = stage.querySelector("[data-item]:not([hidden])");
-    stage.hidden = !match;
-    if (words.length && found.length && match) stage.open = true;
+    const hasItems = stage.querySelector("[data-item]:not([hidden])") !== null;
+    stage.hidden = !hasItems;
+    if (terms.length && matching.length && hasItems) stage.open = true;
   }
-  search.closest("header").querySelector(".count").textContent = !words.length ? ""
-    : found.length ? `${found.length} of ${items.length}` : `nothing matches “${search.value.trim()}”`;
-  const list = document.querySelector(".results");
-  const home = ({ dataset }) => dataset.spot.replace(/(t\d+-)?c0$/, "");
-  const layers = [...new Map(spots.reverse().map((spot) => [home(spot), spot])).values()].reverse();
-  list.replaceChildren(...layers.slice(0, 12).map(({ dataset }) => make("li", {}, make("a", {
-    href: dataset.spot.replace(/0$/, channel.channel),
-    textContent: `${dataset.layer} ${dataset.type}, channel ${channel.channel}`,
-  }))));
-  list.hidden = !layers.length;
+  let count = "";
+  if (terms.length && matching.length) count = `${matching.length} of ${items.length}`;
+  else if (terms.length) count = `nothing matches “${search.value.trim()}”`;
+  search.closest("header").querySelector(".count").textContent = count;
+  showResults(tensors, query);
+}
+
+/** Link the channel of each layer, once. */
+function showResults(tensors, query) {
+  const layers = new Map(); // first tensors of the layers, by the page of the layer
+  for (const { dataset } of tensors) {
+    const page = dataset.spot.replace(/(t\d+-)?c0$/, "");
+    if (!layers.has(page)) layers.set(page, dataset);
+  }
+  const links = [...layers.values()].slice(0, MOST_RESULTS).map(({ layer, type, spot }) => make("a", {
+    href: channelAddress(spot, query.channel),
+    textContent: `${layer} ${type}, channel ${query.channel}`,
+  }));
+  results.replaceChildren(...links.map((link) => make("li", {}, link)));
+  results.hidden = !links.length;
 }
 
 /** Open what the search has found, if it is one thing: a channel, or a layer or image. */
-function openOnlyHit() {
-  const channels = document.querySelectorAll(".results a");
+function openOnlyMatch() {
+  const channels = results.querySelectorAll("a");
   const items = shownPage().querySelectorAll("[data-item]:not([hidden])");
   if (channels.length === 1) channels[0].click();
   else if (!channels.length && search.value.trim() && items.length === 1) items[0].querySelector("a[href]")?.click();
 }
 
-/** The number in a cell, to sort by; what is no number sorts as text. */
-function worth(cell) {
-  const number = Number(cell.textContent.replace(/[<>%,\s]/g, "").replace("−", "-"));
-  return cell.textContent.trim() === "–" ? -Infinity : Number.isNaN(number) ? cell.textContent.trim() : number;
+// ---------------------------------------------------------------------------------------------
+// Tables.
+
+/** The number in a cell, -Infinity for a dash; null for another text. */
+function numberIn(cell) {
+  const text = cell.textContent.trim();
+  if (text === "–") return -Infinity;
+  const number = Number(text.replace(/[<>%,\s]/g, "").replace("−", "-"));
+  return Number.isNaN(number) ? null : number;
 }
 
-/** Headings become buttons that sort their table; the address keeps the column. */
+/** Numbers by their size, in front of texts. */
+function compareCells(a, b) {
+  const first = numberIn(a);
+  const second = numberIn(b);
+  if (first !== null && second !== null) return first - second || 0;
+  if (first === null && second === null) return compare(a.textContent.trim(), b.textContent.trim());
+  return first === null ? 1 : -1;
+}
+
+/** Sort the rows of a table by a column. */
+function sortRows(table, rows, column, isDescending) {
+  const sign = isDescending ? -1 : 1;
+  const sorted = [...rows].sort((a, b) => sign * compareCells(a.cells[column], b.cells[column]));
+  table.tBodies[0].append(...sorted);
+  for (const head of table.tHead.rows[0].cells) head.setAttribute("aria-sort", "none");
+  table.tHead.rows[0].cells[column].setAttribute("aria-sort", isDescending ? "descending" : "ascending");
+}
+
+/** Headings become buttons that sort their table; the address keeps the column: `3d` is the fourth,
+    descending. */
 function sortable(table) {
-  const { sortable: key } = table.dataset;
+  const { sortable: name } = table.dataset;
   const heads = [...table.tHead.rows[0].cells];
-  const rows = [...table.tBodies[0].rows];
-  const sort = (column, down) => {
-    const compare = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
-    const keyed = rows.map((row) => [worth(row.cells[column]), row]);
-    keyed.sort(([a], [b]) => (down ? compare(b, a) : compare(a, b)));
-    table.tBodies[0].append(...keyed.map(([, row]) => row));
-    heads.forEach((head, n) => head.setAttribute("aria-sort", n === column ? (down ? "descending" : "ascending") : "none"));
-  };
+  const rows = [...table.tBodies[0].rows]; // those that are equal stay in this order
   heads.forEach((head, column) => {
     head.dataset.title = head.textContent;
     const button = make("button", { type: "button", textContent: head.textContent });
     head.replaceChildren(button);
     button.addEventListener("click", () => {
-      const now = head.getAttribute("aria-sort");
-      const down = now ? now !== "descending" : head.classList.contains("n");
-      sort(column, now === "none" || !now ? head.classList.contains("n") : down);
-      state.set(key, `${column}${head.getAttribute("aria-sort") === "descending" ? "d" : "a"}`);
+      const sorted = head.getAttribute("aria-sort") ?? "none";
+      // numbers begin with the largest, names with A
+      const isDescending = sorted === "none" ? head.classList.contains("n") : sorted === "ascending";
+      sortRows(table, rows, column, isDescending);
+      state.set(name, `${column}${isDescending ? "d" : "a"}`);
     });
   });
-  const kept = /^(\d+)([ad])$/.exec(state.get(key));
-  if (kept && heads[kept[1]]) sort(Number(kept[1]), kept[2] === "d");
+  const [, column, direction] = /^(\d+)([ad])$/.exec(state.get(name)) ?? [];
+  if (column in heads) sortRows(table, rows, column, direction === "d");
 }
 
 // ---------------------------------------------------------------------------------------------
-// Pages: which of several is shown, which channel is open, keys.
+// Pages: which of several is shown, which channel is open.
 
 /** Bring a page to life, once: its groups are known from now on. */
 function begin(page) {
   if (page.dataset.begun) return;
   page.dataset.begun = "yes";
-  page.querySelectorAll(".control").forEach((control) => { control.hidden = false; });
-  page.querySelectorAll("[data-same]").forEach((image) => {
+  for (const control of page.querySelectorAll(".control")) control.hidden = false;
+  for (const image of page.querySelectorAll("[data-same]")) {
     image.src = document.getElementById(image.dataset.same).src;
-  });
-  for (const element of page.querySelectorAll("[data-group]")) {
-    groups.set(element, new Group(element));
   }
-  page.querySelectorAll("[data-sortable]").forEach(sortable);
+  for (const element of page.querySelectorAll("[data-group]")) groups.set(element, new Group(element));
+  for (const table of page.querySelectorAll("[data-sortable]")) sortable(table);
   for (const button of page.querySelectorAll("[data-unfold]")) {
-    button.addEventListener("click", () => {
-      groups.get(button.closest("[data-group]")).most = Infinity;
-      button.remove();
-      ["sort", "size"].forEach((name) => apply(page, name));
-    });
+    button.addEventListener("click", () => unfold(button, page));
   }
   for (const control of page.querySelectorAll("[data-state]")) {
-    control.addEventListener(control.type === "range" ? "input" : "change", () => set(control, page));
+    control.addEventListener(control.type === "range" ? "input" : "change", () => change(control, page));
   }
 }
 
-const shownPage = () => document.querySelector(".page:not([hidden])");
+/** Show all channels of a layer. */
+function unfold(button, page) {
+  groups.get(button.closest("[data-group]")).most = Infinity;
+  button.remove();
+  apply(page, "sort");
+  apply(page, "size");
+}
 
-/** In a report of one file, show the page that the address names; else the only one. Open the
-    channel that it names. */
+/** Show what the address names: in a report of one file its page, else the only one; and its channel. */
 function route() {
   const pages = [...document.querySelectorAll(".page")];
   const name = decodeURIComponent(location.hash.slice(1));
   const row = channelRows.get(name);
-  const target = row ?? (name && document.getElementById(name));
-  const page = target?.closest?.(".page") || pages.find((p) => !p.hidden) || pages[0];
-  pages.forEach((other) => { other.hidden = other !== page; });
-  begin(page);
-  if (page !== current) {
-    [...Object.keys(APPLIED), ...Object.keys(ARRANGED)].forEach((name) => apply(page, name));
-    if (current) state.set("q", search.value = ""); // another page of one file
-    filter(page);
+  const target = row ?? (name ? document.getElementById(name) : null);
+  const page = target?.closest(".page") ?? pages.find((other) => !other.hidden) ?? pages[0];
+  for (const other of pages) other.hidden = other !== page;
+  if (page !== current) turnTo(page);
+  if (pages.length > 1) {
+    document.title = [page.dataset.title, document.body.dataset.model, "featviz"].filter(Boolean).join(" · ");
   }
-  current = page;
-  if (pages.length > 1) document.title = [page.dataset.title, document.body.dataset.model, "featviz"].filter(Boolean).join(" · ");
   opened?.close();
   opened = null;
-  if (row) openChannel(row, name);
-  else if (target) {
-    for (let e = target; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
+  if (row) {
+    openChannel(row, name);
+  } else if (target) {
+    openDetails(target);
     if (pages.length > 1) target.scrollIntoView();
-  } else if (pages.length > 1) scrollTo(0, 0);
+  } else if (pages.length > 1) {
+    scrollTo(0, 0);
+  }
+}
+
+/** Make a page the shown one. */
+function turnTo(page) {
+  begin(page);
+  for (const name of [...Object.keys(GROUP_CONTROLS), ...Object.keys(LIST_CONTROLS)]) apply(page, name);
+  if (current) { // another page of one file
+    search.value = "";
+    state.set("q", "");
+  }
+  filter(page);
+  current = page;
+}
+
+/** Unfold all that an element is in. */
+function openDetails(element) {
+  const details = element.closest("details");
+  if (!details) return;
+  details.open = true;
+  openDetails(details.parentElement);
 }
 
 function openChannel(row, name) {
-  const group = groups.get(row.closest("[data-group]"));
-  opened = new ChannelView(group);
+  opened = new ChannelView(groups.get(row.closest("[data-group]")));
   opened.box.id = name;
   opened.open(Number(row.cells[0].textContent), row);
 }
 
 /** Close the channel: the address names its page again. */
 function shut() {
-  const home = "single" in document.body.dataset ? `#${shownPage().id}` : "";
-  const group = opened.group;
-  state.write(home);
+  const { group } = opened;
+  state.write("single" in document.body.dataset ? `#${shownPage().id}` : "");
   route();
   group.frames[0]?.element.focus();
 }
 
-/** Focus the next or the previous grid that is shown. */
-function walk(by) {
-  const all = [...frames.keys()].filter((element) => element.offsetParent);
-  const at = all.indexOf(document.activeElement);
-  const next = all[at < 0 ? (by > 0 ? 0 : all.length - 1) : at + by];
+// ---------------------------------------------------------------------------------------------
+// Keys and links.
+
+/** Focus the next (1) or the previous (-1) grid that is shown. */
+function walk(step) {
+  const shown = [...frames.keys()].filter((element) => element.offsetParent);
+  const position = shown.indexOf(document.activeElement);
+  const start = step > 0 ? 0 : shown.length - 1;
+  const next = shown[position < 0 ? start : position + step];
   next?.focus();
   next?.scrollIntoView({ block: "nearest" });
 }
 
-function keys(event) {
-  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-  if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  const page = shownPage();
-  const actions = {
-    j: () => walk(1), k: () => walk(-1), p: () => document.querySelector("[data-places]")?.click(), "?": () => help.open(),
-    "/": () => search.focus(),
-    "[": () => page.querySelector("[rel=prev]")?.click(),
-    "]": () => page.querySelector("[rel=next]")?.click(),
-    ...(opened && !event.target.closest(".frame") && {
-      Escape: shut,
-      ArrowLeft: () => opened.box.querySelector(".before")?.click(),
-      ArrowRight: () => opened.box.querySelector(".after")?.click(),
-    }),
-  };
-  if (!(event.key in actions)) return;
+const PAGE_KEYS = {
+  j: () => walk(1),
+  k: () => walk(-1),
+  p: () => document.querySelector("[data-places]")?.click(),
+  "?": () => help.open(),
+  "/": () => search.focus(),
+  "[": () => shownPage().querySelector("[rel=prev]")?.click(),
+  "]": () => shownPage().querySelector("[rel=next]")?.click(),
+};
+const CHANNEL_KEYS = { // while a channel is open
+  Escape: () => shut(),
+  ArrowLeft: () => opened.box.querySelector(".before")?.click(),
+  ArrowRight: () => opened.box.querySelector(".after")?.click(),
+};
+
+function key(event) {
+  const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+  const isShortcut = event.ctrlKey || event.metaKey || event.altKey;
+  if (isTyping || isShortcut || document.querySelector("dialog[open]")) return;
+  let action = PAGE_KEYS[event.key];
+  // in a grid arrows move the cursor
+  if (opened && !event.target.closest(".frame")) action ??= CHANNEL_KEYS[event.key];
+  if (!action) return;
   event.preventDefault();
-  actions[event.key]();
+  action();
 }
 
-/** What is set goes along to the other pages of the report. */
+/** Let a link that is clicked take along what is set to the other pages of the report. */
 function carry(event) {
-  const link = event.target.closest?.("a[href]");
+  const link = event.target.closest("a[href]");
   if (!link || link.getAttribute("href").startsWith("#")) return;
   const url = new URL(link.href);
   for (const name of CARRIED) {
@@ -286,32 +377,34 @@ function carry(event) {
   link.href = url.href;
 }
 
-for (const one of [viewer, help]) {
-  one.build();
-  document.body.append(one.box);
+function listen() {
+  document.querySelector("[data-help]").addEventListener("click", () => help.open());
+  search.addEventListener("input", () => {
+    state.set("q", search.value.trim());
+    filter(shownPage());
+  });
+  search.addEventListener("keydown", (event) => event.key === "Enter" && openOnlyMatch());
+  document.addEventListener("keydown", key);
+  document.addEventListener("click", carry, true);
+  addEventListener("load", () => opened?.title.focus({ preventScroll: true })); // the browser took it
+  addEventListener("hashchange", route);
+  addEventListener("popstate", () => { state.values = new URLSearchParams(location.search); });
+  addEventListener("pageshow", () => mirror(shownPage()));
+  let waiting = 0;
+  addEventListener("resize", () => {
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(() => frames.forEach((frame) => frame.fit()));
+  });
 }
-document.body.append(tip.box, voice);
-document.querySelectorAll(".top .control").forEach((control) => { control.hidden = false; });
-document.querySelector("[data-help]").addEventListener("click", () => help.open());
-search.value = state.get("q");
-search.addEventListener("input", () => {
-  state.set("q", search.value.trim());
-  filter(shownPage());
-});
-search.addEventListener("keydown", (event) => event.key === "Enter" && openOnlyHit());
-document.addEventListener("keydown", keys);
-document.addEventListener("click", carry, true);
+
+viewer.build();
+help.build();
+document.body.append(viewer.box, help.box, tip.box, voice);
+for (const control of document.querySelectorAll(".top .control")) control.hidden = false;
 for (const row of document.querySelectorAll(".channels tr[id]")) {
   channelRows.set(row.id, row); // the address now leads to the view of the channel, not to its row
   row.removeAttribute("id");
 }
-addEventListener("load", () => opened?.title.focus({ preventScroll: true })); // the browser took it
-addEventListener("hashchange", route);
-addEventListener("popstate", () => { state.values = new URLSearchParams(location.search); });
-addEventListener("pageshow", () => mirror(shownPage()));
-let waiting = 0;
-addEventListener("resize", () => {
-  cancelAnimationFrame(waiting);
-  waiting = requestAnimationFrame(() => frames.forEach((frame) => frame.fit()));
-});
+search.value = state.get("q");
+listen();
 route();

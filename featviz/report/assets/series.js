@@ -3,58 +3,62 @@
 // steps stand side by side.
 "use strict";
 
+const PLAYED_EVERY = 700; // milliseconds
 const slider = document.getElementById("step");
-const steps = slider.dataset.steps.trim().split(" ").map(Number);
-const shown = document.querySelector(".step-slider output");
+const player = document.querySelector("[data-play]");
+const stepNumber = document.querySelector(".step-slider output");
+const charts = document.querySelectorAll(".health");
+const steps = slider.dataset.steps.trim().split(" ").map(Number); // by position of the slider
+/** Of each layer the figures by their step; it may lack some. */
 const strips = [...document.querySelectorAll(".frames")].map(
-  (strip) => new Map([...strip.children].map((frame) => [Number(frame.dataset.step), frame])),
+  (strip) => new Map([...strip.children].map((figure) => [Number(figure.dataset.step), figure])),
 );
-const charts = [...document.querySelectorAll(".health")];
-let current = null;
+let current = null; // the step that is shown
+let playing = null; // the timer while the series plays
 
-function show(place) {
-  const step = steps[place];
-  for (const frames of strips) {
-    const before = frames.get(current);
-    if (before) before.hidden = true;
-    const frame = frames.get(step);
-    if (frame) frame.hidden = false;
-    for (const near of [place, place + 1, place - 1]) {
-      const image = frames.get(steps[near])?.querySelector("img");
-      if (image) image.loading = "eager"; // there when it is wanted
+/** Show the step at a position of the slider. */
+function show(position) {
+  const step = steps[position];
+  for (const figures of strips) {
+    if (figures.has(current)) figures.get(current).hidden = true;
+    if (figures.has(step)) figures.get(step).hidden = false;
+    // the neighbours are loaded before they are shown
+    for (const near of [position, position + 1, position - 1]) {
+      const image = figures.get(steps[near])?.querySelector("img");
+      if (image) image.loading = "eager";
     }
   }
-  charts.forEach((chart) => mark(chart, step));
+  for (const chart of charts) mark(chart, step);
   current = step;
-  slider.value = place;
+  slider.value = position;
   slider.setAttribute("aria-valuetext", `step ${step}`);
-  shown.textContent = step;
+  stepNumber.textContent = step;
   const search = new URLSearchParams(location.search);
   search.set("step", step);
   history.replaceState(null, "", `${location.pathname}?${search}${location.hash}`);
 }
 
+/** Move the line of a chart to a step, and show its counts of findings. */
 function mark(chart, step) {
   const { first, last, left, width } = chart.querySelector("[data-first]").dataset;
-  const x = Number(left) + (Number(width) * (step - first)) / Math.max(1, last - first);
+  const share = (step - first) / Math.max(1, last - first);
+  const x = Number(left) + Number(width) * share;
   const line = chart.querySelector("[data-now]");
   line.setAttribute("x1", x);
   line.setAttribute("x2", x);
   const row = chart.querySelector(`tr[data-step="${step}"]`);
   for (const count of chart.querySelectorAll("[data-count]")) {
     const cell = row?.querySelector(`[data-finding="${count.dataset.count}"]`);
-    count.textContent = cell ? cell.textContent : "–";
+    count.textContent = cell?.textContent ?? "–";
   }
 }
 
 /** Show one step after the other, until the button is pressed again or the user moves the slider. */
-const player = document.querySelector("[data-play]");
-let playing = null;
-
-function play(on) {
+function play(isOn) {
   clearInterval(playing);
-  playing = on ? setInterval(() => show((Number(slider.value) + 1) % steps.length), 700) : null;
-  player.textContent = on ? "Pause" : "Play";
+  const showNext = () => show((Number(slider.value) + 1) % steps.length);
+  playing = isOn ? setInterval(showNext, PLAYED_EVERY) : null;
+  player.textContent = isOn ? "Pause" : "Play";
 }
 
 player.addEventListener("click", () => play(playing === null));
@@ -62,8 +66,11 @@ slider.addEventListener("input", () => {
   play(false);
   show(Number(slider.value));
 });
-for (const frames of strips) for (const frame of frames.values()) frame.hidden = true;
+for (const figures of strips) {
+  for (const figure of figures.values()) figure.hidden = true;
+}
 document.querySelector("[data-series]").classList.add("sliding");
 document.querySelector(".step-slider").hidden = false;
-const asked = steps.indexOf(Number(new URLSearchParams(location.search).get("step") ?? NaN));
-show(asked < 0 ? steps.length - 1 : asked);
+const asked = new URLSearchParams(location.search).get("step");
+const position = asked === null ? -1 : steps.indexOf(Number(asked));
+show(position < 0 ? steps.length - 1 : position);

@@ -1,9 +1,12 @@
-// Owns the grids of feature maps, and the helpers that all scripts use (make, digits, percent).
+// Owns the grids of feature maps, and the helpers that all scripts use (make, digits, percent, decoded).
 //
 //   Grid    where the tiles of one picture lie, and the statistics of its channels
 //   Frame   a grid on the page: canvases over the picture show its tiles, sorted or enlarged, with the
 //           numbers of their channels, the input below the maps, and outlines
 //   Group   the frames of one tensor, which are sorted, folded and marked alike
+//
+// A slot is the number of a tile in the picture, a position that of a tile as it is shown: sorting
+// shows the slots in another order. A box is [left, top, width, height] in pixels.
 //
 // It reads window.FEATVIZ, which the scripts with the numbers of the page have filled (grids.py). It
 // paints pictures on canvases but never reads pixels back, which a browser refuses from file://.
@@ -14,6 +17,9 @@ const CAPTION = 15; // pixels of the line below a tile that has the number of it
 const READABLE = 20; // pixels of a tile's width from which on there is room for it
 const FOLDED_TILE = 80; // pixels of a tile where a layer shows its first channels
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
+const MARKED = "#ffb000";
+const ACTIVE = "#6cc0ff";
+const marked = { spot: null }; // {x, y} of a tile, 0 to 1, that has a dot in all; set by places.js
 
 /** Make an element: make("p", {className: "x"}, "text", child). Text is never parsed as HTML. */
 function make(tag, properties = {}, ...children) {
@@ -40,75 +46,87 @@ function decoded(text, type = Float32Array) {
   return new type(bytes.buffer);
 }
 
-const marked = { spot: null }; // {x, y} of a tile, 0 to 1, that has a dot in all; set by places.js
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 // ---------------------------------------------------------------------------------------------
 // One grid: where its tiles are, and what is known of their channels.
 
 class Grid {
+  /** @param entry as grids.py writes it: nrow, padding, tile [height, width], size [width, height],
+      maps, slices (tiles of a channel), stats, and what only some have */
   constructor(entry) {
     Object.assign(this, entry);
-    this.channels = entry.channels || Array.from({ length: entry.maps }, (_, i) => i);
+    this.channels = entry.channels || Array.from({ length: entry.maps }, (_, channel) => channel); // by slot
     this.slots = new Map(this.channels.map((channel, slot) => [channel, slot]));
     this.columns = {}; // numbers by their name, decoded when they are first asked for
-    this.order = null; // slots by their place, all or the first ones; null while nothing is sorted
+    this.order = null; // slots by their position, all or the first ones; null while nothing is sorted
   }
 
-  /** How many channels have a place. */
+  /** How many channels are shown. */
   get count() {
     return this.order ? this.order.length : this.channels.length;
+  }
+
+  /** How many tiles are shown; a picture of all channels in one tile has no channels. */
+  get tileCount() {
+    return Math.max(1, this.count) * this.slices;
   }
 
   /** A number of a channel, NaN if there is no such channel. A column of one number holds for all. */
   stat(channel, name) {
     const text = name === "change" ? this.change : this.stats[STATS.indexOf(name)];
-    if (text === undefined) return NaN;
-    const column = (this.columns[name] ??= decoded(text));
-    return channel < this.maps ? column[column.length === 1 ? 0 : channel] : NaN;
+    if (text === undefined || channel >= this.maps) return NaN;
+    this.columns[name] ??= decoded(text);
+    const column = this.columns[name];
+    return column[column.length === 1 ? 0 : channel];
   }
 
-  /** x, y, width and height of the n-th place for a tile: in the picture's own pixels, or in those
-      of another view of it, with tiles of another size in rows of another length. */
-  place(n, view = this) {
+  /** The box of the tile at a position.
+      @param view this grid in the pixels of its picture, or another layout of it (`resized`) */
+  box(position, view = this) {
     const [height, width] = view.tile;
-    const [row, column] = [Math.floor(n / view.nrow), n % view.nrow];
-    const pad = view.padding;
-    return [pad + column * (width + pad), pad + row * (height + pad + (view.caption ?? 0)), width, height];
+    const { padding, caption = 0 } = view;
+    const row = Math.floor(position / view.nrow);
+    const column = position % view.nrow;
+    return [padding + column * (width + padding), padding + row * (height + padding + caption), width, height];
   }
 
-  /** Which channel is shown at x, y; null on the padding and behind the last tile. */
+  /** The channel that is shown at x, y in pixels; null on the padding and behind the last tile. */
   channelAt(x, y, view = this) {
     const [height, width] = view.tile;
-    const column = Math.floor((x - view.padding) / (width + view.padding));
-    const row = Math.floor((y - view.padding) / (height + view.padding + (view.caption ?? 0)));
-    const n = row * view.nrow + column;
-    const [left, top] = this.place(n, view);
-    const inside = column >= 0 && row >= 0 && column < view.nrow && x < left + width && y < top + height;
-    return inside ? this.channelOf(Math.floor(n / this.slices)) : null;
+    const { padding, caption = 0 } = view;
+    const column = Math.floor((x - padding) / (width + padding));
+    const row = Math.floor((y - padding) / (height + padding + caption));
+    if (column < 0 || row < 0 || column >= view.nrow) return null;
+    const position = row * view.nrow + column;
+    const [left, top] = this.box(position, view);
+    if (x >= left + width || y >= top + height) return null;
+    return this.channelOf(Math.floor(position / this.slices));
   }
 
-  /** A view with tiles whose longer side has so many pixels, as many in a row as there is room for,
+  /** A layout of tiles whose longer side has so many pixels: as many in a row as there is room for,
       and no more than the picture has. */
   resized(pixels, room) {
     const padding = 3;
     const zoom = pixels / Math.max(...this.tile);
     const tile = this.tile.map((side) => Math.max(2, Math.round(side * zoom)));
-    const fit = Math.floor((room - padding) / (tile[1] + padding) / this.slices) * this.slices;
-    const nrow = Math.max(this.slices, Math.min(this.nrow, fit));
-    const rows = Math.ceil(Math.max(1, this.count * this.slices) / nrow);
-    const caption = tile[1] * this.slices >= READABLE ? CAPTION : 0; // the number of the channel
-    const size = [nrow * (tile[1] + padding) + padding, rows * (tile[0] + padding + caption) + padding];
+    const [height, width] = tile;
+    const fitting = Math.floor((room - padding) / (width + padding) / this.slices) * this.slices;
+    const nrow = Math.max(this.slices, Math.min(this.nrow, fitting));
+    const rows = Math.ceil(this.tileCount / nrow);
+    const caption = width * this.slices >= READABLE ? CAPTION : 0; // the number of the channel
+    const size = [nrow * (width + padding) + padding, rows * (height + padding + caption) + padding];
     return { nrow, padding, tile, caption, size };
   }
 
-  /** The channel at the n-th place for channels. */
-  channelOf(n) {
-    const slot = this.order ? this.order[n] : n;
+  /** The channel at the n-th position for channels; null behind the last one. */
+  channelOf(position) {
+    const slot = this.order ? this.order[position] : position;
     return this.channels[slot] ?? null;
   }
 
-  /** The place of a channel; -1 where it is not drawn. */
-  placeOf(channel) {
+  /** The position of a channel; -1 where it is not shown. */
+  positionOf(channel) {
     const slot = this.slots.get(channel);
     if (slot === undefined) return -1;
     return this.order ? this.order.indexOf(slot) : slot;
@@ -120,17 +138,23 @@ class Grid {
 
   /** What a channel's tile is called, with the channels that share it. */
   title(channel) {
-    const others = (this.collapsed?.[channel] || []).filter((other) => other !== channel);
-    return `Channel ${channel}` + (others.length ? `, and ${others.join(", ")} like it` : "");
+    const shared = this.collapsed?.[channel] || [];
+    const others = shared.filter((other) => other !== channel);
+    const names = others.length ? `, and ${others.join(", ")} like it` : "";
+    return `Channel ${channel}${names}`;
   }
 
+  /** The numbers of a channel. */
   sentence(channel) {
-    const own = (name) => digits(this.stat(channel, name));
-    const bad = this.stat(channel, "nonfinite");
-    const change = this.change === undefined ? "" : `relative difference ${own("change")}`;
-    if (change && Number.isNaN(bad)) return `${change} at most`; // a map of differences
-    return `min ${own("min")} · max ${own("max")} · mean ${own("mean")} · zeros ` +
-      percent(this.stat(channel, "zeros")) + (bad ? ` · ${bad} NaN or infinite` : "") + (change && ` · ${change}`);
+    const number = (name) => digits(this.stat(channel, name));
+    const nonfinite = this.stat(channel, "nonfinite");
+    const change = this.change === undefined ? "" : `relative difference ${number("change")}`;
+    if (change && Number.isNaN(nonfinite)) return `${change} at most`; // a map of differences
+    const numbers = [`min ${number("min")}`, `max ${number("max")}`, `mean ${number("mean")}`];
+    numbers.push(`zeros ${percent(this.stat(channel, "zeros"))}`);
+    if (nonfinite) numbers.push(`${nonfinite} NaN or infinite`);
+    if (change) numbers.push(change);
+    return numbers.join(" · ");
   }
 }
 
@@ -143,9 +167,9 @@ class Frame {
     this.group = group;
     this.image = element.querySelector("img");
     this.grid = new Grid(window.FEATVIZ[element.dataset.grid]);
-    this.view = this.grid; // where tiles are seen: as in the picture, or of another size
+    this.view = this.grid; // where tiles are seen: as in the picture, or laid out anew
     this.last = null; // the channel at which the keyboard's cursor was last
-    this.layers = {}; // canvases by what is on them
+    this.canvases = {}; // by what is on them
     this.visible = false;
     this.pixels = 0; // of a tile's longer side, as the user has set it
     this.room = 0; // the width for which its tiles are laid out
@@ -158,29 +182,41 @@ class Frame {
     this.listen();
   }
 
-  /** The picture of what the model saw: beside the grid, or at the head of the page. */
-  get input() {
-    const seen = this.element.closest(".page").querySelectorAll(".seen img");
-    const figure = this.element.parentElement;
-    const own = figure.querySelector("figcaption img") || figure.parentElement.querySelector("figcaption img");
-    return own || (seen["other" in figure.dataset ? 1 : 0] ?? seen[0]); // both runs may have seen the same
+  /** Whether it is of the run that this one is compared with. */
+  get isOther() {
+    return "other" in this.element.parentElement.dataset;
+  }
+
+  /** The name of its image. */
+  get imageName() {
+    return this.element.dataset.name;
   }
 
   /** What tells it from the others of its group: the run, or the image. */
   get name() {
-    return this.element.parentElement.querySelector(".name")?.textContent ?? this.element.dataset.name;
+    return this.element.parentElement.querySelector(".name")?.textContent ?? this.imageName;
+  }
+
+  /** The picture of what the model saw: beside the grid, or at the head of the page. */
+  get input() {
+    const figure = this.element.parentElement;
+    const beside = figure.querySelector("figcaption img") || figure.parentElement.querySelector("figcaption img");
+    if (beside) return beside;
+    const [first, second] = this.element.closest(".page").querySelectorAll(".seen img");
+    return (this.isOther ? second : first) ?? first; // both runs may have seen the same
   }
 
   /** Whether its maps can be laid over the input. */
   get fits() {
-    return Boolean(this.grid.scene) && !this.grid.over && this.grid.slices === 1 && this.grid.channels.length > 0;
+    const { scene, over, slices, channels } = this.grid;
+    return Boolean(scene) && !over && slices === 1 && channels.length > 0;
   }
 
   listen() {
     const on = (name, handler) => this.element.addEventListener(name, handler);
     on("pointermove", (event) => this.point(event));
-    on("pointerleave", () => this.group.activate(null, null));
-    on("blur", () => this.group.activate(null, null));
+    on("pointerleave", () => this.group.activate(null));
+    on("blur", () => this.group.activate(null));
     on("keydown", (event) => this.key(event));
     on("click", (event) => {
       const channel = this.channelUnder(event);
@@ -191,75 +227,103 @@ class Frame {
     size.observe(this.element);
   }
 
+  // --- pointer and keys
+
+  /** Where the pointer is, in pixels of the view. */
+  pointAt({ clientX, clientY }) {
+    const { left, top, width } = this.image.getBoundingClientRect();
+    const zoom = this.view.size[0] / width;
+    return { x: (clientX - left) * zoom, y: (clientY - top) * zoom };
+  }
+
   channelUnder(event) {
-    const box = this.image.getBoundingClientRect();
-    const zoom = this.view.size[0] / box.width;
-    return this.grid.channelAt((event.clientX - box.left) * zoom, (event.clientY - box.top) * zoom, this.view);
+    const { x, y } = this.pointAt(event);
+    return this.grid.channelAt(x, y, this.view);
+  }
+
+  /** Where in its tile the pointer is, {x, y} from 0 to 1; more between tiles. */
+  spotAt(event) {
+    const { x, y } = this.pointAt(event);
+    const [height, width] = this.view.tile;
+    const { padding, caption = 0 } = this.view;
+    return {
+      x: ((x - padding) % (width + padding)) / width,
+      y: ((y - padding) % (height + padding + caption)) / height,
+    };
   }
 
   point(event) {
     const channel = this.channelUnder(event);
-    this.group.activate(this, channel);
+    this.group.activate(channel);
     tip.show(this, channel, event.clientX, event.clientY);
   }
 
   key(event) {
-    const { slices, channels } = this.grid;
-    const row = Math.max(1, Math.floor(this.view.nrow / slices));
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -row, ArrowDown: row,
-      Home: -Infinity, End: Infinity };
-    const now = this.group.active ?? this.last;
+    const { grid } = this;
+    const row = Math.max(1, Math.floor(this.view.nrow / grid.slices));
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -row, ArrowDown: row, Home: -Infinity, End: Infinity };
+    const channel = this.group.active ?? this.last;
     if (event.key in steps) {
-      const from = now === null ? 0 : this.grid.placeOf(now) + steps[event.key];
-      this.cursor(Math.min(this.grid.count - 1, Math.max(0, from)));
+      const position = channel === null ? 0 : grid.positionOf(channel) + steps[event.key];
+      this.cursor(clamp(position, 0, grid.count - 1));
     } else if (event.key === "Enter" || event.key === " ") {
-      if (channels.length) viewer.open(this, this.grid.placeOf(now) < 0 ? this.grid.channelOf(0) : now);
-    } else return;
+      const isShown = grid.positionOf(channel) >= 0;
+      if (grid.channels.length) viewer.open(this, isShown ? channel : grid.channelOf(0));
+    } else {
+      return;
+    }
     event.preventDefault();
   }
 
-  cursor(place) {
+  /** Move the keyboard's cursor to a position, and announce its channel. */
+  cursor(position) {
     if (!this.grid.channels.length) return; // one tile of all channels
-    const channel = this.last = this.grid.channelOf(place);
-    this.group.activate(this, channel);
-    const [x, y, , height] = this.grid.place(place * this.grid.slices, this.view);
-    const box = this.image.getBoundingClientRect();
-    const zoom = box.width / this.view.size[0];
-    tip.show(this, channel, box.left + x * zoom, box.top + (y + height) * zoom);
+    const channel = this.grid.channelOf(position);
+    this.last = channel;
+    this.group.activate(channel);
+    const [x, y, , height] = this.grid.box(position * this.grid.slices, this.view);
+    const { left, top, width } = this.image.getBoundingClientRect();
+    const zoom = width / this.view.size[0];
+    tip.show(this, channel, left + x * zoom, top + (y + height) * zoom);
     announce(`${this.grid.title(channel)}: ${this.grid.sentence(channel)}`);
   }
+
+  // --- layout
 
   /** Show tiles whose longer side has so many pixels; with 0 they are as large as they were drawn,
       or fill the width, with the numbers of their channels below them. */
   resize(pixels) {
-    const { grid, image, element, group } = this;
-    const wide = pixels > 0 || group.folded;
-    element.parentElement.classList.toggle("sized", wide && grid.channels.length > 0);
-    const { place } = this;
-    const room = this.room = this.width;
+    const { grid, element } = this;
+    const hasTiles = grid.channels.length > 0;
+    const isSet = pixels > 0 || this.group.folded;
+    element.parentElement.classList.toggle("sized", isSet && hasTiles);
     this.pixels = pixels;
+    this.room = this.width;
     this.view = grid;
-    if (room > 0 && grid.channels.length && !place.matches(".both > .maps")) {
-      const view = grid.resized(pixels || this.usual(room), room);
-      if (wide || (view.caption && !element.closest(".labelled"))) this.view = view;
+    if (this.room > 0 && hasTiles && !this.container.matches(".both > .maps")) {
+      const view = grid.resized(pixels || this.usualPixels(this.room), this.room);
+      const isCaptioned = view.caption > 0 && !element.closest(".labelled");
+      if (isSet || isCaptioned) this.view = view;
     }
-    const own = this.view === grid;
-    element.style.width = own ? "" : "fit-content"; // canvases are as wide as the frame
-    image.style.width = own ? "" : `${this.view.size[0]}px`;
-    image.style.height = own ? "" : `${this.view.size[1]}px`;
+    const isDrawn = this.view === grid;
+    const [width, height] = this.view.size;
+    element.style.width = isDrawn ? "" : "fit-content"; // canvases are as wide as the frame
+    this.image.style.width = isDrawn ? "" : `${width}px`;
+    this.image.style.height = isDrawn ? "" : `${height}px`;
     this.paint();
   }
 
   /** The element whose width it may take. */
-  get place() {
+  get container() {
     return this.element.closest(".pair > .maps, .both > .maps, .one, .beside");
   }
 
   /** How many pixels wide it may be; 0 while it is hidden. */
   get width() {
-    const { place } = this;
-    if (place.matches(".beside")) return this.element.parentElement.clientWidth;
-    return place.clientWidth - (place.matches(".one") && innerWidth > 720 ? 280 : 0);
+    const { container } = this;
+    if (container.matches(".beside")) return this.element.parentElement.clientWidth;
+    const captionWidth = container.matches(".one") && innerWidth > 720 ? 280 : 0;
+    return container.clientWidth - captionWidth;
   }
 
   /** Lay the tiles out anew where there is another width for them, as when it came out of hiding. */
@@ -269,117 +333,124 @@ class Frame {
   }
 
   /** Pixels of a tile's longer side while nobody has set them. */
-  usual(room) {
+  usualPixels(room) {
     const { tile, nrow, count, slices } = this.grid;
     if (this.group.folded) return FOLDED_TILE;
     const longer = Math.max(...tile);
-    if (!this.place.matches(".beside")) return longer;
-    const filling = Math.floor((room - 3) / Math.min(nrow, count * slices)) - 3;
-    return Math.max(longer, Math.min(filling * longer / tile[1], 2 * FOLDED_TILE));
+    if (!this.container.matches(".beside")) return longer;
+    const fillingWidth = Math.floor((room - 3) / Math.min(nrow, count * slices)) - 3;
+    return Math.max(longer, Math.min((fillingWidth * longer) / tile[1], 2 * FOLDED_TILE));
   }
+
+  // --- painting
 
   /** Draw what is to be drawn, at the size at which it is seen; nothing while out of sight. */
   paint() {
-    const { grid, group, view } = this;
-    const marks = group.marks.filter((channel) => grid.placeOf(channel) >= 0);
-    const ready = this.visible && this.image.complete && this.image.naturalWidth > 0;
-    const over = group.over && this.fits && this.input.complete;
-    const moved = grid.order || view !== grid || over;
-    this.element.classList.toggle("laid", Boolean(over));
-    this.layer("under", ready && over, (pen) => this.tiles(pen, this.input, null));
-    this.layer("tiles", ready && moved, (pen) => this.tiles(pen, this.image, grid));
-    if (this.layers.tiles) this.layers.tiles.style.opacity = over ? group.over / 100 : "";
-    this.layer("names", ready && view.caption, (pen) => this.names(pen));
-    this.element.classList.toggle("redrawn", Boolean(ready && moved));
-    const spot = this.grid.scene ? marked.spot : null;
-    this.layer("spots", ready && spot, (pen, zoom) => this.spots(pen, spot, 1 / zoom));
-    this.layer("marks", ready && (marks.length || group.active !== null), (pen, zoom) => {
-      for (const channel of marks) this.outline(pen, channel, "#ffb000", 2 / zoom);
-      if (group.active !== null) this.outline(pen, group.active, "#6cc0ff", 3 / zoom);
+    const { grid, group, view, image } = this;
+    const isReady = this.visible && image.complete && image.naturalWidth > 0;
+    const isOver = isReady && group.over > 0 && this.fits && this.input.complete;
+    const isMoved = isReady && (grid.order !== null || view !== grid || isOver);
+    const marks = group.marks.filter((channel) => grid.positionOf(channel) >= 0);
+    const hasMarks = isReady && (marks.length > 0 || group.active !== null);
+    const spot = grid.scene ? marked.spot : null;
+    this.element.classList.toggle("laid", isOver);
+    this.element.classList.toggle("redrawn", isMoved);
+    this.canvas("under", isOver, (pen) => this.paintInput(pen));
+    this.canvas("tiles", isMoved, (pen) => this.paintTiles(pen));
+    if (this.canvases.tiles) this.canvases.tiles.style.opacity = isOver ? group.over / 100 : "";
+    this.canvas("names", isReady && view.caption > 0, (pen) => this.paintNames(pen));
+    this.canvas("spots", isReady && spot !== null, (pen, pixel) => this.paintSpot(pen, spot, pixel));
+    this.canvas("marks", hasMarks, (pen, pixel) => {
+      for (const channel of marks) this.outline(pen, channel, MARKED, 2 * pixel);
+      if (group.active !== null) this.outline(pen, group.active, ACTIVE, 3 * pixel);
     });
   }
 
-  /** Draw on a canvas over the picture, in units of the view; without `on` it is empty. */
-  layer(name, on, draw) {
-    if (!on && !this.layers[name]) return;
-    const canvas = this.layers[name] ??= this.element.appendChild(make("canvas", { className: name }));
-    canvas.setAttribute("aria-hidden", "true");
+  /** Draw on a canvas over the picture, or empty it.
+      @param name of the canvas, which is made when it is first drawn on
+      @param paint takes a pen in units of the view, and the size of a pixel of the screen in these */
+  canvas(name, isDrawn, paint) {
+    if (!isDrawn && !this.canvases[name]) return;
+    this.canvases[name] ??= this.element.appendChild(make("canvas", { className: name, ariaHidden: "true" }));
+    const canvas = this.canvases[name];
     const { clientWidth: width, clientHeight: height } = this.image;
-    const dense = Math.min(window.devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (width * height || 1)));
-    canvas.width = on ? Math.round(width * dense) : 0;
-    canvas.height = on ? Math.round(height * dense) : 0;
+    const density = Math.min(window.devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (width * height || 1)));
+    canvas.width = isDrawn ? Math.round(width * density) : 0;
+    canvas.height = isDrawn ? Math.round(height * density) : 0;
     if (!canvas.width) return;
     const pen = canvas.getContext("2d");
     const [across, down] = this.view.size;
     pen.scale(canvas.width / across, canvas.height / down);
     pen.imageSmoothingEnabled = name === "under";
-    draw(pen, width / across);
+    paint(pen, across / width);
   }
 
-  /** All tiles in their order, cut out of a grid; without one, the whole picture in each place. */
-  tiles(pen, picture, grid) {
-    const { order, slices } = this.grid;
-    if (this.view === this.grid && grid) pen.drawImage(picture, 0, 0, ...grid.size); // the padding
-    for (let place = 0; place < Math.max(1, this.grid.count) * slices; place++) {
-      const slot = Math.floor(place / slices);
-      const from = grid && grid.place((order ? order[slot] : slot) * slices + (place % slices));
-      const to = this.grid.place(place, this.view);
-      if (from) pen.drawImage(picture, ...from, ...to);
-      else pen.drawImage(picture, ...to);
+  /** The whole input at the position of each tile. */
+  paintInput(pen) {
+    for (let position = 0; position < this.grid.tileCount; position++) {
+      pen.drawImage(this.input, ...this.grid.box(position, this.view));
+    }
+  }
+
+  /** All tiles in their order, cut out of the picture. */
+  paintTiles(pen) {
+    const { grid, view, image } = this;
+    const { order, slices } = grid;
+    if (view === grid) pen.drawImage(image, 0, 0, ...grid.size); // the padding
+    for (let position = 0; position < grid.tileCount; position++) {
+      const shown = Math.floor(position / slices);
+      const slot = order ? order[shown] : shown;
+      const source = grid.box(slot * slices + (position % slices));
+      pen.drawImage(image, ...source, ...grid.box(position, view));
     }
   }
 
   /** The numbers of the channels, below their tiles. */
-  names(pen) {
+  paintNames(pen) {
     const { view, grid } = this;
     pen.font = "12px system-ui, sans-serif";
     pen.textAlign = "center";
     pen.fillStyle = getComputedStyle(this.element).color;
-    for (let n = 0; n < grid.count; n++) {
-      const [left, top, width, height] = grid.place(n * grid.slices, view);
-      const across = grid.slices * (width + view.padding) - view.padding;
-      pen.fillText(grid.channelOf(n), left + across / 2, top + height + CAPTION - 4);
+    for (let position = 0; position < grid.count; position++) {
+      const [left, top, width, height] = grid.box(position * grid.slices, view);
+      const channelWidth = grid.slices * (width + view.padding) - view.padding;
+      pen.fillText(grid.channelOf(position), left + channelWidth / 2, top + height + CAPTION - 4);
     }
   }
 
-  /** A dot at the same place of each tile. */
-  spots(pen, { x, y }, pixel) {
-    const count = Math.max(1, this.grid.count) * this.grid.slices;
-    for (const [ink, radius] of [["#000000", 3.5], ["#6cc0ff", 2.5]]) {
-      pen.fillStyle = ink;
-      for (let n = 0; n < count; n++) {
-        const [left, top, width, height] = this.grid.place(n, this.view);
+  /** A dot at the same spot of each tile. */
+  paintSpot(pen, { x, y }, pixel) {
+    for (const { color, radius } of [{ color: "#000000", radius: 3.5 }, { color: ACTIVE, radius: 2.5 }]) {
+      pen.fillStyle = color;
+      for (let position = 0; position < this.grid.tileCount; position++) {
+        const [left, top, width, height] = this.grid.box(position, this.view);
         pen.beginPath();
-        pen.arc(left + x * width, top + y * height, radius * pixel, 0, 7);
+        pen.arc(left + x * width, top + y * height, radius * pixel, 0, 2 * Math.PI);
         pen.fill();
       }
     }
   }
 
-  /** Where in its tile the pointer is, from 0 to 1; more between tiles. */
-  spotAt(clientX, clientY) {
-    const box = this.image.getBoundingClientRect();
-    const zoom = this.view.size[0] / box.width;
-    const [height, width] = this.view.tile;
-    const { padding, caption = 0 } = this.view;
-    const x = ((clientX - box.left) * zoom - padding) % (width + padding);
-    const y = ((clientY - box.top) * zoom - padding) % (height + padding + caption);
-    return { x: x / width, y: y / height };
-  }
-
-  /** A line with a dark edge, which is seen on every grey. */
+  /** A line around the tiles of a channel, with a dark edge: it is seen on every grey. */
   outline(pen, channel, color, width) {
-    const place = this.grid.placeOf(channel);
-    if (place < 0) return;
-    for (let slice = 0; slice < this.grid.slices; slice++) {
-      const box = this.grid.place(place * this.grid.slices + slice, this.view);
-      for (const [ink, wide] of [["#000000", 2 * width], [color, width]]) {
-        pen.strokeStyle = ink;
-        pen.lineWidth = wide;
-        pen.strokeRect(...box);
-      }
+    const { grid, view } = this;
+    const position = grid.positionOf(channel);
+    if (position < 0) return;
+    for (let slice = 0; slice < grid.slices; slice++) {
+      const box = grid.box(position * grid.slices + slice, view);
+      stroke(pen, color, width, () => pen.strokeRect(...box));
     }
   }
+}
+
+/** Draw lines twice: with a dark edge they are seen on every ground. */
+function stroke(pen, color, width, lines) {
+  pen.strokeStyle = "#000000";
+  pen.lineWidth = 2 * width;
+  lines();
+  pen.strokeStyle = color;
+  pen.lineWidth = width;
+  lines();
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -388,27 +459,30 @@ class Frame {
 class Group {
   constructor(element) {
     this.active = null; // the channel under the pointer or the keyboard's cursor
-    this.marks = [];
+    this.marks = []; // channels with an outline
     this.over = 0; // per cent of the maps over the input; 0 shows them by themselves
     this.element = element;
     this.most = Number(element.dataset.fold) || Infinity; // channels that are shown while it is folded
-    this.frames = [...element.querySelectorAll("[data-grid]")].map((e) => new Frame(e, this));
-    this.frames.forEach((frame) => frames.set(frame.element, frame));
+    this.frames = [...element.querySelectorAll("[data-grid]")].map((frame) => new Frame(frame, this));
+    for (const frame of this.frames) frames.set(frame.element, frame);
   }
 
   get folded() {
     return Number.isFinite(this.most);
   }
 
+  /** The channels that any of its frames has, in order. */
   get channels() {
-    return [...new Set(this.frames.flatMap((frame) => frame.grid.channels))].sort((a, b) => a - b);
+    const channels = new Set(this.frames.flatMap((frame) => frame.grid.channels));
+    return [...channels].sort((a, b) => a - b);
   }
 
   paint() {
-    this.frames.forEach((frame) => frame.paint());
+    for (const frame of this.frames) frame.paint();
   }
 
-  activate(frame, channel) {
+  /** Outline the channel that is pointed at; null for none. */
+  activate(channel) {
     if (channel === null) tip.hide();
     if (channel === this.active) return;
     this.active = channel;
@@ -416,7 +490,7 @@ class Group {
   }
 
   resize(pixels) {
-    this.frames.forEach((frame) => frame.resize(pixels));
+    for (const frame of this.frames) frame.resize(pixels);
   }
 
   lay(over) {
@@ -424,32 +498,39 @@ class Group {
     this.paint();
   }
 
-  outlineZeros(on) {
-    const zero = (channel) => this.frames.every(({ grid }) => channel < grid.maps && grid.allZero(channel));
-    this.marks = on ? this.channels.filter(zero) : [];
+  outlineZeros(isOn) {
+    const isZero = (channel) => this.frames.every(({ grid }) => channel < grid.maps && grid.allZero(channel));
+    this.marks = isOn ? this.channels.filter(isZero) : [];
     this.paint();
   }
 
-  /** Sort tiles; a folded group shows the first ones, of maps as they were drawn the most varied. */
+  /** Sort tiles; a folded group shows the first ones, of maps as they were drawn the most varied.
+      @param by "drawn", "index", "variance" or the name of a statistic */
   sort(by) {
     const criterion = by === "drawn" && this.folded ? "variance" : by;
-    const score = criterion === "drawn" ? null : this.means(criterion);
+    const ranks = criterion === "drawn" ? null : this.ranks(criterion);
     for (const { grid } of this.frames) {
-      const value = (slot) => score.get(grid.channels[slot]);
+      const rank = (slot) => ranks.get(grid.channels[slot]);
       const slots = grid.channels.map((_, slot) => slot);
-      const whole = !score || !slots.length; // nothing to sort in one tile of all channels
-      grid.order = whole ? null : slots.sort((a, b) => value(a) - value(b) || a - b).slice(0, this.most);
+      if (!ranks || !slots.length) grid.order = null; // nothing to sort in one tile of all channels
+      else grid.order = slots.sort((a, b) => rank(a) - rank(b) || a - b).slice(0, this.most);
     }
     this.paint();
   }
 
   /** By channel, less the larger its statistic is on average; what is no number comes last. */
-  means(by) {
-    if (by === "index") return new Map(this.channels.map((c) => [c, c]));
-    const one = (grid, c) => (by === "variance" ? grid.stat(c, "std") ** 2 : grid.stat(c, by));
-    return new Map(this.channels.map((c) => {
-      const own = this.frames.map(({ grid }) => one(grid, c)).filter(Number.isFinite);
-      return [c, own.length ? -own.reduce((a, b) => a + b, 0) / own.length : Infinity];
-    }));
+  ranks(criterion) {
+    const ranks = new Map();
+    for (const channel of this.channels) {
+      ranks.set(channel, criterion === "index" ? channel : this.rank(channel, criterion));
+    }
+    return ranks;
+  }
+
+  rank(channel, criterion) {
+    let values = this.frames.map(({ grid }) => grid.stat(channel, criterion === "variance" ? "std" : criterion));
+    values = values.filter(Number.isFinite);
+    if (criterion === "variance") values = values.map((deviation) => deviation ** 2);
+    return values.length ? -values.reduce((sum, value) => sum + value, 0) / values.length : Infinity;
   }
 }
