@@ -18,8 +18,9 @@ html_theme = "furo"
 html_title = "featviz"
 exclude_patterns = ["ci"]
 myst_heading_anchors = 3
-# `[text](site:try/...)` links what only the site has; elsewhere it is plain text.
-myst_url_schemes = {"http": None, "https": None, "site": {"url": "{{path}}"}}
+# `[text](site:try/...#...)` links what only the site has; elsewhere it is plain text.
+SITE = {"url": "{{path}}#{{fragment}}"}
+myst_url_schemes = {"http": None, "https": None, "site": SITE}
 highlight_language = "none"  # of blocks that name no language, such as trees of files
 smartquotes = False  # --help has two hyphens
 autodoc_typehints = "description"
