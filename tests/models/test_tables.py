@@ -165,13 +165,18 @@ def save_arrays(root: Path) -> None:
         np.save(root / f"{name}.npy", array)
     np.savez_compressed(root / "scene.npz", image=scene, label=np.ones(1))
     torch.save(torch.from_numpy(scene), root / "scene.pt")
+    save_pictures(root, scene)
+    save_quantised(root / "quantised.pth")
+
+
+def save_pictures(root: Path, scene: np.ndarray) -> None:
+    """Of thirteen channels, of four and of three."""
     tifffile = importlib.import_module("tifffile")
     layout = {"photometric": "minisblack", "planarconfig": "separate"}
     tifffile.imwrite(root / "scene.tif", scene, **layout)
-    pixels = random.integers(0, 256, (12, 16, 4)).astype("u1")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 4)).astype("u1")
     Image.fromarray(pixels).save(root / "rgba.png")
     Image.fromarray(pixels[..., :3]).save(root / "photo.png")
-    save_quantised(root / "quantised.pth")
 
 
 def save_quantised(path: Path) -> None:
