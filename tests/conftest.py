@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,22 +158,37 @@ def draw(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path) -> Run:
     )
 
 
+@pytest.fixture(scope="session")
+def drawn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs that tests copy: nothing in a run directory tells when and where
+    it was drawn."""
+    return tmp_path_factory.mktemp("drawn")
+
+
 @pytest.fixture
-def ran(
-    featviz: Callable[..., Outcome], tiny_file: Path, photos: Path, tmp_path: Path
-) -> Path:
+def drawn(draw: Run, tiny_file: Path, photos: Path, drawn_once: Path) -> Path:
+    """A run of the tiny model on the photos, to be copied; drawn once for all tests with
+    these photos."""
+    digest = hashlib.sha256(tiny_file.read_bytes())
+    for path in sorted(photos.rglob("*.png")):
+        digest.update(path.relative_to(photos).as_posix().encode())
+        digest.update(path.read_bytes())
+    run = drawn_once / digest.hexdigest()
+    if not run.exists():
+        assert draw(run).code == 0
+    return run
+
+
+@pytest.fixture
+def ran(drawn: Path, tmp_path: Path) -> Path:
     """The directory of a run of the tiny model on two pictures."""
-    assert (
-        featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL).code == 0
-    )
-    return tmp_path / "out"
+    return shutil.copytree(drawn, tmp_path / "out")
 
 
 @pytest.fixture
-def whole(draw: Callable[..., Outcome], tmp_path: Path) -> Path:
+def undisturbed(drawn: Path, tmp_path: Path) -> Path:
     """A run that was not interrupted."""
-    assert draw(tmp_path / "whole").code == 0
-    return tmp_path / "whole"
+    return shutil.copytree(drawn, tmp_path / "undisturbed")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-HOSTILE = "<img src=x onerror=alert(1)>.png"
 STATS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
 STATS[:, 3] = abs(STATS[:, 3])
 STATS[:, 4:] = 0
 DARK = np.zeros((6, 6), np.float32)
 DARK[:, 1] = np.arange(6)
-DARK[0, 4] = DARK[4, 4] = 1
-DARK[0, 1] = DARK[4, 1] = 0
+DARK[[0, 4], 4] = 1
+DARK[[0, 4], 1] = 0
 
 
 class Page:
@@ -40,7 +41,8 @@ class Page:
         return self
 
     def settle(self) -> None:
-        """Wait for what the page has queued: a changed fragment is an event of its own."""
+        """Wait for what the page has queued: a changed fragment is an event of its
+        own."""
         if not self.scripts:
             return
         queued = (
@@ -81,17 +83,21 @@ class Page:
             self.until("return frames.get(arguments[0]).visible", frame)
         self.settle()
 
-    def at(self, frame: Any, place: int, click: bool = False) -> None:
-        """Move the pointer to the middle of the n-th tile of a grid 3 tiles wide."""
+    def at(self, frame: Any, tile: int, click: bool = False) -> None:
+        """Move the pointer to the middle of the n-th tile of a grid of 3 × 2 tiles."""
         from selenium.webdriver import ActionChains
 
         self.painted(frame)
         box = frame.rect
-        x = (place % 3 + 0.5) / 3 - 0.5
-        y = (place // 3 + 0.5) / 2 - 0.5
+        x, y = middle(tile, box["width"], box["height"])
         chain = ActionChains(self.browser)
-        chain.move_to_element_with_offset(frame, x * box["width"], y * box["height"])
-        (chain.click() if click else chain).perform()
+        # offsets count from the middle of the element
+        chain.move_to_element_with_offset(
+            frame, x - box["width"] / 2, y - box["height"] / 2
+        )
+        if click:
+            chain.click()
+        chain.perform()
 
     def keys(self, *keys: str) -> None:
         """Press keys where the focus is."""
@@ -107,22 +113,40 @@ class Page:
 
         Select(self.one(css)).select_by_value(value)
 
-    def greys(self, frame: Any, *places: int) -> list[int]:
-        """The greys that a sorted grid shows at places: pixels of a screenshot, no
-        canvas read."""
-        import io
+    def screenshot(self, frame: Any) -> Image.Image:
+        """What is seen of an element, in colour."""
+        return Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
 
-        from PIL import Image
+    def colors(self, frame: Any, *tiles: int) -> list[tuple[int, ...]]:
+        """The colours in the middle of tiles of a grid of 3 × 2 tiles: pixels of a
+        screenshot, no canvas read."""
+        self.painted(frame)
+        picture = self.screenshot(frame)
+        points = [middle(tile, *picture.size) for tile in tiles]
+        return [picture.getpixel((int(x), int(y))) for x, y in points]  # type: ignore[misc]
 
-        self.at(frame, places[0])
+    def greys(self, frame: Any, *tiles: int) -> list[int]:
+        """The greys of tiles, without what the pointer or the focus adds."""
+        self.at(frame, tiles[0])
         self.js("document.activeElement.blur()")
         self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
-        self.settle()
-        picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
-        width = picture.width / 3
-        height = picture.height / 2
-        at = [((n % 3 + 0.5) * width, (n // 3 + 0.5) * height) for n in places]
-        return [int(picture.getpixel((int(x), int(y)))) for x, y in at]
+        return [red for red, *_ in self.colors(frame, *tiles)]
+
+    def emulate(self, width: int) -> None:
+        """Look through a window of this width, until `emulate_nothing`."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def emulate_nothing(self) -> None:
+        """Look through the window as it is."""
+        self.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def middle(tile: int, width: float, height: float) -> tuple[float, float]:
+    """Where the middle of a tile lies in a grid of 3 × 2 tiles, from the left and the
+    top."""
+    row, column = divmod(tile, 3)
+    return (column + 0.5) / 3 * width, (row + 0.5) / 2 * height
 
 
 @contextmanager

@@ -67,9 +67,8 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     out = tmp_path_factory.mktemp("gallery") / "out"
     write_run(out, images, {"bad.jpg": f"it is truncated {EVIL}"})
-    half = RunDirectory(Folder.open(out)).image("half.png")
-    write_image(RunDirectory(Folder.open(out)), "half.png", a)
-    (half.path / "manifest.json").unlink()
+    half = write_image(RunDirectory(Folder.open(out)), "half.png", a)
+    (half / "manifest.json").unlink()
     build_report(out, ReportOptions())
     return out
 
@@ -83,25 +82,24 @@ def root(gallery: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four images, one of which is called like an attack, and its report."""
-    drawn = [
-        Drawn("conv1", index=1, type="Conv2d", stats=STATS, tile=(60, 70), scale=10),
-        Drawn("relu", index=2, stats=DARK, tile=(60, 70), scale=10, maps=6),
-        Drawn(
-            "clip",
-            index=3,
-            type="Conv3d",
-            maps=3,
-            nrow=4,
-            slices=(2, 2),
-            tile=(40, 40),
-            scale=4,
-        ),
-    ]
-    names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
-    root = write_run(
-        tmp_path_factory.mktemp("run") / "out", dict.fromkeys(names, drawn)
+    size: dict[str, Any] = {"tile": (60, 70), "scale": 10}
+    conv = Drawn("conv1", index=1, type="Conv2d", stats=STATS, **size)
+    relu = Drawn("relu", index=2, stats=DARK, **size)
+    clip = Drawn(
+        "clip",
+        index=3,
+        type="Conv3d",
+        maps=3,
+        nrow=4,
+        slices=(2, 2),
+        tile=(40, 40),
+        scale=4,
     )
-    other_run = write_run(root.parent / "other", {"a.png": [drawn[0]]})
+    names = ["a.png", "deep/b#1 %.png", HOSTILE, "ü.png"]
+    folder = tmp_path_factory.mktemp("run")
+    drawn = [conv, relu, clip]
+    root = write_run(folder / "out", dict.fromkeys(names, drawn))
+    other_run = write_run(folder / "other", {"a.png": [conv]})
     build_report(root, ReportOptions(compare=other_run))
     build_report(root, ReportOptions(single_file=True))
     return root

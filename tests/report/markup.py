@@ -22,35 +22,48 @@ EVIL = '"><script>alert(1)</script>'
 class Markup(HTMLParser):
     """Collects what the tests ask of a page."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
         self.inline = ""
+        self._texts: list[str] = []
         self._inside = ""
-        self.feed(text)
+        self.feed(source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        self._inside = tag if tag in ("script", "style") else self._inside
+        if tag in ("script", "style"):
+            self._inside = tag
 
     def handle_endtag(self, tag: str) -> None:
-        self._inside = "" if tag == self._inside else self._inside
+        if tag == self._inside:
+            self._inside = ""
 
     def handle_data(self, data: str) -> None:
         if self._inside:
             self.inline += data
         else:
-            self.text += data
+            self._texts.append(data)
 
     @property
-    def words(self) -> str:
-        """The text with single spaces."""
-        return " ".join(self.text.split())
+    def text(self) -> str:
+        """What can be read, with single spaces."""
+        return " ".join("".join(self._texts).split())
 
-    def of(self, name: str) -> list[dict[str, str | None]]:
-        """The attributes of all elements of a name."""
-        return [attributes for tag, attributes in self.tags if tag == name]
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of all elements of a tag."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def values(self, tag: str, attribute: str) -> list[str]:
+        """An attribute of the elements of a tag that have it."""
+        return [str(tag[attribute]) for tag in self.of(tag) if attribute in tag]
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all elements."""
+        return [
+            str(attributes["id"]) for _, attributes in self.tags if "id" in attributes
+        ]
 
 
 def built(root: Path, *images: Any, **record: Any) -> Path:
@@ -60,11 +73,28 @@ def built(root: Path, *images: Any, **record: Any) -> Path:
     return root
 
 
-def read(page: Path) -> Markup:
-    return Markup(page.read_text("utf-8"))
+def read(path: Path) -> Markup:
+    return Markup(path.read_text("utf-8"))
+
+
+def source(root: Path, name: str = "index.html") -> str:
+    """The HTML of a page of a run's report."""
+    return (root / "report" / name).read_text("utf-8")
+
+
+def page_of(root: Path, name: str = "index.html") -> Markup:
+    """A page of a run's report."""
+    return Markup(source(root, name))
+
+
+def assert_says(text: str, *passages: str) -> None:
+    """Each passage stands in the text."""
+    for passage in passages:
+        assert passage in text, passage
 
 
 def pages(root: Path) -> dict[str, Markup]:
+    """All pages of a run's report."""
     return {path.name: read(path) for path in sorted((root / "report").glob("*.html"))}
 
 
@@ -79,21 +109,24 @@ def script(path: Path) -> dict[str, dict[str, Any]]:
     return grids
 
 
-def loaded(root: Path, page: str) -> dict[str, dict[str, Any]]:
+def loaded(root: Path, name: str) -> dict[str, dict[str, Any]]:
     """The grids in the scripts that a page loads."""
-    names = [str(tag["src"]) for tag in read(root / "report" / page).of("script")]
-    paths = [root / "report" / name for name in names if name.startswith("grids-")]
-    return {id: grid for path in paths for id, grid in script(path).items()}
+    grids: dict[str, dict[str, Any]] = {}
+    for address in page_of(root, name).values("script", "src"):
+        if address.startswith("grids-"):
+            grids |= script(root / "report" / address)
+    return grids
 
 
 def numbers(grid: dict[str, Any]) -> np.ndarray:
     """The statistics of a grid in a script, float32 [maps, 6]: a column of one number
     holds for all channels."""
-    columns = [np.frombuffer(base64.b64decode(text), "<f4") for text in grid["stats"]]
-    assert all(len(column) in (1, grid["maps"]) for column in columns)
-    return np.stack(
-        [np.broadcast_to(column, grid["maps"]) for column in columns], axis=1
-    )
+    columns = []
+    for text in grid["stats"]:
+        column = np.frombuffer(base64.b64decode(text), "<f4")
+        assert len(column) in (1, grid["maps"])
+        columns.append(np.broadcast_to(column, grid["maps"]))
+    return np.stack(columns, axis=1)
 
 
 def write_audit(root: Path, **changed: Any) -> Path:

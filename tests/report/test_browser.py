@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +18,49 @@ from .markup import built
 
 pytestmark = pytest.mark.slow
 JENKINS = "default-src 'none'; img-src 'self'; style-src 'self'"
+KINDS = ("index.html", "image-002.html", "layer-001.html")
+"""A page of each kind."""
 
 
-def test_from_a_file_nothing_is_missing_and_the_console_is_silent(
-    page: Page, run: Path
-) -> None:
-    """Every kind of page, every picture, at 400 pixels, where nothing sticks out; the
-    fixture looks at the console."""
+@pytest.fixture
+def narrow(page: Page) -> Iterator[Page]:
+    """The report through a window of 400 pixels."""
+    page.emulate(400)
+    yield page
+    page.emulate_nothing()
+
+
+def test_from_a_file_nothing_is_missing(narrow: Page, run: Path) -> None:
+    """Every kind of page has its pictures, and nothing sticks out of a narrow window;
+    the fixture looks at the console."""
     assert len(list((run / "report").glob("*.html"))) == 1 + 4 + 3 + 1
-    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        for name in ("index.html", "image-002.html", "layer-001.html"):
-            page.open(name)
-            assert missing_pictures(page) == [], name
-            assert page.all("img"), name
-            assert page.js("return document.documentElement.scrollWidth") <= 400, name
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    for name in KINDS:
+        narrow.open(name)
+        assert missing_pictures(narrow) == [], name
+        assert narrow.all("img"), name
+        assert narrow.js("return document.documentElement.scrollWidth") <= 400, name
 
 
 def test_under_the_policy_of_a_ci_host_all_pictures_are_there(
     browser: Any, run: Path
 ) -> None:
-    """`default-src 'none'` stops the scripts; pictures, styles and text are all there."""
+    """`default-src 'none'` stops the scripts alone; controls that cannot work are not
+    shown."""
     page = Page(browser, run)
     with served(run, JENKINS) as home:
-        for name in ("index.html", "image-002.html", "layer-001.html"):
+        for name in KINDS:
             browser.get(f"{home}/{name}")
             assert page.js("return typeof Grid") == "undefined"
             assert missing_pictures(page) == [], name
             assert page.js("return getComputedStyle(document.body).margin") == "0px"
-            assert not page.shown(".control"), "controls that cannot work are not shown"
-    messages = [entry["message"] for entry in browser.get_log("browser")]
-    assert messages
-    assert all("script" in message for message in messages)
+            assert page.shown(".control") == []
+    stopped = ["script" in entry["message"] for entry in browser.get_log("browser")]
+    assert set(stopped) == {True}
+
+
+def number(value: float) -> str:
+    """Four digits, with a minus sign."""
+    return f"{value:.4g}".replace("-", "−")
 
 
 def test_hover_tells_the_channel_and_its_numbers(page: Page) -> None:
@@ -60,106 +68,108 @@ def test_hover_tells_the_channel_and_its_numbers(page: Page) -> None:
     page.open("image-001.html")
     page.at(page.all(".frame")[0], 4)
     (tip,) = page.shown(".tip")
-    low, high, mean = (float(f"{value:.4g}") for value in STATS[4, :3])
-    words = f"channel 4\nmin {low:g} · max {high:g} · mean {mean:g} · zeros 0.0 %"
-    assert tip.text == words.replace("-", "−")
+    low, high, mean = map(number, STATS[4, :3])
+    numbers = f"min {low} · max {high} · mean {mean} · zeros 0.0 %"
+    assert tip.text == f"channel 4\n{numbers}"
     page.at(page.all(".frame")[1], 4)
     assert "zeros 100.0 %" in page.shown(".tip")[0].text
 
 
 def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
-    """A dialog with both pictures; its buttons and arrows go on; Escape closes it."""
+    """A dialog has both pictures; its arrows go on, and Escape closes it."""
     page.open("image-001.html")
     page.at(page.all(".frame")[0], 2, click=True)
     dialog = page.one("dialog.viewer")
     title = dialog.find_element("tag name", "h2")
-    assert dialog.get_attribute("open")
     assert title.text == "Channel 2"
-    assert (
-        page.js("return arguments[0].querySelector('img').naturalWidth", dialog) == 24
-    )
+    input_width = "return arguments[0].querySelector('img').naturalWidth"
+    assert page.js(input_width, dialog) == 24
     size = "const c = arguments[0].querySelector('canvas'); return [c.width, c.height]"
     assert page.js(size, dialog) == [70, 60]
     page.keys(Keys.ARROW_RIGHT)
     assert title.text == "Channel 3"
     page.keys(Keys.ESCAPE)
-    assert not page.shown("dialog")
+    assert page.shown("dialog") == []
+
+
+SLICED = "frames.get(document.querySelectorAll('.frame')[2])"
+"""The grid of two tiles for each channel, four in a row, of 40 pixels and 2 between."""
 
 
 def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
-    """Two tiles a channel, four a row: the fourth is channel 1's, the seventh place is
-    empty; a channel of two steps is enlarged twice as wide."""
+    """The fourth tile is the second of channel 1; what lies between tiles and behind
+    the last one is none."""
     page.open("image-001.html")
-    centre = "const f = frames.get(document.querySelectorAll('.frame')[2]); "
-    at = centre + "return f.grid.channelAt(arguments[0], arguments[1])"
-    step = 42
-    half = 2 + 20
-    positions = [(n % 4 * step + half, n // 4 * step + half) for n in range(8)]
-    assert [page.js(at, *position) for position in positions] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        None,
-        None,
-    ]
-    assert [
-        page.js(at, *position) for position in ((1, half), (half, 1), (step + 1, half))
-    ] == [None] * 3
-    page.js("viewer.open(frames.get(document.querySelectorAll('.frame')[2]), 2)")
+    points = [[22 + 42 * (n % 4), 22 + 42 * (n // 4)] for n in range(8)]
+    points += [[1, 22], [22, 1], [43, 22]]
+    at = f"return arguments[0].map((at) => {SLICED}.grid.channelAt(...at))"
+    assert page.js(at, points) == [0, 0, 1, 1, 2, 2, None, None, None, None, None]
+
+
+def test_a_channel_of_two_slices_is_enlarged_twice_as_wide(page: Page) -> None:
+    """Both slices stand side by side."""
+    page.open("image-001.html")
+    page.js(f"viewer.open({SLICED}, 2)")
     canvas = page.one("dialog.viewer canvas")
-    assert page.js("return [arguments[0].width, arguments[0].height]", canvas) == [
-        80,
-        40,
-    ]
+    size = page.js("return [arguments[0].width, arguments[0].height]", canvas)
+    assert size == [80, 40]
 
 
-def test_sorting_moves_the_tiles(page: Page) -> None:
-    """The pixels at each place are those of the channel whose turn it is, largest
+@pytest.mark.parametrize(
+    ("by", "key"), [("mean", STATS[:, 2]), ("variance", STATS[:, 3] ** 2)]
+)
+def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
+    """The pixels of each tile are those of the channel whose turn it is, largest
     first."""
     page.open("image-001.html")
-    frame = page.all(".frame")[0]
-    for by, key in (("mean", STATS[:, 2]), ("variance", STATS[:, 3] ** 2)):
-        page.choose("[data-state=sort]", by)
-        assert page.greys(frame, *range(6)) == [20 + c for c in np.argsort(-key)]
+    page.choose("[data-state=sort]", by)
+    greys = page.greys(page.all(".frame")[0], *range(6))
+    assert greys == [20 + channel for channel in np.argsort(-key)]
 
 
-def test_search_leaves_what_matches_by_name_or_type(page: Page) -> None:
-    """On the page of the run layers and images, and says how many; where nothing
-    matches, everything stays."""
+def layers_of(page: Page, css: str) -> list[str]:
+    """The layers of the elements that are seen."""
+    return [element.get_attribute("data-layer") for element in page.shown(css)]
+
+
+def test_search_leaves_what_matches_by_name(page: Page) -> None:
+    """On the page of the run it goes through layers and images."""
     page.open("index.html?q=relu")
-    assert [row.get_attribute("data-layer") for row in page.shown(".flow > li")] == [
-        "relu"
-    ]
-    rows = page.shown("#layers-table tbody tr")
-    assert [row.text.split()[:2] for row in rows] == [["relu", "ReLU"]]
+    assert layers_of(page, ".flow > li") == ["relu"]
+    (row,) = page.shown("#layers-table tbody tr")
+    assert row.text.startswith("relu ReLU")
     assert page.shown(".gallery li") == []
+
+
+def test_search_says_how_many_match(page: Page) -> None:
+    """A type matches too; where nothing does, everything stays."""
     page.open("image-000.html?q=conv2d")
-    assert [e.get_attribute("data-layer") for e in page.shown(".group")] == ["conv1"]
+    assert layers_of(page, ".group") == ["conv1"]
     assert page.one(".count").text == "2 of 6"
     page.open("layer-000.html?q=xyz")
     assert page.one(".count").text == "nothing matches “xyz”"
     assert len(page.shown("figure")) == 5
 
 
-def test_keyboard_reaches_everything(page: Page) -> None:
-    """j, arrows, Enter, Escape, /, ?, ] and the order of the Tab key."""
+def test_arrows_go_through_the_tiles(page: Page) -> None:
+    """`j` takes the first grid; what is reached is read out, and Enter enlarges it."""
     page.open("image-000.html")
     page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert page.shown(".tip")[0].text.startswith("channel 4\n")
-    assert (
-        page.one(".unseen[aria-live]")
-        .get_attribute("textContent")
-        .startswith("Channel 4:")
-    )
+    spoken = page.one(".unseen[aria-live]").get_attribute("textContent")
+    assert spoken.startswith("Channel 4:")
     page.keys(Keys.ENTER)
     assert page.one("dialog.viewer h2").text == "Channel 4"
-    page.keys(Keys.ESCAPE, "?")
+
+
+def test_keys_reach_help_search_and_the_next_page(page: Page) -> None:
+    """They are `?`, `/` and `]`; Tab begins with the link past the navigation."""
+    page.open("image-000.html")
+    page.keys("?")
     assert page.one("dialog.help").is_displayed()
     page.keys(Keys.ESCAPE, "/")
-    assert page.browser.switch_to.active_element.get_attribute("type") == "search"
+    focused = page.browser.switch_to.active_element
+    assert focused.get_attribute("type") == "search"
     page.js("document.activeElement.blur()")
     page.keys("]")
     assert page.browser.current_url.endswith("image-001.html")
@@ -170,163 +180,170 @@ def test_keyboard_reaches_everything(page: Page) -> None:
 def test_one_file_shows_one_page_and_all_pictures(page: Page, run: Path) -> None:
     """Links inside it change the page; pictures of layers' pages come from the images'
     ones."""
-    page.browser.get((run / "report.html").as_uri())
+    address = (run / "report.html").as_uri()
+    page.browser.get(address)
     assert len(page.shown("article")) == 1
     assert page.one("h1").text == "resnet18"
-    page.browser.get((run / "report.html").as_uri() + "#layer-001")
+    page.browser.get(f"{address}#layer-001")
     page.browser.refresh()
-    assert [a.get_attribute("id") for a in page.shown("article")] == ["layer-001"]
+    (article,) = page.shown("article")
+    assert article.get_attribute("id") == "layer-001"
     assert missing_pictures(page) == []
     page.at(page.shown(".frame")[0], 4)
     assert page.shown(".tip")[0].text.startswith("channel 4")
 
 
+VARIED = np.random.default_rng(3).normal(size=(5, 6, 6)).astype(np.float32)
+"""Statistics of a layer in five images, [images, channels, 6]."""
+VARIED[:, :, 4:] = 0
+VARIED[:, 2, 2] = -VARIED[:, 0, 2]
+
+
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A run of five images whose statistics differ, and these, [images, channels, 6]."""
-    stats = np.random.default_rng(3).normal(size=(5, 6, 6)).astype(np.float32)
-    stats[:, :, 4:] = 0
-    stats[:, 2, 2] = -stats[:, 0, 2]
-    names = [f"{n}.png" for n in range(5)]
-    images = {
-        name: [Drawn("conv1", 6, 1, "Conv2d", stats=own, tile=(40, 48), scale=4)]
-        for name, own in zip(names, stats, strict=True)
-    }
-    root = built(tmp_path_factory.mktemp("many") / "out", images)
-    return root, stats
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five images whose statistics differ."""
+    images = {}
+    for number, stats in enumerate(VARIED):
+        drawn = Drawn("conv1", 6, 1, "Conv2d", stats=stats, tile=(40, 48), scale=4)
+        images[f"{number}.png"] = [drawn]
+    return built(tmp_path_factory.mktemp("many") / "out", images)
 
 
-def test_a_channel_has_a_view_of_all_images(
-    browser: Any, many: tuple[Path, np.ndarray]
-) -> None:
-    """At its address: images by activation, the strongest first; neighbours; Escape
-    closes it."""
-    root, stats = many
-    page = Page(browser, root).open("layer-000.html#c3")
-    captions = [caption.text for caption in page.shown(".excited figcaption")]
-    order = np.argsort(-stats[:, 3, 1])
-    values = [f"{stats[n, 3, 1]:.4g}".replace("-", "−") for n in order]
-    assert captions == [
-        f"{n}.png max {value}" for n, value in zip(order, values, strict=True)
-    ]
-    assert page.one(".channel h2").text.startswith("Channel 3")
-    assert page.one(".channel h2") == browser.switch_to.active_element
-    page.keys(Keys.ARROW_RIGHT)
-    assert browser.current_url.endswith("#c4")
-    assert "Channel 4" in page.one(".channel h2").text
-    browser.back()
-    page.settle()
-    assert "Channel 3" in page.one(".channel h2").text
-    page.keys(Keys.ESCAPE)
-    assert not page.shown(".channel")
-    assert page.shown(".beside")
-    assert browser.current_url.endswith("layer-000.html")
+@pytest.fixture
+def channel(browser: Any, five: Path) -> Page:
+    """The page of a layer at the address of a channel."""
+    return Page(browser, five).open("layer-000.html#c3")
+
+
+def test_a_channel_has_a_view_of_all_images(channel: Page) -> None:
+    """Images stand by activation, the strongest first; the title has the focus."""
+    largest = VARIED[:, 3, 1]
+    order = np.argsort(-largest)
+    captions = [caption.text for caption in channel.shown(".excited figcaption")]
+    assert captions == [f"{n}.png max {number(largest[n])}" for n in order]
+    title = channel.one(".channel h2")
+    assert title.text.startswith("Channel 3")
+    assert title == channel.browser.switch_to.active_element
+
+
+def test_keys_lead_from_channel_to_channel(channel: Page) -> None:
+    """The address follows; the browser goes back, and Escape closes the view."""
+    channel.keys(Keys.ARROW_RIGHT)
+    assert channel.browser.current_url.endswith("#c4")
+    assert "Channel 4" in channel.one(".channel h2").text
+    channel.browser.back()
+    assert "Channel 3" in channel.one(".channel h2").text
+    channel.keys(Keys.ESCAPE)
+    assert channel.shown(".channel") == []
+    assert channel.shown(".beside")
+    assert channel.browser.current_url.endswith("layer-000.html")
+
+
+ORDER = "return frames.get(document.querySelector('.frame')).grid.order"
+BY_MEAN = np.argsort(-STATS[:, 2]).tolist()
 
 
 def test_what_is_set_stands_in_the_address(page: Page) -> None:
-    """Loading again, and following a link, show the same; controls tell the truth."""
+    """The page that is loaded again shows the same, and its controls tell it."""
     page.open("image-001.html")
     page.choose("[data-state=sort]", "mean")
     page.choose("[data-state=cmap]", "magma")
     page.one("[data-filter]").send_keys("conv1")
     page.browser.refresh()
-    url = page.browser.current_url
-    assert "sort=mean" in url
-    assert "cmap=magma" in url
-    assert "q=conv1" in url
-    order = "return frames.get(document.querySelector('.frame')).grid.order"
-    sorted_by_mean = np.argsort(-STATS[:, 2]).tolist()
-    assert page.js(order) == sorted_by_mean
+    _, _, query = page.browser.current_url.partition("?")
+    assert {"sort=mean", "cmap=magma", "q=conv1"} <= set(query.split("&"))
+    assert page.js(ORDER) == BY_MEAN
     assert page.one("[data-state=sort]").get_attribute("value") == "mean"
     assert page.one("[data-filter]").get_attribute("value") == "conv1"
     assert len(page.shown(".group")) == 1
+
+
+def test_what_is_set_holds_on_the_next_page(page: Page) -> None:
+    """A link that is followed carries it along."""
+    page.open("image-001.html?sort=mean")
     page.one(".group h4 a").click()
     assert "sort=mean" in page.browser.current_url
-    assert page.js(order) == sorted_by_mean
+    assert page.js(ORDER) == BY_MEAN
 
 
-def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:
-    """The colour in the middle of a tile of a grid of three columns and two rows."""
-    page.painted(frame)
-    picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
-    x = (place % 3 + 0.5) / 3 * picture.width
-    y = (place // 3 + 0.5) / 2 * picture.height
-    color: tuple[int, ...] = picture.getpixel((int(x), int(y)))  # type: ignore[assignment]
-    return color
-
-
-def test_colours_are_those_of_matplotlib(page: Page) -> None:
-    """Of the grey that the picture has there, within three levels, whatever the tile
-    size."""
-    for name, size in (("magma", "&size=96"), ("coolwarm", "")):
-        page.open(f"image-001.html?cmap={name}{size}")
-        frame = page.all(".frame")[0]
-        for place in (0, 5):
-            wanted = colormaps[name]((20 + place) / 255, bytes=True)[:3]
-            assert np.abs(np.subtract(pixel(page, frame, place), wanted)).max() <= 3
+@pytest.mark.parametrize(("name", "size"), [("magma", "&size=96"), ("coolwarm", "")])
+def test_colours_are_those_of_matplotlib(page: Page, name: str, size: str) -> None:
+    """They are the colours of the picture's grey, within three levels, whatever the
+    tile size."""
+    page.open(f"image-001.html?cmap={name}{size}")
+    colors = page.colors(page.all(".frame")[0], 0, 5)
+    expected = colormaps[name](np.array([20, 25]) / 255, bytes=True)[:, :3]
+    np.testing.assert_allclose(colors, expected, atol=3)
 
 
 def test_maps_lie_over_the_input(page: Page) -> None:
-    """Six tenths of the map's colour, four of the input's, where the map has the
-    input's shape."""
+    """A pixel is six tenths of the map's colour and four of the input's, where the map
+    has the input's shape."""
     page.open("image-001.html?over=60&cmap=inverted")
-    frame = page.all(".frame")[0]
-    seen = Image.open(page.run / "deep" / "b#1 %.png" / "input.png").convert("RGB")
-    red, green, blue = pixel(page, frame, 4)
-    across, down = seen.size
-    near = np.asarray(
-        seen.crop((across // 2 - 2, down // 2 - 2, across // 2 + 2, down // 2 + 2))
-    )
-    low = near.min((0, 1)) * 0.4
-    high = near.max((0, 1)) * 0.4
-    rest = np.subtract((red, green, blue), 0.6 * (255 - 24))
-    assert (rest >= low - 4).all()
-    assert (rest <= high + 4).all()
+    (color,) = page.colors(page.all(".frame")[0], 4)
+    with Image.open(page.run / "deep" / "b#1 %.png" / "input.png") as image:
+        pixels = np.asarray(image)
+    row = pixels.shape[0] // 2
+    column = pixels.shape[1] // 2
+    near = 0.4 * pixels[row - 2 : row + 2, column - 2 : column + 2]
+    rest = np.subtract(color, 0.6 * (255 - 24))
+    assert (rest >= near.min((0, 1)) - 4).all()
+    assert (rest <= near.max((0, 1)) + 4).all()
 
 
-def test_one_search_finds_channels(page: Page) -> None:
-    """`/` goes to it on every page; a layer or a type and a number lead to the channel."""
-    for text, name in (("conv1 c5", "layer-000"), ("channel 5", "index")):
-        page.open(f"{name}.html")
-        page.keys("/", *text)
-        links = page.shown(".results a")
-        assert links[0].text == "conv1 Conv2d, channel 5"
-        assert (len(links) > 1) == (text == "channel 5")
-        links[0].click()
-        assert "Channel 5" in page.one(".channel h2").text
-        assert page.browser.current_url.endswith("layer-000.html#c5")
+@pytest.mark.parametrize(
+    ("name", "text"), [("layer-000.html", "conv1 c5"), ("index.html", "channel 5")]
+)
+def test_one_search_finds_channels(page: Page, name: str, text: str) -> None:
+    """`/` goes to it on every page; a layer or a type and a number lead to the
+    channel."""
+    page.open(name)
+    page.keys("/", *text)
+    links = page.shown(".results a")
+    assert links[0].text == "conv1 Conv2d, channel 5"
+    assert (len(links) > 1) == (text == "channel 5")
+    links[0].click()
+    assert "Channel 5" in page.one(".channel h2").text
+    assert page.browser.current_url.endswith("layer-000.html#c5")
+
+
+def sorts_of(page: Page) -> list[str | None]:
+    """How each column of the table of layers is sorted."""
+    heads = page.all("#layers-table thead th")
+    return [head.get_attribute("aria-sort") for head in heads]
+
+
+def zeros_of(page: Page) -> list[float]:
+    """The shares of zeros in the table of layers, row by row."""
+    cells = page.all("#layers-table td:nth-child(4)")
+    return [float(cell.text.rstrip("\u00a0 %")) for cell in cells]
 
 
 def test_a_table_says_which_column_sorts_it(page: Page) -> None:
-    """Numbers by value, largest first; the heading tells, and the address keeps it."""
+    """Numbers go by value, largest first; the address keeps it, and a second click
+    turns it round."""
     page.open("index.html")
-    heads = "#layers-table thead th"
-    page.all(f"{heads} button")[3].click()  # zeros
-    zeros = "#layers-table td:nth-child(4)"
+    by_zeros = "#layers-table thead th:nth-child(4) button"
+    page.one(by_zeros).click()
     for _ in range(2):
-        shown = [
-            float(cell.text.split("\u00a0")[0].rstrip("%")) for cell in page.all(zeros)
-        ]
-        assert shown == sorted(shown, reverse=True)
-        assert len(set(shown)) > 1
-        sorts = [head.get_attribute("aria-sort") for head in page.all(heads)]
-        assert sorts.count("descending") == 1
-        assert sorts[3] == "descending"
+        zeros = zeros_of(page)
+        assert zeros == sorted(zeros, reverse=True)
+        assert len(set(zeros)) > 1
+        assert sorts_of(page).count("descending") == 1
+        assert sorts_of(page)[3] == "descending"
         page.browser.refresh()
-    page.all(f"{heads} button")[3].click()
-    assert page.all(heads)[3].get_attribute("aria-sort") == "ascending"
+    page.one(by_zeros).click()
+    assert sorts_of(page)[3] == "ascending"
 
 
 def test_outlines_are_seen_on_every_grey(page: Page) -> None:
-    """Those of channels that are dark in every image; the line has a dark edge."""
+    """Those of channels that are dark in every image have a dark edge."""
     page.open("layer-001.html")
     page.one("[data-state=zeros]").click()
     frame = page.all(".frame")[0]
     assert page.js("return frames.get(arguments[0]).group.marks", frame) == [0, 4]
-    pixel(page, frame, 0)
-    picture = np.asarray(
-        Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
-    ).astype(int)
-    column = picture[: picture.shape[0] // 4, picture.shape[1] // 6]
+    page.painted(frame)
+    pixels = np.asarray(page.screenshot(frame)).astype(int)
+    column = pixels[: len(pixels) // 4, pixels.shape[1] // 6]
     assert (column.sum(1) == 0).any()
-    assert (np.abs(column - [255, 176, 0]).max(1) < 40).any()
+    assert (abs(column - [255, 176, 0]).max(1) < 40).any()

@@ -8,6 +8,7 @@ axe-core (https://github.com/dequelabs/axe-core, MPL 2.0) is not part of the rep
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,43 +48,30 @@ RUN = (
 )
 
 
+STRIP: dict[str, Any] = {"nrow": 10, "padding": 0, "tile": (12, 12), "scale": 12}
+VECTOR = np.zeros((10, 6), np.float32)
+VECTOR[:, 2] = np.arange(10)
+CONV = Drawn("conv1", index=1, type="Conv2d", stats=STATS, tile=(60, 70), scale=10)
+DRAWN = [
+    CONV,
+    replace(CONV, kind="grad", tile=(8, 10), scale=2),
+    Drawn("clip", index=2, type="Conv3d", maps=3, nrow=4, slices=(2, 2)),
+    Drawn("relu", index=3, stats=DARK, tile=(60, 70), scale=10),
+    Drawn("fc", 10, 4, "Linear", stats=VECTOR, more={"layout": "vector"}, **STRIP),
+]
+"""Captures of every kind."""
+
+
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every kind of page: of a run with all that is shown beside it, of
     two runs, of an audit, of kernels, of a series, in one file, and of a difference."""
     top = tmp_path_factory.mktemp("pages")
-    vector = np.zeros((10, 6), np.float32)
-    vector[:, 2] = np.arange(10)
-    strip = {"nrow": 10, "padding": 0, "tile": (12, 12), "scale": 12}
-    drawn = [
-        Drawn(
-            "conv1",
-            index=1,
-            type="Conv2d",
-            maps=6,
-            stats=STATS,
-            tile=(60, 70),
-            scale=10,
-        ),
-        Drawn("conv1", index=1, type="Conv2d", kind="grad", maps=6, stats=STATS),
-        Drawn("clip", index=2, type="Conv3d", maps=3, nrow=4, slices=(2, 2)),
-        Drawn("relu", index=3, stats=DARK, tile=(60, 70), scale=10),
-        Drawn("fc", 10, 4, "Linear", stats=vector, more={"layout": "vector"}, **strip),  # type: ignore[arg-type]
-    ]
-    shifted = Drawn(
-        "conv1",
-        index=1,
-        type="Conv2d",
-        maps=6,
-        stats=STATS + 1,
-        tile=(60, 70),
-        scale=10,
-    )
     names = ["a.png", "b.png", "c.png"]
-    run = write_run(
-        top / "run", dict.fromkeys(names, drawn), {"bad.jpg": "it is truncated"}
-    )
-    other_run = write_run(top / "other", {name: [shifted] for name in names})
+    failures = {"bad.jpg": "it is truncated"}
+    run = write_run(top / "run", dict.fromkeys(names, DRAWN), failures)
+    shifted = [replace(CONV, stats=STATS + 1)]
+    other_run = write_run(top / "other", dict.fromkeys(names, shifted))
     audit = write_audit(top / "audit")
     studies = {"audit": audit, "exemplars": write_exemplars(top / "exemplars")}
     build_report(run, ReportOptions(**studies))
@@ -94,7 +82,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fv.kernels(net, out=top / "kernels")
     build_report(top / "kernels", ReportOptions())
     for step in (0, 100):
-        write_audit(write_run(top / f"series/step-{step:06d}", {"a.png": drawn}))
+        write_audit(write_run(top / f"series/step-{step:06d}", {"a.png": DRAWN}))
     build_report(top / "series", ReportOptions())
     fv.diff(run, other_run, html=top / "diff.html")
     return top
@@ -111,52 +99,54 @@ def axe(browser: Any) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def check(axe: Any) -> list[str]:
+    """What axe-core finds on the page that is open."""
+    axe.execute_script(axe.axe)
+    violations: list[str] = axe.execute_async_script(RUN)
+    return violations
+
+
+def prefer(axe: Any, scheme: str) -> None:
+    """Look at pages as somebody does who prefers light or dark."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    axe.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 @pytest.mark.parametrize("page", PAGES)
 def test_axe_finds_nothing(
-    axe: Any, places: Path, page: str, scheme: str, width: int
+    axe: Any, every_kind: Path, page: str, scheme: str, width: int
 ) -> None:
-    """Names, roles, contrast and order."""
+    """It looks at names, roles, contrast and order."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     axe.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    axe.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    prefer(axe, scheme)
     axe.get("about:blank")
-    axe.get(f"{places.as_uri()}/{page}")
-    axe.execute_script(axe.axe)
-    assert axe.execute_async_script(RUN) == []
-    dark = axe.execute_script(
-        "return matchMedia('(prefers-color-scheme: dark)').matches"
-    )
-    assert dark == (scheme == "dark")
+    axe.get(f"{every_kind.as_uri()}/{page}")
+    assert check(axe) == []
+    is_dark = "return matchMedia('(prefers-color-scheme: dark)').matches"
+    assert axe.execute_script(is_dark) == (scheme == "dark")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
     "code", ["viewer.open([...frames.values()][0], 0)", "help.open()"]
 )
-def test_axe_finds_nothing_in_what_floats(axe: Any, places: Path, code: str) -> None:
-    """The enlarged tile and the keys, on the page of a layer, light and dark."""
-    for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        axe.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        axe.get("about:blank")
-        axe.get(f"{places.as_uri()}/run/report/layer-000.html")
-        axe.execute_script(code)
-        assert (
-            axe.execute_script(
-                "return document.querySelectorAll('dialog[open]').length"
-            )
-            == 1
-        )
-        axe.execute_script(axe.axe)
-        assert axe.execute_async_script(RUN) == []
+def test_axe_finds_nothing_in_what_floats(
+    axe: Any, every_kind: Path, code: str, scheme: str
+) -> None:
+    """The enlarged tile and the keys are looked at on the page of a layer."""
+    prefer(axe, scheme)
+    axe.get("about:blank")
+    axe.get(f"{every_kind.as_uri()}/run/report/layer-000.html")
+    axe.execute_script(code)
+    dialogs = "return document.querySelectorAll('dialog[open]').length"
+    assert axe.execute_script(dialogs) == 1
+    assert check(axe) == []
 
 
-def test_axe_finds_a_planted_fault(axe: Any, places: Path) -> None:
-    """A picture without words is found: the tests above can fail."""
-    axe.get(f"{places.as_uri()}/audit/report/index.html")
+def test_axe_finds_a_planted_fault(axe: Any, every_kind: Path) -> None:
+    """A picture without a text is found: the tests above can fail."""
+    axe.get(f"{every_kind.as_uri()}/audit/report/index.html")
     axe.execute_script("document.querySelector('main').append(new Image(20, 20))")
-    axe.execute_script(axe.axe)
-    assert any(
-        found.startswith("image-alt: ") for found in axe.execute_async_script(RUN)
-    )
+    assert "image-alt: " in "\n".join(check(axe))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .browsing import STATS, Page, missing_pictures
 pytestmark = pytest.mark.slow
 
 
-def changed(by: float) -> np.ndarray:
+def moved(by: float) -> np.ndarray:
     """The statistics of the other run: channel 4 moved most, channel 2 half as much."""
     stats = STATS.copy()
     stats[4, :4] += by
@@ -27,34 +28,33 @@ def changed(by: float) -> np.ndarray:
     return stats
 
 
+def write_layers(root: Path, second: float, third: float) -> Path:
+    """A run of three layers, of which two moved by this much."""
+    drawn = []
+    for index, by in enumerate((0.0, second, third), 1):
+        drawn.append(
+            Drawn(
+                f"conv{index}",
+                index=index,
+                type="Conv2d",
+                stats=moved(by),
+                tile=(60, 70),
+                scale=10,
+            )
+        )
+    return write_run(root, {"a.png": drawn})
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of which the second layer differs a little, and the third more; and their
     page."""
     folder = tmp_path_factory.mktemp("compared")
-    for name, little, large in (("before", 0.0, 0.0), ("after", 0.5, 4.0)):
-        layers = [("conv1", 0.0), ("conv2", little), ("conv3", large)]
-        drawn = [
-            Drawn(
-                layer,
-                index=n,
-                type="Conv2d",
-                stats=changed(by),
-                tile=(60, 70),
-                scale=10,
-            )
-            for n, (layer, by) in enumerate(layers, 1)
-        ]
-        write_run(folder / name, {"a.png": drawn})
+    before = write_layers(folder / "before", second=0, third=0)
+    after = write_layers(folder / "after", second=0.5, third=4)
     outputs = DiffFiles(html=folder / "diff.html")
-    diff(
-        folder / "before",
-        folder / "after",
-        DiffThresholds(),
-        outputs,
-        render_comparison,
-    )
-    build_report(folder / "before", ReportOptions(compare=folder / "after"))
+    diff(before, after, DiffThresholds(), outputs, render_comparison)
+    build_report(before, ReportOptions(compare=after))
     return folder
 
 
@@ -88,51 +88,54 @@ def test_layers_by_position_by_change_and_the_changed_ones_only(page: Page) -> N
 
 @pytest.mark.parametrize("width", [1200, 400])
 def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
-    """On a phone too, where the page is no wider than the window; also on the page of a
-    layer."""
-    page.browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+    """It does on a phone too, where the page is no wider than the window; also on the
+    page of a layer."""
+    page.emulate(width)
+    tops = (
+        "return [...document.querySelectorAll('.both, .pair')].map(row =>"
+        " [...row.querySelectorAll('.maps')].slice(0, 2).map(f =>"
+        " f.getBoundingClientRect().top))"
     )
     page.browser.refresh()
-    for name in ("", "layer-001.html"):
-        if name:
-            page.open(name)
-        tops = page.js(
-            "return [...document.querySelectorAll('.both, .pair')].map(row =>"
-            " [...row.querySelectorAll('.maps')].slice(0, 2).map(f =>"
-            " f.getBoundingClientRect().top))"
-        )
-        assert tops
-        assert all(len(set(pair)) == 1 and len(pair) == 2 for pair in tops)
-        assert page.js("return document.documentElement.scrollWidth") <= width
-    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    pairs = page.js(tops)
+    widths = [page.js("return document.documentElement.scrollWidth")]
+    page.open("layer-001.html")
+    pairs += page.js(tops)
+    widths.append(page.js("return document.documentElement.scrollWidth"))
+    page.emulate_nothing()
+    assert len(pairs) == 3
+    assert pairs == [[first, first] for first, *_ in pairs]
+    assert max(widths) <= width
 
 
 def test_a_compared_run_leads_to_the_page_of_the_comparison(page: Page) -> None:
-    """Before, after and the difference stand in three columns, with the same numbers;
-    their pictures are there."""
-    page.browser.set_window_size(1400, 900)
+    """Its verdict is a link."""
     page.open("index.html")
     page.one(".verdict a[href='comparison.html']").click()
     page.until("return location.pathname.endsWith('comparison.html')")
     assert layers(page) == ["conv1", "conv2", "conv3"]
-    columns = page.shown("#compared-002 .maps")
-    assert [column.find_element("class name", "name").text for column in columns] == [
-        "before",
-        "after",
-        "difference",
-    ]
-    boxes = [column.rect for column in columns]
-    assert len({box["y"] for box in boxes}) == 1
-    assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
-    numbers = [
-        [text.text for text in column.find_elements("css selector", ".numbers text")]
-        for column in columns
-    ]
-    assert numbers[0][:2] == ["4", "2"]
-    assert numbers[0] == numbers[1] == numbers[2]
     assert missing_pictures(page) == []
+
+
+def test_before_after_and_difference_are_columns(page: Page) -> None:
+    """They stand on one row in a wide window, with the same channels in the same
+    order."""
+    page.browser.set_window_size(1400, 900)
+    page.open("comparison.html")
+    columns = page.shown("#compared-002 .maps")
+    titles = [column.find_element("class name", "name").text for column in columns]
+    assert titles == ["before", "after", "difference"]
+    first, second, third = columns
+    assert first.rect["y"] == second.rect["y"] == third.rect["y"]
+    assert first.rect["x"] < second.rect["x"] < third.rect["x"]
+    assert channels_of(first)[:2] == ["4", "2"]
+    assert channels_of(first) == channels_of(second) == channels_of(third)
+
+
+def channels_of(column: Any) -> list[str]:
+    """The numbers of the channels in a column of maps."""
+    texts = column.find_elements("css selector", ".numbers text")
+    return [text.text for text in texts]
 
 
 EVIL = (
@@ -143,119 +146,142 @@ EVIL = (
 """Markup and script for whatever place it is put into."""
 
 
+FILES = ("a b&c<d>.png", "x'\"y.png")
+"""Odd names of the pictures of two captures."""
+RECORD: dict[str, Any] = {
+    "model": {"name": EVIL, EVIL: [EVIL, {EVIL: EVIL}]},
+    "preprocessing": EVIL,
+    "device": EVIL,
+    "featviz": EVIL,
+    "layers": [EVIL],
+    "options": {"cmap": EVIL, "pick": EVIL, "order": EVIL, EVIL: {EVIL: EVIL}},
+}
+MANIFEST = {
+    "prediction": [{"index": 1, "name": EVIL, "score": 1, "probability": 0.5}],
+    "target": {"of": EVIL, "value": 1, "grad_rule": EVIL},
+    "interventions": [{"kind": EVIL, "what": EVIL}],
+    "skipped": [
+        {
+            "layer": f"{EVIL}4",
+            "type": EVIL,
+            "index": 3,
+            "kind": EVIL,
+            "call": 0,
+            "key": EVIL,
+            "reason": EVIL,
+        }
+    ],
+    "never_ran": [f"{EVIL}5"],
+}
+AUDIT = {
+    "images": {"seen": 1},
+    "layers": [
+        {
+            "label": EVIL,
+            "layer": EVIL,
+            "type": EVIL,
+            "channels": 6,
+            "findings": {EVIL: [1]},
+        }
+    ],
+}
+
+
+def write_evil(root: Path) -> Path:
+    """A run whose every string is markup."""
+    fields: dict[str, Any] = {
+        "layout": EVIL,
+        "collapsed": {"0": [0, 1]},
+        "shape": [1, 6, 4, 5],
+    }
+    fields["file"] = FILES[0]
+    first = Drawn(EVIL, index=1, type=EVIL, key=EVIL, more=fields)
+    scale = {"normalize": EVIL, "file": FILES[1]}
+    second = Drawn(f"{EVIL}2", index=2, type=EVIL, more=scale)
+    images = {name: [first, second] for name in (EVIL, f"{EVIL}2.png")}
+    write_run(root, images, {f"{EVIL}3": EVIL}, **RECORD)
+    for path in root.rglob("manifest.json"):
+        content = json.loads(path.read_text())
+        content["input"]["preprocessing"] = EVIL
+        content["image"]["files"] = [EVIL]
+        path.write_text(json.dumps({**content, **MANIFEST}))
+        for index, name in enumerate(FILES, 1):
+            (picture,) = path.parent.glob(f"00{index}_*/*.png")
+            picture.rename(path.parent / name)
+        summed_anew(path.parent)
+    return root
+
+
+def shift(root: Path) -> None:
+    """Change the statistics of an image, and the mean of its second capture."""
+    path = next(root.rglob("manifest.json"))
+    content = json.loads(path.read_text())
+    content["captures"][1]["mean"] = 3.0
+    path.write_text(json.dumps(content))
+    with np.load(path.with_name("stats.npz")) as arrays:
+        stats = {key: arrays[key] + 1 for key in arrays.files}
+    np.savez(path.with_name("stats.npz"), **stats)
+    summed_anew(path.parent)
+
+
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of runs and an audit whose every string is markup."""
-    import json
-
-    fields = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
-    drawn = [
-        Drawn(
-            EVIL, index=1, type=EVIL, key=EVIL, more={**fields, "file": "a b&c<d>.png"}
-        ),
-        Drawn(
-            f"{EVIL}2",
-            index=2,
-            type=EVIL,
-            more={"normalize": EVIL, "file": "x'\"y.png"},
-        ),
-    ]
-    strings = {
-        "model": {"name": EVIL, EVIL: [EVIL, {EVIL: EVIL}]},
-        "preprocessing": EVIL,
-    }
-    strings |= {"device": EVIL, "featviz": EVIL, "layers": [EVIL]}  # type: ignore[dict-item]
-    options = {"cmap": EVIL, "pick": EVIL, "order": EVIL, EVIL: {EVIL: EVIL}}
     folder = tmp_path_factory.mktemp("evil")
-    names = {EVIL: drawn, f"{EVIL}2.png": drawn}
-    for shade, out in enumerate(("one", "two")):
-        root = write_run(
-            folder / out, names, {f"{EVIL}3": EVIL}, options=options, **strings
-        )
-        for path in root.rglob("manifest.json"):
-            content = json.loads(path.read_text())
-            content["input"]["preprocessing"] = EVIL
-            content["image"]["files"] = [EVIL]
-            content["prediction"] = [
-                {"index": 1, "name": EVIL, "score": 1, "probability": 0.5}
-            ]
-            content["target"] = {"of": EVIL, "value": 1, "grad_rule": EVIL}
-            content["interventions"] = [{"kind": EVIL, "what": EVIL}]
-            skip = {"index": 3, "kind": EVIL, "call": 0, "key": EVIL, "reason": EVIL}
-            content["skipped"] = [{"layer": f"{EVIL}4", "type": EVIL, **skip}]
-            content["never_ran"] = [f"{EVIL}5"]
-            for row, name in zip(
-                content["captures"], ("a b&c<d>.png", "x'\"y.png"), strict=True
-            ):
-                drawn_at = next(path.parent.glob(f"00{row['index']}_*")) / "x"
-                real = next(drawn_at.parent.glob("*.png"))
-                real.rename(path.parent / name)
-                if out == "two" and row["index"] == 2:
-                    row["mean"] = 3.0
-            path.write_text(json.dumps(content))
-        with np.load(next(root.rglob("stats.npz"))) as arrays:
-            changed = {key: arrays[key] + shade for key in arrays.files}
-        np.savez(next(root.rglob("stats.npz")), **changed)
-        for path in root.rglob("manifest.json"):
-            summed_anew(path.parent)
-    finding = {
-        "label": EVIL,
-        "layer": EVIL,
-        "type": EVIL,
-        "channels": 6,
-        "findings": {EVIL: [1]},
+    root = write_evil(folder / "one")
+    changed = write_evil(folder / "two")
+    shift(changed)
+    (root / "audit.json").write_text(json.dumps(AUDIT))
+    odd = root / EVIL.replace("/", "")
+    odd.mkdir()
+    (odd / "manifest.json").write_text(EVIL)
+    build_report(root, ReportOptions(compare=changed))
+    build_report(root, ReportOptions(single_file=True))
+    outputs = DiffFiles(html=root / "diff.html")
+    diff(root, changed, DiffThresholds(), outputs, render_comparison)
+    return root
+
+
+SORT_BY_ALL = """
+    for (const list of document.querySelectorAll('[data-state=sort]'))
+      for (const option of list.options) {
+        list.value = option.value;
+        list.dispatchEvent(new Event('change'));
+      }
+"""
+OPEN_ALL = """
+    for (const grid of document.querySelectorAll('[data-grid]')) {
+      grid.focus();
+      for (const key of ['ArrowRight', 'Enter', 'Escape'])
+        grid.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
     }
-    audit = {"images": {"seen": 1}, "layers": [finding]}
-    (folder / "one" / "audit.json").write_text(json.dumps(audit))
-    (folder / "one" / EVIL.replace("/", "")).mkdir()
-    (folder / "one" / EVIL.replace("/", "") / "manifest.json").write_text(EVIL)
-    build_report(folder / "one", ReportOptions(compare=folder / "two"))
-    build_report(folder / "one", ReportOptions(single_file=True))
-    outputs = DiffFiles(html=folder / "one" / "diff.html")
-    diff(folder / "one", folder / "two", DiffThresholds(), outputs, render_comparison)
-    return folder / "one"
+"""
+COUNT = """
+    const elements = document.querySelectorAll('[onerror], [onload], img[src=x],'
+      + ' script:not([src]):not([src=""])');
+    return [document.title === 'pwned', elements.length];
+"""
 
 
 def test_a_run_whose_every_string_is_markup_runs_no_script(
     browser: Any, evil: Path
 ) -> None:
-    """On every page of a report, in one file, and in a diff: no script, no dialog, no
-    element."""
+    """On every page of a report, in one file, and in a diff there is no script, no
+    dialog, and no element of it, whatever is clicked."""
     from selenium.common.exceptions import NoAlertPresentException
 
-    pages = [
-        *sorted((evil / "report").glob("*.html")),
-        evil / "report.html",
-        evil / "diff.html",
-    ]
-    assert len(pages) == 1 + 2 + 2 + 3
+    paths = sorted((evil / "report").glob("*.html"))
+    paths += [evil / "report.html", evil / "diff.html"]
+    assert len(paths) == 1 + 2 + 2 + 3
     browser.get_log("browser")
-    for path in pages:
+    for path in paths:
         browser.get(path.as_uri())
-        text = browser.find_element("css selector", "body").text
-        assert "</script><script>" in text, path
-        for control in browser.find_elements("css selector", "[data-state=sort]"):
-            browser.execute_script(
-                "for (const o of arguments[0].options) { arguments[0].value = o.value;"
-                "arguments[0].dispatchEvent(new Event('change')); }",
-                control,
-            )
-        for frame in browser.find_elements("css selector", "[data-grid]"):
-            browser.execute_script("arguments[0].focus();", frame)
-            browser.execute_script(
-                "for (const key of ['ArrowRight', 'Enter', 'Escape'])"
-                " arguments[0].dispatchEvent(new KeyboardEvent('keydown', {key,"
-                " bubbles: true}))",
-                frame,
-            )
-        made = browser.execute_script(
-            "return [document.title, document.querySelectorAll('[onerror], [onload],"
-            ' img[src=x], script:not([src]):not([src=""])\').length]'
-        )
-        inline = 5 if path.name == "report.html" else 0
-        assert made[0] != "pwned" and made[1] == inline, (path, made)
+        body = browser.find_element("css selector", "body")
+        assert "</script><script>" in body.text, path
+        browser.execute_script(SORT_BY_ALL)
+        browser.execute_script(OPEN_ALL)
+        own_scripts = {"report.html": 5}.get(path.name, 0)
+        assert browser.execute_script(COUNT) == [False, own_scripts], path
         with pytest.raises(NoAlertPresentException):
             _ = browser.switch_to.alert.text
-    assert [
-        line for line in browser.get_log("browser") if "favicon" not in line["message"]
-    ] == []
+    assert [m for m in browser.get_log("browser") if "favicon" not in str(m)] == []

@@ -36,13 +36,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for x, y in CENTRES:
         noise[0, y - 6 : y + 6, x - 6 : x + 6] = patch
     torch.manual_seed(1)
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
-    layers += [nn.Conv2d(16, 32, 3, stride=2, padding=1)]
-    layers += [nn.Conv2d(32, 32, 1) for _ in range(3)]
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.Conv2d(32, 32, 1),
+        nn.Conv2d(32, 32, 1),
+        nn.Conv2d(32, 32, 1),
+    )
     out = tmp_path_factory.mktemp("planted") / "run"
     images = [Image.fromarray(pixels) for pixels in noise]
-    size = {"size": (64, 64), "crop": (64, 64)}
-    fv.run(nn.Sequential(*layers), images, "*", out, **size)
+    fv.run(net, images, "*", out, size=(64, 64), crop=(64, 64))
     fv.report(out)
     return out
 
@@ -63,35 +67,42 @@ def answered(page: Page) -> None:
 
 def lit(page: Page) -> list[tuple[int, int, int]]:
     """Image, column and row of the places that are bright."""
-    code = (
-        "return lens.answer.cosines.flatMap((all, image) => [...all].flatMap((cosine, n) =>"
-        " lens.answer.light(cosine) > 0.9 ? [[image, n % lens.grid(image).columns,"
-        " Math.floor(n / lens.grid(image).columns)]] : []))"
-    )
+    code = """
+        return lens.answer.cosines.flatMap((cosines, image) => {
+          const {columns} = lens.grid(image);
+          const bright = [...cosines.keys()].filter((n) => lens.answer.light(cosines[n]) > 0.9);
+          return bright.map((n) => [image, n % columns, Math.floor(n / columns)]);
+        });
+    """
     return [tuple(place) for place in page.js(code)]
 
 
+def click_input(page: Page, x: int, y: int) -> None:
+    """Click a pixel of the input of 64×64, which is shown as large as fits."""
+    shown = page.one(".seen img")
+    width = shown.rect["width"]
+    height = shown.rect["height"]
+    pixel = min(width, height) / 64
+    # offsets count from the middle of the element, the picture from its left upper corner
+    across = (x * pixel) - width / 2
+    down = (y * pixel) - height / 2
+    chain = ActionChains(page.browser)
+    chain.move_to_element_with_offset(shown, across, down).click().perform()
+    page.settle()
+
+
 def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
-    """Four places of the image, none of the others; the crops begin with them."""
+    """Four places of the image are lit, and none of the others; the crops begin with
+    them."""
     page.open("image-000.html")
     page.one("[data-places]").click()
     answered(page)
     page.choose(".places select", "3")  # the model itself comes first
-    seen = page.one(".seen img")
-    x, y = (value / 64 - 0.5 for value in (17, 13))
-    box = seen.rect
-    chain = ActionChains(page.browser)
-    side = min(box["width"], box["height"])
-    left, top = box["width"] / 2, box["height"] / 2
-    offset = (x + 0.5) * side - left, (y + 0.5) * side - top
-    chain.move_to_element_with_offset(seen, *offset).click().perform()
-    page.settle()
-    assert lit(page) == sorted(
-        [(0, x // 2, y // 2) for x, y in CENTRES], key=lambda at: (at[2], at[1])
-    )
-    texts = [crop.text for crop in page.all(".crops small")]
-    assert len(texts) == 9
-    assert texts[:4] == ["1.00"] * 4
+    click_input(page, 17, 13)
+    assert set(lit(page)) == {(0, x // 2, y // 2) for x, y in CENTRES}
+    cosines = [crop.text for crop in page.all(".crops small")]
+    assert len(cosines) == 9
+    assert cosines[:4] == ["1.00"] * 4
     assert page.js("return location.hash") == "#2@0.27,0.20"
 
 
@@ -133,8 +144,8 @@ def test_channels_are_linked_and_the_field_is_a_box(page: Page) -> None:
     links = page.all(".asked .bars a")
     assert len(links) == 8
     assert "/layer-003.html#c" in links[0].get_attribute("href")
-    numbers = [cell.text for cell in page.all(".asked .bars td.n")]
-    sizes = [abs(float(text.split()[0].replace("−", "-"))) for text in numbers]
+    cells = [cell.text.replace("−", "") for cell in page.all(".asked .bars td.n")]
+    sizes = [float(text.split()[0]) for text in cells]
     assert sizes == sorted(sizes, reverse=True)
     seen = "const g = lens.grid(); return g.seen(g.at(lens.spot), [64, 64])"
     assert page.js(seen) == [14, 10, 5, 5]
@@ -169,7 +180,8 @@ def test_a_layer_without_all_channels_says_so(browser: Any, tmp_path: Path) -> N
 def test_an_image_that_is_not_compared_answers_too(
     browser: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On its own page, among the first images; the page says how many these are."""
+    """It does on its own page, among the first images; the page says how many these
+    are."""
     monkeypatch.setattr(places, "COMPARED_IMAGES", 1)
     fv.report(run, tmp_path / "report")
     page = Page(browser, tmp_path).open(f"image-002.html{ADDRESS}")
@@ -190,12 +202,12 @@ def test_a_layer_without_vectors_is_answered_by_another(
     page = Page(browser, out).open("layer-003.html")
     page.one("[data-places]").click()
     page.until("return !!lens.answer")
-    asked = page.js("return lens.index.layers[lens.asked]")
-    answering = page.js("return lens.index.layers[lens.layer]")
-    assert asked["name"] == "3"
-    assert asked["stand_in"] is not None
+    layer = page.js("return lens.index.layers[lens.asked]")
+    answering = page.js("return lens.index.layers[lens.layer].name")
+    assert layer["name"] == "3"
+    assert layer["stand_in"] is not None
     note = page.one(".places .note").text
-    assert note.startswith(f"3 has no places of its own: {answering['name']} answers.")
+    assert note.startswith(f"3 has no places of its own: {answering} answers.")
     assert page.js("return location.hash").startswith("#3@")
 
 
@@ -211,7 +223,7 @@ def test_under_a_policy_places_are_asked_for(browser: Any, run: Path) -> None:
 
 
 def test_axe_finds_nothing_in_the_panel(browser: Any, run: Path) -> None:
-    """Names, roles, contrast and order, light and dark."""
+    """It looks at names, roles, contrast and order, light and dark."""
     if not AXE.is_file():
         pytest.skip("no axe-core here: npm install --no-save axe-core")
     page = Page(browser, run)
@@ -236,9 +248,14 @@ def test_an_answer_takes_less_than_50_ms(browser: Any, tmp_path: Path) -> None:
     fv.report(out)
     page = Page(browser, out).open("image-000.html#0@0.4,0.6")
     page.until("return lens.panel?.thumbs.children.length === 19")
-    code = (
-        "return [0, 1, 2, 3, 4, 5].map((layer) => Math.min(...Array.from({ length: 12 }, () => {"
-        " lens.layer = layer; const begin = performance.now(); lens.show();"
-        " return performance.now() - begin; })))"
-    )
+    code = """
+        const time = (layer) => {
+          lens.layer = layer;
+          const begin = performance.now();
+          lens.show();
+          return performance.now() - begin;
+        };
+        const twelve = (layer) => Array.from({length: 12}, () => time(layer));
+        return [0, 1, 2, 3, 4, 5].map((layer) => Math.min(...twelve(layer)));
+    """
     assert max(page.js(code)) < 50

@@ -6,7 +6,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
+import numpy as np
 import pytest
 import torch
 from conftest import SCENES, Run
@@ -15,115 +18,130 @@ from runs import refused
 
 import featviz as fv
 
-from .markup import EVIL, read
+from .markup import EVIL, Markup, page_of
+
+NAME = "kernels #1"
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a small network, and the kernels of its convolutions, to be copied."""
+    """A folder with a small network, a run of it, and the kernels of its convolutions,
+    to be copied."""
     folder = tmp_path_factory.mktemp("drawn")
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)
     )
     torch.save(model.eval(), folder / "tiny.pth")
-    options = {"layers": "*", "size": 24, "crop": 24, "out": folder / "out"}
-    fv.run(folder / "tiny.pth", SCENES / "spheres.jpg", **options)
-    fv.kernels(folder / "tiny.pth", out=folder / "kernels #1")
+    image = SCENES / "spheres.jpg"
+    fv.run(folder / "tiny.pth", image, "*", folder / "out", size=24, crop=24)
+    fv.kernels(folder / "tiny.pth", out=folder / NAME)
     return folder
 
 
 @pytest.fixture
-def both(drawn: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A run of a small network, and the kernels of its convolutions."""
+def kernels(drawn: Path, tmp_path: Path) -> Path:
+    """The kernels of the convolutions, beside the network and its run."""
     shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "out", tmp_path / "kernels #1"
+    return tmp_path / NAME
+
+
+@pytest.fixture
+def run(kernels: Path) -> Path:
+    """The run of the same network."""
+    return kernels.parent / "out"
+
+
+def rows_of(kernels: Path) -> list[dict[str, Any]]:
+    """The captures of a folder of kernels."""
+    rows: list[dict[str, Any]] = json.loads((kernels / "manifest.json").read_text())[
+        "captures"
+    ]
+    return rows
+
+
+def pictures_of(page: Markup) -> list[dict[str, str | None]]:
+    """The pictures of kernels on a page."""
+    return [image for image in page.of("img") if "kernel" in str(image["alt"])]
+
+
+def span(low: float, high: float, joint: str) -> str:
+    """Two numbers with four digits."""
+    return f"{low:.4g} {joint} {high:.4g}".replace("-", "−")
 
 
 def test_kernels_stand_on_the_pages_of_their_layers(
-    featviz: Run, both: tuple[Path, Path]
+    featviz: Run, run: Path, kernels: Path
 ) -> None:
-    """Each convolution has its picture, with the numbers of its scale; other layers
-    have none. A kernel of three inputs is drawn as red, green and blue, which a grey
-    key would not tell."""
-    run, kernels = both
+    """Each convolution has its picture; the page of the other layers has none."""
     assert featviz("report", run, "--kernels", kernels).code == 0
-    rows = json.loads((kernels / "manifest.json").read_text())["captures"]
-    shown = {}
-    for path in sorted((run / "report").glob("layer-*.html")):
-        page = read(path)
-        pictures = [str(a["src"]) for a in page.of("img") if "kernel" in str(a["alt"])]
-        shown |= (
-            {page.text.split("Layer\n")[1].split()[0]: pictures} if pictures else {}
-        )
-    assert shown.keys() == {row["layer"] for row in rows}
-    for row in rows:
-        assert shown[row["layer"]] == [f"../../kernels%20%231/{row['file']}"]
-    low, high = (f"{value:.4g}".replace("-", "−") for value in rows[0]["range"])
-    caption = f"red, green and blue, each from {low} to {high}"
-    assert caption in read(run / "report" / "layer-001.html").text
-    assert rows[0]["layout"] == "rgb"
+    addresses = []
+    for index in range(4):
+        pictures = pictures_of(page_of(run, f"layer-{index:03d}.html"))
+        addresses.append([unquote(str(image["src"])) for image in pictures])
+    first, second = (f"../../{NAME}/{row['file']}" for row in rows_of(kernels))
+    assert addresses == [[], [first], [], [second]]
 
 
-def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None:
-    """A section for each layer in the order of the model, with the picture in its own
-    size, the shape of the weights and their range, which are those of the file of
-    weights."""
-    kernels = both[1]
-    model = torch.load(kernels.parent / "tiny.pth", weights_only=False)
-    done = featviz("report", kernels, "--json")
-    assert done.code == 0
-    assert json.loads(done.out)["page"] == str(kernels / "report/index.html")
-    page = read(kernels / "report" / "index.html")
-    text = page.words
-    rows = json.loads((kernels / "manifest.json").read_text())["captures"]
-    assert "tiny.pth 6 kernels in 2 layers" in text
-    pictures = [i for i in page.of("img") if "kernel" in str(i["alt"])]
-    for row, picture in zip(rows, pictures, strict=True):
-        weight = model.get_submodule(row["layer"]).weight
-        low, high = (f"{x:.4g}".replace("-", "−") for x in (weight.min(), weight.max()))
-        shape = "×".join(map(str, weight.shape))
-        caption = f"{row['maps']} kernels · {shape} · weights {low} to {high}"
-        assert f"{row['layer']} {row['type']}" in text
-        assert caption in text
-        where = (
-            kernels
-            / "report"
-            / str(picture["src"]).replace("%20", " ").replace("%23", "#")
-        )
-        with Image.open(where) as drawn:
-            assert (picture["width"], picture["height"]) == tuple(map(str, drawn.size))
-    assert [section["data-item"] for section in page.of("section")] == [
-        f"{row['layer']} {row['type']}" for row in rows
-    ]
-
-
-def test_odd_records_of_kernels_are_shown(
-    featviz: Run, both: tuple[Path, Path]
+def test_kernels_of_three_inputs_are_told_by_colours(
+    featviz: Run, run: Path, kernels: Path
 ) -> None:
-    """Names are escaped: those of layers and of the model stand in files of somebody
-    else, which may say anything of the model and the options."""
-    kernels = both[1]
-    manifest, record = ((kernels / name) for name in ("manifest.json", "run.json"))
-    content = json.loads(manifest.read_text())
-    content["captures"][0]["layer"] = EVIL
-    manifest.write_text(json.dumps(content))
-    model = {"file": EVIL, "taken": {"a": {"b": None}}}
-    record.write_text(
-        json.dumps(json.loads(record.read_text()) | {"model": model, "options": "x"})
-    )
+    """They are drawn as red, green and blue, which a grey key would not tell."""
+    assert featviz("report", run, "--kernels", kernels).code == 0
+    row = rows_of(kernels)[0]
+    assert row["layout"] == "rgb"
+    caption = f"red, green and blue, each from {span(*row['range'], 'to')}"
+    assert caption in page_of(run, "layer-001.html").text
+
+
+def test_kernels_alone_are_a_page(featviz: Run, kernels: Path) -> None:
+    """It has a section for each layer in the order of the model, with the shape of the
+    weights and their range, which are those of the file of weights."""
+    done = featviz("report", kernels, "--json")
+    assert json.loads(done.out)["page"] == str(kernels / "report" / "index.html")
+    page = page_of(kernels)
+    assert "tiny.pth 6 kernels in 2 layers" in page.text
+    assert page.values("section", "data-item") == ["0 Conv2d", "2 Conv2d"]
+    model = torch.load(kernels.parent / "tiny.pth", weights_only=False)
+    for layer, shape in (("0", "4×3×3×3"), ("2", "2×4×3×3")):
+        weight = model.get_submodule(layer).weight
+        weights = span(weight.min(), weight.max(), "to")
+        caption = f"{len(weight)} kernels · {shape} · weights {weights}"
+        assert caption in page.text
+
+
+def test_pictures_of_kernels_have_their_own_size(featviz: Run, kernels: Path) -> None:
+    """Width and height are those of the file (Pillow)."""
     assert featviz("report", kernels).code == 0
-    page = read(kernels / "report" / "index.html")
+    pictures = pictures_of(page_of(kernels))
+    assert len(pictures) == 2
+    for image in pictures:
+        pixels = np.asarray(Image.open(kernels / "report" / unquote(str(image["src"]))))
+        assert (image["height"], image["width"]) == tuple(map(str, pixels.shape[:2]))
+
+
+def change(path: Path, **fields: Any) -> None:
+    """Write other values into a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_odd_records_of_kernels_are_shown(featviz: Run, kernels: Path) -> None:
+    """Names of layers and of the model are escaped: they stand in files of somebody
+    else, which may say anything of the model and the options."""
+    first, second = rows_of(kernels)
+    change(kernels / "manifest.json", captures=[{**first, "layer": EVIL}, second])
+    model = {"file": EVIL, "taken": {"a": {"b": None}}}
+    change(kernels / "run.json", model=model, options="x")
+    assert featviz("report", kernels).code == 0
+    page = page_of(kernels)
     assert page.text.count(EVIL) >= 2
-    assert {i["src"] for i in page.of("img")}.isdisjoint({"x"})
+    assert "x" not in page.values("img", "src")
 
 
 def test_what_holds_no_kernels_is_refused(
-    featviz: Run, both: tuple[Path, Path]
+    featviz: Run, run: Path, kernels: Path
 ) -> None:
-    """In one line, beside a run with the file and alone, and nothing is written."""
-    run, kernels = both
+    """One line names the file, beside a run and alone, and nothing is written."""
     (kernels / "manifest.json").unlink()
     refused(featviz("report", run, "--kernels", kernels), 1, "manifest.json is missing")
     refused(featviz("report", kernels), 1)
-    assert not (run / "report").exists()
-    assert not (kernels / "report").exists()
+    assert not list(kernels.parent.rglob("report"))

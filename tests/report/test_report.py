@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -22,104 +23,142 @@ from featviz.options.commands import ReportOptions
 from featviz.report import build_report, fitting
 from featviz.rundir.read import read_run
 
-from .markup import Markup, built, pages, read
+from .markup import Markup, assert_says, built, page_of, pages, read
 
 
-def test_every_link_and_picture_exists(gallery: Path) -> None:
-    """Relative, inside the run directory, and nothing is copied."""
-    root = gallery
+def links_of(page: Markup) -> list[str]:
+    """All addresses that a page leads to or loads."""
+    links = page.values("a", "href") + page.values("link", "href")
+    return links + page.values("img", "src") + page.values("script", "src")
+
+
+def attributes_of(page: Markup) -> list[tuple[str, str | None]]:
+    """All attributes of all elements."""
+    pairs: list[tuple[str, str | None]] = []
+    for _, attributes in page.tags:
+        pairs += attributes.items()
+    return pairs
+
+
+def pictures_of(root: Path) -> list[Path]:
+    """The pictures of all complete images of the gallery."""
+    return [path for path in root.rglob("*.png") if is_shown(path)]
+
+
+def is_shown(path: Path) -> bool:
+    return path.is_file() and "half.png" not in path.parts
+
+
+def targets_of(root: Path, name: str) -> list[tuple[Path, str]]:
+    """The file and the part of a page that each link of a page leads to."""
+    targets = []
+    for link in links_of(page_of(root, name)):
+        path, _, fragment = link.partition("#")
+        assert not path.startswith("/"), link
+        targets.append((root / "report" / unquote(path or name), fragment))
+    return targets
+
+
+def test_every_link_leads_to_a_file(gallery: Path) -> None:
+    """It is relative, and inside the run directory."""
     gallery_pages = pages(gallery)
     assert len(gallery_pages) == 1 + 3 + 3
-    seen = set()
-    ids = {
-        name: {a["id"] for _, a in page.tags if a.get("id")}
-        for name, page in gallery_pages.items()
-    }
-    for name, page in gallery_pages.items():
-        targets = [a["href"] for a in page.of("a") + page.of("link")]
-        targets += [a["src"] for a in page.of("img") + page.of("script")]
-        for target in map(str, targets):
-            path, _, fragment = target.partition("#")
-            assert not path.startswith(("/", "http", "data:", "file:")), target
-            file = root / "report" / unquote(path) if path else root / "report" / name
-            assert file.is_file(), (name, target)
-            assert not fragment or fragment in ids[file.name], (name, target)
-            seen.add(file.resolve())
-    drawn = {path.resolve() for path in root.rglob("output*.png")}
-    assert drawn - seen == {p for p in drawn if "half.png" in p.parts}
-    assert not list((root / "report").rglob("*.png"))
+    for name in gallery_pages:
+        for path, _ in targets_of(gallery, name):
+            assert path.is_file(), (name, path)
+            assert gallery in path.resolve().parents
+
+
+def test_every_part_of_a_page_that_is_linked_is_there(gallery: Path) -> None:
+    """It has the id that the link names."""
+    gallery_pages = pages(gallery)
+    for name in gallery_pages:
+        for path, fragment in targets_of(gallery, name):
+            if fragment:
+                assert fragment in gallery_pages[path.name].ids, (name, fragment)
+
+
+def test_pictures_are_shown_from_where_they_are(gallery: Path) -> None:
+    """Every picture of a complete image is on some page, and none is copied."""
+    linked = set()
+    for page in pages(gallery).values():
+        linked |= {unquote(address) for address in page.values("img", "src")}
+    shown = {(gallery / "report" / address).resolve() for address in linked}
+    assert set(pictures_of(gallery)) <= shown
+    assert list((gallery / "report").rglob("*.png")) == []
 
 
 def test_no_inline_style_script_or_data(gallery: Path) -> None:
-    """So that a CI host's content security policy has nothing to block but the scripts."""
+    """A CI host's content security policy has nothing to block but the scripts."""
     for page in pages(gallery).values():
         assert page.inline.strip() == ""
-        for tag, attributes in page.tags:
-            assert tag not in ("style", "iframe", "object", "base")
-            assert not any(key == "style" or key.startswith("on") for key in attributes)
-            assert not any(
-                str(v).startswith(("data:", "javascript:")) for v in attributes.values()
-            )
-            assert tag != "script" or attributes.get("src")
+        active = page.of("style") + page.of("iframe") + page.of("object")
+        assert active + page.of("base") == []
+        assert len(page.of("script")) == len(page.values("script", "src"))
+        for name, value in attributes_of(page):
+            assert not re.match("style$|on", name)
+            assert not re.match("data:|javascript:", str(value))
 
 
 def test_the_same_bytes_again(root: Path) -> None:
-    """A second report replaces the first and equals it, in the folder and in one file
-    of either kind."""
+    """A second report replaces the first and equals it, in the folder and in a file of
+    either kind."""
 
     def content() -> dict[str, bytes]:
-        build_report(root, ReportOptions())
-        build_report(root, ReportOptions(single_file=True))
-        build_report(root, ReportOptions(zip=True))
-        files = [
-            *(root / "report").iterdir(),
-            root / "report.html",
-            root / "report.zip",
-        ]
-        return {path.name: path.read_bytes() for path in files}
+        for options in ({}, {"single_file": True}, {"zip": True}):
+            build_report(root, ReportOptions(**options))
+        paths = [*(root / "report").iterdir(), *root.glob("report.*")]
+        return {path.name: path.read_bytes() for path in paths}
 
     first = content()
+    assert first.keys() > {"report.html", "report.zip"}
     assert content() == first
-    assert not [path for path in root.iterdir() if path.name.startswith(".")]
+    assert list(root.glob(".*")) == []
 
 
-def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
-    """Pictures as data, each once; links lead to its own parts; nothing is fetched."""
+@pytest.fixture
+def single(root: Path, tmp_path: Path) -> Markup:
+    """The report of the gallery in one file."""
     out = tmp_path / "one.html"
     build_report(root, ReportOptions(single_file=True, out=out))
-    page = read(out)
-    ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
-    assert len(ids) == len(set(ids))
-    assert all(
-        str(a["href"])[1:] in ids and str(a["href"])[0] == "#" for a in page.of("a")
-    )
-    assert not page.of("link")
-    assert not any("src" in a for a in page.of("script"))
-    inside = [
-        base64.b64decode(str(i["src"]).split(",")[1])
-        for i in page.of("img")
-        if "src" in i
-    ]
-    files = [
-        p for p in root.rglob("*.png") if p.is_file() and "half.png" not in p.parts
-    ]
-    assert sorted(inside) == sorted(path.read_bytes() for path in files)
-    for image in page.of("img"):
-        assert "src" in image or image["data-same"] in ids
+    return read(out)
+
+
+def test_links_of_one_file_lead_to_its_own_parts(single: Markup) -> None:
+    """Nothing is fetched, and no id stands twice."""
+    assert len(single.ids) == len(set(single.ids))
+    assert set(single.values("a", "href")) <= {f"#{name}" for name in single.ids}
+    assert single.of("link") + single.values("script", "src") == []
+
+
+def test_one_file_has_each_picture_once(root: Path, single: Markup) -> None:
+    """It is there as data; where it is shown again, its id is named."""
+    embedded = [decoded(address) for address in single.values("img", "src")]
+    assert sorted(embedded) == sorted(path.read_bytes() for path in pictures_of(root))
+    again = [image["data-same"] for image in single.of("img") if "src" not in image]
+    assert set(again) <= set(single.ids)
+
+
+def decoded(address: str) -> bytes:
+    """The picture in a `data:` address."""
+    return base64.b64decode(address.partition(",")[2])
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (
-            lambda p: (p / "stats.npz").write_bytes(b"PK"),
+            lambda image: (image / "stats.npz").write_bytes(b"PK"),
             "a.png/stats.npz has 2 bytes, too few",
         ),
         (
-            lambda p: (p / "manifest.json").write_text("{"),
+            lambda image: (image / "manifest.json").write_text("{"),
             "a.png/manifest.json: cannot be read",
         ),
-        (lambda p: p.rename(p.parent.with_name("gone")), "its folder is missing"),
+        (
+            lambda image: image.rename(image.with_name("gone")),
+            "its folder is missing",
+        ),
     ],
 )
 def test_a_damaged_image_is_named_and_the_others_are_shown(
@@ -128,114 +167,145 @@ def test_a_damaged_image_is_named_and_the_others_are_shown(
     """One image does not take the report with it."""
     damage(root / "a.png")
     build_report(root, ReportOptions())
-    text = pages(root)["index.html"].text
-    assert "2 complete of 4" in text
     reason = read_run(root).left_out["a.png"]
-    assert reason in text
     assert message in reason
+    text = page_of(root).text
+    assert reason in text
+    assert "2 complete of 4" in text
 
 
-def test_what_was_not_reached_and_what_failed_are_counted(tmp_path: Path) -> None:
-    """run.json names how many there were to be; a run of failures alone says why."""
-    images = {"total": 7, "complete": ["a.png"]}
-    root = built(tmp_path / "out", {"a.png": [Drawn("x")]}, images=images)
-    assert "1 complete of 7, 6 not reached" in pages(root)["index.html"].text
-    root = built(tmp_path / "failed", {}, {"a.png": "it is truncated"})
-    text = pages(root)["index.html"].text
-    assert "0 complete of 1, 1 failed" in text
-    assert "it is truncated" in text
+def test_images_that_were_not_reached_are_counted(tmp_path: Path) -> None:
+    """run.json says how many images there were to be."""
+    counts = {"total": 7, "complete": ["a.png"]}
+    root = built(tmp_path / "out", {"a.png": [Drawn("x")]}, images=counts)
+    assert "1 complete of 7, 6 not reached" in page_of(root).text
 
 
-def test_the_command_line_prints_paths(featviz: Run, root: Path) -> None:
-    """--json on stdout; without it, one line and the warning on stderr."""
-    outcome = featviz("report", root)
-    assert outcome.code == 0
-    assert outcome.out == ""
-    assert f"report in {root / 'report' / 'index.html'}" in outcome.err
-    assert "warning: half.png is incomplete" in outcome.err
-    paths = json.loads(featviz("report", root, "--json").out)
-    assert paths["page"] == str(root / "report" / "index.html")
-    assert sorted(paths["files"]) == sorted(str(p) for p in (root / "report").iterdir())
+def test_a_run_of_failures_alone_says_why(tmp_path: Path) -> None:
+    """The page counts the images that failed, with the reason of each."""
+    text = page_of(built(tmp_path / "out", {}, {"a.png": "it is truncated"})).text
+    assert_says(text, "0 complete of 1, 1 failed", "it is truncated")
+
+
+def test_the_command_line_says_where_the_report_is(featviz: Run, root: Path) -> None:
+    """Without --json stdout stays empty; stderr has the page, and what is incomplete."""
+    done = featviz("report", root)
+    assert (done.code, done.out) == (0, "")
+    assert f"report in {root / 'report' / 'index.html'}" in done.err
+    assert "warning: half.png is incomplete" in done.err
+
+
+def test_json_lists_the_files_of_the_report(featviz: Run, root: Path) -> None:
+    """stdout has the first page and every file by its path."""
+    document = json.loads(featviz("report", root, "--json").out)
+    assert document["page"] == str(root / "report" / "index.html")
+    assert sorted(document["files"]) == sorted(map(str, (root / "report").iterdir()))
 
 
 def test_a_folder_of_something_else_stays(root: Path) -> None:
     """It is refused before the run is read."""
     (root / "report").mkdir()
-    (root / "report" / "thesis.txt").write_text("words")
+    (root / "report" / "thesis.txt").write_text("mine")
     (root / "run.json").write_text("{")
     with pytest.raises(StoreError, match="is not empty and holds no"):
         build_report(root, ReportOptions())
-    assert (root / "report" / "thesis.txt").read_text() == "words"
+    assert (root / "report" / "thesis.txt").read_text() == "mine"
+
+
+def grid_tiles(grid: Path | io.BytesIO) -> list[bytes]:
+    """The tiles of 40×40 pixels of a grid, row by row."""
+    pixels = np.asarray(Image.open(grid))
+    tiles = []
+    for top in range(2, pixels.shape[0] - 2, 42):
+        for left in range(2, pixels.shape[1] - 2, 42):
+            tiles.append(pixels[top : top + 40, left : left + 40].tobytes())
+    return tiles
+
+
+def embedded_grids(page: Markup) -> list[io.BytesIO]:
+    """The grids of the layer in a report in one file."""
+    grids = []
+    for image in page.of("img"):
+        if "src" in image and "of conv1" in str(image["alt"]):
+            grids.append(io.BytesIO(decoded(str(image["src"]))))
+    assert grids
+    return grids
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """A run of two images with 36 maps of noise each, which no PNG makes small."""
+    rng = np.random.default_rng(0)
+    stats = rng.random((36, 6), np.float32)
+    stats[:, 1] += 2
+    stats[:, 4:] = 0
+    geometry: dict[str, Any] = {"nrow": 6, "tile": (40, 40), "scale": 1}
+    drawn = Drawn("conv1", index=1, maps=36, stats=stats, **geometry)
+    root = write_run(tmp_path / "out", {"a.png": [drawn], "b.png": [drawn]})
+    for path in root.rglob("output.png"):
+        Image.fromarray(rng.integers(0, 255, (254, 254), np.uint8)).save(path)
+        summed_anew(path.parent.parent)
+    return root
+
+
+def test_one_file_shows_all_maps_where_they_fit(noise: Path, tmp_path: Path) -> None:
+    """A page within the limit speaks of no choice of maps."""
+    out = tmp_path / "one.html"
+    build_report(noise, ReportOptions(single_file=True, out=out))
+    assert "the most varied ones" not in read(out).text
 
 
 @pytest.mark.parametrize(("byte_limit", "remaining"), [(90_000, 18), (1_000, 4)])
 def test_one_file_shows_fewer_maps_where_it_must(
-    byte_limit: int, remaining: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    byte_limit: int,
+    remaining: int,
+    noise: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those that stay are maps of the run, pixel for pixel, and the same channels of
-    both images, never less than four; the page says how many."""
-    rng = np.random.default_rng(0)
-    size = {"nrow": 6, "tile": (40, 40), "scale": 1}
-    stats = rng.random((36, 6), np.float32)
-    stats[:, 1], stats[:, 4:] = 2 + stats[:, 1], 0
-    row = Drawn("conv1", index=1, maps=36, stats=stats, **size)
-    root = write_run(tmp_path / "out", {"a.png": [row], "b.png": [row]})
+    """Its maps are those of the run, pixel for pixel, of the same channels in both
+    images, never less than four; the page says how many."""
     out = tmp_path / "one.html"
-    sources = []
-    for path in root.rglob("output.png"):
-        pixels = rng.integers(0, 255, (254, 254), np.uint8)
-        Image.fromarray(pixels).save(path)
-        summed_anew(path.parent.parent)
-        corners = [(2 + 42 * (n // 6), 2 + 42 * (n % 6)) for n in range(36)]
-        sources.append([pixels[y : y + 40, x : x + 40].tobytes() for y, x in corners])
-    build_report(root, ReportOptions(single_file=True, out=out))
-    assert "the most varied ones" not in read(out).text
     monkeypatch.setattr(fitting, "MOST_BYTES", byte_limit)
-    build_report(root, ReportOptions(single_file=True, out=out))
-    page = read(out)
-    assert f"at most {remaining} of its maps, the most varied ones" in page.text
+    build_report(noise, ReportOptions(single_file=True, out=out))
+    assert f"at most {remaining} of its maps, the most varied ones" in read(out).text
     (chosen,) = set(re.findall(r'"channels":\[([\d,]+)\]', out.read_text("utf-8")))
     channels = sorted(map(int, chosen.split(",")))
     assert len(channels) == remaining
-    shown = [i for i in page.of("img") if "src" in i and "of conv1" in str(i["alt"])]
-    for image in shown:
-        grid = np.asarray(
-            Image.open(io.BytesIO(base64.b64decode(str(image["src"]).split(",")[1])))
-        )
-        sides = [range(2, length - 2, 42) for length in grid.shape]
-        found = {
-            grid[y : y + 40, x : x + 40].tobytes() for y in sides[0] for x in sides[1]
-        }
-        found = {tile for tile in found if len(set(tile)) > 1}  # no empty place
-        assert found in [
-            {source_tiles[channel] for channel in channels} for source_tiles in sources
-        ]
+    drawn = {tuple(grid_tiles(path)) for path in noise.rglob("output.png")}
+    expected = {tuple(tiles[channel] for channel in channels) for tiles in drawn}
+    shown = {tuple(grid_tiles(grid)[:remaining]) for grid in embedded_grids(read(out))}
+    assert shown == expected
 
 
-def test_a_zip_file_has_the_pages_and_their_pictures(
-    root: Path, tmp_path: Path
-) -> None:
-    """Each picture byte for byte and once, under a name of ours; every link leads into
-    the file."""
+@pytest.fixture
+def packed(root: Path) -> dict[str, bytes]:
+    """The files in the zip file of a report."""
+    build_report(root, ReportOptions(zip=True))
+    with zipfile.ZipFile(root / "report.zip") as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_zip_file_has_each_picture_once(root: Path, packed: dict[str, bytes]) -> None:
+    """It is there byte for byte, under a portable name."""
+    pictures = [data for name, data in packed.items() if name.startswith("pictures/")]
+    assert sorted(pictures) == sorted(path.read_bytes() for path in pictures_of(root))
+    assert "\n".join(packed).isascii()
+    assert ".." not in "\n".join(packed)
+
+
+def test_every_link_in_a_zip_file_leads_into_it(packed: dict[str, bytes]) -> None:
+    """Pages and pictures are all there."""
+    names = [name for name in packed if name.endswith(".html")]
+    assert len(names) == 1 + 3 + 3
+    for name in names:
+        page = Markup(packed[name].decode())
+        links = page.values("img", "src") + page.values("a", "href")
+        paths = {unquote(link.partition("#")[0]) for link in links}
+        assert paths <= {"", *packed}, name
+
+
+def test_one_form_is_asked_for(root: Path) -> None:
+    """--zip and --single-file together are refused by name."""
     with pytest.raises(UsageError, match="--zip and --single-file"):
         build_report(root, ReportOptions(single_file=True, zip=True))
-    build_report(root, ReportOptions(zip=True))
-    with zipfile.ZipFile(root / "report.zip") as packed:
-        names = packed.namelist()
-        pictures = [packed.read(name) for name in names if name.startswith("pictures/")]
-        for name in (name for name in names if name.endswith(".html")):
-            page = Markup(packed.read(name).decode())
-            linked = [str(a["src"]) for a in page.of("img")] + [
-                str(a["href"]) for a in page.of("a")
-            ]
-            missing = {unquote(link.partition("#")[0]) for link in linked} - {
-                "",
-                *names,
-            }
-            assert not missing, name
-    assert sorted(pictures) == sorted(
-        path.read_bytes()
-        for path in root.rglob("*.png")
-        if path.is_file() and "half.png" not in path.parts
-    )
-    assert all(name.isascii() and ".." not in name for name in names)

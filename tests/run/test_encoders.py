@@ -32,15 +32,19 @@ def kept_busy(
 ) -> Future[bool]:
     """A task that has its only thread, and waits at the gate."""
     busy = background.submit(size, lambda: gate.wait(LONG))
-    while not busy.running():
-        time.sleep(0.001)
+    wait_until(busy.running)
     return busy
 
 
 def started(action: Callable[[], object]) -> threading.Event:
     """Run something in a thread; the event is set when it is done."""
     done = threading.Event()
-    threading.Thread(target=lambda: (action(), done.set()), daemon=True).start()
+
+    def run() -> None:
+        action()
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
     return done
 
 
@@ -109,37 +113,53 @@ def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
         assert small.wait(LONG)
 
 
-def test_each_is_read_once_beside_the_caller() -> None:
-    """In their order, one ahead; what could not be read says so where it is asked for."""
-    read: list[tuple[int, bool]] = []
-    seen: list[int | None] = []
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for what threads are to do soon."""
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
-    def noted(key: int) -> int:
+
+def test_each_is_read_once_beside_the_caller() -> None:
+    """In their order, one ahead of the caller."""
+    read: list[tuple[int, bool]] = []
+
+    def times_ten(key: int) -> int:
         read.append((key, threading.current_thread() is threading.main_thread()))
-        if key == 2:
-            raise KeyError(key)
         return key * 10
 
-    with closing(read_ahead([3, 2, 1], noted)) as reader:
+    values = []
+    with closing(read_ahead([3, 2, 1], times_ten)) as reader:
         for future in reader:
-            try:
-                seen.append(future.result())
-            except KeyError:
-                seen.append(None)
-            while len(read) < min(len(seen) + 1, 3):
-                time.sleep(0.001)
-            assert len(read) == min(len(seen) + 1, 3)
-    assert seen == [30, None, 10]
+            values.append(future.result())
+            ahead = min(len(values) + 1, 3)
+            wait_until(lambda ahead=ahead: len(read) >= ahead)
+            assert len(read) == ahead
+    assert values == [30, 20, 10]
     assert read == [(3, False), (2, False), (1, False)]
+
+
+def test_what_could_not_be_read_says_so_where_it_is_asked_for() -> None:
+    """The others are read all the same."""
+    with closing(read_ahead([2, 0, 1], lambda key: 10 // key)) as reader:
+        first, second, third = reader
+    assert (first.result(), third.result()) == (5, 10)
+    with pytest.raises(ZeroDivisionError):
+        second.result()
 
 
 def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) -> None:
     """Leaving waits for what is being read, and no thread stays."""
     read: list[int] = []
-    with closing(
-        read_ahead(range(5), lambda key: (gate.wait(LONG), read.append(key)), ahead=4)
-    ) as each:
-        next(each)
+
+    def wait(key: int) -> None:
+        gate.wait(LONG)
+        read.append(key)
+
+    with closing(read_ahead(range(5), wait, ahead=4)) as reader:
+        next(reader)
         threading.Timer(SOON, gate.set).start()
     assert read == [0]
-    assert not [t for t in threading.enumerate() if t.name.startswith("featviz-reader")]
+    names = [thread.name for thread in threading.enumerate()]
+    assert not any(name.startswith("featviz-reader") for name in names)

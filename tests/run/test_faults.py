@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import Run
 from PIL import Image
-from runs import complete, fill_disk, make_photos, run_json, tree
+from runs import complete, fill_disk, make_photos, refused, run_json, tree
 
 from featviz.images import decode, find
 from featviz.options import InputOptions, ModelOptions, RunOptions
@@ -28,7 +28,13 @@ def photos(tmp_path: Path) -> Path:
 
 
 def send(*numbers: int) -> Callable[[], None]:
-    return lambda: [os.kill(os.getpid(), number) for number in numbers] and None
+    """Signals to this process, when it is called."""
+
+    def kill() -> None:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    return kill
 
 
 # Signals
@@ -37,46 +43,60 @@ def send(*numbers: int) -> Callable[[], None]:
 def test_a_signal_ends_the_run_after_the_current_image(
     draw: Run, tmp_path: Path, at_image: Callable
 ) -> None:
-    """Exit code 130; run.json and stderr say what is missing; --resume makes it whole."""
+    """Exit code 130; --resume makes the run whole."""
     before = signal.getsignal(signal.SIGINT)
     assert draw(tmp_path / "whole").code == 0
     at_image("01.png", send(signal.SIGINT))
-    done = draw(tmp_path / "out", "--json")
-    assert done.code == 130
-    assert "stopping after this image; once more to stop at once" in done.err
-    assert "interrupted: 2 images missing, 2 complete; --resume goes on" in done.err
-    assert [json.loads(line)["image"] for line in done.out.splitlines()] == [
-        "00.png",
-        "01.png",
-    ]
-    assert run_json(tmp_path / "out")["images"] == {
-        "total": 4,
-        "complete": ["00.png", "01.png"],
-        "missing": ["02.png", "03.png"],
-    }
+    assert draw(tmp_path / "out").code == 130
     assert complete(tmp_path / "out") == ["00.png", "01.png"]
     assert signal.getsignal(signal.SIGINT) == before
     assert draw(tmp_path / "out", "--resume").code == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_an_interrupted_run_says_what_is_missing(
+    draw: Run, tmp_path: Path, at_image: Callable
+) -> None:
+    """stderr has the counts, stdout the complete images, and run.json both."""
+    at_image("01.png", send(signal.SIGINT))
+    done = draw(tmp_path / "out", "--json")
+    assert "stopping after this image; once more to stop at once" in done.err
+    assert "interrupted: 2 images missing, 2 complete; --resume goes on" in done.err
+    names = [json.loads(line)["image"] for line in done.out.splitlines()]
+    assert names == ["00.png", "01.png"]
+    assert run_json(tmp_path / "out")["images"] == {
+        "total": 4,
+        "complete": ["00.png", "01.png"],
+        "missing": ["02.png", "03.png"],
+    }
+
+
 @pytest.mark.parametrize(
-    ("second", "kept"),
-    [(signal.SIGINT, ["00.png"]), (signal.SIGTERM, ["00.png", "01.png"])],
+    ("second", "kept", "end"),
+    [
+        (signal.SIGINT, ["00.png"], "error: interrupted\n"),
+        (signal.SIGTERM, ["00.png", "01.png"], "--resume goes on\n"),
+    ],
 )
 def test_a_second_signal(
-    second: int, kept: list[str], draw: Run, tmp_path: Path, at_image: Callable
+    second: int,
+    kept: list[str],
+    end: str,
+    draw: Run,
+    tmp_path: Path,
+    at_image: Callable,
 ) -> None:
     """The same one again ends the run at once: the current image is removed, the one
     before is completed. The SIGTERM of a scheduler after Ctrl-C still completes the
     current image."""
+    out = tmp_path / "out"
     at_image("01.png", send(signal.SIGINT, second))
-    done = draw(tmp_path / "out")
+    done = draw(out)
     assert done.code == 130
-    assert done.err.endswith("error: interrupted\n") == (len(kept) == 1)
+    assert done.err.endswith(end)
     assert "Traceback" not in done.err
-    assert run_json(tmp_path / "out")["images"]["complete"] == kept
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [*kept, "run.json"]
+    assert run_json(out)["images"]["complete"] == kept
+    assert sorted(path.name for path in out.iterdir()) == [*kept, "run.json"]
 
 
 # Disks
@@ -91,16 +111,12 @@ def test_a_write_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whichever file it is: its image leaves nothing, those before are complete."""
+    out = tmp_path / "out"
     fill_disk(monkeypatch, lambda path: "02.png" in path.parts and path.name == name)
-    done = draw(tmp_path / "out")
-    assert done.code == 1
-    assert f"{name} cannot be written: No space left" in done.err
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        "00.png",
-        "01.png",
-        "run.json",
-    }
-    assert run_json(tmp_path / "out")["images"]["missing"] == ["02.png", "03.png"]
+    refused(draw(out), 1, f"{name} cannot be written: No space left")
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["00.png", "01.png", "run.json"]
+    assert run_json(out)["images"]["missing"] == ["02.png", "03.png"]
 
 
 def test_an_encoder_that_dies(
@@ -147,17 +163,30 @@ def test_an_image_that_vanishes_or_changes_while_listed(
         assert seen.getpixel((8, 8)) == (255, 0, 0)
 
 
+BROKEN = {
+    **dict.fromkeys(range(7, 160, 40), "truncated"),
+    **dict.fromkeys(range(27, 160, 40), "is no image that Pillow can read"),
+}
+"""Numbers of the images that are broken, and what is said of them."""
+
+
+def break_images(folder: Path) -> None:
+    """Cut or replace the files of the broken images."""
+    for number, reason in BROKEN.items():
+        path = folder / f"{number:02d}.png"
+        if reason == "truncated":
+            os.truncate(path, 400)
+        else:
+            path.write_bytes(b"not a picture\n")
+
+
 @pytest.mark.slow
-def test_many_images_of_which_some_are_broken(
-    tiny_file: Path, tmp_path: Path, featviz: Run
+def test_the_memory_stays_flat_over_many_images(
+    tiny_file: Path, tmp_path: Path
 ) -> None:
-    """Those are named with a reason, exit code 3, and the memory stays flat."""
+    """Also where some are broken: those are named with a reason, with exit code 3."""
     photos = make_photos(tmp_path / "photos", 160)
-    broken = sorted(photos.iterdir())[7::20]
-    for path in broken[::2]:
-        path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
-    for path in broken[1::2]:
-        path.write_bytes(b"not a picture\n")
+    break_images(photos)
     resident: list[int] = []
 
     def progress(image: ImageResult, total: int) -> None:
@@ -165,18 +194,15 @@ def test_many_images_of_which_some_are_broken(
         resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
 
     options = RunOptions("re:.", tmp_path / "out", inputs=InputOptions(size=16))
-    result = pipeline.run(
-        ModelOptions(str(tiny_file)), [str(photos)], options, progress
-    )
-    run = run_json(tmp_path / "out")
+    model = ModelOptions(str(tiny_file))
+    result = pipeline.run(model, [str(photos)], options, progress)
     assert result.exit_code == 3
-    assert len(complete(tmp_path / "out")) == len(run["images"]["complete"]) == 152
-    failures = {row["image"]: row["error"] for row in run["failures"]}
-    assert set(failures) == {path.name for path in broken}
-    for number, path in enumerate(broken):
-        reason = "is no image that Pillow can read" if number % 2 else "truncated"
-        assert failures[path.name].startswith(path.name)
-        assert reason in failures[path.name]
+    assert len(complete(tmp_path / "out")) == 152
+    failures = run_json(tmp_path / "out")["failures"]
+    errors = {row["image"]: row["error"] for row in failures}
+    assert len(errors) == 8
+    for number, reason in BROKEN.items():
+        assert reason in errors[f"{number:02d}.png"]
     # a single step is no growth
     grown = float(np.median(np.diff(resident[40::30]))) / 30
     # allocators keep some; an image that stayed would be its input, maps and tiles, 20
@@ -204,9 +230,10 @@ def test_a_line_for_each_image_as_it_completes(
         done = (tmp_path / "out" / line["image"] / "manifest.json").is_file()
         lines.append((line["image"], done))
 
-    monkeypatch.setattr(
-        "featviz.cli.output.click.echo",
-        lambda text, err=False, nl=True: None if err or not text else written(text),
-    )
+    def echo(text: str, err: bool = False, nl: bool = True) -> None:
+        if text and not err:
+            written(text)
+
+    monkeypatch.setattr("featviz.cli.output.click.echo", echo)
     draw(tmp_path / "out", "--json")
     assert lines == [(f"0{n}.png", n != 1) for n in range(4)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from networks import Net
 from PIL import Image
-from runs import SMALL, complete, make_photos, refused, run_json, snapshot
+from runs import SMALL, make_photos, refused, run_json, snapshot
 from torch import Tensor, nn
 
 import featviz as fv
@@ -28,130 +29,162 @@ def photos(tmp_path: Path) -> Path:
 
 def hidden(out: Path) -> list[str]:
     """Hidden files and folders, empty ones among them."""
-    return sorted(p.relative_to(out).as_posix() for p in out.rglob(".*"))
+    return sorted(path.relative_to(out).as_posix() for path in out.rglob(".*"))
 
 
-def hide(out: Path, name: str, state: str) -> Path:
-    """What a run leaves that was killed while it wrote this image."""
-    folder = out / name
-    hidden = folder.with_name(hidden_name(folder.name))
-    if state == "complete beside":
-        shutil.copytree(folder, hidden)
-        return hidden
-    folder.rename(hidden)
-    if state == "no manifest":
-        (hidden / "manifest.json").unlink()
-        (hidden / "stats.npz").write_bytes(b"PK")
-    if state == "empty":
-        shutil.rmtree(hidden)
-        (hidden / "000_0").mkdir(parents=True)
-    note_missing(out)
-    return hidden
+def copy_hidden(image: Path) -> Path:
+    """What a run leaves that was killed before its image got its name."""
+    return shutil.copytree(image, image.with_name(hidden_name(image.name)))
+
+
+def hide(image: Path) -> Path:
+    """The same, with the image itself not there."""
+    return image.rename(image.with_name(hidden_name(image.name)))
+
+
+def hide_unfinished(image: Path) -> Path:
+    """What a run leaves that was killed while it wrote the image."""
+    folder = hide(image)
+    (folder / "manifest.json").unlink()
+    (folder / "stats.npz").write_bytes(b"PK")
+    return folder
+
+
+def hide_empty(image: Path) -> Path:
+    """What a run leaves that was killed before the first picture."""
+    folder = hide(image)
+    shutil.rmtree(folder)
+    (folder / "000_0").mkdir(parents=True)
+    return folder
 
 
 def note_missing(out: Path) -> None:
     """run.json as it was when the run began, before any image was complete."""
-    run = run_json(out)
-    names = [*run["images"]["complete"], *run["images"]["missing"]]
-    run["images"] = {"total": len(names), "complete": [], "missing": names}
-    (out / "run.json").write_text(json.dumps(run))
+    record = run_json(out)
+    names = [*record["images"]["complete"], *record["images"]["missing"]]
+    record["images"] = {"total": len(names), "complete": [], "missing": names}
+    (out / "run.json").write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize(
-    ("name", "state"),
-    [
-        ("01.png", "no manifest"),
-        pytest.param("a/b/01.png", "empty", marks=pytest.mark.slow),
-        pytest.param("a/b/01.png", "complete beside", marks=pytest.mark.slow),
+@pytest.fixture(
+    params=[
+        ("01.png", hide_unfinished),
+        pytest.param(("a/b/01.png", hide_empty), marks=pytest.mark.slow),
+        pytest.param(("a/b/01.png", copy_hidden), marks=pytest.mark.slow),
     ],
+    ids=["unfinished", "empty", "complete beside"],
 )
-def test_what_a_killed_run_left_is_cleared(
-    name: str,
-    state: str,
-    draw: Run,
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    whole: Path,
-    tmp_path: Path,
+def killed(request: pytest.FixtureRequest, undisturbed: Path, tmp_path: Path) -> Path:
+    """What a run leaves that was killed, with a file of somebody in its hidden
+    folder."""
+    out = shutil.copytree(undisturbed, tmp_path / "killed")
+    name, harm = request.param
+    (harm(out / name) / "note.txt").write_text("left")
+    if harm != copy_hidden:
+        note_missing(out)
+    return out
+
+
+def test_resume_clears_what_a_killed_run_left(
+    draw: Run, killed: Path, undisturbed: Path
 ) -> None:
-    """--resume ends in the tree of an uninterrupted run, to the last empty folder; with
-    fewer images, too, nothing hidden stays, and --overwrite leaves nothing of the old
-    run. A file in a hidden folder goes with it."""
-    before = snapshot(whole)
-    fewer = ["run", tiny_file, photos / "00.png", *SMALL, "--out"]
-    (hide(whole, name, state) / "note.txt").write_text("left")
-    assert draw(whole, "--resume").code == 0
-    assert snapshot(whole) == before
-    assert hidden(whole) == []
-    hide(whole, name, state)
-    assert featviz(*fewer, whole, "--resume").code == 0
-    assert hidden(whole) == []
-    assert draw(whole, "--resume").code == 0
-    assert snapshot(whole) == before
-    hide(whole, name, state)
-    assert featviz(*fewer, whole, "--overwrite").code == 0
-    assert featviz(*fewer, tmp_path / "new").code == 0
-    assert snapshot(whole) == snapshot(tmp_path / "new")
+    """It ends in the tree of an uninterrupted run, to the last empty folder."""
+    assert draw(killed, "--resume").code == 0
+    assert snapshot(killed) == snapshot(undisturbed)
+
+
+@pytest.fixture
+def fewer(featviz: Run, tiny_file: Path, photos: Path) -> Run:
+    """The run with one image, into a folder, with more options."""
+    base = ("run", tiny_file, photos / "00.png", *SMALL, "--out")
+    return lambda *more: featviz(*base, *more)
+
+
+def test_resume_with_fewer_images_clears_it_too(
+    draw: Run, fewer: Run, killed: Path, undisturbed: Path
+) -> None:
+    """Nothing hidden stays; with all images the run is whole again."""
+    assert fewer(killed, "--resume").code == 0
+    assert hidden(killed) == []
+    assert draw(killed, "--resume").code == 0
+    assert snapshot(killed) == snapshot(undisturbed)
+
+
+def test_overwrite_clears_it_too(fewer: Run, killed: Path, tmp_path: Path) -> None:
+    """Nothing of the old run stays."""
+    assert fewer(killed, "--overwrite").code == 0
+    assert fewer(tmp_path / "new").code == 0
+    assert snapshot(killed) == snapshot(tmp_path / "new")
 
 
 @pytest.mark.parametrize(
     "folder", [".01.png.part", pytest.param("a/x/y", marks=pytest.mark.slow)]
 )
 def test_folders_of_others_that_look_hidden(
-    folder: str, draw: Run, featviz: Run, whole: Path
+    folder: str, draw: Run, undisturbed: Path
 ) -> None:
     """No image of the run would be in their place: even their empty folders stay."""
-    (whole / folder / "empty").mkdir(parents=True)
-    (whole / folder / "input.png").write_text("mine")
-    before = snapshot(whole)
-    done = draw(whole, "--resume")
+    (undisturbed / folder / "empty").mkdir(parents=True)
+    (undisturbed / folder / "input.png").write_text("mine")
+    before = snapshot(undisturbed)
+    done = draw(undisturbed, "--resume")
     assert done.code == 0
     assert "stays" not in done.err
-    assert snapshot(whole) == before
-    done = draw(whole, "--overwrite")
-    refused(done, 1, "featviz did not write: ")
+    assert snapshot(undisturbed) == before
+    refused(draw(undisturbed, "--overwrite"), 1, "featviz did not write: ")
 
 
-def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> None:
-    """Two shards with --resume in one folder: each clears its own images; all are
+def test_a_shard_leaves_what_another_may_be_writing(
+    draw: Run, undisturbed: Path
+) -> None:
+    """Of two shards with --resume in one folder each clears its own images; all are
     cleared without --shard."""
-    before = snapshot(whole)
-    own_image = "00.png"
-    foreign_image = "01.png"
-    hide(whole, own_image, "no manifest")
-    hide(whole, foreign_image, "no manifest")
-    assert draw(whole, "--resume", "--shard", "1/2").code == 0
-    assert hides(hidden(whole)[0], foreign_image)
-    assert draw(whole, "--resume").code == 0
-    assert snapshot(whole) == before
+    before = snapshot(undisturbed)
+    for name in ("00.png", "01.png"):
+        hide_unfinished(undisturbed / name)
+    note_missing(undisturbed)
+    assert draw(undisturbed, "--resume", "--shard", "1/2").code == 0
+    assert hides(hidden(undisturbed)[0], "01.png")
+    assert draw(undisturbed, "--resume").code == 0
+    assert snapshot(undisturbed) == before
 
 
 # Readers
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("report", ()),
+        ("sheet", ("--layers", "0")),
+        ("merge", ()),
+    ],
+)
 def test_no_reader_sees_a_hidden_folder(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
+    command: str,
+    options: tuple[str, ...],
+    featviz: Run,
+    undisturbed: Path,
+    tmp_path: Path,
 ) -> None:
-    """report, sheet, diff and merge give what they give without it, whatever it holds."""
+    """Each gives what it gives without it, whatever it holds."""
     results = {}
     for name in ("plain", "beside"):
-        run = tmp_path / name / "run"
-        out = tmp_path / name / "results"
-        shutil.copytree(whole, run)
+        run = shutil.copytree(undisturbed, tmp_path / name / "run")
         if name == "beside":
             for image in ("01.png", "a/b/00.png"):
-                (hide(run, image, "complete beside") / "input.png").write_bytes(
-                    b"half a picture"
-                )
-        assert featviz("report", run, "--out", out / "report").code == 0
-        assert (
-            featviz("sheet", run, "--layers", "0", "--out", out / "sheet.png").code == 0
-        )
-        assert featviz("merge", run, "--out", out / "merged").code == 0
-        results[name] = snapshot(out)
+                (copy_hidden(run / image) / "input.png").write_bytes(b"half a picture")
+        out = tmp_path / name / "result.png"
+        assert featviz(command, run, *options, "--out", out).code == 0
+        results[name] = out.read_bytes() if out.is_file() else snapshot(out)
     assert results["plain"] == results["beside"]
-    done = featviz("diff", whole, tmp_path / "beside" / "run")
+
+
+def test_a_comparison_sees_no_hidden_folder(featviz: Run, undisturbed: Path) -> None:
+    """A run with one is equal to that without it."""
+    beside = shutil.copytree(undisturbed, undisturbed.with_name("beside"))
+    (copy_hidden(beside / "01.png") / "input.png").write_bytes(b"half a picture")
+    done = featviz("diff", undisturbed, beside)
     assert done.code == 0
     assert ".part" not in done.out + done.err
 
@@ -160,29 +193,26 @@ def test_no_reader_sees_a_hidden_folder(
 
 
 def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
-    """Neither a hidden folder nor folders above it, in a folder of its own as beside
-    others, where two layers of pictures that are mostly bright are drawn before the
-    model raises."""
+    """Neither a hidden folder nor folders above it stay, in a folder of its own as
+    beside others, where layers are drawn before the model raises at bright pictures."""
 
-    def way(self: Net, x: Tensor) -> Tensor:
+    def forward(self: Net, x: Tensor) -> Tensor:
         y: Tensor = self.relu(self.conv(x))
         if x.mean() > 1:
             raise ValueError("too bright")
         return y.mean((2, 3))
 
-    picky = Net(way, conv=nn.Conv2d(3, 2, 3), relu=nn.ReLU())
-    make_photos(tmp_path / "photos" / "mixed", 2)
+    picky = Net(forward, conv=nn.Conv2d(3, 2, 3), relu=nn.ReLU())
+    photos = make_photos(tmp_path / "photos" / "mixed", 2).parent
     for name in ("mixed/02.png", "bad/deep/00.png", "bad/01.png"):
-        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (16, 16), "white").save(tmp_path / "photos" / name)
-    done = fv.run(picky, tmp_path / "photos", out=tmp_path / "out", size=16)
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), "white").save(photos / name)
+    out = tmp_path / "out"
+    done = fv.run(picky, photos, out=out, size=16)
     assert len(done.failures) == 3
-    assert complete(tmp_path / "out") == ["mixed/00.png", "mixed/01.png"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"mixed", "run.json"}
-    assert {path.name for path in (tmp_path / "out" / "mixed").iterdir()} == {
-        "00.png",
-        "01.png",
-    }
+    folders = [path for path in out.glob("*/") if path.is_dir()]
+    assert folders == [out / "mixed"]
+    assert sorted(path.name for path in folders[0].iterdir()) == ["00.png", "01.png"]
 
 
 def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> None:
@@ -190,14 +220,11 @@ def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> N
     reads back."""
     twice = Net(lambda self, x: {"a": {"b": x}, "a.b": x + 1, "c": x})
     model = nn.Sequential(twice, Net(lambda self, parts: parts["c"].mean((2, 3))))
-    arguments = (model, photos / "00.png", "0", tmp_path / "out")
-    done = fv.run(*arguments, size=16, tensors="npy")
-    (image,) = done.images
+    run = partial(
+        fv.run, model, photos / "00.png", "0", tmp_path / "out", size=16, tensors="npy"
+    )
+    (image,) = run().images
     assert [row.key for row in image.captures] == ["a.b", "c"]
-    assert [(row.key, row.reason) for row in image.skipped] == [
-        ("a.b", "another part of this output has the same name")
-    ]
-    assert fv.run(*arguments, size=16, tensors="npy", resume=True).images[0].kept
-
-
-# Kernels
+    reason = "another part of this output has the same name"
+    assert [(row.key, row.reason) for row in image.skipped] == [("a.b", reason)]
+    assert run(resume=True).images[0].kept

@@ -52,17 +52,12 @@ def test_out_may_not_hold_the_model(
     (nets / "net.py").write_text("from torch import nn\nmake = nn.Identity\n")
     (nets / "run.json").write_text(json.dumps(RUN_RECORD))
     before = snapshot(tmp_path)
-    for spec in (nets / "tiny.pth", f"{nets / 'net.py'}:make"):
-        for command in (
-            ["run", spec, photos],
-            ["kernels", spec],
-            ["audit", spec, photos],
-        ):
+    for model in (nets / "tiny.pth", f"{nets / 'net.py'}:make"):
+        for command in (("run", model, photos), ("kernels", model)):
             done = featviz(*command, "--out", nets, "--overwrite")
             refused(done, 2, "holds the input")
-    done = featviz(
-        "run", "resnet18", photos, "--weights", nets / "tiny.pth", "--out", nets
-    )
+    weights = ("--weights", nets / "tiny.pth")
+    done = featviz("audit", "resnet18", photos, *weights, "--out", nets)
     refused(done, 2, "holds the input")
     assert snapshot(tmp_path) == before
 
@@ -80,45 +75,57 @@ def test_a_file_that_is_written_is_no_input(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("where", "command"),
-    [("above", "merge"), pytest.param("itself", "diff", marks=pytest.mark.slow)],
-)
-def test_out_may_not_be_or_hold_a_run_that_is_read(
-    where: str, command: str, featviz: Run, ran: Path, tmp_path: Path
+def test_merge_does_not_replace_what_it_reads(
+    featviz: Run, ran: Path, tmp_path: Path
 ) -> None:
-    """diff and merge do not replace what they read."""
-    out = ran if where == "itself" else tmp_path
+    """A folder above the run is not replaced either."""
     before = snapshot(tmp_path)
-    arguments = [ran, ran] if command == "diff" else [ran]
-    done = featviz(
-        command, *arguments, "--out", out, *(["--overwrite"] * (command == "merge"))
-    )
-    assert done.code == 2
-    assert "the input" in done.err or "overlap" in done.err
+    done = featviz("merge", ran, "--out", tmp_path, "--overwrite")
+    refused(done, 2, "overlap")
     assert snapshot(tmp_path) == before
 
 
-def test_out_below_the_images_works_again_and_again(
-    featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_diff_does_not_replace_what_it_reads(
+    featviz: Run, ran: Path, tmp_path: Path
 ) -> None:
-    """`featviz run MODEL .` with the default --out; the same for audit. The images
-    stay."""
+    """The run itself is an input."""
+    before = snapshot(tmp_path)
+    refused(featviz("diff", ran, ran, "--out", ran), 2, "the input")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_out_below_the_images_works_again(
+    option: str,
+    featviz: Run,
+    tiny_file: Path,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`featviz run MODEL .` has its default --out there; the images stay."""
     before = snapshot(photos)
     monkeypatch.chdir(photos)
-    base = ["run", tiny_file, ".", *SMALL]
-    assert [
-        featviz(*base, *options).code
-        for options in ((), ("--resume",), ("--overwrite",))
-    ] == [0] * 3
+    run = ("run", tiny_file, ".", *SMALL)
+    assert featviz(*run).code == 0
+    assert featviz(*run, option).code == 0
     assert complete(photos / "featviz-out") == ["00.png", "01.png"]
-    shutil.rmtree("featviz-out")
-    audits = ["audit", tiny_file, ".", "--size", "16", "--overwrite"]
-    assert [featviz(*audits).code for _ in range(2)] == [0, 0]
-    assert (
-        json.loads(Path("featviz-audit/audit.json").read_text())["images"]["total"] == 2
-    )
-    shutil.rmtree("featviz-audit")
+    shutil.rmtree(photos / "featviz-out")
+    assert snapshot(photos) == before
+
+
+def test_an_audit_below_the_images_works_again(
+    featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pictures are no images of the next one; the images stay."""
+    before = snapshot(photos)
+    monkeypatch.chdir(photos)
+    audit = ("audit", tiny_file, ".", "--size", "16", "--overwrite")
+    assert featviz(*audit).code == 0
+    assert featviz(*audit).code == 0
+    record = json.loads((photos / "featviz-audit" / "audit.json").read_text())
+    assert record["images"]["total"] == 2
+    shutil.rmtree(photos / "featviz-audit")
     assert snapshot(photos) == before
 
 
@@ -126,16 +133,12 @@ def test_a_run_is_in_the_way(
     featviz: Run, tiny_file: Path, photos: Path, ran: Path
 ) -> None:
     """The refusal names the way out."""
-    base = ["run", tiny_file, photos, "--out", ran]
+    base = ("run", tiny_file, photos, "--out", ran)
     before = snapshot(ran)
-    done = featviz(*base, *SMALL)
-    refused(
-        done,
-        1,
-        "holds a run, 2 images complete",
-        "hint: `run --resume` goes on with it",
-    )
-    refused(featviz(*base, "--seed", "3"), 1, "holds a run, 2 images complete")
+    message = "holds a run, 2 images complete"
+    hint = "hint: `run --resume` goes on with it"
+    refused(featviz(*base, *SMALL), 1, message, hint)
+    refused(featviz(*base, "--seed", "3"), 1, message)
     assert snapshot(ran) == before
     (ran / "a.txt").write_text("mine")
     refused(featviz(*base, "--overwrite"), 1, "did not write: a.txt")

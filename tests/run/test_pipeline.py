@@ -4,7 +4,6 @@ drawing."""
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from conftest import SCENES
 from networks import Net
+from oracle import input_of, inputs
 from PIL import Image
 from runs import tree
 from torch import Tensor, nn
@@ -21,260 +21,283 @@ from torchvision import models
 from torchvision.utils import save_image
 
 import featviz as fv
-from featviz.images.decode import decode
-from featviz.models.load import adopt
-from featviz.options import InputOptions
-from featviz.records import Sample
+from featviz.run.results import RunResult
 from featviz.rundir.schema import read_json
 
-INPUTS: dict[str, Any] = {
-    "size": 96,
-    "crop": 96,
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "input_channels": 3,
-}
+INPUTS = inputs(96)
+LANDSCAPE = SCENES / "landscape.jpg"
+SPHERES = SCENES / "spheres.jpg"
 
 
-def independent(
+def outputs_of(
     model: nn.Module, image: Path, types: tuple[type, ...]
 ) -> dict[str, list[Tensor]]:
     """Outputs by qualified name from plain hooks that clone."""
     outputs: dict[str, list[Tensor]] = {}
-    handles = [
-        module.register_forward_hook(
-            lambda m, a, o, name=name: outputs.setdefault(name, []).append(o.clone())
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, types)
-    ]
-    tensor = adopt(model, InputOptions(**INPUTS)).preprocess.tensor(
-        decode(Sample("x", (image,)))[0][0]
-    )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads - max(1, len(os.sched_getaffinity(0)) // 4)))
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+        outputs.setdefault(names[module], []).append(output.clone())
+
+    names = {module: name for name, module in model.named_modules()}
+    hooked = [module for module in names if isinstance(module, types)]
+    handles = [module.register_forward_hook(keep) for module in hooked]
     with torch.inference_mode():
-        model(tensor)
-    torch.set_num_threads(threads)
+        model(input_of(model, image, INPUTS))
     for handle in handles:
         handle.remove()
     return outputs
 
 
-def without_constants(
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """The record of an image."""
+    manifest: dict[str, Any] = read_json(folder / "manifest.json")
+    return manifest
+
+
+def blank_constants(
     picture: np.ndarray, tensor: Tensor, nrow: int, padding: int
-) -> tuple[np.ndarray, int]:
-    """The picture with the tiles of constant maps blanked, which featviz marks on
-    purpose, and how many others there are."""
-    maps, (height, width) = tensor[0].flatten(1), tensor.shape[2:]
-    flat = maps.amax(1) - maps.amin(1) <= 2**-20 * maps.abs().amax(1)
-    picture = picture.copy()
-    for index in flat.nonzero().flatten().tolist():
-        top = index // min(nrow, len(maps)) * (height + padding) + padding
-        left_edge = index % min(nrow, len(maps)) * (width + padding) + padding
-        picture[top : top + height, left_edge : left_edge + width] = 0
-    return picture, int((~flat).sum())
+) -> int:
+    """Blank the tiles of constant maps, which featviz marks on purpose; gives how many
+    others there are."""
+    maps = tensor[0].flatten(1)
+    height, width = tensor.shape[2:]
+    columns = min(nrow, len(maps))
+    is_constant = maps.amax(1) - maps.amin(1) <= 2**-20 * maps.abs().amax(1)
+    for index in is_constant.nonzero().flatten().tolist():
+        row, column = divmod(index, columns)
+        top = row * (height + padding) + padding
+        start = column * (width + padding) + padding
+        picture[top : top + height, start : start + width] = 0
+    return int((~is_constant).sum())
 
 
-def family(name: str) -> tuple[nn.Module, dict[str, list[Tensor]]]:
-    """A model of torchvision or a small one, and what it makes of the landscape."""
+def network(name: str) -> nn.Module:
+    """A model of torchvision, or a small one."""
     torch.manual_seed(1)
-    small = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True)]
-    model = (
-        models.get_model(name, weights=None)
-        if name != "small"
-        else nn.Sequential(*small)
-    )
-    return model.eval(), independent(
-        model, SCENES / "landscape.jpg", (nn.Conv2d, nn.ReLU)
-    )
+    if name == "small":
+        convolution = nn.Conv2d(3, 4, 3, padding=1)
+        return nn.Sequential(convolution, nn.ReLU(inplace=True)).eval()
+    return models.get_model(name, weights=None).eval()
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "nrow", "padding", "pad_value"),
+    ("name", "mode", "nrow", "padding", "pad_value", "fewest"),
     [
-        ("small", "layer", 5, 0, 0.0),
-        ("small", "none", 13, 3, 0.7),
-        pytest.param("densenet121", "map", 8, 2, 0.0, marks=pytest.mark.slow),
+        ("small", "layer", 5, 0, 0.0, 7),
+        ("small", "none", 13, 3, 0.7, 7),
+        pytest.param("densenet121", "map", 8, 2, 0.0, 400, marks=pytest.mark.slow),
     ],
 )
 def test_grids_equal_torchvisions(
-    name: str, mode: str, nrow: int, padding: int, pad_value: float, tmp_path: Path
+    name: str,
+    mode: str,
+    nrow: int,
+    padding: int,
+    pad_value: float,
+    fewest: int,
+    tmp_path: Path,
 ) -> None:
     """The decoded PNG is what make_grid and save_image write for a tensor captured
     otherwise: within one grey level everywhere, and identical in 99.9 % of the
     pixels."""
-    model, seen = family(name)
-    image = SCENES / "landscape.jpg"
-    grid = {"normalize": mode, "nrow": nrow, "padding": padding, "pad_value": pad_value}
+    model = network(name)
+    outputs = outputs_of(model, LANDSCAPE, (nn.Conv2d, nn.ReLU))
+    grid: dict[str, Any] = {"nrow": nrow, "padding": padding, "pad_value": pad_value}
+    out = tmp_path / "out"
     layers = "Conv2d#::9,ReLU#::9"
-    fv.run(model, image, layers, tmp_path / "out", scale=1, **grid, **INPUTS)
-    manifest = read_json(tmp_path / "out" / "landscape.jpg" / "manifest.json")
-    options = {"nrow": nrow, "padding": padding, "pad_value": pad_value}
+    fv.run(model, LANDSCAPE, layers, out, scale=1, normalize=mode, **grid, **INPUTS)
     if mode != "none":
-        options |= {"normalize": True, "scale_each": mode == "map"}
-    compared = 0
-    for row in manifest["captures"]:
-        tensor = seen[row["layer"]][row["call"]]
-        got = np.asarray(
-            Image.open(tmp_path / "out" / "landscape.jpg" / row["file"])
-        ).astype(int)
-        save_image(tensor.permute(1, 0, 2, 3), tmp_path / "x.png", **options)  # type: ignore[arg-type]
-        want = np.asarray(Image.open(tmp_path / "x.png"))[..., 0].astype(int)
-        (ours, maps), (expected, _) = (
-            without_constants(picture, tensor, nrow, padding) for picture in (got, want)
-        )
-        assert ours.shape == expected.shape
-        assert np.abs(ours - expected).max() <= 1
-        assert (ours == expected).mean() >= 0.999
-        compared += maps
-    assert compared >= (7 if name == "small" else 400)  # maps, over all layers
+        grid |= {"normalize": True, "scale_each": mode == "map"}
+    maps = 0
+    for row in manifest_of(out / "landscape.jpg")["captures"]:
+        tensor = outputs[row["layer"]][row["call"]]
+        maps += check_grid(out / "landscape.jpg" / row["file"], tensor, grid)
+    assert maps >= fewest
 
 
-def test_kept_tensors_and_statistics_agree(tiny: nn.Module, tmp_path: Path) -> None:
-    """The npy file is the tensor; stats.npz and the manifest are its numbers."""
-    fv.run(
-        tiny,
-        SCENES / "spheres.jpg",
-        "Conv2d,Linear",
-        tmp_path / "out",
-        tensors="npy",
-        **INPUTS,
-    )
-    folder = tmp_path / "out" / "spheres.jpg"
-    seen = independent(tiny, SCENES / "spheres.jpg", (nn.Conv2d, nn.Linear))
-    stats = np.load(folder / "stats.npz")
-    for row in read_json(folder / "manifest.json")["captures"]:
-        kept = np.load(folder / row["tensor"])
-        np.testing.assert_array_equal(kept, seen[row["layer"]][0].numpy())
-        maps = kept.reshape(kept.shape[1], -1).astype(np.float64)
+def check_grid(path: Path, tensor: Tensor, options: dict[str, Any]) -> int:
+    """Compare a picture with torchvision's; gives how many maps were compared."""
+    torchvisions = path.with_name("expected.png")
+    save_image(tensor.permute(1, 0, 2, 3), torchvisions, **options)
+    expected = grey_levels(torchvisions)
+    drawn = grey_levels(path)
+    assert drawn.shape == expected.shape
+    nrow = options["nrow"]
+    padding = options["padding"]
+    blank_constants(expected, tensor, nrow, padding)
+    maps = blank_constants(drawn, tensor, nrow, padding)
+    assert abs(drawn - expected).max() <= 1
+    assert (drawn == expected).mean() >= 0.999
+    return maps
+
+
+def grey_levels(path: Path) -> np.ndarray:
+    """The pixels of a grey picture, int [height, width]."""
+    return np.array(Image.open(path).convert("L"), int)
+
+
+@pytest.fixture
+def kept(tiny: nn.Module, tmp_path: Path) -> Path:
+    """The image folder of a run of the tiny model, with its tensors."""
+    out = tmp_path / "out"
+    fv.run(tiny, SPHERES, "Conv2d,Linear", out, tensors="npy", **INPUTS)
+    return out / "spheres.jpg"
+
+
+def test_the_npy_file_is_the_tensor(kept: Path, tiny: nn.Module) -> None:
+    """It is equal to what a plain hook sees, bit for bit."""
+    outputs = outputs_of(tiny, SPHERES, (nn.Conv2d, nn.Linear))
+    rows = manifest_of(kept)["captures"]
+    assert [row["layer"] for row in rows] == ["0", "4"]
+    for row in rows:
+        tensor = outputs[row["layer"]][0].numpy()
+        np.testing.assert_array_equal(np.load(kept / row["tensor"]), tensor)
+
+
+def test_statistics_are_those_of_the_tensor(kept: Path) -> None:
+    """stats.npz has the numbers of each channel, the manifest those of the capture
+    (numpy)."""
+    stats = np.load(kept / "stats.npz")
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    for row in manifest_of(kept)["captures"]:
+        tensor = np.load(kept / row["tensor"]).astype(np.float64)
+        maps = tensor.reshape(tensor.shape[1], -1)
+        zeros = (maps == 0).mean(1)
+        expected = [maps.min(1), maps.max(1), maps.mean(1), maps.std(1), zeros]
         columns = stats[f"{row['layer']}|output|0|"]
         assert columns.dtype == np.float32
-        expected = [
-            maps.min(1),
-            maps.max(1),
-            maps.mean(1),
-            maps.std(1),
-            (maps == 0).mean(1),
-        ]
-        np.testing.assert_allclose(
-            columns[:, :5], np.stack(expected, 1), rtol=1e-5, atol=1e-6
-        )
-        assert row["mean"] == pytest.approx(kept.mean(), rel=1e-5, abs=1e-6)
-        assert row["std"] == pytest.approx(kept.std(), rel=1e-5)
-        assert (row["min"], row["max"]) == (kept.min(), kept.max())
+        np.testing.assert_allclose(columns[:, :5].T, expected, **close)
+        numbers = [row[name] for name in ("min", "max", "mean", "std")]
+        expected = [tensor.min(), tensor.max(), tensor.mean(), tensor.std()]
+        np.testing.assert_allclose(numbers, expected, **close)
 
 
 def test_input_png_is_what_the_model_saw(tiny: nn.Module, tmp_path: Path) -> None:
-    """Resized and cropped, but not normalised."""
-    fv.run(tiny, SCENES / "landscape.jpg", "Conv2d", tmp_path / "out", **INPUTS)
-    got = np.asarray(
-        Image.open(tmp_path / "out" / "landscape.jpg" / "input.png")
-    ).astype(int)
-    image = Image.open(SCENES / "landscape.jpg").resize(
-        (144, 96), Image.Resampling.BILINEAR
-    )
-    want = np.asarray(image.crop((24, 0, 120, 96))).astype(int)
-    assert got.shape == (96, 96, 3)
-    assert np.abs(got - want).max() <= 2
+    """It is resized and cropped, but not normalised (Pillow)."""
+    fv.run(tiny, LANDSCAPE, "Conv2d", tmp_path / "out", **INPUTS)
+    shown = Image.open(tmp_path / "out" / "landscape.jpg" / "input.png")
+    image = Image.open(LANDSCAPE).resize((144, 96), Image.Resampling.BILINEAR)
+    expected = np.array(image.crop((24, 0, 120, 96)), int)
+    np.testing.assert_allclose(np.array(shown, int), expected, atol=2)
 
 
 def test_same_command_writes_the_same_bytes(
     tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs give the same tree, byte for byte; no path, time or duration is in it."""
-    photo = SCENES / "spheres.jpg"
+    """Two runs give the same tree, byte for byte, whatever the time is; no path is in
+    it."""
     for name in ("a", "b"):
-        fv.run(tiny, photo, "Conv2d,ReLU", tmp_path / name, tensors="npy", **INPUTS)
+        out = tmp_path / name
+        fv.run(tiny, SPHERES, "Conv2d,ReLU", out, tensors="npy", **INPUTS)
         monkeypatch.setattr(time, "time", lambda: 2e9)
         monkeypatch.setattr(time, "localtime", lambda *_: time.gmtime(2e9))
     first = tree(tmp_path / "a")
     assert first == tree(tmp_path / "b")
-    assert not any(str(tmp_path).encode() in data for data in first.values())
-    run = json.loads(first["run.json"])
-    assert run["options"]["layers"] == "Conv2d,ReLU"
-    assert run["layers"] == ["0", "1"]
+    assert str(tmp_path).encode() not in b"".join(first.values())
+
+
+def test_the_run_record_has_what_makes_the_run(tiny: nn.Module, tmp_path: Path) -> None:
+    """run.json has versions, settings, images and failures, and nothing besides."""
+    fv.run(tiny, SPHERES, "Conv2d,ReLU", tmp_path / "out", **INPUTS)
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["options"]["layers"] == "Conv2d,ReLU"
+    assert record["layers"] == ["0", "1"]
     versions = {"schema_version", "featviz", "torch", "torchvision"}
     settings = {"device", "model", "preprocessing", "layers", "options"}
-    assert set(run) == versions | settings | {"images", "failures"}
+    assert set(record) == versions | settings | {"images", "failures"}
+
+
+def odd_network() -> nn.Module:
+    """A network with layers that give no tensor, or never run."""
+
+    def forward(self: Any, x: Tensor) -> dict[str, Any]:
+        doubled, _ = self.pair(self.list[0](self.steps[0](x)))
+        self.text(x)
+        return {"out": doubled, "boxes": torch.zeros(2, 3, 4, 4, 4), "count": 3}
+
+    return Net(
+        forward,
+        pair=Net(lambda self, x: (x * 2, None)),
+        unused=nn.Conv2d(3, 1, 1),
+        text=Net(lambda self, x: "text"),
+        list=nn.ModuleList([nn.ReLU()]),
+        steps=nn.Sequential(nn.Tanh()),
+    )
 
 
 def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
     """Each matched layer is drawn, skipped with a reason, or named as never run; a None
     beside a drawn tensor is no news, nor is a list of modules that the model calls one
     by one."""
-
-    def way(self: Any, x: Tensor) -> dict[str, Any]:
-        left, _ = self.pair(self.list[0](self.steps[0](x)))
-        self.words(x)
-        return {"out": left, "boxes": torch.zeros(2, 3, 4, 4, 4), "count": 3}
-
-    pair = Net(lambda self, x: (x * 2, None))
-    text_output = Net(lambda self, x: "words")
-    lists = {"list": nn.ModuleList([nn.ReLU()]), "steps": nn.Sequential(nn.Tanh())}
-    odd = Net(way, pair=pair, unused=nn.Conv2d(3, 1, 1), words=text_output, **lists)
-    fv.run(odd, SCENES / "spheres.jpg", "*", tmp_path / "out", **INPUTS)
-    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
+    fv.run(odd_network(), SPHERES, "*", tmp_path / "out", **INPUTS)
+    folder = tmp_path / "out" / "spheres.jpg"
+    manifest = manifest_of(folder)
     drawn = {(row["layer"], row["key"]) for row in manifest["captures"]}
-    skipped = {(row["layer"], row["key"]): row["reason"] for row in manifest["skipped"]}
     assert drawn == {("pair", "0"), ("", "out"), ("list.0", ""), ("steps.0", "")}
+    assert (folder / "000_Net" / "output.out.png").is_file()
+    skipped = {(row["layer"], row["key"]): row["reason"] for row in manifest["skipped"]}
+    no_map = (
+        "shape [2, 3, 4, 4, 4] is neither a map, a vector nor a grid of tokens of one"
+        " image; see --tensor-layout"
+    )
     assert skipped == {
-        ("words", ""): "is a str, not a tensor",
-        (
-            "",
-            "boxes",
-        ): "shape [2, 3, 4, 4, 4] is neither a map, a vector nor a grid of tokens of "
-        "one image; see --tensor-layout",
+        ("text", ""): "is a str, not a tensor",
+        ("", "boxes"): no_map,
         ("", "count"): "is a int, not a tensor",
     }
     assert manifest["never_ran"] == ["unused"]
-    assert (tmp_path / "out/spheres.jpg/000_Net/output.out.png").is_file()
 
 
 def test_each_part_of_a_tensor_has_statistics_of_its_own(tmp_path: Path) -> None:
-    """A grid of tokens, and the token before it."""
+    """A grid of tokens has those of its tokens, and the token before it others."""
     tokens = torch.rand(1, 17, 8)
     net = nn.Sequential(Net(lambda self, x: tokens), nn.Linear(8, 2))
-    more: Any = {"tensor_layout": "tokens:4x4+1", **INPUTS}
-    image = fv.run(net, SCENES / "spheres.jpg", "0", tmp_path / "out", **more).images[0]
-    with np.load(tmp_path / "out/spheres.jpg/stats.npz") as stats:
-        keys = {f"0|output|0|{row.key}" for row in image.captures}
-        assert keys | {f"{key}|inner_std" for key in keys} == {*stats}
-        assert np.allclose(stats["0|output|0|"][:, 2], tokens[0, 1:].mean(0), atol=1e-6)
+    options = {"tensor_layout": "tokens:4x4+1", **INPUTS}
+    result = fv.run(net, SPHERES, "0", tmp_path / "out", **options)
+    keys = {f"0|output|0|{row.key}" for row in result.images[0].captures}
+    with np.load(tmp_path / "out" / "spheres.jpg" / "stats.npz") as stats:
+        assert {*stats} == keys | {f"{key}|inner_std" for key in keys}
+        means = stats["0|output|0|"][:, 2]
+    np.testing.assert_allclose(means, tokens[0, 1:].mean(0), atol=1e-6)
 
 
-def test_nan_is_drawn_counted_and_warned_about(
-    tmp_path: Path, picture: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    """One NaN does not blacken the grid; it is magenta, in the numbers, and warned of
-    once."""
-    spoilt = torch.zeros(1, 3, 20, 20)
-    spoilt[0, 1, 2, 3] = torch.nan
-    net = Net(lambda self, x: self.inner(x + spoilt), inner=nn.Identity())
+@pytest.fixture
+def spoilt(picture: Path, tmp_path: Path) -> RunResult:
+    """A run of two images, in whose map one value is NaN."""
+    noise = torch.zeros(1, 3, 20, 20)
+    noise[0, 1, 2, 3] = torch.nan
+    net = Net(lambda self, x: self.inner(x + noise), inner=nn.Identity())
     second = tmp_path / "second.png"
     second.write_bytes(picture.read_bytes())
     options = {"size": (20, 20), "scale": 1, "preset": "none"}
-    done = fv.run(net, [picture, second], "Identity", tmp_path / "out", **options)
+    return fv.run(net, [picture, second], "Identity", tmp_path / "out", **options)
+
+
+def test_nan_is_warned_about_once(
+    messages: pytest.LogCaptureFixture, spoilt: RunResult
+) -> None:
+    """The message names the layer, and for how many images."""
     assert messages.text.count("NaN or infinite values") == 1
-    assert "NaN or infinite values, shown in magenta: inner (2 images)" in messages.text
-    (row,) = done.images[0].captures
+    warning = "NaN or infinite values, shown in magenta: inner (2 images)"
+    assert warning in messages.text
+
+
+def test_nan_is_drawn_and_counted(spoilt: RunResult, tmp_path: Path) -> None:
+    """It is magenta and in the numbers, and does not blacken the grid."""
+    (row,) = spoilt.images[0].captures
     assert row.nonfinite == 1
-    pixels = np.asarray(
-        Image.open(tmp_path / "out/picture.png" / row.file).convert("RGB")
-    )
+    grid = Image.open(tmp_path / "out" / "picture.png" / row.file).convert("RGB")
+    pixels = np.asarray(grid)
     assert (pixels == (255, 0, 255)).all(axis=2).sum() == 1
     assert pixels[..., 0].std() > 30
 
 
 def test_the_model_is_run_once_for_each_image(tiny: nn.Module, tmp_path: Path) -> None:
-    """And no more, with the threads that torch has; afterwards it has as many."""
+    """It runs with the threads that torch has, and afterwards torch has as many."""
     seen: list[int] = []
-    tiny.register_forward_hook(
-        lambda module, args, output: seen.append(torch.get_num_threads())
-    )
+    tiny.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
     threads = torch.get_num_threads()
     pictures = [Image.new("RGB", (20, 20), (n * 20, 99, 0)) for n in range(3)]
-    done = fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS)
-    assert done.exit_code == 0
+    assert fv.run(tiny, pictures, "Conv2d", tmp_path / "out", **INPUTS).exit_code == 0
     assert torch.get_num_threads() == threads
     assert seen == [threads] * 3

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Outcome, Run
+from conftest import Run
 from PIL import Image
-from runs import SMALL, check_whole, make_photos, run_json, tree
+from runs import SMALL, check_whole, make_photos, refused, run_json, tree
 from torch import nn
 
 import featviz as fv
@@ -25,191 +25,197 @@ from featviz.rundir.write import RunDirectory, as_json
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
+    """Four pictures."""
     return make_photos(tmp_path / "photos", 4)
 
 
-def half(whole: Path, out: Path) -> Path:
+@pytest.fixture
+def half(undisturbed: Path, tmp_path: Path) -> Path:
     """What a run leaves that was killed in its third image."""
-    shutil.copytree(whole, out)
+    out = shutil.copytree(undisturbed, tmp_path / "half")
     shutil.rmtree(out / "03.png")
     (out / "02.png" / "manifest.json").unlink()
     (out / "02.png" / "000_0" / "x").mkdir(parents=True)
     (out / "02.png" / "000_0" / hidden_name("output.png")).write_bytes(b"\x89PNG")
     (out / hidden_name("run.json")).write_bytes(b"{")
-    run = run_json(whole)
-    run["images"] = {
-        "total": 4,
-        "complete": [],
-        "missing": sorted(run["images"]["complete"]),
-    }
-    (out / "run.json").write_text(json.dumps(run))
+    record = run_json(undisturbed)
+    names = sorted(record["images"]["complete"])
+    record["images"] = {"total": 4, "complete": [], "missing": names}
+    (out / "run.json").write_text(json.dumps(record))
     return out
 
 
+def lines_of(output: str) -> list[dict[str, Any]]:
+    """What `--json` prints of each image."""
+    return [json.loads(line) for line in output.splitlines()]
+
+
 def test_what_is_complete_is_kept_and_the_rest_is_done(
-    draw: Run, whole: Path, tmp_path: Path
+    draw: Run, undisturbed: Path, half: Path
 ) -> None:
     """The tree ends equal to an uninterrupted one, and complete images were not
     touched."""
-    out = half(whole, tmp_path / "out")
-    before = (out / "00.png" / "manifest.json").stat().st_mtime_ns
-    done = draw(out, "--resume", "--json")
+    manifest = half / "00.png" / "manifest.json"
+    before = manifest.stat().st_mtime_ns
+    done = draw(half, "--resume")
     assert done.code == 0
     assert "(2 were complete before)" in done.err
-    assert tree(out) == tree(whole)
-    assert (out / "00.png" / "manifest.json").stat().st_mtime_ns == before
-    lines = [json.loads(line) for line in done.out.splitlines()]
-    assert [line["image"] for line in lines] == [f"0{n}.png" for n in range(4)]
+    assert tree(half) == tree(undisturbed)
+    assert manifest.stat().st_mtime_ns == before
+
+
+def test_a_line_tells_whether_its_image_was_kept(draw: Run, half: Path) -> None:
+    """Those of kept images have the fields and the pictures of others."""
+    lines = lines_of(draw(half, "--resume", "--json").out)
+    assert [line["image"] for line in lines] == ["00.png", "01.png", "02.png", "03.png"]
     assert [line.get("kept") for line in lines] == [True, True, None, None]
-    assert lines[0]["prediction"]
-    assert set(lines[0]) == {*lines[2], "kept"}
-    assert all(
-        lines[0][key] == lines[2][key] for key in ("files", "skipped", "never_ran")
-    )
+    first, _, third, _ = lines
+    assert first["prediction"]
+    assert set(first) == {*third, "kept"}
+    assert first["files"] == third["files"]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("names", [[], [hidden_name("run.json")]])
 def test_resume_without_a_run_begins_one(
-    draw: Run, whole: Path, tmp_path: Path
+    names: list[str], draw: Run, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """No folder, an empty one, and one whose run.json was being written: all begin
-    anew."""
-    for index, files in enumerate([None, [], [hidden_name("run.json")]]):
-        out = tmp_path / f"out{index}"
-        if files is not None:
-            out.mkdir()
-            for name in files:
-                (out / name).write_text("{")
-        assert draw(out, "--resume").code == 0
-        assert tree(out) == tree(whole)
+    """An empty folder, and one whose run.json was being written, are as none."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in names:
+        (out / name).write_text("{")
+    assert draw(out, "--resume").code == 0
+    assert tree(out) == tree(undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ([*SMALL, "--no-marks"], "there none, here --no-marks"),
-        ([*SMALL, "--ablate", "0:1"], "there none, here --ablate 0:1"),
-    ],
-    ids=["marks", "ablate"],
-)
+@pytest.mark.parametrize("options", [("--no-marks",), ("--ablate", "0:1")])
 def test_other_options_are_refused_by_name(
-    change: list[str],
-    named: str,
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    whole: Path,
+    options: tuple[str, ...], draw: Run, undisturbed: Path
 ) -> None:
     """The message says which option it is, what it was and what it would be."""
-    before = tree(whole)
-    done = featviz("run", tiny_file, photos, "--out", whole, "--resume", *change)
-    assert done.code == 1
-    assert "holds another run; there " in done.err
-    assert named in done.err
-    assert tree(whole) == before
+    before = tree(undisturbed)
+    difference = f"there none, here {' '.join(options)}"
+    done = draw(undisturbed, "--resume", *options)
+    refused(done, 1, "holds another run; there ", difference)
+    assert tree(undisturbed) == before
 
 
-def factory(tmp_path: Path, value: float) -> str:
-    (tmp_path / "net.py").write_text(
-        "import torch\nfrom torch import nn\n"
-        "def make(width=2):\n"
-        "    net = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())\n"
-        f"    torch.nn.init.constant_(net[0].weight, {value})\n"
-        "    return net\n"
-    )
-    return f"{tmp_path / 'net.py'}:make"
-
-
-def test_another_model_is_refused(
-    featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
+def test_other_weights_are_another_model(
+    draw: Run, tiny: nn.Module, tiny_file: Path, tmp_path: Path
 ) -> None:
-    """A file with other weights, a factory that is given other arguments, or that was
-    edited."""
-
-    def run(model: object, *more: object, out: str) -> Outcome:
-        return featviz(
-            "run", model, photos, "--out", tmp_path / out, *SMALL, "--resume", *more
-        )
-
-    assert run(tiny_file, out="a").code == 0
-    torch.save(nn.Sequential(*tiny), tiny_file)
+    """The digest of the file tells; where there is no folder, --resume begins one."""
+    assert draw(tmp_path / "out", "--resume").code == 0
     torch.nn.init.zeros_(tiny[0].weight)  # type: ignore[index, arg-type]
     torch.save(tiny, tiny_file)
-    assert "its model.sha256 is" in run(tiny_file, out="a").err
-    assert run(factory(tmp_path, 0.5), out="b").code == 0
-    assert run(factory(tmp_path, 0.5), out="b").code == 0
-    refused = run(factory(tmp_path, 0.5), "--model-arg", "width=3", out="b")
-    assert refused.code == 1
-    assert "its model.parameters is" in refused.err
-    assert "its model.code_sha256 is" in run(factory(tmp_path, 0.25), out="b").err
+    refused(draw(tmp_path / "out", "--resume"), 1, "its model.sha256 is")
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+def make(width=2):
+    net = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
+    torch.nn.init.constant_(net[0].weight, 0.5)
+    return net
+"""
+
+
+@pytest.fixture
+def from_factory(featviz: Run, photos: Path, tmp_path: Path) -> Run:
+    """A run of the model of a factory, with more options; the first one is drawn."""
+    file = tmp_path / "net.py"
+    file.write_text(FACTORY)
+    run = ("run", f"{file}:make", photos, "--out", tmp_path / "out", *SMALL)
+    assert featviz(*run).code == 0
+    return lambda *more: featviz(*run, "--resume", *more)
+
+
+def test_a_factory_gives_the_same_model_again(from_factory: Run) -> None:
+    """Its code and its parameters are the same."""
+    assert from_factory().code == 0
+
+
+def test_a_factory_with_other_arguments_gives_another_model(from_factory: Run) -> None:
+    """The parameters tell."""
+    done = from_factory("--model-arg", "width=3")
+    refused(done, 1, "its model.parameters is")
+
+
+def test_a_factory_that_was_edited_gives_another_model(
+    from_factory: Run, tmp_path: Path
+) -> None:
+    """The digest of its code tells."""
+    (tmp_path / "net.py").write_text(FACTORY.replace("0.5", "0.25"))
+    refused(from_factory(), 1, "its model.code_sha256 is")
 
 
 def test_from_python(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
-    """featviz.run(resume=True) keeps, and refuses a module with other weights."""
+    """featviz.run(resume=True) keeps what is complete, and refuses a module with other
+    weights."""
     fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
     again = fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16, resume=True)
-    assert [image.kept for image in again.images] == [True] * 4
-    assert [len(image.captures) for image in again.images] == [1] * 4
+    kept = [(image.kept, len(image.captures)) for image in again.images]
+    assert kept == [(True, 1)] * 4
     torch.nn.init.zeros_(tiny[0].weight)  # type: ignore[index, arg-type]
     with pytest.raises(fv.errors.StoreError, match=r"its model\.parameters is"):
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16, resume=True)
 
 
 def test_an_image_that_has_changed_is_done_again(
-    draw: Run, photos: Path, whole: Path, tmp_path: Path
+    draw: Run, photos: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     """Its sha256 tells; the tree is that of a new run."""
     Image.new("RGB", (30, 20), "red").save(photos / "02.png")
-    assert draw(whole, "--resume").code == 0
+    assert draw(undisturbed, "--resume").code == 0
     assert draw(tmp_path / "new").code == 0
-    assert tree(whole) == tree(tmp_path / "new")
+    assert tree(undisturbed) == tree(tmp_path / "new")
 
 
 def test_failures_are_tried_again_and_keep_the_exit_code(
     draw: Run, photos: Path, tmp_path: Path
 ) -> None:
     """An image that stays broken ends a resumed run with 3; mended, with 0."""
+    out = tmp_path / "out"
     good = (photos / "01.png").read_bytes()
     (photos / "01.png").write_bytes(good[:60])
-    assert draw(tmp_path / "out").code == 3
-    before = tree(tmp_path / "out")
-    again = draw(tmp_path / "out", "--resume")
-    assert again.code == 3
-    assert "error: 01.png " in again.err
-    assert tree(tmp_path / "out") == before
+    assert draw(out).code == 3
+    before = tree(out)
+    refused(draw(out, "--resume"), 3, "error: 01.png ")
+    assert tree(out) == before
     (photos / "01.png").write_bytes(good)
-    assert draw(tmp_path / "out", "--resume").code == 0
-    assert run_json(tmp_path / "out")["failures"] == []
+    assert draw(out, "--resume").code == 0
+    assert run_json(out)["failures"] == []
 
 
+@pytest.mark.parametrize("count", [1, 5, 12])
 def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
-    draw: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, draw: Run, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However far the removal got: no manifest without its files, and --resume makes it
-    whole."""
-    before = tree(whole)
+    """However far the removal got, there is no manifest without its files, and --resume
+    makes the run whole."""
+    before = tree(undisturbed)
     unlink = os.unlink
-    for count in (1, 5, 12):
-        remaining = [count]
+    removed: list[object] = []
 
-        def killed(
-            *arguments: Any, remaining: list[int] = remaining, **named: Any
-        ) -> None:
-            remaining[0] -= 1
-            if remaining[0] < 0:
-                raise SystemExit(9)
-            unlink(*arguments, **named)
+    def killed(path: Any, **options: Any) -> None:
+        if len(removed) == count:
+            raise SystemExit(9)
+        removed.append(path)
+        unlink(path, **options)
 
-        with monkeypatch.context() as patched, pytest.raises(SystemExit):
-            patched.setattr(os, "unlink", killed)
-            RunDirectory(Folder.open(whole)).clear(look(whole).ours)
-        check_whole(whole)
-        assert (whole / "run.json").is_file()
-        assert draw(whole, "--resume").code == 0
-        assert tree(whole) == before
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(os, "unlink", killed)
+        RunDirectory(Folder.open(undisturbed)).clear(look(undisturbed).ours)
+    check_whole(undisturbed)
+    assert (undisturbed / "run.json").is_file()
+    assert draw(undisturbed, "--resume").code == 0
+    assert tree(undisturbed) == before
 
 
 def rewrite(path: Path, old: str, new: str) -> None:
+    """Replace a text in a file."""
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
@@ -223,18 +229,15 @@ def sealed_anew(folder: Path, **fields: object) -> None:
 
 
 HARMS: dict[str, Callable[[Path], object]] = {
-    "cut": lambda folder: (folder / "manifest.json").write_bytes(
-        b'{"schema_version": 2'
+    "cut": lambda image: (image / "manifest.json").write_bytes(b'{"schema_version": 2'),
+    "another run": lambda image: sealed_anew(image, fingerprint="0" * 64),
+    "outside": lambda image: rewrite(
+        image / "manifest.json", "/output.png", "/../../../secret.png"
     ),
-    "another run": lambda folder: sealed_anew(folder, fingerprint="0" * 64),
-    "outside": lambda f: rewrite(
-        f / "manifest.json", "/output.png", "/../../../secret.png"
-    ),
-    "picture": lambda folder: next(folder.rglob("output.png")).unlink(),
-    "short": lambda folder: os.truncate(next(folder.rglob("output.png")), 99),
-    "statistics": lambda folder: (folder / "stats.npz").write_bytes(b"PK"),
+    "picture": lambda image: next(image.rglob("output.png")).unlink(),
+    "short": lambda image: os.truncate(next(image.rglob("output.png")), 99),
+    "statistics": lambda image: (image / "stats.npz").write_bytes(b"PK"),
 }
-OTHERS = ("cut", "outside", "picture", "statistics")
 
 
 @pytest.mark.parametrize(
@@ -242,21 +245,23 @@ OTHERS = ("cut", "outside", "picture", "statistics")
     [
         "another run",
         "short",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS),
+        pytest.param("cut", marks=pytest.mark.slow),
+        pytest.param("outside", marks=pytest.mark.slow),
+        pytest.param("picture", marks=pytest.mark.slow),
+        pytest.param("statistics", marks=pytest.mark.slow),
     ],
 )
 def test_an_image_that_does_not_fit_is_drawn_again(
-    harm: str, draw: Run, whole: Path
+    harm: str, draw: Run, undisturbed: Path
 ) -> None:
     """--resume believes a manifest as little as report does, keeps the others, removes
     what it left, and ends in the same tree."""
-    before = tree(whole)
-    HARMS[harm](whole / "01.png")
-    (whole / "01.png" / "004_left" / "output.png").parent.mkdir()
-    assert tree(whole) != before
-    done = draw(whole, "--resume", "--json")
-    kept = [json.loads(line).get("kept") for line in done.out.splitlines()]
-    assert done.code == 0
+    before = tree(undisturbed)
+    HARMS[harm](undisturbed / "01.png")
+    (undisturbed / "01.png" / "004_left" / "output.png").parent.mkdir()
+    assert tree(undisturbed) != before
+    done = draw(undisturbed, "--resume", "--json")
+    kept = [line.get("kept") for line in lines_of(done.out)]
     assert kept == [True, None, True, True]
-    assert tree(whole) == before
-    assert not (whole / "01.png" / "004_left").exists()
+    assert tree(undisturbed) == before
+    assert not (undisturbed / "01.png" / "004_left").exists()

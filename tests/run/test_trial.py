@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "trial_kills.py"
-FULL = os.environ.get("FEATVIZ_TRIAL", "8 2 18").split()
+FULL = os.environ.get("FEATVIZ_TRIAL", "6 1 18").split()
 """Kills, double starts and seed; `FEATVIZ_TRIAL="100 30 5" pytest
 tests/run/test_trial.py` tries more."""
 
@@ -23,17 +23,9 @@ def test_killed_or_started_twice_nothing_is_lost() -> None:
     goes on afterwards ends with the bytes of a run that nobody has disturbed, with
     nothing left beside."""
     kills, starts, seed = FULL
+    options = ["--kills", kills, "--double-starts", starts, "--seed", seed]
     done = subprocess.run(
-        [
-            sys.executable,
-            SCRIPT,
-            "--kills",
-            kills,
-            "--double-starts",
-            starts,
-            "--seed",
-            seed,
-        ],
+        [sys.executable, SCRIPT, *options],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},

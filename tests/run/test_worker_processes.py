@@ -7,8 +7,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,10 +40,10 @@ def failed(number: int, error: WorkerDiedError) -> tuple[int, str]:
 def test_results_come_in_order_from_several_processes() -> None:
     """The number that takes longest comes first all the same, and this process computes
     none."""
-    results = list(in_processes(range(9), squares, 3, Event(), failed))
-    assert [square for square, _ in results] == [number**2 for number in range(9)]
-    processes = {process for _, process in results}
-    assert len(processes) == 3
+    results = in_processes(range(9), squares, 3, Event(), failed)
+    values, processes = zip(*results, strict=True)
+    assert values == (0, 1, 4, 9, 16, 25, 36, 49, 64)
+    assert len(set(processes)) == 3
     assert os.getpid() not in processes
     assert multiprocessing.active_children() == []
 
@@ -74,11 +72,10 @@ def test_a_worker_that_dies_costs_its_number_alone(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield number, ""
 
-    results = list(in_processes(range(6), dying, 2, Event(), failed))
-    assert [number for number, _ in results] == list(range(6))
-    messages = {number: message for number, message in results if message}
-    assert list(messages) == [2]
-    assert "SIGKILL" in messages[2]
+    results = dict(in_processes(range(6), dying, 2, Event(), failed))
+    assert list(results) == list(range(6))
+    assert "SIGKILL" in results.pop(2)
+    assert set(results.values()) == {""}
     assert tries.read_text() == "xx"
 
 
@@ -107,7 +104,7 @@ def test_what_a_worker_raises_ends_the_run() -> None:
             yield number
 
     with pytest.raises(StoreError, match="no space left") as caught:
-        list(in_processes(range(100), full, 2, Event(), lambda number, error: number))
+        list(in_processes(range(100), full, 2, Event(), failed))
     assert caught.value.hint == "make room"
     assert multiprocessing.active_children() == []
 
@@ -120,7 +117,7 @@ def test_a_bug_in_a_worker_shows_where_it_is() -> None:
             yield 1 // number
 
     with pytest.raises(ZeroDivisionError) as caught:
-        list(in_processes([0], buggy, 1, Event(), lambda number, error: number))
+        list(in_processes([0], buggy, 1, Event(), failed))
     assert "yield 1 // number" in caught.value.__notes__[0]
 
 
@@ -135,9 +132,7 @@ def test_a_stopped_run_keeps_what_has_begun() -> None:
             time.sleep(0.05)
             yield number
 
-    for number in in_processes(
-        range(1000), slow, 2, stop, lambda number, error: number
-    ):
+    for number in in_processes(range(1000), slow, 2, stop, failed):
         results.append(number)
         stop.set()
     assert 1 <= len(results) < 20
@@ -152,41 +147,8 @@ def test_what_workers_log_is_logged_here(caplog: pytest.LogCaptureFixture) -> No
             logging.getLogger("featviz.images").warning("number %d", number)
             yield number
 
-    list(in_processes(range(3), talking, 2, Event(), lambda number, error: number))
+    list(in_processes(range(3), talking, 2, Event(), failed))
     assert sorted(caplog.messages) == ["number 0", "number 1", "number 2"]
-
-
-PARENT = """
-import os, sys, time
-from threading import Event
-from featviz.run.workers import in_processes
-
-def slow(numbers):
-    for number in numbers:
-        print(os.getpid(), flush=True)
-        time.sleep(0.3)
-        yield number
-
-list(in_processes(range(50), slow, 2, Event(), lambda number, error: number))
-"""
-
-
-@pytest.mark.slow
-def test_no_worker_outlives_a_killed_parent() -> None:
-    """Each ends with the number that it has."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    pids = {int(parent.stdout.readline()) for _ in range(2)}
-    parent.kill()
-    parent.stdout.read()  # until the last process that holds the pipe has ended
-    parent.wait()
-    time.sleep(0.1)
-    # a process that has ended has no command line any more, whether or not it was
-    # waited for
-    lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
-    assert not any(line.exists() and line.read_bytes() for line in lines)
 
 
 def test_workers_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -64,70 +65,96 @@ def test_no_shards(
 def test_shards_are_a_partition(images: int, count: int) -> None:
     """Together all images, none twice, and no share is larger than another by more than
     one."""
-    samples = [Sample(f"{i}.png", (Path(f"{i}.png"),)) for i in range(images)]
-    parts = [Shard(index, count).of(samples) for index in range(count)]
-    assert sorted(s.name for part in parts for s in part) == sorted(
-        s.name for s in samples
-    )
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert read(RunOptions, {"shard": f"{count}/{count}"}).shard == Shard(
-        count - 1, count
-    )
+    samples = [Sample(f"{i:02d}.png", (Path(f"{i}.png"),)) for i in range(images)]
+    shares = [Shard(index, count).of(samples) for index in range(count)]
+    names = [sample.name for sample in chain(*shares)]
+    assert sorted(names) == [sample.name for sample in samples]
+    lengths = [len(share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_shards_are_counted_from_one() -> None:
+    """The option 7/7 is the last of seven."""
+    assert read(RunOptions, {"shard": "7/7"}).shard == Shard(6, 7)
+
+
+@pytest.fixture
+def variables(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The variables of several processes: these are set, and no others."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in request.param.items():
+        monkeypatch.setenv(name, value)
+    values: dict[str, str] = request.param
+    return values
+
+
+SLURM = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}
 
 
 @pytest.mark.parametrize(
     ("variables", "shard"),
     [
-        ({"RANK": "4", "WORLD_SIZE": "4"}, "refused"),
-        ({"RANK": "0", "WORLD_SIZE": "two"}, "refused"),
-        ({"SLURM_PROCID": "9", "SLURM_NTASKS": "2"}, "refused"),
         ({}, None),
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"RANK": "1", "WORLD_SIZE": "4"}, Shard(1, 4)),
-        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, Shard(2, 3)),
-        (
-            {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "2", "SLURM_NTASKS": "3"},
-            None,
-        ),
-        (
-            {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "2", "SLURM_NTASKS": "3"},
-            Shard(1, 2),
-        ),
+        (SLURM, Shard(2, 3)),
+        ({"RANK": "0", "WORLD_SIZE": "1", **SLURM}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", **SLURM}, Shard(1, 2)),
     ],
+    indirect=["variables"],
 )
-def test_the_shard_of_a_process(
-    variables: dict[str, str],
-    shard: Shard | str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """torchrun's numbers count before those of SLURM, which batch jobs set in part;
-    those that do not fit are a usage error with their values."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    if shard != "refused":
-        assert shard_of_process() == shard
-        return
+def test_the_shard_of_a_process(variables: dict[str, str], shard: Shard | None) -> None:
+    """torchrun's numbers count before those of SLURM, which batch jobs set in part."""
+    assert shard_of_process() == shard
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "4", "WORLD_SIZE": "4"},
+        {"RANK": "0", "WORLD_SIZE": "two"},
+        {"SLURM_PROCID": "9", "SLURM_NTASKS": "2"},
+    ],
+    indirect=True,
+)
+def test_numbers_of_no_process_are_refused(variables: dict[str, str]) -> None:
+    """The message has the variables with their values."""
     with pytest.raises(UsageError, match="name no process of several") as caught:
         shard_of_process()
-    assert all(
-        f"{name}={value}" in caught.value.message for name, value in variables.items()
-    )
+    for name, value in variables.items():
+        assert f"{name}={value}" in caught.value.message
 
 
-def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By local rank, going round where there are fewer; only for `auto`."""
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch knows four GPUs, and no process has a local rank."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.delenv("SLURM_LOCALID", raising=False)
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", ["SLURM_LOCALID", "LOCAL_RANK"])
+@pytest.mark.parametrize(("rank", "index"), [(0, 0), (3, 3), (4, 0), (6, 2)])
+def test_each_process_takes_a_gpu_of_its_own(
+    name: str, rank: int, index: int, four_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local rank is its number, going round where there are fewer."""
+    monkeypatch.setenv(name, str(rank))
+    assert pick_device("auto") == torch.device(f"cuda:{index}")
+
+
+def test_one_process_leaves_the_gpu_to_torch(four_gpus: None) -> None:
+    """`auto` is torch's own GPU, `cpu` none."""
     assert pick_device("auto") == torch.device("cuda")
-    for name in ("SLURM_LOCALID", "LOCAL_RANK"):
-        for rank, index in (("0", 0), ("3", 3), ("4", 0), ("6", 2)):
-            monkeypatch.setenv(name, rank)
-            assert pick_device("auto") == torch.device(f"cuda:{index}")
     assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_without_a_gpu_auto_is_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the CPU, or Apple's."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto").type in ("cpu", "mps")
 
@@ -143,11 +170,12 @@ def test_stdin_under_torchrun_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("names", "codes"),
-    [(("RANK", "WORLD_SIZE"), [0, 3]), (("SLURM_PROCID", "SLURM_NTASKS"), [1, 3])],
+    ("rank", "count", "codes"),
+    [("RANK", "WORLD_SIZE", [0, 3]), ("SLURM_PROCID", "SLURM_NTASKS", [1, 3])],
 )
 def test_the_last_of_several_processes_says_that_images_failed(
-    names: tuple[str, str],
+    rank: str,
+    count: str,
     codes: list[int],
     draw: Run,
     photos: Path,
@@ -156,10 +184,10 @@ def test_the_last_of_several_processes_says_that_images_failed(
 ) -> None:
     """torchrun would end the others where the first says it; srun lets each speak."""
     (photos / "00.png").write_bytes(b"no picture")
-    monkeypatch.setenv(names[1], "2")
+    monkeypatch.setenv(count, "2")
     exit_codes = []
-    for rank in "01":
-        monkeypatch.setenv(names[0], rank)
+    for number in "01":
+        monkeypatch.setenv(rank, number)
         exit_codes.append(draw(tmp_path / "out").code)
     assert exit_codes == codes
 
@@ -167,90 +195,141 @@ def test_the_last_of_several_processes_says_that_images_failed(
 # Shards of one folder, and of several
 
 
-@pytest.mark.slow
-def test_shards_merged_are_one_run(
-    featviz: Run, tiny_file: Path, tmp_path: Path
-) -> None:
-    """`featviz merge` of the folders of all shards gives the tree of a single run, with
-    a failed image; and so do shards that write into one folder, one after the other. An
-    empty shard is no error."""
+@pytest.fixture
+def run(tiny_file: Path, tmp_path: Path) -> list[object]:
+    """A run of seven images, of which one is broken, without its folder."""
     photos = sorted(make_photos(tmp_path / "photos", 7).iterdir())
     photos[2].write_bytes(b"no picture")
-    base = ["run", tiny_file, *photos, *SMALL, "--out"]
-    single = tmp_path / "single"
-    merged = tmp_path / "whole"
-    assert featviz(*base, single).code == 3
-    shards = [tmp_path / f"part{index}" for index in (1, 2, 3)]
-    for index, shard in enumerate(shards):
-        assert featviz(*base, shard, "--shard", f"{index + 1}/3").code in (0, 3)
-    assert featviz("merge", *shards, "--out", merged).code == 3
-    assert tree(merged) == tree(single)
+    return ["run", tiny_file, *photos, *SMALL, "--out"]
+
+
+@pytest.fixture
+def single(featviz: Run, run: list[object], tmp_path: Path) -> Path:
+    """The run in one process."""
+    assert featviz(*run, tmp_path / "single").code == 3
+    return tmp_path / "single"
+
+
+@pytest.mark.slow
+def test_shards_merged_are_one_run(
+    featviz: Run, run: list[object], single: Path, tmp_path: Path
+) -> None:
+    """`featviz merge` of the folders of all shards gives the tree of a single run, with
+    a failed image."""
+    shards = [tmp_path / f"shard{number}" for number in (1, 2, 3)]
+    codes = []
+    for number, shard in enumerate(shards, 1):
+        codes.append(featviz(*run, shard, "--shard", f"{number}/3").code)
+    assert sorted(codes) == [0, 0, 3]
     assert complete(shards[0])
     assert run_json(shards[0])["images"]["missing"]
-    for index in (5, 8, 1, 2, 3, 4, 6, 7):
-        assert featviz(*base, tmp_path / "one", "--shard", f"{index}/8").code in (0, 1)
-    assert tree(tmp_path / "one") == tree(single)
+    assert featviz("merge", *shards, "--out", tmp_path / "merged").code == 3
+    assert tree(tmp_path / "merged") == tree(single)
 
 
-def test_what_a_shard_may_not_join(draw: Run, tmp_path: Path) -> None:
-    """Another run, or one with images of this shard; --overwrite would remove the
+@pytest.mark.slow
+def test_shards_in_one_folder_are_one_run(
+    featviz: Run, run: list[object], single: Path, tmp_path: Path
+) -> None:
+    """They write one after the other, in any order; an empty shard is no error."""
+    for number in (5, 8, 1, 2, 3, 4, 6, 7):
+        done = featviz(*run, tmp_path / "out", "--shard", f"{number}/8")
+        assert done.code in (0, 1)
+    assert tree(tmp_path / "out") == tree(single)
+
+
+@pytest.fixture
+def first_half(draw: Run, tmp_path: Path) -> Path:
+    """A run of which one of two shards is drawn."""
+    assert draw(tmp_path / "out", "--shard", "1/2").code == 0
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "texts"),
+    [
+        (
+            ("--shard", "1/2"),
+            1,
+            ("holds 1 image of shard 1/2", "--resume goes on with it"),
+        ),
+        (
+            ("--shard", "2/2", "--cmap", "viridis"),
+            1,
+            ("holds another run", "cmap"),
+        ),
+        (
+            ("--shard", "2/2", "--overwrite"),
+            2,
+            ("overwrite would remove what other shards write", "shard 2/2"),
+        ),
+    ],
+)
+def test_what_a_shard_may_not_join(
+    options: tuple[str, ...],
+    code: int,
+    texts: tuple[str, ...],
+    draw: Run,
+    first_half: Path,
+) -> None:
+    """It is another run, or one with images of this shard; --overwrite would remove the
     others'."""
-    out = tmp_path / "out"
-    assert draw(out, "--shard", "1/2").code == 0
-    before = tree(out)
-    done = draw(out, "--shard", "1/2")
-    refused(
-        done, 1, f"--out {out} holds 1 image of shard 1/2", "--resume goes on with it"
-    )
-    done = draw(out, "--shard", "2/2", "--cmap", "viridis")
-    refused(done, 1, f"--out {out} holds another run", "cmap")
-    done = draw(out, "--shard", "2/2", "--overwrite")
-    refused(done, 2, "overwrite would remove what other shards write", "shard 2/2")
-    assert tree(out) == before
-    assert draw(out, "--shard", "2/2").code == 0
-    assert draw(out, "--shard", "1/2", "--resume").code == 0
-    assert draw(out, "--overwrite").code == 0
+    before = tree(first_half)
+    refused(draw(first_half, *options), code, *texts)
+    assert tree(first_half) == before
+
+
+def test_what_a_shard_may_join(draw: Run, first_half: Path) -> None:
+    """It is a run without its images; a shard goes on with --resume, and all of it is
+    replaced without --shard."""
+    assert draw(first_half, "--shard", "2/2").code == 0
+    assert draw(first_half, "--shard", "1/2", "--resume").code == 0
+    assert draw(first_half, "--overwrite").code == 0
+
+
+@pytest.fixture
+def slow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run of twelve images, of which one is broken, with a model that takes its
+    time."""
+    photos = make_photos(tmp_path / "photos", 12)
+    (photos / "03.png").write_bytes(b"no picture")
+    (tmp_path / "slow.py").write_text(SLOW)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    model = f"{tmp_path}/slow.py:Slow"
+    return ["run", model, str(photos), "--layers", "Conv2d", "--size", "16", "--out"]
 
 
 @pytest.mark.slow
 def test_torchrun_divides_the_images_and_leaves_one_run(
-    featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, slow_run: list[str], tmp_path: Path
 ) -> None:
     """After a signal, which torchrun passes on, run.json tells what is missing;
     --resume goes on to the tree of a single process, with the failed image."""
-    photos = make_photos(tmp_path / "photos", 12)
     out = tmp_path / "out"
-    (photos / "03.png").write_bytes(b"no picture")
-    (tmp_path / "slow.py").write_text(SLOW)
-    base = [
-        "run",
-        f"{tmp_path}/slow.py:Slow",
-        str(photos),
-        "--layers",
-        "Conv2d",
-        "--size",
-        "16",
-    ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node=2", "-m", "featviz", *base, "--out", str(out)]
+    torchrun += ["--nproc-per-node=2", "-m", "featviz", *slow_run, str(out)]
+    environment = {**os.environ, "PAUSE": "0.3"}
     with subprocess.Popen(
-        torchrun, stderr=subprocess.PIPE, text=True, env={**os.environ, "PAUSE": "0.3"}
+        torchrun, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         wait_for(3, out)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate()
+        _, errors = process.communicate()
     assert process.returncode != 0
-    assert "draws shard 2/2 of the images" in err
-    images = run_json(out)["images"]
-    assert images["complete"] == complete(out), err
-    assert "stopping after this image" in err
-    assert images["missing"]
-    check_whole(out)
-    assert 3 <= len(complete(out)) < 11
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert featviz(*base, "--out", out, "--resume").code == 3
-    assert featviz(*base, "--out", tmp_path / "single").code == 3
+    assert "draws shard 2/2 of the images" in errors
+    assert "stopping after this image" in errors
+    check_interrupted(out)
+    assert featviz(*slow_run, out, "--resume").code == 3
+    assert featviz(*slow_run, tmp_path / "single").code == 3
     assert tree(out) == tree(tmp_path / "single")
     assert not list(out.glob(".*"))
-    assert [row["image"] for row in run_json(out)["failures"]] == ["03.png"]
+
+
+def check_interrupted(out: Path) -> None:
+    """Of twelve images some are complete, and run.json tells which."""
+    check_whole(out)
+    images = run_json(out)["images"]
+    assert images["complete"] == complete(out)
+    assert images["missing"]
+    assert 3 <= len(images["complete"]) < 11

@@ -3,6 +3,7 @@ manifest."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,59 +18,6 @@ from featviz.rundir.ownership import is_own_name
 from featviz.rundir.schema import read_json
 from featviz.rundir.write import ImageFolder, RunDirectory
 
-BASE = (
-    "--layers",
-    "Conv2d,ReLU",
-    "--capture",
-    "output,grad",
-    "--tensors",
-    "npy",
-    "--figure",
-)
-
-
-@pytest.mark.slow
-def test_a_flat_run(
-    tmp_path: Path, featviz: Run, tiny_file: Path, photos: Path
-) -> None:
-    """No folder for a layer, and the pictures of a run without the option; every reader
-    finds them, --resume keeps what is complete and draws what is not, --overwrite
-    leaves nothing behind."""
-    flat, deep = tmp_path / "flat", tmp_path / "deep"
-    base = ("run", tiny_file, photos, *BASE, *SMALL, "--out")
-    assert featviz(*base, deep).code == featviz(*base, flat, "--flat").code == 0
-    folders = sorted(path for path in flat.iterdir() if path.is_dir())
-    assert len(folders) == 2
-    for folder in folders:
-        check_flat_folder(folder, deep / folder.name)
-
-    assert featviz("diff", deep, flat).code == 0
-    before = tree(flat)
-    (folders[0] / "manifest.json").unlink()
-    refused(featviz(*base, flat, "--resume"), 1, "there --flat, here none")
-    assert featviz(*base, flat, "--flat", "--resume").code == 0
-    assert tree(flat) == before
-    assert featviz(*base, flat, "--overwrite").code == 0
-    assert not list(flat.rglob("*__*"))
-
-
-def check_flat_folder(folder: Path, deep: Path) -> None:
-    """An image folder holds the files of the same image in a run without the option,
-    under names that begin with the image's."""
-    stem = folder.name.partition(".")[0]
-    prefixes = (f"{stem}__001_0", f"{stem}__002_1")
-    layers = {prefix + ending for prefix in prefixes for ending in ENDINGS}
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"input.png", "stats.npz", "manifest.json"} | layers
-    rows = read_json(folder / "manifest.json")["captures"]
-    deep_rows = read_json(deep / "manifest.json")["captures"]
-    for row, deep_row in zip(rows, deep_rows, strict=True):
-        assert row["layer"] == deep_row["layer"]
-        assert row["kind"] == deep_row["kind"]
-        picture = np.asarray(Image.open(folder / row["file"]))
-        assert np.array_equal(picture, np.asarray(Image.open(deep / deep_row["file"])))
-
-
 ENDINGS = (
     ".png",
     ".npy",
@@ -80,31 +28,92 @@ ENDINGS = (
 )
 
 
-def test_names_stay_short_and_our_own(tmp_path: Path) -> None:
-    """A long or odd name of an image leaves the layer's place readable, and what a
-    killed run left under such a name is known to be ours; no two files get one name."""
-    layer = Layer(4, "layer1.0.conv1", "Conv2d")
-    folder = ImageFolder(RunDirectory(Folder.open(tmp_path)), "x")
-    for image in (
+@pytest.fixture
+def base(tiny_file: Path, photos: Path) -> list[object]:
+    """A run with all kinds of files, without its folder."""
+    kinds = ["--capture", "output,grad", "--tensors", "npy", "--figure"]
+    return ["run", tiny_file, photos, *kinds, *SMALL, "--out"]
+
+
+@pytest.fixture
+def flat(featviz: Run, base: list[object], tmp_path: Path) -> Path:
+    """The run with --flat."""
+    assert featviz(*base, tmp_path / "flat", "--flat").code == 0
+    return tmp_path / "flat"
+
+
+@pytest.mark.slow
+def test_a_flat_run_has_the_pictures_of_a_deep_one(
+    featviz: Run, base: list[object], flat: Path, tmp_path: Path
+) -> None:
+    """There is no folder for a layer: names begin with the image's."""
+    deep = tmp_path / "deep"
+    assert featviz(*base, deep).code == 0
+    assert featviz("diff", deep, flat).code == 0
+    for image in ("00", "01"):
+        check_flat_folder(flat / f"{image}.png", deep / f"{image}.png")
+
+
+def check_flat_folder(folder: Path, deep: Path) -> None:
+    """An image folder holds the files of the same image in a run without the option,
+    under names that begin with the image's."""
+    layers = (f"{folder.stem}__001_0", f"{folder.stem}__002_1")
+    names = {layer + ending for layer, ending in product(layers, ENDINGS)}
+    names |= {"input.png", "stats.npz", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    rows = read_json(folder / "manifest.json")["captures"]
+    deep_rows = read_json(deep / "manifest.json")["captures"]
+    for row, deep_row in zip(rows, deep_rows, strict=True):
+        assert (row["layer"], row["kind"]) == (deep_row["layer"], deep_row["kind"])
+        picture = np.asarray(Image.open(folder / row["file"]))
+        deep_picture = np.asarray(Image.open(deep / deep_row["file"]))
+        np.testing.assert_array_equal(picture, deep_picture)
+
+
+@pytest.mark.slow
+def test_a_flat_run_goes_on_as_one(
+    featviz: Run, base: list[object], flat: Path
+) -> None:
+    """--resume keeps what is complete and draws what is not; without --flat it is
+    another run, which --overwrite replaces as a whole."""
+    before = tree(flat)
+    (flat / "00.png" / "manifest.json").unlink()
+    refused(featviz(*base, flat, "--resume"), 1, "there --flat, here none")
+    assert featviz(*base, flat, "--flat", "--resume").code == 0
+    assert tree(flat) == before
+    assert featviz(*base, flat, "--overwrite").code == 0
+    assert not list(flat.rglob("*__*"))
+
+
+FILES = ("output.png", "output.grad.png", "grad.png", "output.npy", "grad.0.webp")
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
         "a/cat.jpg",
         "x" * 300 + ".png",
         "層" * 90 + ".png",
         "\udcff.png",
         ".png",
         "a b",
-    ):
-        names = [
-            folder.file(layer, name, image)
-            for name in (
-                "output.png",
-                "output.grad.png",
-                "grad.png",
-                "output.npy",
-                "grad.0.webp",
-            )
-        ]
-        assert len(set(names)) == 5 and all(
-            "__004_layer1.0.conv1" in name for name in names
-        )
-        assert max(map(len, names)) <= 100 and "/" not in "".join(names)
-        assert all(map(is_own_name, names)) and not is_own_name("holiday.png")
+    ],
+    ids=lambda name: ascii(name)[:20],
+)
+def test_names_stay_short_and_our_own(image: str, tmp_path: Path) -> None:
+    """A long or odd name of an image leaves the layer's position readable, what a killed
+    run left under such a name is known to be ours, and no two files get one name."""
+    layer = Layer(4, "layer1.0.conv1", "Conv2d")
+    folder = ImageFolder(RunDirectory(Folder.open(tmp_path)), "x")
+    names = {folder.file(layer, name, image) for name in FILES}
+    assert len(names) == 5
+    for name in names:
+        assert "__004_layer1.0.conv1" in name
+        assert len(name) <= 100
+        assert "/" not in name
+        assert is_own_name(name)
+
+
+def test_a_name_of_somebody_else_is_not_our_own() -> None:
+    """A photograph has no layer in its name."""
+    assert not is_own_name("holiday.png")

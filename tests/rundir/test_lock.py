@@ -13,30 +13,26 @@ from filelock import FileLock
 from runs import refused
 
 from featviz.errors import StoreError
-from featviz.rundir import LOCK_FILE
-from featviz.rundir import locks as lock
+from featviz.rundir import LOCK_FILE, locks
+from featviz.rundir.locks import held
 
 
 def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     """Host, process and start; nothing waits."""
-    with (
-        lock.held(tmp_path / "out"),
-        pytest.raises(
-            StoreError, match=rf"being written by process {os.getpid()} on .+ since 20"
-        ),
-        lock.held(tmp_path / "out"),
-    ):
+    message = rf"being written by process {os.getpid()} on .+ since 20"
+    refusal = pytest.raises(StoreError, match=message)
+    with held(tmp_path / "out"), refusal, held(tmp_path / "out"):
         pytest.fail("two hold one folder")
 
 
 def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
     """A folder that was made for it goes again; one that was there, or has come to hold
     something, stays without the lock."""
-    with lock.held(tmp_path / "a" / "b"):
+    with held(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / LOCK_FILE).is_file()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "there").mkdir()
-    with lock.held(tmp_path / "there"), lock.held(tmp_path / "full"):
+    with held(tmp_path / "there"), held(tmp_path / "full"):
         (tmp_path / "full" / "x").write_text("x")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["full", "there", "x"]
 
@@ -44,7 +40,7 @@ def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
 def test_a_lock_that_another_has_made_since_stays(tmp_path: Path) -> None:
     """The folder was moved away and made anew by another process, whose lock is in it."""
     out = tmp_path / "out"
-    with lock.held(out):
+    with held(out):
         out.rename(tmp_path / "moved")
         out.mkdir()
         (out / LOCK_FILE).write_text("process 1 on elsewhere")
@@ -56,7 +52,8 @@ def test_a_folder_that_vanishes_is_made_again(
 ) -> None:
     """The process that made it removes it between our look and our lock; it goes at the
     end."""
-    out, tries = tmp_path / "a" / "out", []
+    out = tmp_path / "a" / "out"
+    tries = []
 
     class Late(FileLock):
         """Comes too late the first time."""
@@ -69,9 +66,10 @@ def test_a_folder_that_vanishes_is_made_again(
                 raise FileNotFoundError(2, "No such file or directory", self.lock_file)
             return super().acquire(*arguments, **options)
 
-    monkeypatch.setattr(lock, "FileLock", Late)
-    with lock.held(out):
-        assert (out / LOCK_FILE).is_file() and tries == [True, True]
+    monkeypatch.setattr(locks, "FileLock", Late)
+    with held(out):
+        assert (out / LOCK_FILE).is_file()
+        assert tries == [True, True]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,12 +81,8 @@ def test_a_link_in_the_place_of_the_lock_is_refused(
     emptied."""
     (tmp_path / "precious").write_text("precious")
     link(tmp_path / "precious", ran / LOCK_FILE)
-    done = draw(ran, "--resume")
-    refused(
-        done,
-        1,
-        f"{ran / LOCK_FILE} is no lock of featviz: it is a link, or no regular file",
-    )
+    no_lock = "is no lock of featviz: it is a link, or no regular file"
+    refused(draw(ran, "--resume"), 1, f"{ran / LOCK_FILE} {no_lock}")
     assert (tmp_path / "precious").read_text() == "precious"
     assert os.path.lexists(ran / LOCK_FILE)
 
@@ -97,7 +91,8 @@ def test_a_link_that_takes_the_place_of_the_lock_is_not_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the check and the lock."""
-    precious, out = tmp_path / "precious", tmp_path / "out"
+    precious = tmp_path / "precious"
+    out = tmp_path / "out"
     precious.write_text("precious")
 
     class Late(FileLock):
@@ -107,20 +102,20 @@ def test_a_link_that_takes_the_place_of_the_lock_is_not_emptied(
             os.link(precious, out / LOCK_FILE)
             return super().acquire(*arguments, **options)
 
-    monkeypatch.setattr(lock, "FileLock", Late)
-    with pytest.raises(StoreError, match="is no lock of featviz"), lock.held(out):
+    monkeypatch.setattr(locks, "FileLock", Late)
+    with pytest.raises(StoreError, match="is no lock of featviz"), held(out):
         pytest.fail("it is held")
     assert precious.read_text() == "precious"
 
 
 def test_what_a_lock_file_says_is_shown_tame(tmp_path: Path) -> None:
     """It may come from somebody else: one printable line of bounded length."""
-    with lock.held(tmp_path / "out"):
-        (tmp_path / "out" / LOCK_FILE).write_bytes(
-            b"\x1b]0;title\x07\n" + b"x" * 3000 + b"\xff"
-        )
-        with pytest.raises(StoreError) as raised, lock.held(tmp_path / "out"):
+    text = b"\x1b]0;title\x07\n" + b"x" * 3000 + b"\xff"
+    with held(tmp_path / "out"):
+        (tmp_path / "out" / LOCK_FILE).write_bytes(text)
+        with pytest.raises(StoreError) as raised, held(tmp_path / "out"):
             pass
     message = raised.value.message
-    assert message.isprintable() and r"\x1b]0;title" in message
+    assert message.isprintable()
+    assert r"\x1b]0;title" in message
     assert len(message) < 400 + len(str(tmp_path))

@@ -11,66 +11,77 @@ import pytest
 from conftest import Run
 from PIL import Image
 from rundirs import Drawn, write_run
+from runs import refused, snapshot
 
 from featviz.records import Verdict
 from featviz.rundir.studies import junit
 
-SMALL = ["--size", "12", "--input-channels", "3"]
+SMALL = "--size 12 --input-channels 3"
 
 COMMANDS = {
     "diff --html": "diff run run --html FILE",
     "diff --junit": "diff run run --junit FILE",
-    "audit --junit": "audit MODEL photo.png --junit FILE --out audited",
-    "audit --prune-out": "audit MODEL photo.png --prune-out FILE --out audited",
+    "audit --junit": f"audit MODEL photo.png --junit FILE --out audited {SMALL}",
+    "audit --prune-out": f"audit MODEL photo.png --prune-out FILE --out audited {SMALL}",
     "report --single-file": "report run --single-file --out FILE",
     "report --zip": "report run --zip --out FILE",
     "sheet": "sheet run --layers conv1 --out FILE",
-    "look": "look MODEL photo.png --out FILE",
+    "look": f"look MODEL photo.png --out FILE {SMALL}",
 }
 QUICK = ("diff --html", "audit --prune-out", "sheet")
+SLOW = [name for name in COMMANDS if name not in QUICK]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a run, and a photograph to look at."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run, a photograph to look at, and another one."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run", {"a.png": [Drawn("conv1")]})
     Image.effect_noise((24, 20), 90).save(tmp_path / "photo.png")
+    Image.effect_noise((30, 30), 90).save(tmp_path / "mine.png")
     return tmp_path
 
 
+def command_of(name: str, file: str, model: Path) -> list[str]:
+    """A command that writes a file."""
+    command = COMMANDS[name].replace("FILE", file).replace("MODEL", str(model))
+    return command.split()
+
+
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COMMANDS],
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_a_photograph_is_not_replaced(
-    name: str, place: Path, featviz: Run, tiny_file: Path
+    name: str, folder: Path, featviz: Run, tiny_file: Path
 ) -> None:
-    """Refused in one line with the way out, before anything is written. --overwrite
-    replaces it: then the file is ours, which needs no --overwrite."""
-    mine = place / "mine.png"
-    Image.effect_noise((30, 30), 90).save(mine)
-    before, there = mine.read_bytes(), sorted(place.iterdir())
-    words = (
-        COMMANDS[name]
-        .replace("FILE", "mine.png")
-        .replace("MODEL", str(tiny_file))
-        .split()
+    """Refused in one line with the remedy, before anything is written."""
+    command = command_of(name, "mine.png", tiny_file)
+    before = snapshot(folder)
+    corrected = f"featviz {shlex.join(command)} --overwrite"
+    refused(
+        featviz(*command),
+        1,
+        "mine.png is there and is no ",
+        "hint: name another file with --",
+        f"or replace it with --overwrite: {corrected}",
     )
-    words += SMALL if words[0] in ("audit", "look") else []
-    done = featviz(*words)
-    assert done.code == 1 and "mine.png is there and is no " in done.err, done.err
-    assert "hint: name another file with --" in done.err
-    assert (
-        f"or replace it with --overwrite: featviz {shlex.join(words)} --overwrite"
-        in done.err
-    )
-    assert mine.read_bytes() == before and sorted(place.iterdir()) == there
-    assert featviz(*words, "--overwrite").code == 0
-    assert mine.read_bytes() != before
-    # its folder is in the way
-    again = [*words, "--overwrite"] if words[0] == "audit" else words
-    assert featviz(*again).code == 0
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def test_a_photograph_is_replaced_on_demand(
+    name: str, folder: Path, featviz: Run, tiny_file: Path
+) -> None:
+    """--overwrite makes the file ours, which needs no --overwrite the next time; the
+    folder of an audit does."""
+    command = command_of(name, "mine.png", tiny_file)
+    before = (folder / "mine.png").read_bytes()
+    assert featviz(*command, "--overwrite").code == 0
+    assert (folder / "mine.png").read_bytes() != before
+    again = ["--overwrite"] if command[0] == "audit" else []
+    assert featviz(*command, *again).code == 0
 
 
 FOREIGN = {
@@ -81,27 +92,27 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize(
     "name", ["diff --junit", "audit --prune-out", "report --single-file"]
 )
 def test_what_is_like_ours_is_not_ours(
-    name: str, kind: str, place: Path, featviz: Run, tiny_file: Path
+    name: str, content: bytes, folder: Path, featviz: Run, tiny_file: Path
 ) -> None:
     """A page, XML, JSON or a zip file of another program stays."""
-    (place / "mine").write_bytes(FOREIGN[kind])
-    words = (
-        COMMANDS[name].replace("FILE", "mine").replace("MODEL", str(tiny_file)).split()
-    )
-    assert featviz(*words).code == 1
-    assert (place / "mine").read_bytes() == FOREIGN[kind]
+    (folder / "mine").write_bytes(content)
+    assert featviz(*command_of(name, "mine", tiny_file)).code == 1
+    assert (folder / "mine").read_bytes() == content
 
 
 def test_gates_as_ci_servers_read_them() -> None:
     """A suite for each model and a case for each gate; what XML cannot hold is
     replaced."""
-    held = [Verdict(gate, True, "none") for gate in ("dead>5%", "nonfinite>0")]
-    verdicts = [*held, Verdict("dead>0", False, "3 of 4\0")]
+    verdicts = [
+        Verdict("dead>5%", True, "none"),
+        Verdict("nonfinite>0", True, "none"),
+        Verdict("dead>0", False, "3 of 4\0"),
+    ]
     (suite,) = ElementTree.fromstring(junit({"net": verdicts}))
     counts = {"tests": "3", "failures": "1", "errors": "0", "skipped": "0"}
     assert suite.attrib == {"name": "net", **counts}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import Run
 from rundirs import RUN_RECORD
-from runs import SMALL, complete, refused, run_json, snapshot, tree
+from runs import complete, refused, run_json, snapshot, tree
 
 from featviz.errors import StoreError
 from featviz.rundir import place
@@ -37,52 +37,61 @@ NOT_OURS: dict[str, Any] = {
 """Files named run.json that featviz did not write."""
 
 
-def test_a_run_json_of_another_program_makes_no_folder_ours(
-    draw: Run, featviz: Run, tiny_file: Path, tmp_path: Path
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder of somebody with a program."""
+    (tmp_path / "project" / "src").mkdir(parents=True)
+    (tmp_path / "project" / "src" / "main.py").write_text("print()")
+    return tmp_path / "project"
+
+
+@pytest.mark.parametrize("content", NOT_OURS.values(), ids=NOT_OURS)
+def test_a_run_json_of_another_program_is_none(content: Any, project: Path) -> None:
+    """No folder becomes ours by it, whatever it holds."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    (project / "run.json").write_text(text)
+    none = r"holds no run of featviz: its run\.json is none"
+    with pytest.raises(StoreError, match=none):
+        check_free(project, RUN, True)
+
+
+def test_commands_leave_the_folder_of_another_program(
+    draw: Run, featviz: Run, tiny_file: Path, project: Path
 ) -> None:
-    """--overwrite touches nothing, whatever the file holds; neither does --resume."""
-    proj = tmp_path / "proj"
-    (proj / "src").mkdir(parents=True)
-    (proj / "src" / "main.py").write_text("print()")
-    for content in NOT_OURS.values():
-        (proj / "run.json").write_text(
-            content if isinstance(content, str) else json.dumps(content)
-        )
-        with pytest.raises(
-            StoreError, match=r"holds no run of featviz: its run\.json is none"
-        ):
-            check_free(proj, RUN, True)
-    before = snapshot(proj)
-    refused(draw(proj, "--overwrite"), 1, "is not empty and holds no run of featviz")
-    assert draw(proj, "--resume").code == 1
-    refused(
-        featviz("kernels", tiny_file, "--out", proj, "--overwrite"), 1, "holds no run"
-    )
-    assert snapshot(proj) == before
+    """--overwrite touches nothing; neither does --resume."""
+    (project / "run.json").write_text("{}")
+    before = snapshot(project)
+    refused(draw(project, "--overwrite"), 1, "is not empty and holds no run of featviz")
+    refused(draw(project, "--resume"), 1)
+    kernels = ("kernels", tiny_file, "--out", project, "--overwrite")
+    refused(featviz(*kernels), 1, "holds no run")
+    assert snapshot(project) == before
+
+
+STRANGERS = (
+    "manifest.json.txt",
+    "00.png/manifest.json.bak",
+    "00.png/001_0/notes.png",
+    "00.png/001_0/deeper/output.png",
+    "00.png/999_new/output.png",
+    "99.png/input.png",
+    "report/mine.html",
+    "report/image-1.html",
+    "report.html",
+    ".git/config",
+    ".keep.part",
+)
 
 
 def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
-    """Only what is listed goes; the name of a file is no proof."""
-    names = ["manifest.json.txt", "00.png/manifest.json.bak", "00.png/001_0/notes.png"]
-    names += [
-        "00.png/001_0/deeper/output.png",
-        "00.png/999_new/output.png",
-        "99.png/input.png",
-    ]
-    # a manifest elsewhere makes nothing ours
+    """Only what is listed goes; the name of a file is no proof, and a manifest elsewhere
+    makes nothing ours."""
     shutil.copytree(ran / "00.png", ran / "backup")
-    names += [f"backup/{path}" for path in tree(ran / "backup")]
-    names += [
-        "report/mine.html",
-        "report/image-1.html",
-        "report.html",
-        ".git/config",
-        ".keep.part",
-    ]
-    for name in [name for name in names if not name.startswith("backup/")]:
+    for name in STRANGERS:
         (ran / name).parent.mkdir(parents=True, exist_ok=True)
         (ran / name).write_text("mine")
-    assert sorted(look(ran)[1]) == sorted(names)
+    copied = [f"backup/{path}" for path in tree(ran / "backup")]
+    assert sorted(look(ran)[1]) == sorted([*STRANGERS, *copied])
     before = snapshot(ran)
     refused(draw(ran, "--overwrite"), 1, "holds files that featviz did not write: ")
     assert snapshot(ran) == before
@@ -112,13 +121,8 @@ def test_a_record_cannot_name_folders_outside(
 ) -> None:
     """`..` and absolute names in run.json lead nowhere."""
     record = run_json(ran)
-    record["images"]["missing"] = [
-        "../photos",
-        "..",
-        ".",
-        str(photos),
-        "00.png/../../photos",
-    ]
+    names = ["../photos", "..", ".", str(photos), "00.png/../../photos"]
+    record["images"]["missing"] = names
     (ran / "run.json").write_text(json.dumps(record))
     before = snapshot(photos)
     assert draw(ran, "--overwrite").code == 0
@@ -126,22 +130,28 @@ def test_a_record_cannot_name_folders_outside(
 
 
 def test_what_featviz_writes_into_a_run_goes_with_it(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+    draw: Run, featviz: Run, ran: Path
 ) -> None:
-    """Both reports, figures, tensors, parts of killed runs, and --tensorboard inside."""
-    out = tmp_path / "out"
-    base = ["run", tiny_file, photos, "--out", out, *SMALL, "--tensors", "npy"]
-    base += ["--reduce", "pca", "--tensorboard", out / "board"]
-    assert featviz(*base, "--report").code == 0
-    assert featviz("report", out, "--single-file").code == 0
+    """Both reports, and parts of killed runs."""
+    before = tree(ran)
+    assert featviz("report", ran).code == 0
+    assert featviz("report", ran, "--single-file").code == 0
     for name in (hidden_name("run.json"), f"00.png/{hidden_name('stats.npz')}"):
-        (out / name).write_text("left")
+        (ran / name).write_text("left")
+    assert draw(ran, "--overwrite").code == 0
+    assert tree(ran) == before
+
+
+def test_a_board_in_a_run_stays(draw: Run, tmp_path: Path) -> None:
+    """Its events are added to; figures and tensors are replaced."""
+    out = tmp_path / "out"
+    more = ("--tensors", "npy", "--reduce", "pca", "--tensorboard", out / "board")
+    assert draw(out, *more).code == 0
     board = tree(out / "board")
-    done = featviz(*base, "--overwrite")
-    assert done.code == 0, done.err
-    assert not (out / "report").exists() and not (out / "report.html").exists()
-    assert not list(out.rglob("*.part")) and complete(out) == ["00.png", "01.png"]
+    assert board
+    assert draw(out, *more, "--overwrite").code == 0
     assert board.items() <= tree(out / "board").items()
+    assert complete(out) == ["00.png", "01.png"]
 
 
 def test_images_that_only_their_manifest_knows_go_too(
@@ -152,7 +162,8 @@ def test_images_that_only_their_manifest_knows_go_too(
     assert draw(ran, "--resume").code == 0
     assert complete(ran) == ["00.png", "01.png"]
     assert draw(ran, "--overwrite").code == 0
-    assert complete(ran) == ["00.png"] and not (ran / "01.png").exists()
+    assert complete(ran) == ["00.png"]
+    assert not (ran / "01.png").exists()
 
 
 def test_what_comes_while_a_result_is_made_stays(
@@ -169,5 +180,6 @@ def test_what_comes_while_a_result_is_made_stays(
 
     monkeypatch.setattr(place, "hidden_name", meanwhile)
     refused(featviz("diff", ran, ran, "--out", out), 1, "did not write: note.txt")
-    assert (out / "note.txt").read_text() == "mine" and (out / "diff.json").is_file()
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+    assert (out / "note.txt").read_text() == "mine"
+    assert (out / "diff.json").is_file()
+    assert list(tmp_path.glob(".*")) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rundirs import Drawn, write_run
+from runs import tree
 
 from featviz.errors import StoreError
 from featviz.records import CaptureKey, CaptureSite, Layer, Skip
@@ -23,7 +25,7 @@ from featviz.rundir.schema import Capture, read_json
 from featviz.rundir.write import RunDirectory
 from featviz.text import safe_name
 
-GIVEN = {
+ROW = {
     "layer": "conv",
     "type": "Conv2d",
     "index": 1,
@@ -44,7 +46,7 @@ GIVEN = {
     "zero_fraction": 0.5,
     "nonfinite": 0,
 }
-CAPTURE = Capture(**GIVEN)  # type: ignore[arg-type]
+CAPTURE = Capture(**ROW)  # type: ignore[arg-type]
 
 ODD = [
     "..",
@@ -64,73 +66,90 @@ ODD = [
 ]
 
 
-def test_portable_names_are_kept() -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["img 1 (copy).png", "Größe.png", "日本.jpg", "a'b&c;d.png", "consul.txt"],
+)
+def test_portable_names_are_kept(name: str) -> None:
     """A name that every system takes stays as it is, Unicode included."""
-    for name in (
-        "img 1 (copy).png",
-        "Größe.png",
-        "日本.jpg",
-        "a'b&c;d.png",
-        "consul.txt",
-    ):
-        assert safe_name(name) == name
+    assert safe_name(name) == name
+
+
+RESERVED = {"con", "prn", "aux", "nul", "com1", "com9", "lpt1", "lpt9"}
+"""Names that Windows keeps for devices, whatever their extension."""
 
 
 @pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:20])
 def test_odd_names_become_portable(tmp_path: Path, name: str) -> None:
-    """What is left is short, ends in a hash (and the extension), and can be made as a
+    """What is left is short, has nothing that a system refuses, and can be made as a
     file."""
-    found = safe_name(name)
-    assert 0 < len(found) <= 100 and len(found.encode()) <= 200
-    assert not set(found) & set('<>:"/\\|?*\x7f') and min(found) >= " "
-    assert found[-1] not in ". " and found not in (".", "..")
-    stem = found.split(".")[0].lower()
-    assert stem not in {"con", "prn", "aux", "nul", "com1", "com9", "lpt1", "lpt9"}
-    assert safe_name(found) == found
-    (tmp_path / found).write_bytes(b"")
-    assert [path.name for path in tmp_path.iterdir()] == [found]
+    portable = safe_name(name)
+    assert len(portable) <= 100
+    assert len(portable.encode()) <= 200
+    assert re.search(r'[\x00-\x1f<>:"/\\|?*\x7f]|[. ]$', portable) is None
+    assert portable.partition(".")[0].lower() not in RESERVED
+    assert safe_name(portable) == portable
+    (tmp_path / portable).write_bytes(b"")
+    assert [path.name for path in tmp_path.iterdir()] == [portable]
 
 
 def test_changed_names_keep_their_extension_and_stay_apart() -> None:
     """Names that become alike differ by 8 hex digits, and those of any run are the
     same."""
-    found = [safe_name(name) for name in ODD]
-    assert len({name.casefold() for name in found}) == len(ODD)
+    names = {safe_name(name).casefold() for name in ODD}
+    assert len(names) == len(ODD)
     digest = hashlib.sha256(b"a:b.png").hexdigest()[:8]
-    assert safe_name("a:b.png") == f"a_b-{digest}.png" != safe_name("a*b.png")
+    assert safe_name("a:b.png") == f"a_b-{digest}.png"
     assert safe_name("x" * 300 + ".jpeg").endswith(".jpeg")
 
 
-def test_paths_of_images_and_layers() -> None:
-    """An image's folder keeps its parents; a layer's has its position, then its name."""
+LAYER = Layer(4, "layer1.0.conv1", "Conv2d")
+
+
+def test_the_folder_of_an_image_keeps_its_parents() -> None:
+    """Its path is its name below the run's."""
     folder = RunDirectory(Folder.open(Path("out"))).image("sub/cat.jpg")
     assert (folder.name, folder.path) == ("sub/cat.jpg", Path("out/sub/cat.jpg"))
-    layer = Layer(4, "layer1.0.conv1", "Conv2d")
-    assert folder.file(layer, "output.png") == "004_layer1.0.conv1/output.png"
-    assert folder.file(Layer(0, "", "Net"), "output.png") == "000_Net/output.png"
-    assert folder.file(layer, "output.a/b.png").count("/") == 1
 
 
-def test_a_tensor_has_a_name_of_its_own() -> None:
-    """By layer, kind, call and key, in stats.npz as in files, whether read back or
-    captured."""
-    layer = Layer(4, "conv", "Conv2d")
-    for place in (
+@pytest.mark.parametrize(
+    ("layer", "name", "path"),
+    [
+        (LAYER, "output.png", r"004_layer1\.0\.conv1/output\.png"),
+        (Layer(0, "", "Net"), "output.png", r"000_Net/output\.png"),
+        (LAYER, "output.a/b.png", r"004_layer1\.0\.conv1/[^/]+\.png"),
+    ],
+)
+def test_the_folder_of_a_layer_has_its_position(
+    layer: Layer, name: str, path: str
+) -> None:
+    """Its name follows, or the type of a layer without one."""
+    folder = RunDirectory(Folder.open(Path("out"))).image("cat.jpg")
+    assert re.fullmatch(path, folder.file(layer, name))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
         CaptureKey("conv", "output", 2, "0"),
-        CaptureSite(layer, "output", 2, "0"),
-    ):
-        assert (place.stats_key, place.stem) == ("conv|output|2|0", "output.call2.0")
-        assert (
-            place.inside("x").stats_key == "conv|output|2|0.x"
-            and place.inside("") == place
-        )
+        CaptureSite(Layer(4, "conv", "Conv2d"), "output", 2, "0"),
+    ],
+    ids=["read back", "captured"],
+)
+def test_a_capture_key_is_a_name(key: CaptureKey | CaptureSite) -> None:
+    """Layer, kind, call and key are in the names of arrays and files; a tensor inside
+    another has a longer key."""
+    assert (key.stats_key, key.stem) == ("conv|output|2|0", "output.call2.0")
+    assert key.inside("x").stats_key == "conv|output|2|0.x"
+    assert key.inside("") == key
 
 
 @pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "./x.png"])
 def test_no_name_leaves_the_run_directory(name: str, tmp_path: Path) -> None:
     """A name cannot climb out of the folder."""
     path = RunDirectory(Folder.open(tmp_path)).image(name).path
-    assert path.is_relative_to(tmp_path) and ".." not in path.parts and path != tmp_path
+    assert tmp_path in path.parents
+    assert ".." not in path.parts
 
 
 # Atomic writes
@@ -149,22 +168,18 @@ def test_atomic_writes_beside_and_moves(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["f.bin"]
 
 
-@pytest.mark.parametrize(
-    ("before", "error"), [(None, ValueError), (b"old", KeyboardInterrupt)]
-)
+@pytest.mark.parametrize("before", [{}, {"f.bin": b"old"}])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_failure_inside_leaves_nothing_new(
-    tmp_path: Path, before: bytes | None, error: type[BaseException]
+    tmp_path: Path, before: dict[str, bytes], error: type[BaseException]
 ) -> None:
     """After an exception there is neither a new file nor a part; old content stays."""
-    path = tmp_path / "f.bin"
-    if before is not None:
-        path.write_bytes(before)
-    with pytest.raises(error), write_file(path) as file:
+    for name, data in before.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(error), write_file(tmp_path / "f.bin") as file:
         file.write(b"half")
         raise error
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == (
-        [] if before is None else [before]
-    )
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("method", ["open", "replace", "mkdir"])
@@ -181,9 +196,10 @@ def test_no_permission_names_the_path(
     denied = r"sub.* cannot be written: Permission denied"
     with pytest.raises(StoreError, match=denied) as caught, write_file(path) as file:
         file.write(b"x")
-    assert ".part" not in caught.value.message and "--resume" in str(caught.value.hint)
+    assert ".part" not in caught.value.message
+    assert "--resume" in str(caught.value.hint)
     monkeypatch.undo()
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert tree(tmp_path) == {}
 
 
 # Reading back
@@ -199,9 +215,11 @@ def test_run_json_comes_back(tmp_path: Path) -> None:
         "list": [],
     }
     run.write_run(content)
-    found = read_json(run.root / "run.json")
-    assert found == {"schema_version": SCHEMA_VERSION, **content}
-    assert next(iter(found)) == "schema_version"
+    record = read_json(run.root / "run.json")
+    assert list(record.items()) == [
+        ("schema_version", SCHEMA_VERSION),
+        *content.items(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -228,18 +246,18 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
     """Floats come back to the last bit, None as null; fields that are not set are left
     out."""
     folder = RunDirectory(Folder.open(tmp_path / "out")).new_image("cat.jpg")
-    rows = write.manifest_rows(
-        [CAPTURE], [Skip("x", "X", 2, "output", 0, "", "is None")]
-    )
+    skip = Skip("x", "X", 2, "output", 0, "", "is None")
+    rows = write.manifest_rows([CAPTURE], [skip])
     folder.finish({"image": {"path": "cat.jpg"}, **rows, "never_ran": []}, {})
-    found = read_json(folder.path / "manifest.json")
-    row = found["captures"][0]
-    assert row == GIVEN
-    assert row["range"] == [-0.1, 1 / 3] and row["std"] == 1e-45 and row["mean"] is None
-    assert found["skipped"][0]["reason"] == "is None"
-    text = (folder.path / "manifest.json").read_text("utf-8")
+    path = folder.path / "manifest.json"
+    manifest = read_json(path)
+    assert manifest["captures"] == [ROW]
+    assert manifest["skipped"][0]["reason"] == "is None"
     # one line for each row
-    assert sum('"layer": ' in line for line in text.splitlines()) == 2
+    lines = [
+        line for line in path.read_text("utf-8").splitlines() if '"layer": ' in line
+    ]
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -287,9 +305,9 @@ def test_what_tells_two_runs_apart() -> None:
     """Options as one types them come first; what one of the two lacks counts."""
     old = {"model": {"name": "a"}, "options": {"nrow": 1, "size": [2, 3]}}
     new = {"model": {"name": "b"}, "options": {"nrow": 1, "cmap": "grey"}}
-    words = ["there --size 2x3, here none", "there none, here --cmap grey"]
     assert schema.differences(old, new) == [
-        *words,
+        "there --size 2x3, here none",
+        "there none, here --cmap grey",
         'its model.name is "a", this one\'s "b"',
     ]
     assert schema.differences(old, dict(old)) == []
@@ -307,5 +325,5 @@ def test_arrays_of_any_name_are_written_as_numpy_writes_them(tmp_path: Path) -> 
     """`np.savez` takes no array called `file`, which a layer may be."""
     with (tmp_path / "c.npz").open("wb") as file:
         write.write_arrays(file, {"file": np.ones(3)})
-    with np.load(tmp_path / "c.npz") as found:
-        assert found["file"].tolist() == [1, 1, 1]
+    with np.load(tmp_path / "c.npz") as arrays:
+        assert arrays["file"].tolist() == [1, 1, 1]

@@ -8,68 +8,83 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Run
-from runs import SMALL, make_photos, tree
+from runs import SMALL, make_photos, refused, tree
 
-from featviz import cli
 from featviz.rundir.folder import hidden_name
 from featviz.rundir.studies import step_folder
 from featviz.rundir.verify import verify
 
 
 @pytest.fixture
-def whole(tiny_file: Path, drawn_once: Path, tmp_path: Path) -> Path:
-    """A run of five images with tensors beside the pictures, drawn once."""
-    photos, run = make_photos(tmp_path / "photos", 5), drawn_once.with_name("whole")
-    if not run.exists():
-        words = [
-            "run",
-            tiny_file,
-            photos,
-            "--out",
-            run,
-            *SMALL,
-            "--tensors",
-            "npy",
-            "-q",
-        ]
-        assert cli.guarded([str(word) for word in words]) == 0
-    return shutil.copytree(run, tmp_path / "whole")
+def photos(tmp_path: Path) -> Path:
+    """Five pictures."""
+    return make_photos(tmp_path / "photos", 5)
 
 
-def test_a_manifest_lists_every_other_file(whole: Path) -> None:
-    """Sizes and SHA-256 are those of the files, by hashlib; the manifest ends with its
-    own."""
-    for path in sorted(whole.glob("*/manifest.json")):
-        rows = json.loads(path.read_text())["files"]
-        files = {
-            p.relative_to(path.parent).as_posix(): p for p in path.parent.rglob("*.*")
-        }
-        assert [row["file"] for row in rows] == sorted(files.keys() - {"manifest.json"})
-        for row in rows:
-            data = files[row["file"]].read_bytes()
-            found = (len(data), hashlib.sha256(data).hexdigest())
-            assert (row["bytes"], row["sha256"]) == found
+@pytest.fixture
+def base(tiny_file: Path, photos: Path) -> list[object]:
+    """A run with tensors beside the pictures, without its folder."""
+    return ["run", tiny_file, photos, *SMALL, "--tensors", "npy", "--out"]
+
+
+@pytest.fixture
+def run(featviz: Run, base: list[object], drawn_once: Path, tmp_path: Path) -> Path:
+    """Its folder, drawn once."""
+    kept = drawn_once / "verified"
+    if not kept.exists():
+        assert featviz(*base, kept).code == 0
+    return shutil.copytree(kept, tmp_path / "run")
+
+
+def faults_of(run: Path) -> list[str]:
+    """What `verify` says of the images of a run."""
+    return [row["fault"] for row in verify([run])[0]["faults"]]
+
+
+def rows_of(output: str) -> list[dict[str, Any]]:
+    """What `--json` prints of each run."""
+    rows: list[dict[str, Any]] = json.loads(output)["runs"]
+    return rows
+
+
+def test_a_manifest_lists_every_other_file(run: Path) -> None:
+    """Sizes and SHA-256 are those of the files (hashlib)."""
+    for path in run.glob("*/manifest.json"):
+        expected = []
+        for name, data in tree(path.parent).items():
+            digest = hashlib.sha256(data).hexdigest()
+            expected.append({"file": name, "bytes": len(data), "sha256": digest})
+        expected = [row for row in expected if row["file"] != "manifest.json"]
+        assert json.loads(path.read_text())["files"] == expected
+
+
+def test_a_manifest_ends_with_its_own_digest(run: Path) -> None:
+    """It is the SHA-256 of all that stands before it (hashlib)."""
+    for path in run.glob("*/manifest.json"):
         head, _, tail = path.read_bytes().rpartition(b',\n "sha256": "')
-        assert tail == hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+        assert tail.decode() == f'{hashlib.sha256(head).hexdigest()}"\n}}\n'
 
 
-def test_a_whole_run_is_whole(featviz: Run, whole: Path) -> None:
+def test_a_run_without_faults(featviz: Run, run: Path) -> None:
     """Exit code 0, the counts of what was read, and nothing is changed."""
-    before = tree(whole)
-    done = featviz("verify", whole, "--json")
+    before = tree(run)
+    done = featviz("verify", run, "--json")
     assert done.code == 0
+    assert "5 images" in done.err
     document = json.loads(done.out)
-    (run,) = document["runs"]
-    assert document["whole"] and run["faults"] == []
-    assert (run["images"], run["files"], run["missing"]) == (5, len(before) - 1, 0)
-    assert "5 images" in done.err and "whole" in done.err
-    assert tree(whole) == before
+    assert document["whole"] is True
+    (row,) = document["runs"]
+    expected = {"images": 5, "files": len(before) - 1, "missing": 0, "faults": []}
+    assert expected.items() <= row.items()
+    assert tree(run) == before
 
 
-def flipped(path: Path, dice: random.Random) -> None:
+def flip(path: Path, dice: random.Random) -> None:
+    """Change one bit of a file."""
     data = bytearray(path.read_bytes())
     data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
     path.write_bytes(data)
@@ -78,160 +93,183 @@ def flipped(path: Path, dice: random.Random) -> None:
 FAULTS: dict[str, Callable[[Path, random.Random], object]] = {
     "removed": lambda path, dice: path.unlink(),
     "emptied": lambda path, dice: path.write_bytes(b""),
-    "flipped": flipped,
+    "flipped": flip,
     "turned": lambda path, dice: path.write_bytes(path.read_bytes()[::-1]),
 }
 
 
-def test_planted_faults_are_found(whole: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str, run: Path) -> None:
     """One file of one image is removed, emptied, changed by a bit, or turned around
     with its size kept: it is found each time, and no other image is blamed (seed
     18)."""
     dice = random.Random(18)
-    paths = sorted(p for p in whole.rglob("*") if p.is_file() and p.parent != whole)
-    for number in range(24):
-        path, fault = dice.choice(paths), [*FAULTS][number % len(FAULTS)]
+    paths = sorted(path for path in run.glob("*/**/*") if path.is_file())
+    for path in dice.sample(paths, 6):
         before = path.read_bytes()
         FAULTS[fault](path, dice)
-        name = path.relative_to(whole).parts[0]
-        run = verify([whole])[0]
-        assert {row["image"] for row in run["faults"]} == {name}, (number, fault, path)
+        images = {row["image"] for row in verify([run])[0]["faults"]}
+        assert images == {path.relative_to(run).parts[0]}, path
         path.write_bytes(before)
-    assert not verify([whole])[0]["faults"]
+    assert faults_of(run) == []
 
 
-def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, whole: Path) -> None:
+def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, run: Path) -> None:
     """stderr and --json name the file; the other runs are checked too."""
-    shutil.copytree(whole, whole.parent / "other")
-    flipped(whole / "02.png" / "stats.npz", random.Random(1))
-    (whole / "03.png" / "input.png").unlink()
-    shutil.rmtree(whole / "04.png")
-    done = featviz("verify", whole, whole.parent / "other", "--json")
+    sound = shutil.copytree(run, run.parent / "sound")
+    flip(run / "02.png" / "stats.npz", random.Random(1))
+    (run / "03.png" / "input.png").unlink()
+    shutil.rmtree(run / "04.png")
+    done = featviz("verify", run, sound, "--json")
     assert done.code == 4
-    first, second = json.loads(done.out)["runs"]
-    said = {row["image"]: row["fault"] for row in first["faults"]}
-    assert (
-        "stats.npz" in said["02.png"]
-        and "03.png/input.png is missing" in said["03.png"]
-    )
-    assert said["04.png"] == "04.png: run.json calls it complete, its folder is missing"
-    assert second["faults"] == [] and done.err.count("error: ") == 3
+    assert done.err.count("error: ") == 3
+    first, second = rows_of(done.out)
+    faults = {row["image"]: row["fault"] for row in first["faults"]}
+    assert "stats.npz" in faults["02.png"]
+    assert "03.png/input.png is missing" in faults["03.png"]
+    gone = "04.png: run.json calls it complete, its folder is missing"
+    assert faults["04.png"] == gone
+    assert second["faults"] == []
 
 
-def test_a_manifest_that_still_fits_is_not_as_it_was_written(whole: Path) -> None:
-    """Another number, which no field contradicts, breaks its own checksum; one without
-    is none."""
-    path = whole / "01.png" / "manifest.json"
-    data = path.read_bytes()
-    for changed in (
-        data.replace(b'"nonfinite": 0', b'"nonfinite": 1', 1),
-        data[: data.rindex(b",")] + b"\n}\n",
-    ):
-        path.write_bytes(changed)
-        faults = [row["fault"] for row in verify([whole])[0]["faults"]]
-        assert faults == ["01.png/manifest.json is not as it was written"]
+def other_number(data: bytes) -> bytes:
+    """A manifest with a number that no other field contradicts."""
+    return data.replace(b'"nonfinite": 0', b'"nonfinite": 1', 1)
 
 
-def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
-    """Each step has a row, and the series one line; also one of which nothing is left,
-    and a report beside them is none."""
-    root = whole.parent / "series"
-    for step in (0, 10, 20, 10**6):
-        shutil.copytree(whole, step_folder(root, step))
-    assert featviz("report", root).code == 0
-    flipped(step_folder(root, 10) / "02.png" / "stats.npz", random.Random(1))
-    (step_folder(root, 20) / "run.json").unlink()
-    shutil.rmtree(step_folder(root, 10**6))
-    step_folder(root, 10**6).mkdir()
-    done = featviz("verify", root, "--json")
-    rows = json.loads(done.out)["runs"]
-    assert [row["series"] for row in rows] == [str(root)] * 4
-    assert done.code == 4 and [len(row["faults"]) for row in rows] == [0, 1, 1, 1]
-    assert "stats.npz" in rows[1]["faults"][0]["fault"]
-    assert all("no run.json" in row["faults"][0]["fault"] for row in rows[2:])
-    assert f"{root}: a series of 4 steps: 3 steps damaged" in done.err
+def unsealed(data: bytes) -> bytes:
+    """A manifest without its own digest."""
+    return data[: data.rindex(b",")] + b"\n}\n"
 
 
-def test_resume_mends_what_does_not_fit(
-    featviz: Run, tiny_file: Path, whole: Path
+@pytest.mark.parametrize("change", [other_number, unsealed])
+def test_a_manifest_that_still_fits_is_not_as_it_was_written(
+    change: Callable[[bytes], bytes], run: Path
 ) -> None:
-    """What is missing or has another size it sees; an image of which `verify` names a
-    file is drawn again when its folder is gone."""
-    before = tree(whole)
-    base = [
-        "run",
-        tiny_file,
-        whole.parent / "photos",
-        *SMALL,
-        "--tensors",
-        "npy",
-        "--out",
-        whole,
-    ]
-    (whole / "00.png" / "stats.npz").unlink()
-    (whole / "01.png" / "001_0" / "output.npy").write_bytes(b"")
-    path = whole / "02.png" / "001_0" / "output.npy"
-    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    kept = [
-        json.loads(row).get("kept")
-        for row in featviz(*base, "--resume", "--json").out.split("\n")[:-1]
-    ]
-    assert kept == [None, None, True, True, True] and tree(whole) != before
-    named = json.loads(featviz("verify", whole, "--json").out)["runs"][0]["faults"]
-    assert [row["image"] for row in named] == ["02.png"]
-    shutil.rmtree(whole / "02.png")
-    assert featviz(*base, "--resume").code == 0 and tree(whole) == before
+    """Its own digest tells."""
+    path = run / "01.png" / "manifest.json"
+    path.write_bytes(change(path.read_bytes()))
+    assert faults_of(run) == ["01.png/manifest.json is not as it was written"]
 
 
-def test_a_lost_run_json_is_named(featviz: Run, whole: Path, tmp_path: Path) -> None:
-    """The images are checked all the same; a folder without any is no run."""
-    (whole / "run.json").unlink()
-    done = featviz("verify", whole)
-    assert done.code == 4 and "it has no run.json; --resume writes it anew" in done.err
-    assert (
-        "--resume writes it anew from the images' manifests"
-        in featviz("report", whole).err
-    )
+@pytest.fixture
+def series(featviz: Run, run: Path) -> Path:
+    """A series of four steps: a sound one, one with a flipped bit, one without its
+    run.json, and one of which nothing is left; with a report beside them."""
+    root = run.parent / "series"
+    steps = [shutil.copytree(run, step_folder(root, n)) for n in (0, 10, 20, 10**6)]
+    assert featviz("report", root).code == 0
+    flip(steps[1] / "02.png" / "stats.npz", random.Random(1))
+    (steps[2] / "run.json").unlink()
+    shutil.rmtree(steps[3])
+    steps[3].mkdir()
+    return root
+
+
+def test_a_damaged_step_is_named(featviz: Run, series: Path) -> None:
+    """Each step has a row."""
+    rows = rows_of(featviz("verify", series, "--json").out)
+    assert [row["series"] for row in rows] == [str(series)] * 4
+    sound, flipped, lost, emptied = (row["faults"] for row in rows)
+    assert sound == []
+    assert "stats.npz" in flipped[0]["fault"]
+    assert "no run.json" in lost[0]["fault"]
+    assert "no run.json" in emptied[0]["fault"]
+
+
+def test_a_series_has_one_line(featviz: Run, series: Path) -> None:
+    """Exit code 4, with the number of damaged steps."""
+    done = featviz("verify", series)
+    assert done.code == 4
+    assert f"{series}: a series of 4 steps: 3 steps damaged" in done.err
+
+
+def test_resume_mends_what_is_missing(
+    featviz: Run, base: list[object], run: Path
+) -> None:
+    """It sees files that are not there or have another size, and keeps other images."""
+    before = tree(run)
+    (run / "00.png" / "stats.npz").unlink()
+    (run / "01.png" / "001_0" / "output.npy").write_bytes(b"")
+    done = featviz(*base, run, "--resume", "--json")
+    kept = [json.loads(line).get("kept") for line in done.out.splitlines()]
+    assert kept == [None, None, True, True, True]
+    assert tree(run) == before
+
+
+def test_an_image_that_verify_names_is_drawn_again(
+    featviz: Run, base: list[object], run: Path
+) -> None:
+    """A changed byte, of which --resume sees nothing, is mended where the image's folder
+    is removed."""
+    before = tree(run)
+    flip(run / "02.png" / "001_0" / "output.npy", random.Random(1))
+    assert featviz(*base, run, "--resume").code == 0
+    assert tree(run) != before
+    assert [row["image"] for row in verify([run])[0]["faults"]] == ["02.png"]
+    shutil.rmtree(run / "02.png")
+    assert featviz(*base, run, "--resume").code == 0
+    assert tree(run) == before
+
+
+def test_a_lost_run_json_is_named(featviz: Run, run: Path) -> None:
+    """The images are checked all the same."""
+    (run / "run.json").unlink()
+    remedy = "--resume writes it anew"
+    refused(featviz("verify", run), 4, f"it has no run.json; {remedy}")
+    assert f"{remedy} from the images' manifests" in featviz("report", run).err
+
+
+def test_a_folder_without_images_is_no_run(featviz: Run, tmp_path: Path) -> None:
+    """Exit code 1."""
     (tmp_path / "empty").mkdir()
-    done = featviz("verify", tmp_path / "empty")
-    assert done.code == 1 and "is no run directory" in done.err
+    refused(featviz("verify", tmp_path / "empty"), 1, "is no run directory")
 
 
-def test_a_changed_setting_in_run_json_is_found(whole: Path) -> None:
+def settings_of(data: bytes) -> object:
+    """What a run.json says of the run, None where it cannot be read; the list of what is
+    missing follows from it."""
+    try:
+        content = json.loads(data)
+        images = content.pop("images")
+        return content, images["total"], images["complete"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def test_a_changed_setting_in_run_json_is_found(run: Path) -> None:
     """Each flipped bit that changes a setting, or which images there are, is found
     (seed 27)."""
-
-    def told(data: bytes) -> object:
-        try:
-            content = json.loads(data)
-            images = content["images"]
-            return {**content, "images": (images["total"], images["complete"])}
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    path, dice, found = whole / "run.json", random.Random(27), 0
+    path = run / "run.json"
     data = path.read_bytes()
+    dice = random.Random(27)
+    changes = 0
     for _ in range(12):
         path.write_bytes(data)
-        flipped(path, dice)
-        changed = told(path.read_bytes()) != told(data)
-        assert bool(verify([whole])[0]["faults"]) is changed, path.read_bytes()
-        found += changed
-    assert found > 6
+        flip(path, dice)
+        is_changed = settings_of(path.read_bytes()) != settings_of(data)
+        assert bool(faults_of(run)) is is_changed, path.read_bytes()
+        changes += is_changed
+    assert changes > 6
 
 
-def test_files_that_nothing_lists_are_named(featviz: Run, whole: Path) -> None:
-    """A warning and a row; they are no fault. Reports and locks are known, and so is
-    what a killed run has left."""
-    assert featviz("report", whole).code == 0
-    (whole / hidden_name("run.json")).write_text("left")
-    assert (
-        json.loads(featviz("verify", whole, "--json").out)["runs"][0]["unlisted"] == []
-    )
-    (whole / "report.zip").write_bytes(b"PK\x03\x04 broken")
-    (whole / "notes.txt").write_text("mine")
-    (whole / "00.png" / "001_0" / "output.call7.png").write_text("mine")
-    done = featviz("verify", whole, "--json")
-    assert done.code == 0 and "nothing lists notes.txt, report.zip, 0" in done.err
-    unlisted = json.loads(done.out)["runs"][0]["unlisted"]
-    assert unlisted == ["notes.txt", "report.zip", "00.png/001_0/output.call7.png"]
+def test_files_that_featviz_writes_beside_images_are_known(
+    featviz: Run, run: Path
+) -> None:
+    """They are a report, and what a killed run has left."""
+    assert featviz("report", run).code == 0
+    (run / hidden_name("run.json")).write_text("left")
+    assert verify([run])[0]["unlisted"] == []
+
+
+def test_files_that_nothing_lists_are_named(featviz: Run, run: Path) -> None:
+    """They are a warning and a row, and no fault."""
+    (run / "report.zip").write_bytes(b"PK\x03\x04 broken")
+    (run / "notes.txt").write_text("mine")
+    (run / "00.png" / "001_0" / "output.call7.png").write_text("mine")
+    done = featviz("verify", run, "--json")
+    assert done.code == 0
+    assert "nothing lists notes.txt, report.zip, 0" in done.err
+    (row,) = rows_of(done.out)
+    strange = ["notes.txt", "report.zip", "00.png/001_0/output.call7.png"]
+    assert row["unlisted"] == strange

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Run
-from runs import SMALL, refused, snapshot, tree
+from runs import refused, snapshot, tree
 
 from featviz.errors import UsageError
 from featviz.rundir import LOCK_FILE, RUN_FILE
@@ -19,7 +19,7 @@ from featviz.rundir.folder import OLD, hidden_name
 from featviz.rundir.locks import held
 from featviz.rundir.place import check_apart
 
-MARKS = {"run": "run.json", "audit": "audit.json", "report": "report.json"}
+RECORDS = {"run": "run.json", "audit": "audit.json", "report": "report.json"}
 """The record in the folder of commands of each kind: the others do as these."""
 ALWAYS = ("report",)
 """Commands that replace an earlier result of their own without --overwrite."""
@@ -28,11 +28,18 @@ ALWAYS = ("report",)
 @pytest.fixture(
     params=[
         "run",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("audit", "report")),
+        pytest.param("audit", marks=pytest.mark.slow),
+        pytest.param("report", marks=pytest.mark.slow),
     ]
 )
 def command(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def record(command: str) -> str:
+    """The name of the command's record."""
+    return RECORDS[command]
 
 
 @pytest.fixture
@@ -42,97 +49,148 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(
-    draw: Run,
+    request: pytest.FixtureRequest,
     command: str,
     featviz: Run,
     tiny_file: Path,
     photos: Path,
-    tmp_path: Path,
     out: Path,
 ) -> Run:
     """The command into `out`, with more options."""
-    ran = tmp_path / "ran"
+    arguments: list[object] = [tiny_file, photos, "--size", "16"]
     if command == "report":
-        assert draw(ran).code == 0
-    base = {
-        "run": ["run", tiny_file, photos, *SMALL],
-        "audit": ["audit", tiny_file, photos, "--size", "16"],
-        "report": ["report", ran],
-    }[command]
-    return lambda *more: featviz(*base, "--out", out, *more)
+        arguments = [request.getfixturevalue("ran")]
+    return lambda *more: featviz(command, *arguments, "--out", out, *more)
 
 
-def test_what_featviz_did_not_write_stays(
-    command: str, write: Run, out: Path, tmp_path: Path
+@pytest.fixture
+def replace(command: str, write: Run) -> Run:
+    """The command into `out`, with what makes it replace an earlier result."""
+    if command in ALWAYS:
+        return write
+    return lambda: write("--overwrite")
+
+
+Place = Callable[[Path, Path], object]
+"""Puts something under the name of a record; knows a folder with a real one."""
+
+STRANGERS: dict[str, Place] = {
+    "empty": lambda path, ours: path.write_text("{}"),
+    "list": lambda path, ours: path.write_text("[]"),
+    # npm writes an audit.json, too
+    "npm": lambda path, ours: path.write_text('{"schema_version": 1, "base": "a"}'),
+    "link": lambda path, ours: path.symlink_to(ours / path.name),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_record_of_another_program_makes_no_folder_ours(
+    stranger: str, record: str, write: Run, replace: Run, out: Path, tmp_path: Path
 ) -> None:
-    """Files of others, a record of another program (npm writes an audit.json, too), a
-    link to a record of ours: nothing of the folder goes. An empty folder is taken."""
-    mark, over = MARKS[command], () if command in ALWAYS else ("--overwrite",)
-    out.mkdir()
+    """Nothing of the folder goes; the message says that the record is none."""
     assert write().code == 0
-    out.rename(tmp_path / "elsewhere")
+    ours = out.rename(tmp_path / "ours")
     out.mkdir()
     (out / "note.txt").write_text("mine")
-    for content in (None, "{}", "[]", '{"schema_version": 1, "base": "a"}', "link"):
-        if content == "link":
-            (out / mark).unlink()
-            (out / mark).symlink_to(tmp_path / "elsewhere" / mark)
-        elif content is not None:
-            (out / mark).write_text(content)
-        before = snapshot(tmp_path)
-        noun = MARKS[command].removesuffix(".json")
-        words = f"is not empty and holds no {noun} of featviz"
-        refused(
-            write(*over),
-            1,
-            words + (f": its {mark} is none" if content else ""),
-            "--out",
-        )
-        assert snapshot(tmp_path) == before
-
-
-def test_an_earlier_result(command: str, write: Run, out: Path, tmp_path: Path) -> None:
-    """It is replaced on demand, unless something in it is not ours; what killed
-    commands have left beside it goes, but for what is not ours in what once stood
-    there, and for other names."""
-    over = () if command in ALWAYS else ("--overwrite",)
-    assert write().code == 0
-    whole, around = tree(out), sorted(tmp_path.iterdir())
-    if over:
-        refused(write(), 1, "--overwrite replaces it")
-    assert write(*over).code == 0
-    assert tree(out) == whole and sorted(tmp_path.iterdir()) == around
-
-    (out / "note.txt").write_text("mine")
+    STRANGERS[stranger](out / record, ours)
     before = snapshot(tmp_path)
-    refused(write(*over), 1, "holds files that featviz did not write: note.txt")
+    noun = record.removesuffix(".json")
+    message = f"is not empty and holds no {noun} of featviz: its {record} is none"
+    refused(replace(), 1, message, "--out")
     assert snapshot(tmp_path) == before
-    (out / "note.txt").unlink()
 
-    for file in sorted(
-        p for p in out.rglob("*") if p.is_file() and p.name != MARKS[command]
-    )[-1:]:
-        file.rename(tmp_path / "saved")
-        file.symlink_to(tmp_path / "saved")
-        before = snapshot(tmp_path)
-        refused(write(*over), 1, "featviz did not write: ", file.name)
-        assert snapshot(tmp_path) == before
-        (tmp_path / "saved").replace(file)
 
-    names = [hidden_name(name, OLD) for name in ("result", "result", "other")]
-    names.append(names[0].removesuffix(OLD))
-    ours, noted, other, odd = (shutil.copytree(out, tmp_path / name) for name in names)
-    (noted / "note.txt").write_text("mine")
-    part = tmp_path / hidden_name("result")
-    (part / "half").mkdir(parents=True)
-    (part / "half" / "note.txt").write_text("left")
-    (out / LOCK_FILE).write_text(
-        "process 1 on elsewhere since 2020-01-01 00:00:00 UTC\n"
-    )
-    assert write(*over).code == 0
-    assert tree(out) == whole
-    assert not ours.exists() and not part.exists()
-    assert tree(other) == tree(odd) == whole and tree(noted) == {"note.txt": b"mine"}
+def test_a_folder_of_others_stays(record: str, replace: Run, out: Path) -> None:
+    """One without a record is refused."""
+    out.mkdir()
+    (out / "note.txt").write_text("mine")
+    noun = record.removesuffix(".json")
+    refused(replace(), 1, f"is not empty and holds no {noun} of featviz", "--out")
+    assert snapshot(out) == {"note.txt": b"mine"}
+
+
+def test_an_empty_folder_is_taken(write: Run, record: str, out: Path) -> None:
+    """Nothing is lost with it."""
+    out.mkdir()
+    assert write().code == 0
+    assert (out / record).is_file()
+
+
+@pytest.fixture
+def earlier(write: Run, out: Path) -> dict[str, bytes]:
+    """The files of a result that is there."""
+    assert write().code == 0
+    return tree(out)
+
+
+def test_an_earlier_result_is_replaced_on_demand(
+    command: str,
+    earlier: dict[str, bytes],
+    write: Run,
+    replace: Run,
+    out: Path,
+    tmp_path: Path,
+) -> None:
+    """The same command gives the same files, and leaves nothing beside them."""
+    around = sorted(tmp_path.iterdir())
+    if command not in ALWAYS:
+        refused(write(), 1, "--overwrite replaces it")
+    assert replace().code == 0
+    assert tree(out) == earlier
+    assert sorted(tmp_path.iterdir()) == around
+
+
+def test_a_file_of_others_keeps_an_earlier_result(
+    earlier: dict[str, bytes], replace: Run, out: Path
+) -> None:
+    """It is named, and all stays."""
+    (out / "note.txt").write_text("mine")
+    refused(replace(), 1, "holds files that featviz did not write: note.txt")
+    assert tree(out) == {**earlier, "note.txt": b"mine"}
+
+
+def test_a_link_keeps_an_earlier_result(
+    earlier: dict[str, bytes], record: str, replace: Run, out: Path, tmp_path: Path
+) -> None:
+    """A file of the result that has become a link is not ours any more."""
+    name = sorted(earlier.keys() - {record})[-1]
+    (out / name).rename(tmp_path / "saved")
+    (out / name).symlink_to(tmp_path / "saved")
+    before = snapshot(tmp_path)
+    refused(replace(), 1, "featviz did not write: ", Path(name).name)
+    assert snapshot(tmp_path) == before
+
+
+def test_what_killed_commands_have_left_goes(
+    earlier: dict[str, bytes], replace: Run, out: Path, tmp_path: Path
+) -> None:
+    """An earlier result that was moved aside, a half result, and a lock of a process
+    that is gone."""
+    old = shutil.copytree(out, tmp_path / hidden_name("result", OLD))
+    half = tmp_path / hidden_name("result")
+    (half / "maps").mkdir(parents=True)
+    (half / "maps" / "note.txt").write_text("left")
+    lock = "process 1 on elsewhere since 2020-01-01 00:00:00 UTC\n"
+    (out / LOCK_FILE).write_text(lock)
+    assert replace().code == 0
+    assert tree(out) == earlier
+    assert not old.exists()
+    assert not half.exists()
+
+
+def test_what_looks_left_and_is_not_ours_stays(
+    earlier: dict[str, bytes], replace: Run, out: Path, tmp_path: Path
+) -> None:
+    """Files of others in an earlier result that was moved aside, and folders of other
+    names."""
+    with_note = shutil.copytree(out, tmp_path / hidden_name("result", OLD))
+    (with_note / "note.txt").write_text("mine")
+    other_name = shutil.copytree(out, tmp_path / hidden_name("other", OLD))
+    no_ending = hidden_name("result", OLD).removesuffix(OLD)
+    odd_name = shutil.copytree(out, tmp_path / no_ending)
+    assert replace().code == 0
+    assert tree(with_note) == {"note.txt": b"mine"}
+    assert tree(other_name) == tree(odd_name) == earlier
 
 
 @pytest.mark.parametrize("command", ["run"])
@@ -154,48 +212,47 @@ class Killed(BaseException):
     """What no code of ours catches and goes on."""
 
 
-def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
-    """Nothing more is removed after so many files, as if the process were killed then;
-    gives the way to end that."""
-    real, left = os.unlink, iter(range(count))
+@pytest.fixture
+def kill_in_removal(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Nothing more is removed after five files, as if the process were killed then."""
+    real = os.unlink
+    removed: list[object] = []
 
-    def unlink(path: Any, **more: Any) -> None:
-        if "part" not in str(path) and next(left, None) is None:
-            raise Killed
-        real(path, **more)
+    def unlink(path: Any, **options: Any) -> None:
+        if "part" not in str(path):
+            if len(removed) == 5:
+                raise Killed
+            removed.append(path)
+        real(path, **options)
 
-    monkeypatch.setattr(os, "unlink", unlink)
-    return lambda: monkeypatch.setattr(os, "unlink", real)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", unlink)
+        yield patched
 
 
-def test_the_run_whose_place_was_taken_is_removed_by_the_next_one(
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    ran: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def hidden(folder: Path) -> list[Path]:
+    """Hidden files and folders beside a result."""
+    return list(folder.glob(".*"))
+
+
+def test_the_run_that_was_replaced_is_removed_by_the_next_one(
+    draw: Run, ran: Path, kill_in_removal: pytest.MonkeyPatch
 ) -> None:
     """--overwrite is killed while it removes the earlier run: the new one is there and
-    whole, and the next --overwrite finds the rest of the old one by its run.json, which
-    goes last."""
-
-    def hidden() -> list[str]:
-        return [path.name for path in ran.parent.iterdir() if path.name.startswith(".")]
-
-    whole, base = (
-        tree(ran),
-        ["run", tiny_file, photos, *SMALL, "--out", ran, "--overwrite"],
-    )
-    undo = kill_after(monkeypatch, 5)
+    complete, and the next --overwrite finds the rest of the old one by its run.json,
+    which goes last."""
+    before = tree(ran)
     with pytest.raises(Killed):
-        featviz(*base)
-    undo()
-    (old,) = hidden()
-    assert old.endswith(".old") and (ran.parent / old / RUN_FILE).is_file()
-    assert not (ran.parent / old / LOCK_FILE).exists()  # it would be nobody's alone
-    assert tree(ran) == whole
-    assert featviz(*base).code == 0
-    assert tree(ran) == whole and hidden() == []
+        draw(ran, "--overwrite")
+    kill_in_removal.undo()
+    (old,) = hidden(ran.parent)
+    assert old.name.endswith(OLD)
+    assert (old / RUN_FILE).is_file()
+    assert not (old / LOCK_FILE).exists()  # it would be nobody's alone
+    assert tree(ran) == before
+    assert draw(ran, "--overwrite").code == 0
+    assert tree(ran) == before
+    assert hidden(ran.parent) == []
 
 
 # Places apart from inputs, and whose folder it is
@@ -212,10 +269,10 @@ def album(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", ["photos/cat.jpg", "linked.jpg", "album/cat.jpg"])
-def test_an_input_inside_is_in_the_way(album: Path, way: str) -> None:
+@pytest.mark.parametrize("path", ["photos/cat.jpg", "linked.jpg", "album/cat.jpg"])
+def test_an_input_inside_is_in_the_way(album: Path, path: str) -> None:
     """By its own path, by a link to it, and through a folder that is a link."""
-    inputs = [album.parent / "other.jpg", album.parent / way]
+    inputs = [album.parent / "other.jpg", album.parent / path]
     with pytest.raises(UsageError, match=r"holds the input|is the input"):
         check_apart(album, "--out", inputs)
     check_apart(album.parent / "out", "--out", inputs)

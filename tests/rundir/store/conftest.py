@@ -29,14 +29,15 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def words(tiny_file: Path, photos: Path) -> list[object]:
+def run(tiny_file: Path, photos: Path) -> list[object]:
     """A run of four images, without --out."""
     return ["run", tiny_file, photos, *SMALL]
 
 
 @pytest.fixture
-def local(featviz: Run, words: list[object], tmp_path: Path, drawn_once: Path) -> Path:
+def local(featviz: Run, run: list[object], tmp_path: Path, drawn_once: Path) -> Path:
     """The same run in a folder, drawn once."""
-    run = drawn_once.with_name("maps")
-    assert run.exists() or featviz(*words, "--out", run).code == 0
-    return shutil.copytree(run, tmp_path / "local" / "maps")
+    kept = drawn_once / "maps"
+    if not kept.exists():
+        assert featviz(*run, "--out", kept).code == 0
+    return shutil.copytree(kept, tmp_path / "local" / "maps")

@@ -26,17 +26,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_and_the_store_have_the_same_files(
-    featviz: Run, words: list[object], local: Path, here: Path
+    featviz: Run, run: list[object], local: Path, here: Path
 ) -> None:
-    """Both, byte for byte, those of a run without a URL; `--resume` changes nothing."""
-    done = featviz(*words, "--out", URL)
-    assert (
-        done.code == 0
-        and "of 4 images in maps; to look at them: featviz report" in done.err
-    )
+    """Both are, byte for byte, those of a run without a URL."""
+    done = featviz(*run, "--out", URL)
+    assert done.code == 0
+    assert "of 4 images in maps; to look at them: featviz report" in done.err
     assert stored() == tree(here) == tree(local)
-    again = featviz(*words, "--out", URL, "--resume")
-    assert again.code == 0 and "(4 were complete before)" in again.err
+
+
+def test_resume_of_a_complete_run_changes_nothing(
+    featviz: Run, run: list[object], local: Path, here: Path
+) -> None:
+    """All images were complete before."""
+    assert featviz(*run, "--out", URL).code == 0
+    done = featviz(*run, "--out", URL, "--resume")
+    assert done.code == 0
+    assert "(4 were complete before)" in done.err
     assert stored() == tree(local)
 
 
@@ -56,13 +62,14 @@ def test_the_manifest_of_an_image_is_put_last(
     Mirror(Url.of_run(URL), local).put_run(["01.png", "00.png"])
     assert names[-1] == "run.json"
     for folder in ("00.png", "01.png"):
-        of_image = [name for name in names if name.startswith(folder)]
-        assert of_image[-1] == f"{folder}/manifest.json" and len(of_image) == 5
+        files = [name for name in names if name.startswith(folder)]
+        assert len(files) == 5
+        assert files[-1] == f"{folder}/manifest.json"
 
 
 def test_a_store_that_does_not_answer_ends_the_run(
     featviz: Run,
-    words: list[object],
+    run: list[object],
     local: Path,
     here: Path,
     memory: Any,
@@ -78,45 +85,51 @@ def test_a_store_that_does_not_answer_ends_the_run(
 
     with monkeypatch.context() as patched:
         patched.setattr(type(memory), "put_file", choosy)
-        done = featviz(*words, "--out", URL)
+        done = featviz(*run, "--out", URL)
     refused(done, 1, f"{URL} cannot be written: ", "--resume puts the rest there")
     assert (here / "00.png" / "manifest.json").exists()
     assert "01.png/manifest.json" not in stored()
-    assert featviz(*words, "--out", URL, "--resume").code == 0
+    assert featviz(*run, "--out", URL, "--resume").code == 0
     assert stored() == tree(here) == tree(local)
 
 
 def test_overwrite_replaces_the_objects_of_the_run(
-    featviz: Run, words: list[object], local: Path, here: Path
+    featviz: Run, run: list[object], local: Path, here: Path
 ) -> None:
     """And those of others stay."""
-    assert featviz(*words, "--cmap", "viridis", "--out", URL).code == 0
+    assert featviz(*run, "--cmap", "viridis", "--out", URL).code == 0
     put("notes.txt", b"mine")
-    assert featviz(*words, "--out", URL, "--overwrite").code == 0
+    assert featviz(*run, "--out", URL, "--overwrite").code == 0
     assert stored() == {**tree(local), "notes.txt": b"mine"}
 
 
 def test_shards_of_one_folder_copy_the_whole_run(
-    featviz: Run, words: list[object], local: Path, here: Path
+    featviz: Run, run: list[object], local: Path, here: Path
 ) -> None:
     """The last one to end puts the run.json of all."""
     for shard in ("1/2", "2/2"):
-        assert featviz(*words, "--shard", shard, "--out", URL).code == 0
+        assert featviz(*run, "--shard", shard, "--out", URL).code == 0
     assert stored() == tree(local)
     assert json.loads(stored()["run.json"])["images"]["missing"] == []
 
 
-def test_other_options_take_no_url(featviz: Run, words: list[object]) -> None:
+SECRET = "s3://me:geheim@bucket/x"
+MESSAGE = "s3://bucket/x is a URL"
+
+
+@pytest.mark.parametrize("option", ["--tensorboard", "--out"])
+def test_other_options_take_no_url(
+    option: str, featviz: Run, tiny_file: Path, photos: Path
+) -> None:
     """A path would become a folder `s3:`; the message names the URL without its
     password."""
-    secret = "s3://me:geheim@bucket/x"
-    model, photos = words[1:3]
-    for command in (
-        [*words, "--tensorboard", secret],
-        ["audit", model, photos, "--out", secret],
-    ):
-        done = featviz(*command)
-        refused(done, 2, "s3://bucket/x is a URL")
-        assert "geheim" not in done.err
-    with pytest.raises(UsageError, match="tensorboard: s3://bucket/x is a URL"):
-        fv.run(str(model), str(photos), tensorboard=secret)
+    command = {"--tensorboard": "run", "--out": "audit"}[option]
+    done = featviz(command, tiny_file, photos, option, SECRET)
+    refused(done, 2, MESSAGE)
+    assert "geheim" not in done.err
+
+
+def test_other_arguments_take_no_url(tiny_file: Path, photos: Path) -> None:
+    """In Python it is as on the command line."""
+    with pytest.raises(UsageError, match=f"tensorboard: {MESSAGE}"):
+        fv.run(str(tiny_file), str(photos), tensorboard=SECRET)
