@@ -261,8 +261,7 @@ def test_each_part_of_a_tensor_has_statistics_of_its_own(tmp_path: Path) -> None
     np.testing.assert_allclose(means, tokens[0, 1:].mean(0), atol=1e-6)
 
 
-@pytest.fixture
-def spoilt(picture: Path, tmp_path: Path) -> RunResult:
+def run_with_nan(picture: Path, tmp_path: Path) -> RunResult:
     """A run of two images, in whose map one value is NaN."""
     noise = torch.zeros(1, 3, 20, 20)
     noise[0, 1, 2, 3] = torch.nan
@@ -274,17 +273,18 @@ def spoilt(picture: Path, tmp_path: Path) -> RunResult:
 
 
 def test_nan_is_warned_about_once(
-    messages: pytest.LogCaptureFixture, spoilt: RunResult
+    messages: pytest.LogCaptureFixture, picture: Path, tmp_path: Path
 ) -> None:
     """The message names the layer, and for how many images."""
+    run_with_nan(picture, tmp_path)
     assert messages.text.count("NaN or infinite values") == 1
     warning = "NaN or infinite values, shown in magenta: inner (2 images)"
     assert warning in messages.text
 
 
-def test_nan_is_drawn_and_counted(spoilt: RunResult, tmp_path: Path) -> None:
+def test_nan_is_drawn_and_counted(picture: Path, tmp_path: Path) -> None:
     """It is magenta and in the numbers, and does not blacken the grid."""
-    (row,) = spoilt.images[0].captures
+    (row,) = run_with_nan(picture, tmp_path).images[0].captures
     assert row.nonfinite == 1
     grid = Image.open(tmp_path / "out" / "picture.png" / row.file).convert("RGB")
     pixels = np.asarray(grid)

@@ -175,6 +175,7 @@ def begin(*arguments: object) -> int:
     code = 70
     try:
         os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup may have ignored
         code = cli.guarded([str(argument) for argument in arguments])
     finally:
         os._exit(code)
