@@ -149,6 +149,9 @@ def test_a_file_of_others_keeps_an_earlier_result(
     assert tree(out) == {**earlier, "note.txt": b"mine"}
 
 
+@pytest.mark.parametrize(
+    "command", ["run", pytest.param("report", marks=pytest.mark.slow)]
+)
 def test_a_link_keeps_an_earlier_result(
     earlier: dict[str, bytes], record: str, replace: Run, out: Path, tmp_path: Path
 ) -> None:
