@@ -139,7 +139,7 @@ class Url:
         # a library quotes them as they stand in the URL (`p%40ss`), or as it sends them
         # (`p@ss`)
         quoted_pair = secret[0].removesuffix("@")
-        for pair in {quoted_pair, unquote(quoted_pair)}:
+        for pair in (quoted_pair, unquote(quoted_pair)):
             # the pair before its halves: the longest first, so that none is left in
             # pieces
             for name in sorted([pair, *pair.split(":", 1)], key=len, reverse=True):
