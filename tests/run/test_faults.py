@@ -215,7 +215,6 @@ def test_the_memory_stays_flat_over_many_images(
 
 def test_a_line_for_each_image_as_it_completes(
     draw: Run,
-    featviz: Run,
     photos: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

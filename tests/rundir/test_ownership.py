@@ -117,7 +117,7 @@ def test_a_manifest_cannot_list_the_files_of_others(
 
 
 def test_a_record_cannot_name_folders_outside(
-    draw: Run, photos: Path, ran: Path, tmp_path: Path
+    draw: Run, photos: Path, ran: Path
 ) -> None:
     """`..` and absolute names in run.json lead nowhere."""
     record = run_json(ran)

@@ -114,7 +114,7 @@ def killed(task: Callable[[], None]) -> None:
 
 
 @needs_fork
-def test_two_kills_lose_no_result(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_kills_lose_no_result(out: Path) -> None:
     """The first between the two renames, the second while the next result is written:
     the earlier result is under its name, and the third attempt leaves nothing beside
     it."""

@@ -71,6 +71,17 @@ def replace(command: str, write: Run) -> Run:
     return lambda: write("--overwrite")
 
 
+@pytest.fixture
+def earlier(command: str, write: Run, out: Path, drawn_once: Path) -> dict[str, bytes]:
+    """The files of a result that is there; made once."""
+    kept = drawn_once / f"result-of-{command}"
+    if not kept.exists():
+        assert write().code == 0
+        shutil.copytree(out, kept)
+        shutil.rmtree(out)
+    return tree(shutil.copytree(kept, out))
+
+
 Place = Callable[[Path, Path], object]
 """Puts something under the name of a record; knows a folder with a real one."""
 
@@ -85,10 +96,14 @@ STRANGERS: dict[str, Place] = {
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_record_of_another_program_makes_no_folder_ours(
-    stranger: str, record: str, write: Run, replace: Run, out: Path, tmp_path: Path
+    stranger: str,
+    record: str,
+    earlier: dict[str, bytes],
+    replace: Run,
+    out: Path,
+    tmp_path: Path,
 ) -> None:
     """Nothing of the folder goes; the message says that the record is none."""
-    assert write().code == 0
     ours = out.rename(tmp_path / "ours")
     out.mkdir()
     (out / "note.txt").write_text("mine")
@@ -114,13 +129,6 @@ def test_an_empty_folder_is_taken(write: Run, record: str, out: Path) -> None:
     out.mkdir()
     assert write().code == 0
     assert (out / record).is_file()
-
-
-@pytest.fixture
-def earlier(write: Run, out: Path) -> dict[str, bytes]:
-    """The files of a result that is there."""
-    assert write().code == 0
-    return tree(out)
 
 
 def test_an_earlier_result_is_replaced_on_demand(
