@@ -128,6 +128,8 @@ def main() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # torch's idle threads leave cores alone
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # numpy's threads wait for one another longer than its small matrices take
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # for names of files that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -175,11 +175,12 @@ def read_places(
     if factor > 1:
         tiles = _averaged(tiles, factor)
     scale = level_scale(palette, row, stats)
-    low = scale.low.astype(np.float32)
-    step = scale.step.astype(np.float32)
-    values = low[:, None] + tiles.reshape(len(tiles), -1) * step[:, None]
-    vectors = np.empty((values.shape[1], row.maps), np.float32)
-    vectors[:, row.drawn] = values.T
+    # each channel has a tile, which may lie anywhere
+    slots = np.argsort(row.drawn)
+    maps = tiles.reshape(len(tiles), -1)[slots]
+    vectors: Floats = maps.T.astype(np.float32, order="C")
+    vectors *= scale.step[slots].astype(np.float32)
+    vectors += scale.low[slots].astype(np.float32)
     return PlaceVectors(vectors, (tiles.shape[1], tiles.shape[2]), factor)
 
 
@@ -192,7 +193,9 @@ def _averaged(tiles: Bytes, factor: int) -> Floats:
     margin = ((0, 0), (0, rows * factor - height), (0, columns * factor - width))
     # zeros beyond the edge add nothing to the sum
     squares = np.pad(tiles, margin).reshape(count, rows, factor, columns, factor)
-    sums = squares.sum(axis=2, dtype=np.uint32).sum(axis=3)
+    # sums of 257 levels fit into 16 bits, which are added in half the time
+    small = np.uint16 if factor <= 257 else np.uint32
+    sums = squares.sum(axis=2, dtype=small).sum(axis=3, dtype=np.uint32)
     heights = np.minimum(factor, height - factor * np.arange(rows))
     widths = np.minimum(factor, width - factor * np.arange(columns))
     means: Floats = sums / np.outer(heights, widths).astype(np.float32)

@@ -159,7 +159,8 @@ class _PlacesLayer:
         return next(iter(self.figures.values())).row
 
     def read(self, name: str, stats: Mapping[str, Floats]) -> PlaceVectors | None:
-        """The places of an image; None where its grid does not show them.
+        """The places of an image, halved if the basis is known and says so; None where
+        its grid does not show them.
 
         Args:
             name: of the image.
@@ -171,17 +172,17 @@ class _PlacesLayer:
             return None
         if figure.row.maps != self.row.maps:
             return None
+        places = None
         with suppress(DamagedError):  # the page shows a broken picture
             table = stats[figure.row.capture_key.stats_key]
-            return read_places(figure.picture.image, figure.row, table)
-        return None
+            places = read_places(figure.picture.image, figure.row, table)
+        if places is not None and self.basis is not None and self.basis.is_halved:
+            return halved(places, figure.row.plan.map_size)
+        return places
 
     def encode(self, name: str, places: PlaceVectors) -> PlacesEntry:
         """The places of an image in the basis of the layer, which must be there."""
         assert self.basis is not None
-        row = self.figures[name].row
-        if self.basis.is_halved:
-            places = halved(places, row.plan.map_size)
         channels, values = standing_out(
             places.vectors, self.basis.mean, self.basis.deviation
         )
@@ -189,7 +190,7 @@ class _PlacesLayer:
         return PlacesEntry(
             size=places.size,
             factor=places.factor,
-            field=row.receptive_field,
+            field=self.figures[name].row.receptive_field,
             vectors=_base64(_levels(coordinates, self.basis.units)),
             channels=_base64(channels),
             values=_base64(values),
@@ -375,16 +376,17 @@ def _compared_entries(
     for number in list(reserved):
         del reserved[number]
         layer = layers[number]
-        places = _read_all(layer, stats)
-        if not places:
+        vectors = _read_all(layer, stats)
+        if not vectors:
             layer.entry.reason = "its pictures do not show values"
             continue
         # what a layer does not need is left to those behind it
-        layer.basis = _fitted(layer, places, bytes_left - sum(reserved.values()))
+        fitted = _fitted(layer, vectors, bytes_left - sum(reserved.values()))
+        layer.basis = fitted.basis
         axes = len(layer.basis.axes)
         bytes_left -= _bytes_of(layer, axes, layer.basis.is_halved)
-        for name, image_places in places.items():
-            entries[name][number] = layer.encode(name, image_places)
+        for name, places in fitted.places.items():
+            entries[name][number] = layer.encode(name, places)
     return entries
 
 
@@ -396,14 +398,14 @@ def _read_all(
     Args:
         stats: of the images by their names.
     """
-    places = {}
+    vectors = {}
     # decoders let other threads work meanwhile
     with ThreadPoolExecutor(_THREADS) as threads:
         read = threads.map(lambda name: layer.read(name, stats[name]), stats)
-        for name, image_places in zip(stats, read, strict=True):
-            if image_places is not None:
-                places[name] = image_places
-    return places
+        for name, image_vectors in zip(stats, read, strict=True):
+            if image_vectors is not None:
+                vectors[name] = image_vectors
+    return vectors
 
 
 def _entries_of(
@@ -444,9 +446,17 @@ def _bytes_of(layer: _PlacesLayer, axes: int, is_halved: bool) -> int:
     return max(counts) * (axes + _SHOWN_CHANNELS * (channel_bytes + 1))
 
 
+class _FittedPlaces(NamedTuple):
+    """The basis of a layer, and the places from which it was made."""
+
+    basis: _PlacesBasis
+    places: Mapping[str, PlaceVectors]
+    """Of the compared images by name, halved if the basis says so."""
+
+
 def _fitted(
     layer: _PlacesLayer, places: Mapping[str, PlaceVectors], available: int
-) -> _PlacesBasis:
+) -> _FittedPlaces:
     """The basis of a layer, at half the resolution where its vectors need more axes than
     the bytes hold; completes its entry in the index.
 
@@ -455,15 +465,14 @@ def _fitted(
         available: bytes for the image with the most places, before base64.
     """
     for is_halved in (False, True):
-        pieces = []
-        for name, image_places in places.items():
-            if is_halved:
-                size = layer.figures[name].row.plan.map_size
-                image_places = halved(image_places, size)
-            pieces.append(image_places.vectors)
+        if is_halved:
+            halves = {}
+            for name, fine in places.items():
+                halves[name] = halved(fine, layer.figures[name].row.plan.map_size)
+            places = halves
         # All images at once: only in common axes can places of two images be compared,
         # and a channel stands out against the mean of all.
-        vectors = np.concatenate(pieces)
+        vectors = np.concatenate([image.vectors for image in places.values()])
         bytes_of_channels = _bytes_of(layer, 0, is_halved)
         bytes_of_axis = _bytes_of(layer, 1, is_halved) - bytes_of_channels
         most_axes = (available - bytes_of_channels) // bytes_of_axis
@@ -480,9 +489,10 @@ def _fitted(
     # a channel that is the same everywhere stands out nowhere
     deviation = vectors.std(0)
     deviation[deviation == 0] = np.inf
-    return _PlacesBasis(
+    basis = _PlacesBasis(
         shortened.axes, shortened.units, vectors.mean(0), deviation, is_halved
     )
+    return _FittedPlaces(basis, places)
 
 
 class _ShortVectors(NamedTuple):

@@ -225,14 +225,14 @@ class RunReport:
             yield f"{RUN_PAGE}.html", self._single_file(site)
             return
         grids: dict[str, dict[str, str]] = {}
-        places = PlaceScripts(self.pages, site)
+        place_scripts = PlaceScripts(self.pages, site)
         for number, page in enumerate(self.pages.images, 1):
             image = self._image(page, site)
             # a script has several images, and is complete with the last of them
             for name, entries in image.grids.items():
                 grids.setdefault(name, {}).update(entries)
             yield f"{page.id}.html", _document(site, page, [image.article])
-            yield from places.add(page, image.stats)
+            yield from place_scripts.add(page, image.stats)
             if number % IMAGES_PER_SCRIPT == 0 or number == len(self.pages.images):
                 for name, entries in grids.items():
                     yield name, [script(entries)]
@@ -245,7 +245,7 @@ class RunReport:
             yield from self._comparison_files(site, self.comparison)
         yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
         if site.places:
-            yield from places.index()
+            yield from place_scripts.index()
 
     def _single_file(self, site: Site) -> Iterator[Markup]:
         """All pages in one document: the page of the run first, which is rendered last."""
