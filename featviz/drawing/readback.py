@@ -25,7 +25,7 @@ _SAMPLED = 1024
 """Places from which axes are computed."""
 _SURPLUS = 8
 """Further directions that are guessed along, so that the last ones wanted are good."""
-_ROUNDS = 3
+_ROUNDS = 2
 
 
 # Levels
@@ -223,17 +223,17 @@ def main_axes(vectors: Floats, count: int) -> Floats:
         vectors: [N, C]; their mean is not taken off.
     """
     step = -(-len(vectors) // _SAMPLED)
-    sample = vectors[::step]
+    sample = vectors[::step].astype(np.float64)
     count = min(count, *sample.shape)
     # Subspace iteration (Halko, Martinsson and Tropp, arXiv 0909.4061): a random guess
-    # is multiplied with the vectors until it lies along their longest directions. A
-    # whole decomposition takes ten times as long, and so does that of the sample along
-    # the guess: instead that of its small matrix of products, in double precision.
-    start = np.random.default_rng(0).normal(size=(sample.shape[1], count + _SURPLUS))
-    axes = start.astype(np.float32)
+    # is multiplied with the vectors until it lies along their longest directions. The
+    # sample itself is never decomposed, which takes ten times as long: double precision
+    # bears two rounds without, and then a small matrix of products is enough.
+    axes = np.random.default_rng(0).normal(size=(sample.shape[1], count + _SURPLUS))
     for _ in range(_ROUNDS):
-        axes, _ = np.linalg.qr(sample.T @ (sample @ axes))
-    along = (sample @ axes).astype(np.float64)
+        axes = sample.T @ (sample @ axes)
+    axes, _ = np.linalg.qr(axes)
+    along = sample @ axes
     _, rotation = np.linalg.eigh(along.T @ along)  # the longest direction comes last
     main: Floats = (axes @ rotation).T[::-1][:count].astype(np.float32)
     return main
