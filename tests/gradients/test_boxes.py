@@ -47,7 +47,7 @@ def test_the_map_of_a_box_peaks_in_the_box(
     values = page.tensor.numpy()
     assert values.shape == (CELL, CELL)
     assert np.argwhere(values).tolist() == [[square.y // CELL, square.x // CELL]]
-    assert page.images[0].outcome.focus.box == square.box()
+    assert page.images[0].detections[rank].box == square.box()
 
 
 def test_a_box_is_drawn_on_its_map_and_on_the_input() -> None:
@@ -64,6 +64,21 @@ def test_a_box_is_drawn_on_its_map_and_on_the_input() -> None:
     outside = np.ones((SIDE, SIDE), bool)
     outside[y0 : y1 + 1, x0 : x1 + 1] = False
     assert np.array_equal(drawn[outside], np.asarray(image)[outside])
+
+
+@pytest.mark.parametrize(("rank", "red"), [(0, 250), (1, 200)])
+def test_look_draws_the_boxes_on_its_input(rank: int, red: int) -> None:
+    """The page has a light line around each red square, which lies on grey."""
+    image, _ = squares(3)
+
+    page = fv.look(RedDetector(), image, **PLAIN)
+
+    assert page.detections[rank].index == 1
+    pixels = np.asarray(page.image)
+    rows, columns = np.nonzero((pixels == (red, 0, 0)).all(axis=2))
+    y = int(np.median(rows))
+    line = pixels[y, columns.max() : columns.max() + 10].min(axis=1)
+    assert line.max() > 150
 
 
 def test_boxes_are_in_pixels_of_the_file() -> None:

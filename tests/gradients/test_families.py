@@ -81,9 +81,15 @@ def test_a_region_is_explained_by_the_sum_of_its_logits(
     assert [layer_map.layer for layer_map in page.maps] == ["down", "up"]
     assert_maps_equal(page.maps[0].tensor, by_hand(low[0], number, method))
     assert_maps_equal(page.maps[1].tensor, by_hand(last[0], number, method))
-    outcome = page.images[0].outcome
-    assert outcome.target == pytest.approx(number.item(), rel=1e-5)
-    assert np.array_equal(outcome.focus, mask)
+    result = page.images[0]
+    assert result.outcome.target == pytest.approx(number.item(), rel=1e-5)
+    assert np.array_equal(result.shown, outlined(x, mask))
+
+
+def outlined(image: Tensor, mask: Tensor) -> np.ndarray:
+    """The picture of an image [3, H, W], 0..1, with the edge of a region."""
+    levels = (image * 255).round().byte().permute(1, 2, 0)
+    return with_outline(levels.numpy(), mask.long().numpy())
 
 
 def test_a_pixel_is_the_logit_of_the_class_that_wins_it(regions: nn.Module) -> None:

@@ -19,16 +19,16 @@ FILES = sorted(DIGITS.iterdir())[:3]
 
 
 @pytest.fixture
-def told(featviz: Run) -> Outcome:
+def printed(featviz: Run) -> Outcome:
     """What `run` prints of three digits."""
     options = ("--layers", "Linear", "--out", "out", "--json", "-v")
     return featviz("run", DIGITS_MODEL, *FILES, *options)
 
 
-def test_predictions_are_softmax_and_topk(told: Outcome) -> None:
+def test_predictions_are_softmax_and_topk(printed: Outcome) -> None:
     """JSON lines and manifests have the five likeliest classes, as torch counts them."""
     model = torch.load(DIGITS_MODEL, weights_only=False).eval()
-    for file, line in zip(FILES, told.out.splitlines(), strict=True):
+    for file, line in zip(FILES, printed.out.splitlines(), strict=True):
         with torch.no_grad():
             scores = model(input_of(model, file, {}))[0]
         shares, order = scores.softmax(0).topk(5)
@@ -46,15 +46,15 @@ def column(prediction: list[dict[str, Any]], name: str) -> list[Any]:
     return [guess[name] for guess in prediction]
 
 
-def test_predictions_are_printed_in_percent(told: Outcome) -> None:
+def test_predictions_are_printed_in_percent(printed: Outcome) -> None:
     """With one decimal, and neither 0 nor 100 for what is between them."""
-    for file, line in zip(FILES, told.out.splitlines(), strict=True):
+    for file, line in zip(FILES, printed.out.splitlines(), strict=True):
         guesses = json.loads(line)["prediction"]
         texts = [
             f"class {guess['index']} {percent(guess['probability'])} %"
             for guess in guesses
         ]
-        assert f"{file.name}: {', '.join(texts)}\n" in told.err
+        assert f"{file.name}: {', '.join(texts)}\n" in printed.err
 
 
 def percent(share: float) -> str:
