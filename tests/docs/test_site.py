@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from documents import read
+from runs import tree
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site's folder, with the report as Sphinx makes it of docs/conf.py."""
+    folder = tmp_path_factory.mktemp("site")
+    configuration = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    builder = SimpleNamespace(format="html")
+    configuration["make_report"](SimpleNamespace(outdir=folder, builder=builder), None)
+    return folder
+
+
+LINK = re.compile(r"\]\(site:(?P<page>.*)#(?P<layer>.*)@.*\)")
+"""The link of docs/places.md to a layer in the report's page."""
 
 
 @pytest.mark.slow
-def test_the_site_has_a_report_to_try(tmp_path: Path) -> None:
-    """The page that docs/places.md links answers for nine images and four blocks, and
-    all of it takes less than 3 MB."""
-    spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
-    assert spec is not None
-    assert spec.loader is not None
-    conf = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conf)
-    site = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(format="html"))
+def test_the_site_has_a_report_to_try(site: Path) -> None:
+    """docs/places.md links it, and all of it takes less than 3 MB."""
+    link = LINK.search(read("places"))
+    assert link
+    assert (site / link["page"]).is_file()
+    assert sum(map(len, tree(site).values())) < 3_000_000
 
-    conf.make_report(site, None)
 
-    page, layer = re.findall(r"\]\(site:(.*)#(.*)@.*\)", read("places"))[0]
-    assert (tmp_path / page).is_file()
-    report = tmp_path / "try" / "report"
+@pytest.mark.slow
+def test_the_report_of_the_site_answers(site: Path) -> None:
+    """It has an answer for nine images and four layers, of which one is linked."""
+    report = site / "try" / "report"
     index = (report / "places-index.js").read_text()
-    places = json.loads(index.partition("=")[2].rstrip(";\n"))
-    assert len(places["images"]) == 9
-    answering = [layer for layer in places["layers"] if not layer["reason"]]
-    assert len(answering) == 4
-    assert layer in [entry["name"] for entry in answering]
+    answers = json.loads(index.partition("=")[2].rstrip(";\n"))
+    assert len(answers["images"]) == 9
     assert len(list(report.glob("places-0*.js"))) == 9
-    files = [path for path in (tmp_path / "try").rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 3_000_000
+    layers = [layer["name"] for layer in answers["layers"] if not layer["reason"]]
+    assert len(layers) == 4
+    assert LINK.search(read("places"))["layer"] in layers
