@@ -69,6 +69,14 @@ class Page:
         """Those that are seen."""
         return [element for element in self.all(css) if element.is_displayed()]
 
+    def texts(self, css: str) -> list[str]:
+        """The texts of elements."""
+        return [element.text for element in self.all(css)]
+
+    def layers(self, css: str) -> list[str]:
+        """The layers of the elements that are seen."""
+        return [element.get_attribute("data-layer") for element in self.shown(css)]
+
     def until(self, code: str, *arguments: Any) -> None:
         """Wait for what a piece of JavaScript returns to be true."""
         from selenium.webdriver.support.wait import WebDriverWait

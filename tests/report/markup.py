@@ -58,6 +58,10 @@ class Markup(HTMLParser):
         """An attribute of the elements of a tag that have it."""
         return [str(tag[attribute]) for tag in self.of(tag) if attribute in tag]
 
+    def pictures(self, text: str) -> list[dict[str, str | None]]:
+        """The pictures whose alternative text has these words."""
+        return [image for image in self.of("img") if text in str(image["alt"])]
+
     @property
     def ids(self) -> list[str]:
         """The ids of all elements."""

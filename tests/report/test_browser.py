@@ -127,15 +127,10 @@ def test_sorting_moves_the_tiles(page: Page, by: str, key: np.ndarray) -> None:
     assert greys == [20 + channel for channel in np.argsort(-key)]
 
 
-def layers_of(page: Page, css: str) -> list[str]:
-    """The layers of the elements that are seen."""
-    return [element.get_attribute("data-layer") for element in page.shown(css)]
-
-
 def test_search_leaves_what_matches_by_name(page: Page) -> None:
     """On the page of the run it goes through layers and images."""
     page.open("index.html?q=relu")
-    assert layers_of(page, ".flow > li") == ["relu"]
+    assert page.layers(".flow > li") == ["relu"]
     (row,) = page.shown("#layers-table tbody tr")
     assert row.text.startswith("relu ReLU")
     assert page.shown(".gallery li") == []
@@ -144,7 +139,7 @@ def test_search_leaves_what_matches_by_name(page: Page) -> None:
 def test_search_says_how_many_match(page: Page) -> None:
     """A type matches too; where nothing does, everything stays."""
     page.open("image-000.html?q=conv2d")
-    assert layers_of(page, ".group") == ["conv1"]
+    assert page.layers(".group") == ["conv1"]
     assert page.one(".count").text == "2 of 6"
     page.open("layer-000.html?q=xyz")
     assert page.one(".count").text == "nothing matches “xyz”"
@@ -219,7 +214,7 @@ def test_a_channel_has_a_view_of_all_images(channel: Page) -> None:
     """Images stand by activation, the strongest first; the title has the focus."""
     largest = VARIED[:, 3, 1]
     order = np.argsort(-largest)
-    captions = [caption.text for caption in channel.shown(".excited figcaption")]
+    captions = channel.texts(".excited figcaption")
     assert captions == [f"{n}.png max {number(largest[n])}" for n in order]
     title = channel.one(".channel h2")
     assert title.text.startswith("Channel 3")
@@ -315,8 +310,8 @@ def sorts_of(page: Page) -> list[str | None]:
 
 def zeros_of(page: Page) -> list[float]:
     """The shares of zeros in the table of layers, row by row."""
-    cells = page.all("#layers-table td:nth-child(4)")
-    return [float(cell.text.rstrip("\u00a0 %")) for cell in cells]
+    cells = page.texts("#layers-table td:nth-child(4)")
+    return [float(text.rstrip("\u00a0 %")) for text in cells]
 
 
 def test_a_table_says_which_column_sorts_it(page: Page) -> None:

@@ -68,22 +68,17 @@ def page(browser: Any, compared: Path) -> Page:
     assert browser.get_log("browser") == []
 
 
-def layers(page: Page) -> list[str]:
-    """The layers that are seen, in their order."""
-    return [row.get_attribute("data-layer") for row in page.shown(".compared")]
-
-
 def test_layers_by_position_by_change_and_the_changed_ones_only(page: Page) -> None:
     """What is set stands in the address, and holds when it is loaded again."""
-    assert layers(page) == ["conv1", "conv2", "conv3"]
+    assert page.layers(".compared") == ["conv1", "conv2", "conv3"]
     assert page.one("#compared-001 .badge").text == "first to diverge"
     page.choose("[data-state=rank]", "change")
-    assert layers(page) == ["conv3", "conv2", "conv1"]
+    assert page.layers(".compared") == ["conv3", "conv2", "conv1"]
     page.one("[data-state=changed]").click()
     page.browser.refresh()
-    assert layers(page) == ["conv3", "conv2"]
+    assert page.layers(".compared") == ["conv3", "conv2"]
     page.choose("[data-state=rank]", "")
-    assert layers(page) == ["conv2", "conv3"]
+    assert page.layers(".compared") == ["conv2", "conv3"]
 
 
 @pytest.mark.parametrize("width", [1200, 400])
@@ -113,7 +108,7 @@ def test_a_compared_run_leads_to_the_page_of_the_comparison(page: Page) -> None:
     page.open("index.html")
     page.one(".verdict a[href='comparison.html']").click()
     page.until("return location.pathname.endsWith('comparison.html')")
-    assert layers(page) == ["conv1", "conv2", "conv3"]
+    assert page.layers(".compared") == ["conv1", "conv2", "conv3"]
     assert missing_pictures(page) == []
 
 
@@ -122,10 +117,8 @@ def test_before_after_and_difference_are_columns(page: Page) -> None:
     order."""
     page.browser.set_window_size(1400, 900)
     page.open("comparison.html")
-    columns = page.shown("#compared-002 .maps")
-    titles = [column.find_element("class name", "name").text for column in columns]
-    assert titles == ["before", "after", "difference"]
-    first, second, third = columns
+    assert page.texts("#compared-002 .maps .name") == ["before", "after", "difference"]
+    first, second, third = page.shown("#compared-002 .maps")
     assert first.rect["y"] == second.rect["y"] == third.rect["y"]
     assert first.rect["x"] < second.rect["x"] < third.rect["x"]
     assert channels_of(first)[:2] == ["4", "2"]

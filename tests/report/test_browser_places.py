@@ -100,7 +100,7 @@ def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
     page.choose(".places select", "3")  # the model itself comes first
     click_input(page, 17, 13)
     assert set(lit(page)) == {(0, x // 2, y // 2) for x, y in CENTRES}
-    cosines = [crop.text for crop in page.all(".crops small")]
+    cosines = page.texts(".crops small")
     assert len(cosines) == 9
     assert cosines[:4] == ["1.00"] * 4
     assert page.js("return location.hash") == "#2@0.27,0.20"
@@ -124,10 +124,9 @@ def test_thumbnails_lead_to_the_best_place_of_another_image(page: Page) -> None:
     """The address says which image; its own page is linked."""
     page.open(f"image-000.html{ADDRESS}")
     answered(page)
-    thumbnails = page.all(".thumbs button")
-    assert [button.text for button in thumbnails] == ["image-1.png", "image-2.png"]
+    assert page.texts(".thumbs button") == ["image-1.png", "image-2.png"]
     best = page.js("return lens.answer.best(2)")
-    thumbnails[1].click()
+    page.all(".thumbs button")[1].click()
     page.settle()
     assert page.js("return lens.image") == 2
     assert page.js("return lens.grid().at(lens.spot)") == best
@@ -144,8 +143,8 @@ def test_channels_are_linked_and_the_field_is_a_box(page: Page) -> None:
     links = page.all(".asked .bars a")
     assert len(links) == 8
     assert "/layer-003.html#c" in links[0].get_attribute("href")
-    cells = [cell.text.replace("−", "") for cell in page.all(".asked .bars td.n")]
-    sizes = [float(text.split()[0]) for text in cells]
+    cells = page.texts(".asked .bars td.n")
+    sizes = [float(text.replace("−", "").split()[0]) for text in cells]
     assert sizes == sorted(sizes, reverse=True)
     seen = "const g = lens.grid(); return g.seen(g.at(lens.spot), [64, 64])"
     assert page.js(seen) == [14, 10, 5, 5]

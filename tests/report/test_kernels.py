@@ -18,7 +18,7 @@ from runs import refused
 
 import featviz as fv
 
-from .markup import EVIL, Markup, page_of
+from .markup import EVIL, page_of
 
 NAME = "kernels #1"
 
@@ -59,11 +59,6 @@ def rows_of(kernels: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def pictures_of(page: Markup) -> list[dict[str, str | None]]:
-    """The pictures of kernels on a page."""
-    return [image for image in page.of("img") if "kernel" in str(image["alt"])]
-
-
 def span(low: float, high: float, joint: str) -> str:
     """Two numbers with four digits."""
     return f"{low:.4g} {joint} {high:.4g}".replace("-", "−")
@@ -76,7 +71,7 @@ def test_kernels_stand_on_the_pages_of_their_layers(
     assert featviz("report", run, "--kernels", kernels).code == 0
     addresses = []
     for index in range(4):
-        pictures = pictures_of(page_of(run, f"layer-{index:03d}.html"))
+        pictures = page_of(run, f"layer-{index:03d}.html").pictures("kernel")
         addresses.append([unquote(str(image["src"])) for image in pictures])
     first, second = (f"../../{NAME}/{row['file']}" for row in rows_of(kernels))
     assert addresses == [[], [first], [], [second]]
@@ -112,7 +107,7 @@ def test_kernels_alone_are_a_page(featviz: Run, kernels: Path) -> None:
 def test_pictures_of_kernels_have_their_own_size(featviz: Run, kernels: Path) -> None:
     """Width and height are those of the file (Pillow)."""
     assert featviz("report", kernels).code == 0
-    pictures = pictures_of(page_of(kernels))
+    pictures = page_of(kernels).pictures("kernel")
     assert len(pictures) == 2
     for image in pictures:
         pixels = np.asarray(Image.open(kernels / "report" / unquote(str(image["src"]))))

@@ -222,8 +222,8 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     other_run = write_run(tmp_path / "new#2", {"a.png": [drawn]})
     build_report(root, ReportOptions(compare=other_run))
     page = page_of(root, "image-000.html")
-    grids = [image for image in page.of("img") if " of a.png" in str(image["alt"])]
-    assert [unquote(str(image["src"])) for image in grids] == [
+    pictures = page.pictures(" of a.png")
+    assert [unquote(str(image["src"])) for image in pictures] == [
         "../a.png/input.png",
         "../a.png/001_conv1/output.png",
         "../a.png/002_relu/output.png",

@@ -193,23 +193,38 @@ def test_later_images_are_written_in_the_axes_of_the_first(
     assert np.quantile(differences(later, first), 0.99) <= 0.05
 
 
-def test_of_many_layers_six_have_places(tmp_path: Path) -> None:
-    """They are the last of each resolution, and layers between; the next one answers for
-    the others."""
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """A run of nine convolutions, of which the fifth and the eighth halve the
+    resolution; and its report."""
     torch.manual_seed(0)
     strides = [1, 1, 1, 1, 2, 1, 1, 2, 1]
     net = nn.Sequential(*(nn.Conv2d(3, 3, 3, n, padding=1) for n in strides))
     out = tmp_path / "run"
     fv.run(net, torch.rand(3, 40, 40), "Conv2d", out, preset="none")
     fv.report(out)
-    entries = entries_of(out, "places-000.js")
-    answering = [number for number, entry in enumerate(entries) if entry is not None]
+    return out
+
+
+def answering_of(run: Path) -> list[int]:
+    """The layers that have vectors, in the order of the model."""
+    entries = entries_of(run, "places-000.js")
+    return [number for number, entry in enumerate(entries) if entry is not None]
+
+
+def test_of_many_layers_six_have_places(deep: Path) -> None:
+    """They are the last of each resolution, and layers between."""
+    answering = answering_of(deep)
     assert len(answering) == 6
-    # the resolutions end with these
-    assert {3, 6, 8} <= {*answering}
-    for number, layer in enumerate(index_of(out)["layers"]):
-        following = min(other for other in answering if other >= number)
-        expected = None if following == number else following
+    assert {3, 6, 8} <= set(answering)
+
+
+def test_the_next_layer_answers_for_one_without_places(deep: Path) -> None:
+    """The index names it; a layer with vectors answers itself."""
+    answering = answering_of(deep)
+    for number, layer in enumerate(index_of(deep)["layers"]):
+        following = answering[np.searchsorted(answering, number)]
+        expected = {number: None}.get(following, following)
         assert layer["stand_in"] == expected
 
 
