@@ -172,24 +172,24 @@ class _PlacesLayer:
             return None
         if figure.row.maps != self.row.maps:
             return None
-        places = None
+        image_places = None
         with suppress(DamagedError):  # the page shows a broken picture
             table = stats[figure.row.capture_key.stats_key]
-            places = read_places(figure.picture.image, figure.row, table)
-        if places is not None and self.basis is not None and self.basis.is_halved:
-            return halved(places, figure.row.plan.map_size)
-        return places
+            image_places = read_places(figure.picture.image, figure.row, table)
+        if image_places is not None and self.basis is not None and self.basis.is_halved:
+            return halved(image_places, figure.row.plan.map_size)
+        return image_places
 
-    def encode(self, name: str, places: PlaceVectors) -> PlacesEntry:
+    def encode(self, name: str, image_places: PlaceVectors) -> PlacesEntry:
         """The places of an image in the basis of the layer, which must be there."""
         assert self.basis is not None
         channels, values = standing_out(
-            places.vectors, self.basis.mean, self.basis.deviation
+            image_places.vectors, self.basis.mean, self.basis.deviation
         )
-        coordinates = unit_vectors(places.vectors) @ self.basis.axes.T
+        coordinates = unit_vectors(image_places.vectors) @ self.basis.axes.T
         return PlacesEntry(
-            size=places.size,
-            factor=places.factor,
+            size=image_places.size,
+            factor=image_places.factor,
             field=self.figures[name].row.receptive_field,
             vectors=_base64(_levels(coordinates, self.basis.units)),
             channels=_base64(channels),
@@ -385,8 +385,8 @@ def _compared_entries(
         layer.basis = fitted.basis
         axes = len(layer.basis.axes)
         bytes_left -= _bytes_of(layer, axes, layer.basis.is_halved)
-        for name, places in fitted.places.items():
-            entries[name][number] = layer.encode(name, places)
+        for name, image_places in fitted.by_image.items():
+            entries[name][number] = layer.encode(name, image_places)
     return entries
 
 
@@ -421,8 +421,8 @@ def _entries_of(
     """
 
     def entry(layer: _PlacesLayer) -> PlacesEntry | None:
-        places = None if layer.basis is None else layer.read(name, stats)
-        return None if places is None else layer.encode(name, places)
+        image_places = None if layer.basis is None else layer.read(name, stats)
+        return None if image_places is None else layer.encode(name, image_places)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(entry, layers))
@@ -450,29 +450,29 @@ class _FittedPlaces(NamedTuple):
     """The basis of a layer, and the places from which it was made."""
 
     basis: _PlacesBasis
-    places: Mapping[str, PlaceVectors]
+    by_image: Mapping[str, PlaceVectors]
     """Of the compared images by name, halved if the basis says so."""
 
 
 def _fitted(
-    layer: _PlacesLayer, places: Mapping[str, PlaceVectors], available: int
+    layer: _PlacesLayer, by_image: Mapping[str, PlaceVectors], available: int
 ) -> _FittedPlaces:
     """The basis of a layer, at half the resolution where its vectors need more axes than
     the bytes hold; completes its entry in the index.
 
     Args:
-        places: of the compared images, by name; at least one.
+        by_image: of the compared images, by name; at least one.
         available: bytes for the image with the most places, before base64.
     """
     for is_halved in (False, True):
         if is_halved:
             halves = {}
-            for name, fine in places.items():
+            for name, fine in by_image.items():
                 halves[name] = halved(fine, layer.figures[name].row.plan.map_size)
-            places = halves
+            by_image = halves
         # All images at once: only in common axes can places of two images be compared,
         # and a channel stands out against the mean of all.
-        vectors = np.concatenate([image.vectors for image in places.values()])
+        vectors = np.concatenate([image.vectors for image in by_image.values()])
         bytes_of_channels = _bytes_of(layer, 0, is_halved)
         bytes_of_axis = _bytes_of(layer, 1, is_halved) - bytes_of_channels
         most_axes = (available - bytes_of_channels) // bytes_of_axis
@@ -492,7 +492,7 @@ def _fitted(
     basis = _PlacesBasis(
         shortened.axes, shortened.units, vectors.mean(0), deviation, is_halved
     )
-    return _FittedPlaces(basis, places)
+    return _FittedPlaces(basis, by_image)
 
 
 class _ShortVectors(NamedTuple):
@@ -566,17 +566,19 @@ def _levels(coordinates: Floats, units: Floats) -> np.ndarray:
 # Images
 
 
-def halved(places: PlaceVectors, map_size: tuple[int, int]) -> PlaceVectors:
+def halved(image_places: PlaceVectors, map_size: tuple[int, int]) -> PlaceVectors:
     """Places with squares of two by two averaged.
 
     Args:
         map_size: rows and columns of the map, of which the last places may have fewer
             than the others.
     """
-    vectors = places.vectors.reshape(*places.size, -1)
+    vectors = image_places.vectors.reshape(*image_places.size, -1)
     for axis, length in enumerate(map_size):
-        count = places.size[axis]
-        weights = np.minimum(places.factor, length - places.factor * np.arange(count))
+        count = image_places.size[axis]
+        weights = np.minimum(
+            image_places.factor, length - image_places.factor * np.arange(count)
+        )
         weights = weights.reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
         pairs = np.arange(0, count, 2)
         sums = np.add.reduceat(vectors * weights, pairs, axis=axis)
@@ -584,7 +586,9 @@ def halved(places: PlaceVectors, map_size: tuple[int, int]) -> PlaceVectors:
         vectors = (sums / totals).astype(np.float32)
     rows, columns, channels = vectors.shape
     return PlaceVectors(
-        vectors.reshape(rows * columns, channels), (rows, columns), 2 * places.factor
+        vectors.reshape(rows * columns, channels),
+        (rows, columns),
+        2 * image_places.factor,
     )
 
 
