@@ -518,8 +518,6 @@ def _shortened(vectors: Floats, most_axes: int) -> _ShortVectors:
     # each axis has a unit of its own: the last ones vary a hundredth of the first, and
     # would round to nothing in common units
     units = np.maximum(abs(sample @ axes.T).max(0), 1e-30) / 127
-    # the units are written with six digits, and read as such
-    units = np.array([float(f"{unit:.6g}") for unit in units])
     # a fixed seed: the same report has the same bytes
     pairs = np.random.default_rng(0).integers(0, len(vectors), (2, _PAIRS))
     first = unit_vectors(vectors[pairs[0]])
@@ -544,16 +542,16 @@ def shortened_cosines(first: Floats, second: Floats) -> Floats:
     power of that within the axes. In resnet18's stages the largest error is 0.6 times
     that of the cosines within 32 to 64 axes alone, of random pairs, and no larger of
     those that are most alike."""
-    lengths = np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1)
+    first_lengths = np.linalg.norm(first, axis=1)
+    second_lengths = np.linalg.norm(second, axis=1)
     products = (first * second).sum(1)
     tiny = np.finfo(np.float32).tiny
-    inside = (products / np.maximum(lengths[0] * lengths[1], tiny)).clip(0, 1)
-    outside = np.ones(len(first))
-    for length in lengths:
-        # a vector of zeros is not of length 1
-        outside *= np.where(length > 0, np.sqrt((1 - length**2).clip(0, 1)), 0)
-    whole: Floats = products + inside**8 * outside
-    return whole
+    inside = products / np.maximum(first_lengths * second_lengths, tiny)
+    # rounding may make a vector longer than 1
+    first_outside = np.sqrt((1 - first_lengths**2).clip(0))
+    second_outside = np.sqrt((1 - second_lengths**2).clip(0))
+    cosines: Floats = products + inside.clip(0, 1) ** 8 * first_outside * second_outside
+    return cosines
 
 
 def _levels(coordinates: Floats, units: Floats) -> np.ndarray:
