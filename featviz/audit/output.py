@@ -72,6 +72,8 @@ def write_document(
     """Write audit.json.
 
     Args:
+        document: its content, but for what was drawn.
+        drawn: the rows of `drawn`, one for each sheet of suspects.
         files: the other files of the audit; None for all in the folder.
     """
     write.write_record(folder, AUDIT_FILE, {**document, "drawn": list(drawn)}, files)

@@ -426,6 +426,7 @@ class Comparison:
 
 
 def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
+    """The counts of several layers together."""
     differing = 0
     total = 0
     for count in counts:

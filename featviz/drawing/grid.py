@@ -188,7 +188,8 @@ def _write_labels(
     """Write on tiles.
 
     Args:
-        pixels: uint8 [rows, width, depth], a piece of the picture.
+        pixels: uint8 [rows, width, depth], a piece of the picture: whole rows of tiles,
+            each with the padding below it.
         numbers: of the tiles in it.
         labels: by number of the tile; most have none.
     """
@@ -254,6 +255,9 @@ def glyphs(text: str) -> np.ndarray:
 def marks(size: tuple[int, int]) -> np.ndarray:
     """The pixels of both marks, bool [2, height, width]: first ZERO, both diagonals, then
     CONSTANT, the diagonal that rises. All are False where a tile has no room for a mark.
+
+    Args:
+        size: height and width of the tile, enlarged.
     """
     height, width = size
     y, x = np.mgrid[0:height, 0:width]

@@ -136,7 +136,7 @@ class GridPicture:
 
 
 def check_format(name: str) -> None:
-    """Say so early where Pillow cannot write a format of `records.FORMATS`."""
+    """Raise UsageError early where Pillow cannot write a format of `records.FORMATS`."""
     format = FORMATS[name]
     if format.save is not None:
         Image.init()

@@ -354,6 +354,7 @@ def _check_parts(value: Any, file: str, config_class: type) -> None:
 
 
 def _some(keys: Iterable[str]) -> str:
+    """The first names of tensors, for a message."""
     return listed([quoted(str(key)) for key in sorted(keys)], 4)
 
 

@@ -149,20 +149,19 @@ def _read_values(graph: Any) -> GraphValues:
         if node.op_type in _KEEPS_SOURCE:
             source = constants.get(node.input[0], "")
         constants |= dict.fromkeys(node.output, source)
-    quantised = _quantised_values(graph, constants)
-    return GraphValues(constants, quantised.stand_in, quantised.origin)
+    return _with_quantised(graph, constants)
 
 
-class _QuantisedValues(NamedTuple):
-    """The last two fields of `GraphValues`."""
+def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
+    """Constants, and the values that are quantised where they are made, so that nodes
+    take them dequantised.
 
-    stand_in: Mapping[str, str]
-    origin: Mapping[str, str]
+        Conv ── value ──► QuantizeLinear ── integers ──► DequantizeLinear ── stand-in ──► Relu
 
-
-def _quantised_values(graph: Any, constants: Collection[str]) -> _QuantisedValues:
-    """The values that are quantised where they are made, so that all other nodes take
-    them dequantised."""
+    Args:
+        graph: the GraphProto.
+        constants: as `GraphValues.constants`; these have no stand-in.
+    """
     users = defaultdict[str, list[Any]](list)
     for node in graph.node:
         for name in node.input:
@@ -183,7 +182,7 @@ def _quantised_values(graph: Any, constants: Collection[str]) -> _QuantisedValue
         stand_in[value] = users[quantised][0].output[0]
         origin[quantised] = value
         origin.update((user.output[0], value) for user in users[quantised])
-    return _QuantisedValues(stand_in, origin)
+    return GraphValues(constants, stand_in, origin)
 
 
 def _is_constant(node: Any, constants: Collection[str]) -> bool:
@@ -346,6 +345,7 @@ class _Builder:
             number = end
 
     def _is_in(self, number: int, modules: tuple[str, ...]) -> bool:
+        """Whether a node was made in these modules, the outermost first."""
         return (self.nodes[number].modules or ())[: len(modules)] == modules
 
     def _module_call(self, run: _Run, depth: int) -> Iterator[LayerCall]:
@@ -407,6 +407,8 @@ class _Builder:
         return unique
 
     def _stand_in(self, value: str) -> str:
+        """The name by which other nodes take a value: of one that is quantised at once,
+        the one behind DequantizeLinear; else its own."""
         return self.values.stand_in.get(value, value)
 
     def _leaving(self, run: _Run) -> list[_Maker]:

@@ -505,7 +505,8 @@ def load_onnx(path: Path) -> Loaded:
     image = images[0] if images else inputs[0]
     entry = None
     fixed = image.fixed
-    # a graph of integers has its normalisation inside, and takes levels
+    # A graph of integers has its normalisation inside, and takes levels: the chain ends
+    # at 0..1, of which `OnnxInput.feed` makes them.
     if not image.dtype.is_floating_point:
         entry = Chain(fixed.size, channels=fixed.channels or 3)
     return Loaded(model, record, entry, fixed)
@@ -663,6 +664,7 @@ def _add_parameters(
     """Give a layer the constants that its node takes, for what lists parameters.
 
     Args:
+        tensors: The graph's initializers, by name.
         parameters: Those of the graph by name, filled as they are met; None for a
             constant that is not a parameter.
     """

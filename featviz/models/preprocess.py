@@ -264,6 +264,7 @@ class Chain:
 
 
 def _both_sides(size: Size) -> HeightWidth:
+    """Height and width of a size; a single number is a square."""
     if isinstance(size, int):
         return (size, size)
     return size

@@ -408,7 +408,11 @@ def _taken_from(
     values: dict[str, Any], record_type: type[Struct], but: Collection[str]
 ) -> dict[str, Any]:
     """The fields of a record by those values that are its options; they are removed
-    from `values`, so that what is left in the end is not an option of any record."""
+    from `values`, so that what is left in the end is not an option of any record.
+
+    Args:
+        but: names that are left alone.
+    """
     fields: dict[str, Any] = {}
     for name, field_option in declared(record_type).items():
         if name in values and name not in but:

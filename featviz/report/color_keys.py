@@ -40,14 +40,15 @@ class LegendEntry(NamedTuple):
 def legend(
     options: Mapping[str, Any], captures: Iterable[Capture]
 ) -> list[LegendEntry]:
-    """What single colours of some pictures of a run mean. Only maps by themselves are
-    marked: no overlay, no tile of all channels, and nothing under `--no-marks`.
+    """What single colours of some pictures of a run mean: ends of scales, components of
+    a reduction, marks of constant maps, and what is not finite.
 
     Args:
         options: of the run, as run.json has them; any may be missing.
         captures: what the page shows.
     """
     entries: dict[LegendEntry, None] = {}
+    shows_marks = options.get("marks") is not False
     for row in captures:
         mode = normalize.MODES.get(row.normalize)
         reduction = REDUCTIONS.get(row.reduce or "")
@@ -55,7 +56,8 @@ def legend(
         if reduction is not None and reduction.colors:
             for color, meaning in reduction.colors:
                 entries[LegendEntry(color, meaning)] = None
-        elif mode and (mode.shared or is_overlay or options.get("marks") is not False):
+        # maps that share no scale (`map`) have a legend of marks, but not over the input
+        elif mode and (mode.shared or is_overlay or shows_marks):
             levels = mode.over if mode.over and is_overlay else mode.legend
             colors = scale_colors(
                 _colormap(row, options), tuple(level for level, _ in levels)

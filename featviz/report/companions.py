@@ -105,7 +105,12 @@ def _shared_kernels(
 def _audit(
     run: ReadRun, path: Path | None, layers: Collection[str]
 ) -> AuditView | None:
-    """The audit at a path, or in the run's folder if there is one."""
+    """The audit at a path, or in the run's folder if there is one.
+
+    Args:
+        path: None looks into the run's folder.
+        layers: names of the run's layers; the view has no others.
+    """
     audit_and_pictures = read_audit(run.root, path)
     if audit_and_pictures is None:
         return None
@@ -188,11 +193,12 @@ def check_model(
 
 
 def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
-    """`'resnet18' (weights 'none')`: a model and what tells it from another.
+    """A model and what tells it from another: `resnet18 (weights none)`.
 
     Args:
         model: `model` of a record.
-        differing: keys in it; of a digest the first letters are enough.
+        differing: keys in it, by which the two differ. Of a digest the first 12 letters
+            are shown.
     """
     text = quoted(model_name(model))
     # the name stands in front anyway

@@ -84,7 +84,13 @@ class RunDocument:
     """The content of run.json: what runs, and what became of the images."""
 
     def __init__(self, record: Mapping[str, Any], samples: Sequence[Sample]) -> None:
-        """`samples` are those of the whole run, whichever process or shard takes them."""
+        """Begin with no image finished.
+
+        Args:
+            record: from `run_record`: what decides how images are drawn, without the
+                images.
+            samples: of the whole run, whichever process or shard takes them.
+        """
         self.record = dict(record)
         self.names = [sample.name for sample in samples]
         self.fingerprint = fingerprint(self.record)

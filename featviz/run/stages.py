@@ -353,7 +353,11 @@ def _container(layer: Layer) -> str:
 
 
 def _parents(names: Collection[str]) -> dict[str, str | None]:
-    """The innermost called module around each; the model has none."""
+    """The innermost called module around each; the model has none.
+
+    Args:
+        names: qualified names of the modules that were called.
+    """
     parents: dict[str, str | None] = {"": None}
     for name in names:
         if name:

@@ -154,4 +154,5 @@ def _copy(url: Url, name: str, root: Path, limit: int) -> None:
 
 
 def _object(url: Url, name: str) -> Url:
+    """The place in the store of a file below a run directory's URL."""
     return url.at_key(f"{url.key.rstrip('/')}/{name}")

@@ -130,7 +130,7 @@ class _Fault:
 
 @dataclass
 class _Verdict:
-    """What `verify` says of a run; see there."""
+    """What `verify` says of a run: its docstring has the fields."""
 
     run: str
     series: str | None = None

@@ -176,6 +176,7 @@ class ImageFolder:
         return hidden
 
     def _holds_others(self) -> StoreError:
+        """The error for a folder with files that are not ours, which stay."""
         message = f"{quoted(str(self.path))} holds files that featviz did not write"
         return StoreError(message, "move them away; --resume goes on")
 

@@ -203,6 +203,7 @@ class Follower:
         return self.listener is not None or layer.name in self.layer_names
 
     def _tag(self, tensor: Tensor) -> Tag:
+        """The tensor's tag; an empty one where it was not followed."""
         return self._tags.get(tensor) or Tag()  # type: ignore[no-untyped-call]
 
     def _made_by(self, tensor: Tensor) -> int | None:

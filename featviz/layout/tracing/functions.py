@@ -37,6 +37,7 @@ def no_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list
 def _softmax_weights(
     call: FollowedCall, is_weights: bool, in_attention: bool
 ) -> list[bool]:
+    """The rule of softmax, which makes the weights of an attention."""
     # over the keys, which stand last: else it is a softmax of something else
     dim = call.argument(1, "dim")
     return [in_attention and dim in (-1, result.ndim - 1) for result in call.results]
@@ -45,6 +46,7 @@ def _softmax_weights(
 def _second_weights(
     call: FollowedCall, is_weights: bool, in_attention: bool
 ) -> list[bool]:
+    """The rule of a whole attention, `multi_head_attention_forward`."""
     # it returns values and weights
     return [index == 1 for index in range(len(call.results))]
 
@@ -67,6 +69,7 @@ def _move(function: Callable[..., Any]) -> FollowedFunction:
 
 
 def _join(function: Callable[..., Any]) -> FollowedFunction:
+    """A function that joins tensors, and does the same to their tables."""
     return FollowedFunction(
         positions.join_positions(function), fields.join_fields(function)
     )
@@ -77,6 +80,7 @@ def _each(names: str, function: FollowedFunction) -> dict[str, FollowedFunction]
 
 
 def _item(table: Tensor, index: Any) -> Tensor:
+    """`table[index]`, with an index of any kind that a tensor takes."""
     # tables are on the CPU, an index of the model's may lie elsewhere
     if isinstance(index, Tensor):
         index = index.cpu()

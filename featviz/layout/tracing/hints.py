@@ -285,7 +285,11 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
 
 
 def _of_model(model: nn.Module, input_shape: tuple[int, ...]) -> Hints:
-    """The hints that hold for all modules."""
+    """The hints that hold for all modules.
+
+    Args:
+        input_shape: of the model's input, as `HintBook` takes it.
+    """
     first = _first_convolution(model)
     time_steps = patch_size = None
     if len(input_shape) == 5:
@@ -362,7 +366,13 @@ def _detection_transform(model: nn.Module) -> Any:
 
 def _input_size(input_shape: tuple[int, ...], transform: Any) -> Size | None:
     """Height and width in pixels of what the layers see; None where it is not a
-    picture."""
+    picture.
+
+    Args:
+        input_shape: of the model's input.
+        transform: torchvision's GeneralizedRCNNTransform, by which a detector resizes
+            its input and pads it; None in other models.
+    """
     height, width = input_shape[-2:] if len(input_shape) > 3 else (1, 1)
     if (height, width) == (1, 1):
         return None
