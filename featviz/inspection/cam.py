@@ -254,7 +254,9 @@ def _divided(
         explained: makes the result of each sample, while the model is watched.
     """
     samples = prepared.samples
-    count = workers.worker_count(prepared.model, samples, options.jobs)
+    count = workers.worker_count(
+        prepared.model, samples, options.jobs, prepared.plan.backward
+    )
     if count == 1:
         yield from explained(samples)
         return

@@ -102,7 +102,9 @@ def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
     # Of the whole run: what --resume draws later must not depend on how much is left.
     # The bytes are the same with any number: each worker has one torch thread.
     prepared = run.prepared
-    return workers.worker_count(prepared.model, prepared.samples, options.jobs)
+    return workers.worker_count(
+        prepared.model, prepared.samples, options.jobs, prepared.plan.backward
+    )
 
 
 def draw_all(

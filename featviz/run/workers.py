@@ -88,13 +88,14 @@ class _Worker:
 
 
 def worker_count(
-    model: LoadedModel, samples: Sequence[Sample], jobs: int | None
+    model: LoadedModel, samples: Sequence[Sample], jobs: int | None, backward: bool
 ) -> int:
     """How many worker processes divide the samples of a command; 1 where there is
     little to gain, or something that cannot be divided.
 
     Args:
         jobs: as the user says; None takes one for each core that this process may use.
+        backward: whether each image needs gradients.
     """
     if jobs == 1 or len(samples) < FEWEST_IMAGES:
         return 1
@@ -103,7 +104,35 @@ def worker_count(
     # the connections of a store have threads, which do not survive a fork
     if samples[0].is_remote:
         return 1
+    if backward and not _can_go_back_in_child():
+        return 1
     return jobs or usable_cores()
+
+
+def _can_go_back_in_child() -> bool:
+    """Whether a forked process can compute gradients. autograd starts threads at its
+    first backward pass where torch knows of another device than the CPU (as it does
+    once torch.export is imported), and refuses to work without them."""
+    _go_back()  # now this process has the threads, if there are to be any
+    process = _FORK.Process(target=_exit_by_going_back)
+    process.start()
+    process.join()
+    return process.exitcode == 0  # type: ignore[no-any-return]
+
+
+def _exit_by_going_back() -> None:
+    """End this process with 0 if it can compute a gradient, else with 1."""
+    try:
+        _go_back()
+    except RuntimeError:
+        os._exit(1)
+    os._exit(0)
+
+
+def _go_back() -> None:
+    """Compute the gradient of one number."""
+    with torch.enable_grad():
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def can_fork() -> bool:

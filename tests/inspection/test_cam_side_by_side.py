@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import DIGITS, DIGITS_MODEL, Run
 from PIL import Image
 from runs import make_photos, tree
@@ -68,6 +69,22 @@ def test_an_image_whose_worker_dies_is_named(featviz: Run, tmp_path: Path) -> No
     assert "3.png: its worker process ended by signal 9 (SIGKILL), twice" in done.err
     pictures = sorted(path.name for path in (tmp_path / "cams").iterdir())
     assert pictures == ["cam-0.png", "cam-1.png", "cam-2.png", "cam-4.png"]
+
+
+@pytest.mark.slow
+def test_an_exported_program_is_explained_in_one_process(
+    shell: Run, tmp_path: Path
+) -> None:
+    """torch.export makes autograd start threads, which no worker process has: all
+    images have their maps all the same."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2704, 3))
+    program = torch.export.export(net.eval(), (torch.zeros(1, 1, 28, 28),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    options = ("--size", "28", "--jobs", "2", "--out", tmp_path / "cams")
+    done = shell("cam", tmp_path / "net.pt2", DIGITS, "--trust", *options)
+    assert (done.code, "failed" in done.err) == (0, False), done.err
+    assert len([*(tmp_path / "cams").iterdir()]) == len([*DIGITS.glob("*.png")])
 
 
 @pytest.mark.slow
