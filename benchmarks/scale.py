@@ -135,6 +135,7 @@ def cost_of(command: list[str], checkout: Path, log: Path) -> Cost:
             stdout=file,
             stderr=file,
             env=environment,
+            cwd=log.parent,  # not the clone, whose package `-m` would find first
         )
         watcher = Thread(target=watch, args=[process.pid])
         watcher.start()

@@ -31,6 +31,8 @@ from `low` would be lost in rounding, and is added behind the multiplication."""
 _TINY = 1e-30
 """The reciprocal of a smaller span may overflow. Also the span where two percentiles
 are equal: all above is bright, else dark."""
+_CACHED = 2**16
+"""Values that a core's cache holds beside other things."""
 _LARGER = np.float32(2.0**64)
 """What maps of a tiny span are multiplied by: a power of two, which changes no digit.
 """
@@ -135,7 +137,18 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     height, width = maps.shape[-2:]
     border = min(border, min(height, width) // 4)
     inner = maps[..., border : height - border, border : width - border]
-    deviations: Floats = statistics(inner)[0][:, STD]
+    count = len(maps)
+    # The loop takes maps without gaps. They are copied a few at a time into one small
+    # buffer: for a copy of all, the system would have to clear megabytes of new pages.
+    step = count
+    if maps.device.type == "cpu":
+        step = max(1, _CACHED // max(1, inner[:1].numel()))
+    buffer = inner.new_empty((min(step, count), *inner.shape[1:]))
+    deviations = np.empty(count, np.float32)
+    for first in range(0, count, step):
+        chunk = inner[first : first + step]
+        copy = buffer[: len(chunk)].copy_(chunk)
+        deviations[first : first + step] = statistics(copy)[0][:, STD]
     return deviations
 
 
