@@ -547,10 +547,11 @@ def shortened_cosines(first: Floats, second: Floats) -> Floats:
     products = (first * second).sum(1)
     tiny = np.finfo(np.float32).tiny
     inside = products / np.maximum(first_lengths * second_lengths, tiny)
-    # rounding may make a vector longer than 1
+    # eight bits may make a vector longer than 1
     first_outside = np.sqrt((1 - first_lengths**2).clip(0))
     second_outside = np.sqrt((1 - second_lengths**2).clip(0))
-    cosines: Floats = products + inside.clip(0, 1) ** 8 * first_outside * second_outside
+    outside = first_outside * second_outside
+    cosines: Floats = (products + inside.clip(0, 1) ** 8 * outside).clip(max=1)
     return cosines
 
 

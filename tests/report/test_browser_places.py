@@ -135,6 +135,28 @@ def test_thumbnails_lead_to_the_best_place_of_another_image(page: Page) -> None:
     assert link.get_attribute("href").endswith("image-002.html")
 
 
+def test_keys_go_on_from_a_crop_that_was_clicked(page: Page) -> None:
+    """The new answer replaces the crop; arrow keys and Escape work as before."""
+    page.open(f"image-000.html{ADDRESS}")
+    answered(page)
+    page.all(".crops button")[1].click()
+    page.settle()
+    before = page.js("return lens.spot.x")
+    page.keys(Keys.ARROW_LEFT)
+    assert page.js("return lens.spot.x") != before
+    page.keys(Keys.ESCAPE)
+    assert not page.shown(".places")
+
+
+def test_no_cosine_is_greater_than_1(page: Page) -> None:
+    """Vectors of eight bits may be longer than 1."""
+    page.open(f"image-000.html{ADDRESS}")
+    answered(page)
+    cosines = page.js("return lens.answer.cosines.flatMap((row) => [...row])")
+    assert max(cosines) == pytest.approx(1, abs=1e-6)
+    assert max(cosines) <= 1
+
+
 def test_channels_are_linked_and_the_field_is_a_box(page: Page) -> None:
     """Those that stand out, by numpy over all places; what the place sees is 5 pixels
     wide and 5 high."""

@@ -59,7 +59,8 @@ class PlaceGrid {
       let product = 0;
       for (let axis = 0; axis < axes; axis++) product += weights[axis] * vectors[place * axes + axis];
       const inside = Math.max(0, product / (length * lengths[place]));
-      cosines[place] = product + inside ** 8 * outside(length) * outside(lengths[place]);
+      const cosine = product + inside ** 8 * outside(length) * outside(lengths[place]);
+      cosines[place] = Math.min(1, cosine); // eight bits may make a vector longer than 1
     }
     return cosines;
   }
@@ -440,7 +441,8 @@ const lens = {
     const { images, compared } = this.index;
     await this.load(images[this.image].script);
     this.show();
-    if (isFirst) this.panel.input.focus();
+    // a crop or thumbnail that was clicked is gone, and keys with it
+    if (isFirst || image !== null) this.panel.input.focus();
     // the image itself has answered; then come all others at once
     const waiting = images.slice(0, compared).filter(({ script }) => !this.loading.has(script));
     if (!waiting.length) return;
