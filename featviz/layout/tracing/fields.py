@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -253,7 +254,8 @@ def _around(tables: Iterable[Tensor | None]) -> Tensor:
     """The boxes around those of several tables, whose shapes are broadcast; None is left
     out."""
     seen = [table for table in tables if table is not None]
-    shape = torch.broadcast_shapes(*[table.shape for table in seen])  # type: ignore[no-untyped-call]
+    # not torch.broadcast_shapes, which imports sympy: a second of the first picture
+    shape = np.broadcast_shapes(*[table.shape for table in seen])
     # what is expanded stays so: channels, which all see the same, cost no time
     slim = []
     for table in seen:
