@@ -140,7 +140,7 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     count = len(maps)
     # The loop takes maps without gaps. They are copied a few at a time into one small
     # buffer: for a copy of all, the system would have to clear megabytes of new pages.
-    step = count
+    step = max(1, count)
     if maps.device.type == "cpu":
         step = max(1, _CACHED // max(1, inner[:1].numel()))
     buffer = inner.new_empty((min(step, count), *inner.shape[1:]))

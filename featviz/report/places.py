@@ -205,6 +205,7 @@ class PlaceScripts:
         self._images = pages.images
         self._site = site
         self._layers = _layers(pages, site)
+        self._added = 0  # images
         self._compared_stats: dict[str, Mapping[str, Floats]] = {}
 
     def add(self, page: ReportPage, stats: Mapping[str, Floats]) -> ReportFiles:
@@ -215,7 +216,8 @@ class PlaceScripts:
             stats: of the image, as `ReadImage.stats` has them.
         """
         compared = self._images[:COMPARED_IMAGES]
-        number = self._images.index(page)
+        number = self._added
+        self._added += 1
         if number >= len(compared):
             entries = _entries_of(self._layers, page.name, stats)
             yield self._script(number, entries)

@@ -113,11 +113,28 @@ def _can_go_back_in_child() -> bool:
     """Whether a forked process can compute gradients. autograd starts threads at its
     first backward pass where torch knows of another device than the CPU (as it does
     once torch.export is imported), and refuses to work without them."""
+    _import_loops()
     _go_back()  # now this process has the threads, if there are to be any
-    process = _FORK.Process(target=_exit_by_going_back)
-    process.start()
+    process = _forked(_exit_by_going_back, ())
     process.join()
     return process.exitcode == 0  # type: ignore[no-any-return]
+
+
+def _import_loops() -> None:
+    """Wait for the thread of `prepare` that imports them: a process that is forked
+    meanwhile would wait for it for ever."""
+    import_module(LOOPS)
+
+
+def _forked(target: Callable[..., None], args: tuple[Any, ...]) -> Any:
+    """Start a forked process, one of multiprocessing's, that calls a function."""
+    process = _FORK.Process(target=target, args=args, name="featviz-worker")
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads in the parent: those of torch and numba, which
+        # the child does not use
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
 
 
 def _exit_by_going_back() -> None:
@@ -222,9 +239,7 @@ def side_by_side(
         count: of workers, as far as there is memory for them.
     """
     with one_torch_thread():
-        # A worker that is forked while the thread of `prepare` imports would wait for
-        # it for ever.
-        import_module(LOOPS)
+        _import_loops()
         # The first image shows how much memory one takes, and leaves workers what it
         # found out.
         memory_before = reset_peak_memory()
@@ -374,16 +389,7 @@ class _Crew(Generic[R]):
         # A worker sees that its parent has died by the end of its pipe; so it may not
         # hold the parent's ends of the pipes that it inherits.
         inherited = [ours, *(worker.connection for worker in self.workers)]
-        process = _FORK.Process(
-            target=_run_worker,
-            args=(self.work, of_worker, inherited),
-            name="featviz-worker",
-        )
-        with warnings.catch_warnings():
-            # Python 3.12 warns of threads in the parent: those of torch and numba,
-            # which the worker does not use
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+        process = _forked(_run_worker, (self.work, of_worker, inherited))
         of_worker.close()
         ours.send(number)
         self.workers.append(_Worker(process, ours, number))

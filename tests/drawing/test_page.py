@@ -344,6 +344,17 @@ def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
     assert abs(box.width * shape[0] - box.height * shape[1]) <= max(shape)
 
 
+def test_a_map_lies_in_the_middle_of_its_cell() -> None:
+    """A tall one beside a square one, within a pixel; the cells are 128 pixels apart."""
+    drawn = look(solid(60, 60, COLOURS[0]), solid(60, 20, COLOURS[1]))
+    square = box_of(drawn, COLOURS[0])
+    tall = box_of(drawn, COLOURS[1])
+    assert tall.width < square.width
+    middle = square.left + square.width / 2 + 128
+    assert abs(tall.left + tall.width / 2 - middle) <= 1
+    assert abs((tall.top + tall.height / 2) - (square.top + square.height / 2)) <= 1
+
+
 def test_bars_are_as_long_as_the_shares() -> None:
     """The bar of a half is half as long as the bar of one."""
     accent = tuple(colormap.ramp("Reds")[256 * 2 // 5].tolist())
