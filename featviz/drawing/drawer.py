@@ -277,6 +277,7 @@ def draw_tiles(
         LayoutError: it has none of the channels that the options name.
     """
     rows = data.flatten(1)
+    data = rows.view(data.shape)  # without gaps, which statistics would copy twice
     stats, _ = statistics(rows)
     deviations = values.inner_deviations(data, border) if border else stats[:, STD]
     is_flat = is_constant(stats)

@@ -131,8 +131,8 @@ def _count_values(bits):
 
 @inlined
 @no_type_check
-def _mean_and_variance(row, at_once):
-    """Mean and variance of a row, float64.
+def _mean_and_variance(row, length, height, border, at_once):
+    """Mean and variance of a row without the border of its slices, float64.
 
     They are those of the distances from a shift, since E[x²] - E[x]² loses digits where
     values lie far from zero for their variance: the squares of 1000.1 and 1000.2 share
@@ -140,31 +140,40 @@ def _mean_and_variance(row, at_once):
     too far off, too, the mean that was found is the second one.
 
     Args:
-        row: float32 [W].
+        row: float32 [W], lines one after the other.
+        length: values of a line.
+        height: lines of a slice.
+        border: lines that are left out at both ends of a slice, and values at both ends
+            of a line.
         at_once: whether the first shift has to do; for rows with NaN, whose sums
             nobody reads.
     """
-    shift = row[0]
+    shift = row[border * length + border]
     mean = 0.0
     variance = 0.0
     for _ in range(2):
         shift = np.float32(shift + mean)
+        count = 0
         total = 0.0
         squares = 0.0
-        for start in range(0, row.size, _BLOCK):
+        for start in range(0, row.size, length):
+            y = start // length % height
+            if y < border or y >= height - border:
+                continue
             # float32 adds twice as many values at a time as float64; a short sum of them
             # loses little
-            block = row[start : start + _BLOCK]
-            block_total = np.float32(0)
-            block_squares = np.float32(0)
-            for i in range(block.size):
-                distance = block[i] - shift
-                block_total += distance
-                block_squares += distance * distance
-            total = total + block_total
-            squares = squares + block_squares
-        mean = total / row.size
-        variance = squares / row.size - mean * mean
+            line = row[start + border : start + length - border]
+            line_total = np.float32(0)
+            line_squares = np.float32(0)
+            for i in range(line.size):
+                distance = line[i] - shift
+                line_total += distance
+                line_squares += distance * distance
+            count += line.size
+            total = total + line_total
+            squares = squares + line_squares
+        mean = total / count
+        variance = squares / count - mean * mean
         if at_once or not mean * mean > _CANCELLATION * variance:
             break
     return shift + mean, variance
@@ -205,7 +214,9 @@ def statistics(rows, bits, stats, stats_bits, lower, upper, outside):
         # bits become floats by going through memory; -0 becomes 0
         stats_bits[n, 0] = low if low & _MAGNITUDE else np.int32(0)
         stats_bits[n, 1] = high if high & _MAGNITUDE else np.int32(0)
-        mean, variance = _mean_and_variance(rows[n], nonfinite > 0)
+        mean, variance = _mean_and_variance(
+            rows[n], _BLOCK, rows.shape[1], 0, nonfinite > 0
+        )
         row[2] = mean
         row[3] = math.sqrt(variance if variance > 0 else 0.0)
         row[4] = zeros / rows.shape[1]
@@ -218,6 +229,33 @@ def statistics(rows, bits, stats, stats_bits, lower, upper, outside):
             row[3] = -1
         if outside.size > 0:
             outside[n] = _count_outside(rows[n], lower, upper)
+
+
+@partial(
+    compiled,
+    "void(float32[:,::1],int64,int64,int64,float32[::1])",
+    fastmath=_REORDER,
+)
+@no_type_check
+def inner_deviations(rows, width, height, border, deviations):
+    """Fill `deviations` with the standard deviation of each row without the border of
+    its slices.
+
+    Args:
+        rows: float32 [N, S · height · width], S slices of each map.
+        border: pixels that are left out on each side of a slice.
+        deviations: float32 [N], to be filled; -1 stands for a row as in `statistics`.
+    """
+    for n in range(rows.shape[0]):
+        row = rows[n]
+        mean, variance = _mean_and_variance(row, width, height, border, False)
+        # no value differs from the first one
+        if variance == 0 and mean == row[border * width + border]:
+            deviations[n] = 0
+        elif _TINY < variance < math.inf:
+            deviations[n] = math.sqrt(variance)
+        else:
+            deviations[n] = -1
 
 
 # Levels and pictures

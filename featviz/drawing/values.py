@@ -31,8 +31,6 @@ from `low` would be lost in rounding, and is added behind the multiplication."""
 _TINY = 1e-30
 """The reciprocal of a smaller span may overflow. Also the span where two percentiles
 are equal: all above is bright, else dark."""
-_CACHED = 2**16
-"""Values that a core's cache holds beside other things."""
 _LARGER = np.float32(2.0**64)
 """What maps of a tiny span are multiplied by: a power of two, which changes no digit.
 """
@@ -134,21 +132,20 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
         border: pixels that are left out on each side. At least half of the height and
             of the width stays.
     """
+    from featviz.drawing import loops  # numba takes a while to import
+
     height, width = maps.shape[-2:]
     border = min(border, min(height, width) // 4)
-    inner = maps[..., border : height - border, border : width - border]
-    count = len(maps)
-    # The loop takes maps without gaps. They are copied a few at a time into one small
-    # buffer: for a copy of all, the system would have to clear megabytes of new pages.
-    step = max(1, count)
-    if maps.device.type == "cpu":
-        step = max(1, _CACHED // max(1, inner[:1].numel()))
-    buffer = inner.new_empty((min(step, count), *inner.shape[1:]))
-    deviations = np.empty(count, np.float32)
-    for first in range(0, count, step):
-        chunk = inner[first : first + step]
-        copy = buffer[: len(chunk)].copy_(chunk)
-        deviations[first : first + step] = statistics(copy)[0][:, STD]
+    if maps.device.type != "cpu":
+        inner = maps[..., border : height - border, border : width - border]
+        return statistics_on_device(inner.flatten(1))[:, STD]
+    rows = maps.flatten(1).numpy()
+    deviations = np.empty(len(rows), np.float32)
+    loops.inner_deviations(rows, width, height, border, deviations)
+    # the loop leaves to numpy what has NaN or needs float64
+    for n in np.flatnonzero(deviations < 0):
+        inner = maps[n, ..., border : height - border, border : width - border]
+        deviations[n] = _exact_moments(inner.numpy())[STD]
     return deviations
 
 

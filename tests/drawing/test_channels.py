@@ -86,6 +86,30 @@ def test_small_maps_keep_half_of_each_side(side: int, inner: slice) -> None:
     assert inner_deviations(maps, 3) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("scale", "offset", "hole"),
+    [
+        (1.0, 0.0, None),
+        (0.01, 1000.0, None),
+        (1e-25, 0.0, None),
+        (0.0, 0.5, None),
+        (1.0, 3.0, float("nan")),
+        (1.0, 3.0, float("inf")),
+    ],
+)
+def test_deviations_without_a_border_are_those_of_numpy(
+    scale: float, offset: float, hole: float | None
+) -> None:
+    """They are those of all finite values inside, whatever the frame of zeros is."""
+    inner = (torch.rand(4, 2, 17, 30) * scale + offset).float()
+    if hole is not None:
+        inner[2, 1, 8, 8] = hole
+    framed = nn.functional.pad(inner, (3, 3, 3, 3))
+    numbers = inner.numpy().astype(np.float64)
+    expected = np.nanstd(np.where(np.isfinite(numbers), numbers, np.nan), (1, 2, 3))
+    assert inner_deviations(framed, 3) == pytest.approx(expected, rel=1e-4, abs=0)
+
+
 def test_channels_are_drawn_in_the_order_of_the_text() -> None:
     """Each layer draws the channels that it has, in the order of the text."""
     model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.Conv2d(9, 2, 3))
