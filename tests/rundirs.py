@@ -76,7 +76,7 @@ class Drawn:
         """The grid, uint8 [height, width], tile by tile."""
         plan = self.plan
         picture = np.zeros((plan.height, plan.width), np.uint8)
-        for t in range(plan.maps):
+        for t in range(plan.tile_count):
             row, column = divmod(t, plan.columns)
             top = plan.padding + row * (plan.tile[0] + plan.padding)
             start = plan.padding + column * (plan.tile[1] + plan.padding)

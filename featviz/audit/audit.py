@@ -24,7 +24,7 @@ from featviz.audit.counting import (
 )
 from featviz.audit.gates import Evidence, parse_gate
 from featviz.audit.parts import Call
-from featviz.audit.plan import AuditPlan, CountedCall, choose
+from featviz.audit.plan import AuditPlan, CountedCall, plan_audit
 from featviz.errors import CHECK_FAILED, StoreError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
@@ -55,7 +55,7 @@ class AuditResult(NamedTuple):
 
 def audit(
     model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
+    images: Sequence[str],
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
 ) -> AuditResult:
@@ -63,7 +63,7 @@ def audit(
 
     Args:
         model: a loaded one, or the options by which it is loaded.
-        arguments: files, folders, archives, URLs or globs, as on the command line.
+        images: files, folders, archives, URLs or globs, as on the command line.
         options: what is counted and judged, and where files go.
         progress: called with each image's name, its error if it failed, and the number
             of images.
@@ -81,8 +81,8 @@ def audit(
         files.append(StudyFile("--junit", options.junit, JUNIT))
     if options.prune_out is not None:
         files.append(StudyFile("--prune-out", options.prune_out, PRUNING))
-    with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
-        plan = choose(
+    with begun(model, images, options, AUDIT, files) as (folder, loaded, samples):
+        plan = plan_audit(
             loaded, options.layers, blank_input(loaded, samples, options.inputs)[0]
         )
         # Refuse gates that could never fail before any image is seen: a misspelt layer
@@ -380,7 +380,7 @@ def health_check(
         )
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
     # once, not at each audit: training changes weights and not the structure
-    plan = choose(model, options.layers, blank)
+    plan = plan_audit(model, options.layers, blank)
 
     def check(model: LoadedModel, folder: Folder) -> Mapping[str, Any]:
         _, document = _counted(Study(model, samples, options), plan, options)

@@ -54,7 +54,7 @@ class ChannelFinding:
     rule: Callable[[Evidence, Thresholds], Flags | None]
     """Says of each channel whether it holds; None where the layer cannot be judged for
     it."""
-    severity: int
+    rank: int
     """Suspects are drawn in this order: 0 is the worst."""
     remedy: str = "ask for another finding"
     """The hint of the message about a gate on layers that cannot be judged for it."""
@@ -123,7 +123,7 @@ FINDINGS: dict[str, ChannelFinding] = {
         ChannelFinding(
             name="dead",
             rule=_dead,
-            severity=1,
+            rank=1,
             remedy=(
                 "dead is judged at a ReLU or ReLU6; constant suits other activations"
             ),
@@ -131,25 +131,25 @@ FINDINGS: dict[str, ChannelFinding] = {
         ChannelFinding(
             name="constant",
             rule=_constant,
-            severity=3,
+            rank=3,
             yields_to=("nonfinite", "dead", "saturated"),
         ),
         ChannelFinding(
             name="saturated",
             rule=_saturated,
-            severity=2,
+            rank=2,
             remedy="it is judged at ReLU6, Sigmoid, Tanh, Hardsigmoid and Hardtanh",
         ),
         ChannelFinding(
             name="nonfinite",
             rule=_nonfinite,
-            severity=0,
+            rank=0,
             yields_to=(),
         ),
         ChannelFinding(
             name="redundant",
             rule=_redundant,
-            severity=4,
+            rank=4,
             remedy="--redundant-at 0.98 asks for it",
         ),
     )

@@ -114,7 +114,9 @@ class AuditPlan:
             restart.remove()
 
 
-def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> AuditPlan:
+def plan_audit(
+    model: LoadedModel, text: str | None, blank: Sequence[Tensor]
+) -> AuditPlan:
     """Plan the audit of a model by a forward pass.
 
     Args:

@@ -164,7 +164,7 @@ def choose_suspects(
     findings_of = {row["label"]: row["findings"] for row in rows}
     for target in plan.targets:
         suspects = []
-        for name in sorted(FINDINGS, key=lambda name: FINDINGS[name].severity):
+        for name in sorted(FINDINGS, key=lambda name: FINDINGS[name].rank):
             for channel in findings_of.get(target.call.label, {}).get(name, ()):
                 best = tallies[target.call].images[channel]
                 suspects.append(Suspect(name, channel, best[best >= 0].tolist()))

@@ -275,7 +275,7 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
     # A layer is as good as its worst image: differences are maxima over the images,
     # cosine and SQNR minima. fmin passes over NaN, which stands for not known.
     first = changes[0]
-    worst = max(changes, key=lambda change: change.severity)
+    worst = max(changes, key=lambda change: change.extent)
     # a channel differs if it does in one image: so few changes are not averaged away
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
     differing = 0
@@ -311,7 +311,7 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
         sqnr=sqnr,
         most_changed=[] if reasons else most_changed[:_MAX_LISTED],
         image=worst.image,
-        severity=worst.severity[0],
+        severity=worst.extent[0],
         change=np.where(worst.change.unlike > 0, 1.0, worst.change.relative),
         changed=worst_first(worst.change.relative, worst.change.unlike, worst.differs),
     )

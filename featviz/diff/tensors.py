@@ -52,7 +52,7 @@ class TensorChange:
     """Why it could not be compared."""
 
     @property
-    def severity(self) -> tuple[float, float]:
+    def extent(self) -> tuple[float, float]:
         """The largest difference and the share of channels that differ; the larger, the
         worse."""
         incomparable = bool(self.reason) or bool(self.change.unlike.any())

@@ -163,7 +163,7 @@ def strips(
     buffer_height = plan.padding + rows_at_a_time * row_height
     buffer = np.full((buffer_height, plan.width * depth), colors.pad, np.uint8)
     piece = buffer[plan.padding :]
-    for first in range(0, plan.maps, step):
+    for first in range(0, plan.tile_count, step):
         levels = np.require(tiles[first : first + step], requirements=["C", "W"])
         count = len(levels)
         # the last piece may have fewer tiles, and shows none of the piece before

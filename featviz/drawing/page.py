@@ -57,7 +57,7 @@ def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
     by side."""
     colors = colormap.ramp(cmap)
     palette = picture.palette
-    slices = picture.plan.maps if picture.strip else picture.slices[0]
+    slices = picture.plan.tile_count if picture.strip else picture.slices[0]
     tiles = []
     for number, title in enumerate(_figure_titles(picture)):
         first = number * slices

@@ -104,7 +104,7 @@ class GridPicture:
         is_mixed = self.reduce is not None or self.overlay is not None
         are_numbers = self.strip or self.plan.map_size == (1, 1)
         if is_mixed or are_numbers or not self.marked:
-            return np.zeros(self.plan.maps, np.uint8)
+            return np.zeros(self.plan.tile_count, np.uint8)
         marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT).astype(np.uint8)
         # of gradients only zeros are marked
         marks[~np.isin(marks, self.marked)] = NONE
@@ -340,7 +340,7 @@ def lay_over(
             for all.
     """
     shown, slices = picture.slices
-    count = picture.plan.maps // shown
+    count = picture.plan.tile_count // shown
     if window is None:
         window = (0, 0, *background[0].shape[:2])
     steps = np.arange(slices)[picture.steps]

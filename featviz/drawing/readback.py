@@ -79,7 +79,7 @@ def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
     plan = row.plan
     if levels.shape != (plan.height, plan.width):
         return False
-    if plan.maps != len(drawn_channels(row)) * row.slice_count:
+    if plan.tile_count != len(drawn_channels(row)) * row.slice_count:
         return False
     if palette is not None and len(palette) != 256:
         return False
@@ -106,7 +106,7 @@ def tiles_of(levels: Bytes, row: Capture) -> Bytes:
         plan.rows, height + padding, plan.columns, width + padding
     )
     pixels = slots[:, :height:down, :, :width:across].swapaxes(1, 2)
-    return pixels.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
+    return pixels.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.tile_count]
 
 
 # Places

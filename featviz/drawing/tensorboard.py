@@ -175,7 +175,7 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     if picture.strip:
         return picture
     slices = picture.slices[0]
-    channels = picture.plan.maps // slices
+    channels = picture.plan.tile_count // slices
     shown = min(channels, max(1, MOST_MAPS // slices))
     options = structs.replace(
         options,

@@ -66,7 +66,7 @@ def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
 
 def find_exemplars(
     model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
+    images: Sequence[str],
     options: ExemplarOptions,
     progress: BatchProgress = lambda image, error, total: None,
 ) -> studies.ExemplarRecord:
@@ -74,7 +74,7 @@ def find_exemplars(
     layers most.
 
     Args:
-        arguments: files, folders, archives, URLs or globs, as on the command line.
+        images: files, folders, archives, URLs or globs, as on the command line.
         options: `out` is the folder that is written; an earlier result in it is replaced
             only with `overwrite`.
         progress: called with each image's name, its error if it failed, and the number
@@ -86,7 +86,7 @@ def find_exemplars(
     Raises:
         UsageError: no selected layer gives a tensor with channels.
     """
-    with begun(model, arguments, options, EXEMPLARS) as (folder, loaded, samples):
+    with begun(model, images, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         classes: Sequence[str | None] = [None] * len(samples)

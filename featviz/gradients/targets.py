@@ -73,7 +73,7 @@ class Target:
     @property
     def is_general(self) -> bool:
         """Whether a model of any family may have it."""
-        return TARGETS[self.kind].value is not _of_family
+        return TARGETS[self.kind].value is not _only_of_families
 
     def value(
         self, output: Any, categories: Sequence[str] = (), scores: str | None = ""
@@ -147,7 +147,7 @@ def _reduction(
     return TargetValue(getattr(tensor, target.kind)(), target.text)
 
 
-def _of_family(
+def _only_of_families(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
     """Refuse a target that only other families of models have: always a UsageError.
@@ -247,9 +247,9 @@ class TargetKind:
 TARGETS = {
     "top1": TargetKind(_class_score, of_classes=True),
     "class": TargetKind(_class_score, of_classes=True, argument=":.+"),
-    "box": TargetKind(_of_family, argument="(:.+)?"),
-    "pixel": TargetKind(_of_family, argument=r":\d{1,6},\d{1,6}"),
-    "keypoint": TargetKind(_of_family, argument=r"(:\d{1,6})?"),
+    "box": TargetKind(_only_of_families, argument="(:.+)?"),
+    "pixel": TargetKind(_only_of_families, argument=r":\d{1,6},\d{1,6}"),
+    "keypoint": TargetKind(_only_of_families, argument=r"(:\d{1,6})?"),
     "mean": TargetKind(_reduction),
     "sum": TargetKind(_reduction),
     "norm": TargetKind(_reduction),

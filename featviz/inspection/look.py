@@ -368,7 +368,7 @@ class _Collector:
             site, tensor, hints = next(halves)
         picture = draw(self._draw_options, site, tensor, hints)[""]
         if before is None or not picture.strip:
-            self.layers[name] = _telling(site, tensor, picture, self._options)
+            self.layers[name] = _most_telling(site, tensor, picture, self._options)
 
 
 def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer, ...]:
@@ -551,7 +551,7 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
     return Tile(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))
 
 
-def _telling(
+def _most_telling(
     site: CaptureSite, tensor: Tensor, picture: GridPicture, options: LookOptions
 ) -> ShownLayer:
     """The most telling maps of a tensor that is drawn, or those of `--channels`.

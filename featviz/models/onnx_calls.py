@@ -280,7 +280,7 @@ def _old_parts(node: Any) -> tuple[str, ...] | None:
 # Calls
 
 
-class _Run(NamedTuple):
+class _Stretch(NamedTuple):
     """Nodes that stand one behind the other inside one module, as numbers of nodes."""
 
     start: int
@@ -325,12 +325,17 @@ class _Builder:
 
     def calls(self) -> list[LayerCall]:
         """The calls of the model itself."""
-        return list(self._calls_in(_Run(0, len(self.nodes)), 0))
+        return list(self._calls_in(_Stretch(0, len(self.nodes)), 0))
 
-    def _calls_in(self, run: _Run, depth: int) -> Iterator[LayerCall]:
-        """The calls of a module: of the modules inside it, and of its own nodes."""
-        number = run.start
-        while number < run.end:
+    def _calls_in(self, stretch: _Stretch, depth: int) -> Iterator[LayerCall]:
+        """The calls of a module: of the modules inside it, and of its own nodes.
+
+        Args:
+            stretch: nodes of the module.
+            depth: how many of the modules around each node have been entered.
+        """
+        number = stretch.start
+        while number < stretch.end:
             modules = self.nodes[number].modules
             if modules is None or len(modules) <= depth:
                 yield self._node_call(number, modules)
@@ -339,39 +344,43 @@ class _Builder:
             # all nodes in a row that are in the same module are one call of it; with
             # nodes of others between them they are several
             end = number
-            while end < run.end and self._is_in(end, modules[: depth + 1]):
+            while end < stretch.end and self._is_in(end, modules[: depth + 1]):
                 end += 1
-            yield from self._module_call(_Run(number, end), depth)
+            yield from self._module_call(_Stretch(number, end), depth)
             number = end
 
     def _is_in(self, number: int, modules: tuple[str, ...]) -> bool:
         """Whether a node was made in these modules, the outermost first."""
         return (self.nodes[number].modules or ())[: len(modules)] == modules
 
-    def _module_call(self, run: _Run, depth: int) -> Iterator[LayerCall]:
-        """The call of a module, to which all nodes of a run belong; of a module without
+    def _module_call(self, stretch: _Stretch, depth: int) -> Iterator[LayerCall]:
+        """The call of a module, to which all nodes of a stretch belong; of a module without
         modules the calls of its nodes.
 
         Args:
-            depth: of the module among those around its nodes, from 0.
+            stretch: nodes of the module.
+            depth: how many modules around this one have been entered: its index among
+                those around its nodes.
         """
-        modules = self.nodes[run.start].modules or ()
+        modules = self.nodes[stretch.start].modules or ()
         name = modules[depth]
-        leaving = self._leaving(run)
+        leaving = self._leaving(stretch)
         # of several values nobody knows which of them the module returned
         maker = leaving[0] if len(leaving) == 1 else None
         # A module without modules is its nodes: the one that gives its value has its
         # name, and nodes before it (the MatMul of an nn.Linear with bias) have their operator's.
         if name not in self.parents:
-            for number in range(run.start, run.end):
+            for number in range(stretch.start, stretch.end):
                 is_output = maker is not None and number == maker.number
                 yield self._node_call(number, modules, name if is_output else None)
             return
         call = LayerCall(name, self.classes.get(name, MODULE))
-        call.inner = list(self._calls_in(run, depth + 1))
-        if maker is not None and not self._goes_on(run, maker, modules[: depth + 1]):
+        call.inner = list(self._calls_in(stretch, depth + 1))
+        if maker is not None and not self._goes_on(
+            stretch, maker, modules[: depth + 1]
+        ):
             call.outputs = (self._stand_in(maker.value),)
-            call.inputs = self._entering(run)
+            call.inputs = self._entering(stretch)
         yield call
 
     def _node_call(
@@ -411,31 +420,35 @@ class _Builder:
         the one behind DequantizeLinear; else its own."""
         return self.values.stand_in.get(value, value)
 
-    def _leaving(self, run: _Run) -> list[_Maker]:
-        """The values of a run of nodes that others take, or the model returns."""
+    def _leaving(self, stretch: _Stretch) -> list[_Maker]:
+        """The values of a stretch of nodes that others take, or the model returns."""
         leaving = []
-        for number in range(run.start, run.end):
+        for number in range(stretch.start, stretch.end):
             for value in self.nodes[number].outputs:
                 users = self.users[value]
-                is_taken = any(not run.start <= user < run.end for user in users)
+                is_taken = any(
+                    not stretch.start <= user < stretch.end for user in users
+                )
                 if is_taken or value in self.graph_outputs:
                     leaving.append(_Maker(number, value))
         return leaving
 
-    def _goes_on(self, run: _Run, maker: _Maker, modules: tuple[str, ...]) -> bool:
+    def _goes_on(
+        self, stretch: _Stretch, maker: _Maker, modules: tuple[str, ...]
+    ) -> bool:
         """Whether nodes of the same module that stand elsewhere take its value, so that
-        the run is only a piece of its call."""
+        the stretch is only a piece of its call."""
         for number in self.users[maker.value]:
-            is_elsewhere = not run.start <= number < run.end
+            is_elsewhere = not stretch.start <= number < stretch.end
             if is_elsewhere and self._is_in(number, modules):
                 return True
         return False
 
-    def _entering(self, run: _Run) -> tuple[str, ...]:
-        """The values that a run of nodes takes from outside."""
+    def _entering(self, stretch: _Stretch) -> tuple[str, ...]:
+        """The values that a stretch of nodes takes from outside."""
         made: set[str] = set()
         entering: dict[str, None] = {}
-        for scoped in self.nodes[run.start : run.end]:
+        for scoped in self.nodes[stretch.start : stretch.end]:
             for name in scoped.inputs:
                 if self.values.origin.get(name, name) not in made:
                     entering[name] = None

@@ -259,8 +259,8 @@ class Shard:
 class GridPlan:
     """The geometry of a picture, in pixels; tiles run row by row."""
 
-    maps: int
-    """Tiles that it shows; the last row may have cells without one."""
+    tile_count: int
+    """The last row may have cells without a tile."""
     columns: int
     rows: int
     map_size: tuple[int, int]
@@ -295,7 +295,7 @@ class GridPlan:
         """Left, top, width and height of a tile in the picture, in pixels.
 
         Args:
-            number: of the tile, from 0, row by row; it is not compared with `maps`.
+            number: of the tile, from 0, row by row; it is not compared with `tile_count`.
         """
         row, column = divmod(number, self.columns)
         height, width = self.tile

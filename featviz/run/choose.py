@@ -62,7 +62,7 @@ def choose_layers(
         layers += functions(model, blank)
     chosen = selectors.select(layers, parsed)
     if not chosen:
-        notes = _like_named(model, blank, parsed)
+        notes = _functions_like(model, blank, parsed)
         if takes_functions:
             called = [layer for layer in layers if layer.is_function]
             notes.append(f"functions here: {selectors.types_present(called)}")
@@ -77,7 +77,7 @@ def choose_layers(
     return chosen
 
 
-def _like_named(
+def _functions_like(
     model: LoadedModel, blank: Sequence[Tensor], parsed: Sequence[selectors.Selector]
 ) -> list[str]:
     """Notes on functions of the model that do what modules of a selected class would

@@ -166,7 +166,7 @@ class _Planner:
             layer=site.layer.name,
             type=site.layer.type,
             file=f"{site.stem}.{draw.format}",
-            maps=plan.maps,
+            maps=plan.tile_count,
             width=plan.width,
             height=plan.height,
             bytes=_estimated_bytes(plan, is_overlay, is_pca),
@@ -192,7 +192,7 @@ def _estimated_bytes(plan: GridPlan, is_overlay: bool, is_pca: bool) -> int:
     if plan.scale > (1, 1):
         bytes_per_value *= ENLARGED
     height, width = plan.map_size
-    return int(plan.maps * height * width * bytes_per_value)
+    return int(plan.tile_count * height * width * bytes_per_value)
 
 
 def _figure(picture: PlannedFile, file: str, panels: int) -> PlannedFile:

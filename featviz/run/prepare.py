@@ -262,7 +262,7 @@ def _holds_vector(sample: Sample, features: int) -> bool:
 
 
 def find_images(
-    arguments: Sequence[str], options: RunOptions | AuditOptions | ExemplarOptions
+    images: Sequence[str], options: RunOptions | AuditOptions | ExemplarOptions
 ) -> list[Sample]:
     """Check the options and find the images; what `--input` gives is one without a
     file, which has the name of the first tensor.
@@ -279,8 +279,8 @@ def find_images(
     else:
         decode.check_background(inputs.background)
     if not inputs.input:
-        return find.find_samples(arguments, None, options.nul_separated, outside)
-    if arguments or inputs.transform is not None:
+        return find.find_samples(images, None, options.nul_separated, outside)
+    if images or inputs.transform is not None:
         surplus = "a transform prepares one" if inputs.transform else "there are images"
         raise UsageError(
             f"input takes the place of an image, and {surplus}", "one of the two"

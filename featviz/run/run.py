@@ -47,14 +47,14 @@ Progress = Callable[[ImageResult, int], None]
 
 def run(
     model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
+    images: Sequence[str],
     options: RunOptions,
     progress: Progress = lambda image, total: None,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory.
 
     Args:
-        arguments: files, folders, archives, URLs or globs, as on the command line.
+        images: files, folders, archives, URLs or globs, as on the command line.
         progress: called with all there is to know of each image. The result has only
             names and errors, so that it does not grow with every picture.
 
@@ -62,7 +62,7 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written.
     """
     # what can be refused before the lock and the model is refused here
-    samples = find_images(arguments, options)
+    samples = find_images(images, options)
     check_apart(options.folder, "--out", files_read(model, samples))
     with held(options) as root:
         prepared = prepare(model, samples, options)
@@ -72,7 +72,7 @@ def run(
         try:
             with _board(prepared) as board, stop_requests() as stop:
                 drawing = Drawing(prepared, run_directory, document.fingerprint, board)
-                images = _draw(drawing, samples_of_shard, document, progress, stop)
+                results = _draw(drawing, samples_of_shard, document, progress, stop)
         except BaseException:
             # run.json names what is complete; what is raised matters more than a fault
             # of this
@@ -84,10 +84,10 @@ def run(
     missing_of_shard = [s.name for s in samples_of_shard if s.name in missing]
     return RunResult(
         options.folder,
-        images=tuple(images),
+        images=tuple(results),
         missing=tuple(missing_of_shard),
         interrupted=stop.is_set(),
-        pictures=sum(image.pictures for image in images),
+        pictures=sum(image.pictures for image in results),
         whole=not missing,
         all_failures=document.failed,
     )

@@ -77,7 +77,7 @@ class StudyInputs(NamedTuple):
 @contextmanager
 def begun(
     model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
+    images: Sequence[str],
     options: AuditOptions | ExemplarOptions,
     record_name: str,
     files: Sequence[StudyFile] = (),
@@ -87,12 +87,12 @@ def begun(
     loaded.
 
     Args:
-        arguments: files, folders, archives, URLs or globs, as on the command line.
+        images: files, folders, archives, URLs or globs, as on the command line.
         record_name: the file that is the result's record.
         files: what is written beside the folder.
     """
     # what can be refused without the model comes first: loading takes seconds
-    samples = find_images(arguments, options)
+    samples = find_images(images, options)
     inputs = files_read(model, samples)
     check_apart(options.out, "--out", inputs)
     for file in files:

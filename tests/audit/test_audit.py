@@ -199,7 +199,7 @@ def test_a_model_that_raises_is_given_back_as_it_was() -> None:
     model = loaded(planted.Planted("shared"))
     model.module.head = nn.Linear(3, 1)
     with pytest.raises(ForwardError, match="head"):
-        plan.choose(model, None, [torch.zeros(1, 3, 4, 4)])
+        plan.plan_audit(model, None, [torch.zeros(1, 3, 4, 4)])
     assert hooks_of(model.module) == 0
 
 

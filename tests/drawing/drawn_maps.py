@@ -64,7 +64,7 @@ def tiles_of(pixels: np.ndarray, plan: GridPlan) -> list[np.ndarray]:
     """The tiles of a picture, cut out by the geometry alone."""
     height, width = plan.tile
     tiles = []
-    for number in range(plan.maps):
+    for number in range(plan.tile_count):
         row, column = divmod(number, plan.columns)
         top = plan.padding + row * (height + plan.padding)
         start = plan.padding + column * (width + plan.padding)

@@ -106,7 +106,7 @@ def test_audit_of_a_program_is_the_eager_models(
 def activations_of(module: nn.Module) -> list[Any]:
     """The activations of the layers that an audit would count."""
     image = torch.zeros(1, 3, 16, 16)
-    chosen = plan.choose(adopt(module, InputOptions(size=16)), None, [image])
+    chosen = plan.plan_audit(adopt(module, InputOptions(size=16)), None, [image])
     return [target.activation for target in chosen.targets]
 
 

@@ -180,7 +180,7 @@ def test_tiles_are_cut_by_the_manifests_geometry(drawn: Drawn) -> None:
     """Also where a channel has several tiles, and of a strip."""
     sheet = sheet_of(run_of(drawn))
     steps = drawn.slices[0] if drawn.slices else 1
-    for first in range(0, drawn.plan.maps, steps):
+    for first in range(0, drawn.plan.tile_count, steps):
         tiles = [cut(drawn, first + step) for step in range(steps)]
         assert corner_of(sheet, np.hstack(tiles))
 
