@@ -55,14 +55,20 @@ def capture(
     Args:
         model: any module; the caller runs it. Inside the block compiled models run as
             they are written, in all threads, since compiled code runs past hooks.
-        layers: as for `featviz.run`. Functions are found as they are called, so an
-            index into them counts from the first. None takes all modules that have no
-            modules inside.
+        layers: selectors, a class of modules, or a list of these; None takes all
+            modules that have no modules inside. `fn:relu#0` is the relu that is called
+            first. An index into functions may not count from the end (`fn:relu#-1`):
+            they are met only as the model runs.
 
     Yields:
         A mapping that fills as the model runs: qualified name (with `:KEY` behind it
         for what stands in a tuple, list or dict) to one detached copy for each call.
         Calls that a backward pass repeats (torch.utils.checkpoint) are not taken again.
+
+    Raises:
+        UsageError: a selector cannot be read, or counts functions from the end; or no
+            layer matches. Where functions are selected, this shows only when the block
+            ends.
 
     Example:
         >>> import torch, featviz
@@ -84,13 +90,13 @@ def capture(
         ]
     else:
         chosen = select(every_layer, parsed)
-    if not chosen and not by_functions and layers is not None:
-        raise UsageError(
-            f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed)
-        )
+        if not chosen and not by_functions:
+            raise UsageError(
+                f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed)
+            )
     # filled by hooks while the caller's block runs
     captured: dict[str, list[Tensor]] = {}
-    # functions in the order of their first calls; if taken
+    # whether each function that was called is taken, in the order of the first calls
     called: dict[Layer, bool] = {}
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:

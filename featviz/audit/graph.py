@@ -94,13 +94,14 @@ class CallGraph:
             node = self._add_node(call, call_part, sources, output)
             if layer.is_function and call_part.activation is not None:
                 self._list_activation(call)
-        # of a container the last call inside it has made the output
+        # a container makes nothing itself: the last call inside it has made its output
         makers = [node] if node is not None else list(map(made_by, tensors(output)))
         if isinstance(output, Tensor) and not is_nested:
             self.shapes[call] = tuple(output.shape)
             if makers[0] is not None:
                 self.node_of[call] = makers[0]
-        # the model itself, whose output is a node, so that its makers have users
+        # The output of the model itself is a node: else nothing would use the tensors of
+        # the last layers.
         if not call.name:
             self._add_node(
                 Call("the model's output", ""), Part("other"), makers, output
@@ -147,7 +148,7 @@ class CallGraph:
                 return f"{node.call.label} comes before any activation"
             if not node.users:
                 return "nothing takes its output"
-            # in a pre-activation block a shortcut takes it, too, but later
+            # the first user: in a pre-activation block the shortcut is a later one
             number = node.users[0]
         return number
 

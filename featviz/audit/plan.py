@@ -95,7 +95,7 @@ class AuditPlan:
         def is_watched(layer: Layer) -> bool:
             return layer.name in names
 
-        # before the pass, not behind it: one that raises would leave its numbers
+        # before each pass: one that raises has no end, at which numbers could be cleared
         restart = model.register_forward_pre_hook(
             lambda module, args: next_call.clear()
         )
@@ -125,7 +125,9 @@ def plan_audit(
         blank: arguments of the model, whose values do not matter.
 
     Raises:
-        UsageError: nothing that was selected can be counted.
+        UsageError: a selector cannot be read or matches nothing; nothing that was
+            selected can be counted; or there are no selectors, and the model has no
+            activation, convolution or linear layer.
     """
     graph = CallGraph(model.module)
     book = HintBook(model.module, blank[0].shape)
@@ -140,8 +142,8 @@ def plan_audit(
         layers = _selected_layers(model, graph, text, blank)
         names = {layer.name for layer in layers}
     plan = AuditPlan(graph)
-    # In the order in which calls finish, which is that of their numbers; a call whose
-    # output has no channels does not keep the others from being audited.
+    # In the order in which calls finish, so that the calls of a layer come by their
+    # index. A call whose output has no channels is skipped, and the others are audited.
     ran = Counter[str]()
     for call in graph.output_types:
         if call.name not in names:
@@ -154,11 +156,8 @@ def plan_audit(
     recorder = Recorder(layers, [], modules_by_name(model.module), calls=ran)
     plan.never_ran.extend(layer.name for layer in recorder.never_ran)
     if not plan.targets:
-        reasons = []
-        for layer_name, reason in plan.skipped[:3]:
-            reasons.append(f"{layer_name} {reason}")
-        for name in plan.never_ran[:3]:
-            reasons.append(f"{name} never ran")
+        reasons = [f"{layer_name} {reason}" for layer_name, reason in plan.skipped[:3]]
+        reasons += [f"{name} never ran" for name in plan.never_ran[:3]]
         message = (
             f"none of the {len(names)} selected layers gives a tensor with channels"
         )
@@ -179,9 +178,7 @@ def _default_names(graph: CallGraph) -> set[str]:
     for class_name in ("_ConvNd", "Linear"):
         if names:
             break
-        for layer in graph.layers:
-            if class_name in layer.classes:
-                names.add(layer.name)
+        names = {layer.name for layer in graph.layers if class_name in layer.classes}
     if not names:
         message = "the model has neither activations nor convolutions nor linear layers"
         raise UsageError(message, "--layers says what to look at")

@@ -124,7 +124,7 @@ def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit
     code."""
     _open_closed_streams()
-    # what it says of sockets is said by us
+    # torch logs warnings of sockets, and featviz has a message of its own for them
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # torch's idle threads leave cores alone
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

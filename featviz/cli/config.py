@@ -47,7 +47,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
             raise _unknown(path, key, "no command has", commands)
         if key == command:
             table = value
-    # as defaults of click's, over which the command line wins
+    # click takes them for defaults: what is given on the command line wins
     defaults = {}
     for key, value in {**values, **table}.items():
         name = key.replace("_", "-")
@@ -107,7 +107,7 @@ def _as_typed(param: click.Parameter, value: Any) -> Any:
     is_option = isinstance(param, click.Option)
     if (is_option and param.multiple) or param.nargs == -1:
         return value if isinstance(value, list) else [value]
-    # a list is one value with commas, but where an option is repeated for its items
+    # for an option that is not repeatable, a list is one value with commas
     if isinstance(value, list):
         return ",".join(map(str, value))
     if (

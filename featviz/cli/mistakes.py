@@ -92,8 +92,8 @@ def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
     for index, argument in enumerate(arguments):
         if f" {argument!r}" in message:
             position = index
-    # the longest way back that is a path is the likeliest: `my cat.jpg` is two
-    # arguments
+    # `my cat.jpg` arrived as two arguments. The join that begins farthest to the left
+    # and is a path is the likeliest.
     for first in range(max(1, position - _NEIGHBOURS), position + 1):
         for end in range(position + 1, min(position + _NEIGHBOURS, len(arguments)) + 1):
             path = " ".join(arguments[first:end])

@@ -53,8 +53,8 @@ class TensorChange:
 
     @property
     def extent(self) -> tuple[float, float]:
-        """The largest difference and the share of channels that differ; the larger, the
-        worse."""
+        """How much changed, for comparing images: the largest relative difference, 0..1
+        (1 where there is none to be measured), and the share of channels that differ."""
         incomparable = bool(self.reason) or bool(self.change.unlike.any())
         largest = 1.0 if incomparable else float(self.change.relative.max())
         return largest, float(self.differs.mean())

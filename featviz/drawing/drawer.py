@@ -458,7 +458,7 @@ def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
     flat = flat[np.argsort(-stats[flat, MEAN], kind="stable")]
     correlation = correlations(maps[varied])
     chain = [0] if len(varied) else []
-    # those that stand in the chain already are no choice
+    # maps that are in the chain cannot be chosen again
     while len(chain) < len(varied):
         row = correlation[chain[-1]].copy()
         row[chain] = -np.inf

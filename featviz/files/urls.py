@@ -140,8 +140,7 @@ class Url:
         # (`p@ss`)
         quoted_pair = secret[0].removesuffix("@")
         for pair in (quoted_pair, unquote(quoted_pair)):
-            # the pair before its halves: the longest first, so that none is left in
-            # pieces
+            # the longest first: with its halves gone, the pair itself would not be found
             for name in sorted([pair, *pair.split(":", 1)], key=len, reverse=True):
                 if name:
                     text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "…", text)
@@ -155,7 +154,8 @@ class Url:
             return _connected(
                 self.protocol, tuple(sorted(options.items())), os.getpid()
             )
-        # of the package, whose options may be in a file of its own
+        # The store's package (s3fs) may raise anything, for example because of a
+        # configuration file of its own.
         except Exception as error:
             reason = quoted(self.without_secrets(str(error)))
             message = f"{quoted(str(self))} cannot be reached: {reason}"
@@ -347,7 +347,7 @@ def files_below(folder: Url, pattern: str = "**") -> Iterator[RemoteFile]:
     """The files of a store's folder and of all folders in it, sorted as on disk.
 
     Args:
-        folder: The folder.
+        folder: Its URL; a slash at the end makes no difference.
         pattern: A glob for the relative names: `*` within a folder, `**` across folders.
 
     Raises:

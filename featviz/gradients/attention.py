@@ -89,7 +89,8 @@ class AttentionPath:
             LayoutError: there is none.
         """
         attention = self.last if method == "attention" else self.rollout
-        # the reason is why there is no product; a block may have a map all the same
+        # `reason` says why the product of all blocks is missing; the last block may have
+        # weights all the same
         if self.reason and (method != "attention" or attention is None):
             raise LayoutError(self.reason)
         if attention is None:

@@ -150,10 +150,16 @@ def _reduction(
 def _only_of_families(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
-    """Refuse a target that only other families of models have: always a UsageError.
+    """Refuse a target that only some families of models have, such as `box`. Models of
+    these families have it from `gradients/answers.py`, not from here.
+
+    `Target.is_general` recognises these kinds of targets by this function.
 
     Args:
         tensor: the output, whose shape the message names.
+
+    Raises:
+        UsageError: always.
     """
     examples = f"{_prefix(target)}norm"
     if tensor.ndim == 2 and not target.keys:

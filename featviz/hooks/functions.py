@@ -156,9 +156,9 @@ class Running:
         ]
         if direct:
             return direct
-        # the caller reaches into a module that is not called itself
-        # (`self.block.act(x)`): those nearest to it; and where it was given a module of
-        # elsewhere, the first
+        # The caller may reach into a module that is not called itself, as in
+        # `self.block.act(x)`: then the layers nearest to the caller. Where none is inside
+        # the caller, which was given the module by another one: the first.
         prefix = f"{caller.name}." if caller.name else ""
         inside = [layer for layer in layers if layer.name.startswith(prefix)]
         depth = min((layer.name.count(".") for layer in inside), default=0)
@@ -294,7 +294,7 @@ def placed(
         return changed
 
     with ExitStack() as stack:
-        # a hook costs each call of its module: only those of which something is asked
+        # only modules that somebody asks about: a hook slows down each call of its module
         for module in model.modules():
             of_module = running.of_module[id(module)]
             if not any(layer.name in names for layer in of_module):

@@ -54,7 +54,7 @@ _cache: WeakKeyDictionary[nn.Module, tuple[object, ModelLayers]] = WeakKeyDictio
 def read_table(model: nn.Module) -> ModelLayers:
     """Find every layer of a model; once, until it has other modules."""
     named = modules_by_name(model)
-    # a model may be changed between two runs: the table is that of these very modules
+    # the model may have been changed since: the table holds for these very modules
     identity = [(name, id(module), type(module)) for name, module in named.items()]
     cached = _cache.get(model)
     if cached is not None and cached[0] == identity:
@@ -101,7 +101,7 @@ def _caller_of(
     name: str, index_of_name: Mapping[str, int], entries: Sequence[_Entry]
 ) -> int:
     """The index of the innermost layer around a name that can be called; lists cannot."""
-    # from the inside out; the model itself, whose name is empty, calls what is left
+    # from the inside out; what stands in no such layer the model itself calls
     while name:
         name = name.rpartition(".")[0]
         index = index_of_name[name]

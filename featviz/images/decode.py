@@ -292,7 +292,7 @@ def _opened(path: FilePath, *state: int) -> _Archive:
     """An archive, which stays open.
 
     Args:
-        path: The archive.
+        path: A tar or zip file, here or in a store.
         state: What changes with the file (`_state`): then it is opened anew.
 
     Raises:
@@ -338,7 +338,7 @@ def _content(path: FilePath, name: str, *state: int) -> bytes:
     means starting anew.
 
     Args:
-        path: The archive.
+        path: Of the archive, as for `_opened`.
         name: Of the member, as `members` has it.
         state: As `_opened` takes it.
 
@@ -355,7 +355,7 @@ def _content(path: FilePath, name: str, *state: int) -> bytes:
     if is_tar:
         opened = archive.file.extractfile(info)
     elif info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        # which gives no more than the size, whatever is there
+        # zipfile reads no more than the size that was compared above
         opened = archive.file.open(info)
     else:
         raise NotImplementedError("it is neither stored nor deflated")

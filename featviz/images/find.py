@@ -303,7 +303,7 @@ def _in_archive(
 
     Args:
         argument: What the user gave, for messages.
-        archive: The archive.
+        archive: A tar or zip file, here or in a store.
         name: Of the file in it; None for all.
 
     Raises:
@@ -455,7 +455,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
         )
     joined: list[Sample] = []
     for start in range(0, len(samples), count):
-        # the folder stands once, with the first name
+        # only the first name keeps its folder: `a/x.png+y.png`
         group = samples[start : start + count]
         name = group[0].name
         paths = group[0].paths

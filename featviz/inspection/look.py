@@ -88,6 +88,7 @@ class ShownLayer:
     shape: tuple[int, ...]
     layout: str
     maps: int
+    """How many maps its tensor has, shown or not."""
     constant: int
     """How many of them have one value everywhere, and are not shown beside others."""
     nonfinite: int
@@ -380,9 +381,10 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
             names = [layer.name for layer in recorder.never_ran]
             reasons.append(f"never ran: {listed(names, 3)}")
         if recorder.skipped:
-            skipped = []
-            for skip in recorder.skipped:
-                skipped.append(f"{skip.layer or skip.type} ({skip.reason})")
+            skipped = [
+                f"{skip.layer or skip.type} ({skip.reason})"
+                for skip in recorder.skipped
+            ]
             reasons.append(f"skipped: {listed(skipped, 3)}")
         raise FeatvizError(f"no picture was drawn; {'; '.join(reasons)}", NOTHING_DRAWN)
     layers = []
@@ -481,16 +483,14 @@ def _boxed(shown: Bytes, detections: Sequence[Detection]) -> Bytes:
     that the numbers can be read."""
     height, width = shown.shape[:2]
     factor = _BOXED_SIDE / max(height, width)
-    if (
-        factor > 1
-    ):  # a small input is enlarged by a whole factor: its pixels stay squares
+    # a small input is enlarged by a whole factor: its pixels stay squares
+    if factor > 1:
         factor = int(factor)
     image = resized(Image.fromarray(np.ascontiguousarray(shown)), factor)
     boxes = []
-    numbers = []
-    for number, detection in enumerate(detections):
+    for detection in detections:
         boxes.append([edge * factor for edge in detection.box])
-        numbers.append(str(number))
+    numbers = list(map(str, range(len(boxes))))
     return with_boxes(np.asarray(image), boxes, numbers)
 
 
@@ -559,6 +559,7 @@ def _most_telling(
     Args:
         tensor: as the layer returned it; only its shape counts.
         picture: its grid, with all channels and slices.
+        options: `maps` is how many maps are shown, `channels` which ones.
 
     Raises:
         LayoutError: it has none of these channels.
@@ -567,34 +568,32 @@ def _most_telling(
     slices = picture.slices[0]
     colors = colormap.table(picture.palette)
     levels = picture.tiles[:]
-    order = ranked(stats, picture.deviations)
-    count = options.maps
+    # of a clip or a volume the slice in the middle stands for the map
+    middles = levels[slices // 2 :: slices]
+    channels = ranked(stats, picture.deviations)
     if options.channels is not None:
         means = stats[:, values.MEAN]
-        order = choose_channels(
+        channels = choose_channels(
             options.channels, range(len(stats)), means, picture.deviations
         )
-        count = len(order)
+    elif picture.strip:
+        channels = channels[: options.maps]
+    else:
+        channels = unlike(middles, channels, options.maps)
     spans = []
-    for low, high in stats[:, : values.MEAN]:
-        spans.append((finite(float(low)), finite(float(high))))
+    for low, high in stats[:, [values.MIN, values.MAX]].tolist():
+        spans.append((finite(low), finite(high)))
     if picture.strip:
-        channels = order[:count]
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
         ranges = [_overall(spans)]
     else:
-        # of a clip or a volume the slice in the middle stands for the map
-        middles = levels[slices // 2 :: slices]
-        channels = order
-        if options.channels is None:
-            channels = unlike(middles, order, count)
         tiles = [colors[middles[channel]] for channel in channels]
         ranges = [spans[channel] for channel in channels]
     return ShownLayer(
         layer=site.layer.name,
         type=site.layer.type,
         index=site.layer.index,
-        calls=1,
+        calls=1,  # `_shown_layers` counts them, when the pass has ended
         key=site.key,
         shape=tuple(tensor.shape),
         layout=picture.layout,

@@ -255,7 +255,7 @@ def _as_text(tensor: Tensor) -> tuple[Any, ...]:
 
 def _picklable(value: Any) -> Any:
     """What can be called, as plain values that say what it does; a class counts by its
-    name."""
+    name. Any other value is returned as it is."""
     if isinstance(value, functools.partial):
         return _picklable(value.func), value.args, value.keywords
     if isinstance(value, MethodType):
@@ -319,8 +319,8 @@ def feed(
         ) -> Any:
             return (), {**kwargs, **dict(zip(outputs, args, strict=True))}
 
-        # before the hook that adds arguments, which gives free names to those that have
-        # none
+        # Runs before the hook that adds the user's arguments. That one names arguments
+        # that are still positional.
         hooks.append(
             module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
         )
@@ -330,12 +330,16 @@ def feed(
 def _adding(
     module: nn.Module, forward_args: Sequence[Argument], device: torch.device
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """A hook that adds arguments to a call of a module's forward.
+    """A forward-pre-hook that adds the user's arguments to each call of a module.
 
     Args:
-        module: The module, whose forward must take them.
-        forward_args: The arguments.
-        device: Where their tensors go.
+        module: Its forward must take arguments of these names.
+        forward_args: Where the value of one is `image`, the model's first input goes
+            to these names only, and all positional arguments are left out.
+        device: Where tensors among the values go.
+
+    Raises:
+        UsageError: Where forward takes no argument of such a name.
     """
     names = [argument.name for argument in forward_args]
     parameters = _parameters(module, names, "forward_args")
@@ -360,7 +364,8 @@ def _adding(
             return (), {**kwargs, **added}
         if free[: len(args)] == parameters[: len(args)]:
             return args, {**kwargs, **added}
-        # an argument that has its value comes before an image
+        # A parameter that the user has set stands before that of an image: images are
+        # passed by keyword.
         return (), {**kwargs, **dict(zip(free, args, strict=False)), **added}
 
     return add
@@ -385,7 +390,7 @@ def _refuse_twice(
     """Refuse an argument of forward that is among the outputs of a transform.
 
     Args:
-        forward_args: The arguments.
+        forward_args: What the user gave for arguments of forward.
         transform: The UserTransform of the preprocessing, if it has one.
         outputs: The names of its outputs.
     """
@@ -399,11 +404,10 @@ def _refuse_twice(
 
 
 def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
-    """The names of the arguments of a module's forward.
+    """The names of the arguments of a module's forward, without `*args` and `**kwargs`.
 
     Args:
-        module: The module.
-        names: Some that the user gave.
+        names: Names that the user gave, each of which forward must take.
         option: Where they were given, for messages.
 
     Raises:

@@ -40,7 +40,8 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 
-_LEFT_OUT = re.compile(  # how to load and compute, not what the model is
+# how to load and compute, not what the model is
+_LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
 )
 

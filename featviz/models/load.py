@@ -261,7 +261,7 @@ def fed(
         preprocess = transform.preprocess(inputs.input_channels or 3)
     values = arguments.from_values(forward_args)
     if preprocess.transform is None:
-        # an argument that has its value is an image less that forward needs
+        # forward needs no image for an argument whose value the user gives
         count = inputs.images_per_pass or required_arguments(model.module, values)
         preprocess = replace(preprocess, inputs=count)
     preprocess, hooks = arguments.feed(
@@ -424,7 +424,7 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
     if source.name == "file":
         message = f"--arch {arch!r} is a file of its own"
         raise UsageError(message, "give a name or a factory")
-    # as `--arch NAME FILE`, so `NAME --weights FILE`: there is one way to load both
+    # `--arch NAME FILE` means the same as `NAME --weights FILE`, and is loaded as that
     loaded = load_source(
         structs.replace(options, spec=arch, arch=None, weights=str(path))
     )

@@ -58,7 +58,7 @@ def choose_preprocess(
     says, else with what fits its first convolution; then it is changed as the user says.
 
     Args:
-        module: The model.
+        module: Its class and its first layer tell what it takes.
         entry: What its source says of images: a Chain, an entry of torchvision's
             weights, or None.
         options: The user's choices.
@@ -128,10 +128,10 @@ def _known_chain(
     does, and the model takes RGB.
 
     Args:
-        module: The model.
-        library: What its library says.
+        module: Its attribute `stride` counts where a preset pads to a multiple of it.
+        library: The chain of the model's library, None where it has none.
         options: The user's choices.
-        channels: That the model takes, or the user says.
+        channels: How many the model takes, or the user says.
         size: The one that the model takes; None where it takes any.
     """
     if options.preset is not None:
@@ -261,8 +261,8 @@ def _of_preset(
 
     Args:
         name: A key of PRESETS.
-        channels: That the model takes.
-        module: The model.
+        channels: How many the model takes.
+        module: Its attribute `stride` counts where the preset pads to a multiple of it.
         size: The one that the model takes; None where it takes any.
 
     Raises:
@@ -302,8 +302,8 @@ def _of_preset(
 
 
 def from_torchvision(entry: Any) -> Chain | None:
-    """The transforms of an entry of torchvision's weights; None where they only make
-    numbers."""
+    """The transforms of an entry of torchvision's weights, as a chain; None where they
+    do not resize, as those of detectors and of optical flow."""
     settings = vars(entry.transforms())
     if "resize_size" not in settings:
         return None
@@ -394,7 +394,7 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
     """How Ultralytics' predictors prepare images; None for another model.
 
     Args:
-        module: The model.
+        module: A model of any library.
         trained: The `train_args` of its checkpoint, if there are any.
     """
     bases = type(module).__mro__
@@ -455,8 +455,8 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
     """The image processor of a folder's model; None where no file tells it.
 
     Args:
-        folder: Of the model.
-        config: What its config.json says.
+        folder: The model's, with config.json and maybe preprocessor_config.json.
+        config: The content of config.json.
 
     Raises:
         LoadError: Where the file cannot be read, or asks for what is not done.
@@ -619,8 +619,8 @@ def _measured(processor: Any, channels: int) -> Chain:
     step, the chain of ours does all of them.
 
     Args:
-        processor: Of transformers.
-        channels: That the model takes, 1 or 3.
+        processor: An image processor of transformers.
+        channels: How many the model takes, 1 or 3.
 
     Raises:
         ValueError: Where it gives other channels than the model takes.

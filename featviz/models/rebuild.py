@@ -87,7 +87,7 @@ _RENAMED = {
 
 _SETTERS = (
     "torch.nn.modules.",
-    # which torch.compile puts in front of that of nn.Module
+    # torch.compile replaces nn.Module.__setstate__ by a function of this module
     "torch._dynamo.mutation_guard",
     "timm.layers.ml_decoder",
     "ultralytics.nn.modules.block",
@@ -202,7 +202,8 @@ class Builder:
             return value
         built = self._built.get(id(value))
         if built is None:
-            # stands here while the value is made, and is met where it holds itself
+            # while the value is made, this error stands for it: a value that contains
+            # itself meets the error
             itself = RefusedError("holds a value that contains itself")
             self._built[id(value)] = _Built(itself, None)
             before = len(self.reasons)

@@ -80,9 +80,9 @@ def choose_layers(
 def _functions_like(
     model: LoadedModel, blank: Sequence[Tensor], parsed: Sequence[selectors.Selector]
 ) -> list[str]:
-    """Notes on functions of the model that do what modules of a selected class would
-    do."""
-    # the error is about selectors: that zeros do not go through is another
+    """Notes for the hint of an error: functions that the model calls and that do what
+    modules of a selected class would do. None where the model fails on a blank input."""
+    # a model that fails has an error of its own; here the selectors are at fault
     calls: Counter[str] = Counter()
     with suppress(ForwardError):
         for layer, count in functions(model, blank).items():

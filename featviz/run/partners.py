@@ -114,7 +114,8 @@ def _chosen(
         node_names = {layer.name, *layer.aliases, *_node_names(layer)}
         if layer.name in names or node_names & graph_layers.keys():
             chosen.append(layer)
-    # which of the two a node with a folded norm stands for, the values will tell
+    # A node with a folded norm stands for the convolution or for the norm. Both are
+    # drawn: the values will tell which.
     present = {layer.name for layer in chosen}
     norm_names = {norms[name].name for name in present & norms.keys()}
     chosen += [layer for layer in candidates if layer.name in norm_names - present]

@@ -145,10 +145,10 @@ class Prepared:
         shape = tuple(args[0].shape)
         if shape not in self.books:
             book = HintBook(self.model.module, shape, self.options.draw.tensor_layout)
-            # a layout that was settled by one input holds for all: pictures of a run are
-            # compared with each other
-            # Fields are followed in inputs of the first image's shape, whether it or
-            # another one comes first in a resumed run
+            # A layout that one input settled holds for all: pictures of a run are
+            # compared with each other. Inputs of the first image's shape settle their
+            # own, even where a resumed run begins with another image: in them receptive
+            # fields are followed.
             if self.books and shape != self.blank[0].shape:
                 book.settle_as(next(iter(self.books.values())))
             self.books[shape] = book

@@ -149,7 +149,7 @@ def first_look(
     """
     layers = list_layers(model.module)
     book = HintBook(model.module, blank[0].shape, tensor_layout)
-    # zeros are followed as an image is: the layout of some tensors only that tells
+    # zeros are followed like an image: of some tensors only the trace tells the layout
     with book.traced(model.module, layers):
         shapes = probe(model, blank, layers, ("output", "input"))
     # torchvision's detectors resize what they are given, before their layers see it

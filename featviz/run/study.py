@@ -89,7 +89,12 @@ def begun(
     Args:
         images: files, folders, archives, URLs or globs, as on the command line.
         record_name: the file that is the result's record.
-        files: what is written beside the folder.
+        files: further files that options such as `--junit` name, outside of the folder.
+
+    Raises:
+        UsageError: no image is found, or something may not be written where it is to be.
+        StoreError: the folder cannot be written, or another process writes it.
+        LoadError: the model cannot be loaded.
     """
     # what can be refused without the model comes first: loading takes seconds
     samples = find_images(images, options)

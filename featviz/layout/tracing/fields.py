@@ -206,7 +206,7 @@ def result_fields(
     result_tables: list[Fields | None] = [None] * len(call.results)
     arguments = [fields for fields in seen if fields is not None]
     is_known = len(arguments) == len(seen)
-    # of constants alone even a function without a rule makes a constant
+    # of constants every function makes a constant, also one without a rule
     if rule is see_nothing or (is_known and not any(arguments)):
         return [CONSTANT] * len(call.results)
     if rule is None or not is_known:

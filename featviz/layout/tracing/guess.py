@@ -105,7 +105,8 @@ def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
 
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
-    """The axis of a shape that counts channels; None where no axis does."""
+    """The axis of a shape that counts channels, which may be negative (-1 for tokens);
+    None where no axis does, several do, or no layout fits the shape."""
     with suppress(LayoutError):
         arrangement = recognise(shape, hints)
         if arrangement.trace is None:

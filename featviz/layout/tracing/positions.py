@@ -315,7 +315,12 @@ tokens."""
 def keep_queries(
     maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """The rule of an attention: its results lie where its queries do."""
+    """The rule of scaled_dot_product_attention: a result lies where its query does.
+    Where all windows have the same queries, it lies where the keys of its window do.
+
+    Args:
+        tables: positions of queries, keys and values.
+    """
     if tables[0] is None:
         return []
     rows = _keep_rows(maps, call, tables[0])
@@ -341,12 +346,14 @@ def multiply(
 
 
 def _in_windows(rows: Tensor, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """The positions of the result of queries @ keys. Queries that are the same in each
-    window, being a parameter, get the positions of the window's own keys.
+    """The positions of what has a row for each query: an attention's result, or queries
+    @ keys. Queries that are the same in each window, being a parameter, get the
+    positions of the window's own keys.
 
     Args:
         rows: positions of the queries.
-        keys: of the keys, [windows, ..., tokens, D]; None where they lie nowhere.
+        keys: positions of the keys, [windows, ..., tokens, D]; None where they lie
+            nowhere.
         shape: of the result.
     """
     if keys is None or keys.shape[:-1] != shape[:-1] or varies(rows, 0):
