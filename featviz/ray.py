@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,8 @@ def run(
         # a caller's own connection is used; workers' lines would mix with progress
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)
-        # a shard that Ray begins again goes on with what is complete
-        resuming = replace(
-            request, options=structs.replace(request.options, resume=True)
-        )
         # put once: a module among the options may have gigabytes
-        request_of_all = ray.put(resuming)
+        request_of_all = ray.put(request)
         shards = [Shard(index, workers) for index in range(workers)]
         tasks = [
             draw.remote(shard, request_of_all, files, Path.cwd()) for shard in shards
@@ -128,13 +123,16 @@ def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResul
 
     Args:
         root: the run directory.
-        results: of the shards, in their order.
+        results: of the shards.
         interrupted: whether the user stopped the run.
     """
-    images: list[ImageResult] = []
-    # image n is of shard n mod workers
-    for row in zip_longest(*(result.images for result in results)):
-        images += [image for image in row if image is not None]
+    # The shards say in which order the images stand: a shard has every n-th image, or
+    # all images of some archives.
+    names: dict[str, None] = {}
+    drawn: dict[str, ImageResult] = {}
+    for result in results:
+        names.update(dict.fromkeys(result.names))
+        drawn.update({image.name: image for image in result.images})
     missing: list[str] = []
     if results:
         # of the record, which has also those of a shard that was stopped before it
@@ -142,20 +140,30 @@ def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResul
         missing = read_json(root / RUN_FILE)["images"]["missing"]
     return RunResult(
         root,
-        images=tuple(images),
+        images=tuple(drawn[name] for name in names if name in drawn),
         missing=tuple(missing),
         interrupted=interrupted,
         pictures=sum(result.pictures for result in results),
+        names=tuple(names),
     )
 
 
 def _draw(
     shard: Shard, request: Request[RunOptions], files: list[str], cwd: Path
 ) -> RunResult:
-    """Draw one shard, in a worker; relative paths begin in `cwd`."""
+    """Draw one shard, in a worker.
+
+    Args:
+        cwd: where relative paths begin; becomes the current folder of the worker.
+
+    Returns:
+        The shard's result. Its images keep their predictions and what was skipped, which
+        a result of `pipeline.run` lacks. Rows stay in the manifests.
+    """
     os.chdir(cwd)
     images: list[ImageResult] = []
-    options = structs.replace(request.options, shard=shard)
+    # a shard that Ray begins again goes on with what is complete
+    options = structs.replace(request.options, shard=shard, resume=True)
 
     def keep(image: ImageResult, total: int) -> None:
         images.append(replace(image, rows=()))

@@ -281,6 +281,8 @@ class RunResult:
     """Whether no image of the run is missing; like the next, with those of other
     shards."""
     all_failures: int = 0
+    names: tuple[str, ...] = ()
+    """Names of all images of the run in their order, those of other shards included."""
     temporary: TemporaryFolder | None = None
     """What holds the run directory, where the caller named none."""
 

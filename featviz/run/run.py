@@ -90,6 +90,7 @@ def run(
         pictures=sum(image.pictures for image in results),
         whole=not missing,
         all_failures=document.failed,
+        names=tuple(document.names),
     )
 
 

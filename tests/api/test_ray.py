@@ -4,10 +4,12 @@ process draws."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -89,6 +91,28 @@ def test_workers_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> No
     assert np.array_equal(run.captures[0].stats, expected.captures[0].stats)
     with pytest.raises(StoreError, match="holds a run, 6 images complete"):
         featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_images_of_archives_keep_their_order(tmp_path: Path) -> None:
+    """Each worker draws one archive of its own, and the images stand as in one process."""
+    import featviz.ray
+
+    archives: list[str] = []
+    for name, count in (("first", 3), ("second", 2)):
+        folder = make_photos(tmp_path / name, count)
+        archives.append(shutil.make_archive(str(folder), "zip", folder))
+    # one that fails stands in no list of run.json with those that are complete
+    with ZipFile(archives[0], "a") as archive:
+        archive.writestr("00a.png", b"no picture")
+    model = nn.Conv2d(3, 4, 3)
+
+    run = featviz.ray.run(model, archives, out=tmp_path / "ray", workers=2, size=16)
+
+    expected = fv.run(model, archives, out=tmp_path / "local", size=16)
+    assert len(expected.images) == 6
+    assert outcomes_of(run) == outcomes_of(expected)
 
 
 @pytest.mark.slow
