@@ -276,8 +276,9 @@ def draw_tiles(
     Raises:
         LayoutError: it has none of the channels that the options name.
     """
-    rows = data.flatten(1)
-    data = rows.view(data.shape)  # without gaps, which statistics would copy twice
+    # without gaps: all that follows would make copies of its own
+    rows = data.flatten(1).contiguous()
+    data = rows.view(data.shape)
     stats, _ = statistics(rows)
     deviations = values.inner_deviations(data, border) if border else stats[:, STD]
     is_flat = is_constant(stats)

@@ -139,7 +139,7 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     if maps.device.type != "cpu":
         inner = maps[..., border : height - border, border : width - border]
         return statistics_on_device(inner.flatten(1))[:, STD]
-    rows = maps.flatten(1).numpy()
+    rows = maps.flatten(1).contiguous().numpy()
     deviations = np.empty(len(rows), np.float32)
     loops.inner_deviations(rows, width, height, border, deviations)
     # the loop leaves to numpy what has NaN or needs float64

@@ -110,6 +110,14 @@ def test_deviations_without_a_border_are_those_of_numpy(
     assert inner_deviations(framed, 3) == pytest.approx(expected, rel=1e-4, abs=0)
 
 
+def test_deviations_do_not_depend_on_the_order_in_memory() -> None:
+    """Maps whose values lie apart have the deviations of their copies."""
+    maps = torch.rand(12, 30, 4).permute(2, 0, 1)[:, :1]
+    assert not maps.flatten(1).is_contiguous()
+    expected = inner_deviations(maps.clone(memory_format=torch.contiguous_format), 1)
+    assert (inner_deviations(maps, 1) == expected).all()
+
+
 def test_channels_are_drawn_in_the_order_of_the_text() -> None:
     """Each layer draws the channels that it has, in the order of the text."""
     model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.Conv2d(9, 2, 3))
