@@ -20,7 +20,8 @@ class FeatvizError(Exception):
     `exit_code` is what the command line ends with when the error reaches it. Where a
     change of the command would go on, `add` are the arguments that it lacks and
     `replace` is one that it has, with what should stand there; the command line shows
-    the whole command."""
+    the whole command. `options` are those that the message names as Python does
+    (`size=big`); the command line names them as they are typed (`--size big`)."""
 
     exit_code = 1
 
@@ -31,6 +32,7 @@ class FeatvizError(Exception):
         *,
         add: tuple[str, ...] = (),
         replace: tuple[str, str] | None = None,
+        options: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -39,6 +41,7 @@ class FeatvizError(Exception):
             self.add_note(f"hint: {hint}")  # which a traceback shows
         self.add = add
         self.replace = replace
+        self.options = options
 
 
 class UsageError(FeatvizError):

@@ -75,6 +75,12 @@ def listed(
     )
 
 
+def layer_named(label: str) -> str:
+    """A layer's label within a sentence: `layer 4`, where a number begins it, as in
+    nn.Sequential; the label alone where it is read as a name."""
+    return f"layer {label}" if label[:1].isdecimal() else label
+
+
 def cut(text: str, limit: int, mark: str = "…") -> str:
     """A text of more than `limit` characters as its beginning and its end, with a mark
     between them: `laye…onv1`."""

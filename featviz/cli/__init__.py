@@ -193,7 +193,7 @@ def guarded(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
         hint = mistakes.hint_of(error, arguments)
-        return _print_error(error.message, hint, error.exit_code, error)
+        return _print_error(mistakes.as_typed(error), hint, error.exit_code, error)
     # `featviz` alone: the help is the answer
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

@@ -73,6 +73,19 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     return _with_command(error.hint or "", _added(corrected, error.add)) or None
 
 
+def as_typed(error: FeatvizError) -> str:
+    """The error's message, which names options as one types them: `--size big` for
+    `size=big`."""
+    from featviz.options import flag
+
+    message = error.message
+    for name in error.options:
+        # the first time alone: what follows may be what somebody typed
+        message = message.replace(f"{name}=", f"{name} ", 1)
+        message = message.replace(name, flag(name), 1)
+    return message
+
+
 def _added(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
     """A command line with further options, which stand before `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)

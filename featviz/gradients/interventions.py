@@ -29,7 +29,9 @@ class Intervention:
     """A change as it was asked for."""
 
     option: str
-    """For messages: `ablate='conv1:5'`."""
+    """`ablate` or `edit`."""
+    text: str
+    """As it was asked for: `conv1:5`."""
     operation: str
     """A key of `INTERVENTIONS`."""
     selectors: str
@@ -38,6 +40,16 @@ class Intervention:
     """Indices, each once, in the order of the text; none for a change of all channels."""
     numbers: tuple[float, ...] = ()
     """A factor, a deviation, or the lower and the upper limit."""
+
+    @property
+    def title(self) -> str:
+        """For messages: `ablate 'conv1:5'`."""
+        return f"{self.option} {quoted(self.text)!r}"
+
+    def error(self, message: str, hint: str | None = None) -> UsageError:
+        """What is wrong with the change; the message goes on behind its title."""
+        message = f"{self.title}{message}"
+        return UsageError(message, hint, options=(self.option,))
 
 
 # Each takes a change, an output, its axis of channels (-1 where the change names none)
@@ -157,37 +169,40 @@ def parse(option: str, text: str) -> Intervention:
         UsageError: the text is of another form.
     """
     # selectors may hold a colon (`re:`, `fn:`), changes hold none
-    selectors, _, change = text.rpartition(":")
-    change = re.sub(r"\s", "", change)
-    title = f"{option}={quoted(text)!r}"
+    selectors, _, change_text = text.rpartition(":")
+    change_text = re.sub(r"\s", "", change_text)
     examples: list[str] = []
     for operation, row in INTERVENTIONS.items():
         if row.option != option:
             continue
         examples.append(row.example)
-        match = re.fullmatch(row.pattern, change, re.ASCII | re.IGNORECASE)
+        match = re.fullmatch(row.pattern, change_text, re.ASCII | re.IGNORECASE)
         if match is None or not selectors.strip():
             continue
         groups = match.groupdict(default="")
         texts = groups.get("numbers", "").split(",")
         numbers = tuple(float(number) for number in texts if number)
-        if operation == "clamp" and numbers[0] > numbers[1]:
-            message = f"{title}: {numbers[0]:g} is above {numbers[1]:g}"
-            raise UsageError(message, "clamp=LOW,HIGH")
         channels: Sequence[int] = ()
         if "channels" in groups:
             try:
                 channels = read_ranges(groups["channels"])
             except ValueError:  # 3-1, or too many
                 continue
-        return Intervention(
-            option=title,
+        change = Intervention(
+            option=option,
+            text=text,
             operation=operation,
             selectors=selectors,
             channels=tuple(channels),
             numbers=numbers,
         )
-    raise UsageError(f"{title} cannot be read", f"for example {', '.join(examples)}")
+        if operation == "clamp" and numbers[0] > numbers[1]:
+            message = f": {numbers[0]:g} is above {numbers[1]:g}"
+            raise change.error(message, "clamp=LOW,HIGH")
+        return change
+    message = f"{option} {quoted(text)!r} cannot be read"
+    hint = f"for example {', '.join(examples)}"
+    raise UsageError(message, hint, options=(option,))
 
 
 parse_ablate = partial(parse, "ablate")
@@ -198,7 +213,7 @@ def intervene(
     changes: Sequence[Intervention],
     layer: str,
     output: Any,
-    axis_of: Callable[[Tensor, str], int],
+    axis_of: Callable[[Tensor, Intervention], int],
     noise: Generator,
 ) -> Any:
     """Make these changes to a layer's output, in their order.
@@ -207,7 +222,7 @@ def intervene(
         changes: those of this layer.
         layer: its name, for messages.
         output: what the layer returned, of any type.
-        axis_of: which axis of a tensor counts channels; takes the option, for its
+        axis_of: which axis of a tensor counts channels; takes the change, for its
             message.
         noise: the source of noise, on the CPU.
 
@@ -220,27 +235,22 @@ def intervene(
     from torch import Tensor
 
     for change in changes:
-        subject = f"{change.option}: {layer}"
         if not isinstance(output, Tensor):
-            raise UsageError(f"{subject} gives a {type(output).__name__}, not a tensor")
+            type_name = type(output).__name__
+            raise change.error(f": {layer} gives a {type_name}, not a tensor")
         if output.is_quantized:
-            raise UsageError(f"{subject} gives a quantized tensor")
+            raise change.error(f": {layer} gives a quantized tensor")
         axis = -1
         if change.channels:
-            axis = axis_of(output, change.option)
-            _check_channels(change.channels, output.shape[axis], subject)
+            axis = axis_of(output, change)
+            _check_channels(change, layer, output.shape[axis])
         output = INTERVENTIONS[change.operation].apply(change, output, axis, noise)
     return output
 
 
-def _check_channels(channels: Sequence[int], count: int, subject: str) -> None:
-    """Refuse channels that an output does not have.
-
-    Args:
-        count: of channels.
-        subject: of the message: the change, and the layer.
-    """
-    beyond = [str(channel) for channel in channels if channel >= count]
+def _check_channels(change: Intervention, layer: str, count: int) -> None:
+    """Refuse channels that an output does not have, of which there are `count`."""
+    beyond = [str(channel) for channel in change.channels if channel >= count]
     if beyond:
         numbers = ", ".join([*beyond[:3], "..."] if len(beyond) > 3 else beyond)
-        raise UsageError(f"{subject} has channels 0 to {count - 1}, not {numbers}")
+        raise change.error(f": {layer} has channels 0 to {count - 1}, not {numbers}")

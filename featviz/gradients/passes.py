@@ -30,7 +30,7 @@ from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
 from featviz.records import KINDS, CaptureSite, ClassScore, Layer, Outcome
-from featviz.text import listed
+from featviz.text import layer_named, listed
 
 log = logging.getLogger(__name__)
 
@@ -116,11 +116,11 @@ def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[L
     """
     parsed = selectors.parse(change.selectors)
     if selectors.of_functions(parsed):
-        raise UsageError(f"{change.option}: functions cannot be changed, only modules")
+        raise change.error(": functions cannot be changed, only modules")
     chosen = selectors.select(layers, parsed)
     if not chosen:
-        message = f"{change.option}: no layer matches {change.selectors!r}"
-        raise UsageError(message, selectors.remedy(layers, parsed))
+        message = f": no layer matches {change.selectors!r}"
+        raise change.error(message, selectors.remedy(layers, parsed))
     return chosen
 
 
@@ -212,7 +212,7 @@ class Watched:
         if changes:
             axis_of = partial(_channel_axis, self._book, layer)
             output = interventions.intervene(
-                changes, layer.label, output, axis_of, self._noise
+                changes, layer_named(layer.label), output, axis_of, self._noise
             )
             self._ran.add(layer)
         if layer == self.plan.target_layer:
@@ -385,9 +385,7 @@ class Watched:
         output = self._target_outputs[-1]
         if target.channel is None or not isinstance(output, Tensor):
             return output
-        axis = _channel_axis(
-            book, self.plan.target_layer, output, f"target {target.text!r}"
-        )
+        axis = _channel_axis(book, self.plan.target_layer, output, target)
         if target.channel >= output.shape[axis]:
             raise target.error(
                 f": the layer has channels 0 to {output.shape[axis] - 1}"
@@ -395,12 +393,14 @@ class Watched:
         return output.select(axis, target.channel)
 
 
-def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, subject: str) -> int:
+def _channel_axis(
+    book: HintBook, layer: Layer, tensor: Tensor, asking: Intervention | Target
+) -> int:
     """The axis of a layer's output that counts channels.
 
     Args:
         tensor: the output; only its shape counts.
-        subject: what asks, with which the error begins.
+        asking: what names the channel, and the error too.
 
     Raises:
         UsageError: the shape does not tell.
@@ -408,11 +408,8 @@ def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, subject: str) ->
     shape = list(tensor.shape)
     axis = channel_axis(shape, book.of_layer(layer))
     if axis is None:
-        message = (
-            f"{subject}: it is unknown which axis of {layer.label} {shape} counts"
-            " channels"
-        )
-        raise UsageError(message, "--tensor-layout says it")
+        message = f": it is unknown which axis of {layer_named(layer.label)} {shape}"
+        raise asking.error(f"{message} counts channels", "--tensor-layout says it")
     return axis
 
 
@@ -434,9 +431,9 @@ def _idle(
     for layer, changes in plan.changes.items():
         if layer not in ran:
             for change in changes:
-                idle[change.option].append(layer.label)
-    for option, names in idle.items():
-        yield f"{option}: {listed(names, 1)} did not run"
+                idle[change.title].append(layer_named(layer.label))
+    for title, names in idle.items():
+        yield f"{title}: {listed(names, 1)} did not run"
 
 
 # An output with its gradient

@@ -102,7 +102,8 @@ class Target:
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
         """What is wrong with the target; the message goes on behind its name."""
-        return UsageError(f"target {quoted(repr(self.text))}{message}", hint)
+        message = f"target {quoted(repr(self.text))}{message}"
+        return UsageError(message, hint, options=("target",))
 
     def _tensor(self, output: Any) -> Tensor:
         """The tensor inside an output, dense and of a type that torch can sum.
@@ -296,7 +297,8 @@ def parse(text: str | None) -> Target:
     hint = _EXAMPLES
     if text.startswith("layer:"):
         hint = "layer:NAME or layer:NAME:CHANNEL"
-    raise UsageError(f"target {quoted(repr(text))} cannot be read", hint)
+    message = f"target {quoted(repr(text))} cannot be read"
+    raise UsageError(message, hint, options=("target",))
 
 
 # What models return
@@ -379,18 +381,17 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
     Raises:
         UsageError: an option is one of these.
     """
+    made_of = ""
     if draw.weighs and options.capture != PAIRED:
-        message = (
-            f"reduce={draw.reduce} is made of a layer's output and its gradient, and"
-            " capture"
-        )
+        made_of = "a layer's output and its gradient"
+    elif draw.attends and options.capture != ("output",):
+        made_of = "attention weights"
+    if made_of:
         raise UsageError(
-            f"{message} says {','.join(options.capture)}", "leave capture out"
-        )
-    if draw.attends and options.capture != ("output",):
-        message = f"reduce={draw.reduce} is made of attention weights, and capture"
-        raise UsageError(
-            f"{message} says {','.join(options.capture)}", "leave capture out"
+            f"reduce={draw.reduce} is made of {made_of}, not of"
+            f" capture={','.join(options.capture)}",
+            "leave --capture out",
+            options=("reduce", "capture"),
         )
     parse(options.target)
     changes = [interventions.parse(*change) for change in options.interventions]
@@ -403,4 +404,5 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
     for name, is_set in of_gradients.items():
         if is_set and not options.gradients:
             hint = "add --capture output,grad, or --reduce gradcam"
-            raise UsageError(f"{name} does nothing without gradients", hint)
+            message = f"{name} does nothing without gradients"
+            raise UsageError(message, hint, options=(name.partition("=")[0],))

@@ -10,7 +10,6 @@ takes, `option` what else there is to know:
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -154,21 +153,21 @@ class Option:
             raise self._refused(value) from None
         # a reader that knows better what is wrong says so
         except UsageError as error:
-            raise UsageError(f"{self.name}: {error.message}", error.hint) from None
+            message = f"{self.name}: {error.message}"
+            raise UsageError(message, error.hint, options=(self.name,)) from None
 
     def _refused(self, value: Any) -> UsageError:
-        """The error for a value that this option does not take: with the choice that is
-        nearest to it, or what the option is for, which may show why it is wrong."""
+        """The error for a value that this option does not take, with the choice that is
+        nearest to it."""
         # the command line passes a repeatable option as a list, and one typed no list
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         shown = quoted(str(value))
         close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
-        # a help text's first sentence ends before a table that stands in braces, too
-        hint = re.split(r"\.[ \f]|: {", self.help)[0].rstrip(".")
-        if close:
-            hint = f"did you mean {close[0]}?"
-        return UsageError(f"{self.name}={shown}: expected {self.expects}", hint)
+        hint = f"did you mean {close[0]}?" if close else None
+        # an empty text would leave nothing to be seen
+        message = f"{self.name}={shown or repr(shown)}: expected {self.expects}"
+        return UsageError(message, hint, options=(self.name,))
 
 
 @cache
@@ -209,8 +208,10 @@ def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
     leaves, extras = _taken_apart(field.type)
     notes: FieldNotes = extras["notes"]
     choices = notes.choices
-    if get_origin(hint.__origin__) is Literal:
-        choices = get_args(hint.__origin__)  # msgspec sorts them, help does not
+    # msgspec sorts the values of a Literal, help does not; it may stand beside None
+    for annotation in (hint.__origin__, *get_args(hint.__origin__)):
+        if get_origin(annotation) is Literal:
+            choices = get_args(annotation)
     reader: ValueReader = extras.get("reader") or _reader_of(leaves, hint, choices)
     # a mutable default is made anew for each record
     default = field.default

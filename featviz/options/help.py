@@ -375,7 +375,8 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "reduce": (
             "Draw three principal components of each layer, of all images together, as"
-            " red, green and blue."
+            " red, green and blue.\f The sheet of a run with --reduce shows any other"
+            " reduction."
         ),
         "similar_to": (
             "Show over each input how like its places are to this one, such as"

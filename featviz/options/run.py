@@ -207,8 +207,9 @@ class DrawOptions(Struct, frozen=True):
             if getattr(self, name) != declared(DrawOptions)[name].default:
                 raise UsageError(
                     f"{name} and reduce={self.reduce} exclude each other",
-                    "reduce leaves one tile of all channels, of pca in colours of"
+                    "--reduce leaves one tile of all channels, of pca in colours of"
                     " its own",
+                    options=(name, "reduce"),
                 )
 
 

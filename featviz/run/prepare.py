@@ -363,14 +363,20 @@ def check_options(options: RunOptions) -> None:
     """Refuse bad options of a run before any work."""
     # contradictions first, which need no look at any file
     if options.resume and options.overwrite:
-        raise UsageError("resume and overwrite exclude each other", "give one of them")
+        raise UsageError(
+            "resume and overwrite exclude each other",
+            "give one of them",
+            options=("resume", "overwrite"),
+        )
     if options.overwrite and options.shard is not None:
         why = (
             "overwrite would remove what other shards write, not only shard"
             f" {options.shard}"
         )
         raise UsageError(
-            why, "remove the run there first, or name another place with --out"
+            why,
+            "remove the run there first, or name another place with --out",
+            options=("overwrite",),
         )
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)

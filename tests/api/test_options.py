@@ -8,13 +8,21 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import click
 import numpy as np
 import pytest
 import torch
-from msgspec import Meta, structs
+from msgspec import Meta, Struct, structs
 from torch import nn
 
 import featviz as fv
@@ -35,6 +43,8 @@ from featviz.options import (
     read,
     read_from,
 )
+from featviz.options import commands as of_commands
+from featviz.options import run as of_run
 
 from .drawn import drawn
 
@@ -49,7 +59,7 @@ BAD = [
     ("tensor_layout", "foo", "'foo' is no layout"),
     ("size", "abc", "size=abc: expected pixels from 1 to 65536"),
     ("std", "1,nan,1", "std=1,nan,1: expected numbers"),
-    ("ablate", "5", "ablate='5' cannot be read"),
+    ("ablate", "5", "ablate '5' cannot be read"),
     ("device", "gpu", "'gpu' is no device"),
     ("seed", 10**30, f"seed={10**30}: expected an integer from 0 to {2**63 - 1}"),
     ("model_args", "3", "model_args=3: expected KEY=VALUE"),
@@ -117,15 +127,57 @@ def test_python_and_the_command_line_use_the_same_words(
     featviz: Callable[..., Any],
 ) -> None:
     """Both refuse the value with the same line, before torch or a model would be
-    loaded."""
+    loaded; the one names the option as it is typed, the other as a keyword."""
     flag = FLAGS[name]
     out = tmp_path / "out"
     done = featviz("run", "squeezenet1_1", picture, f"{flag}={value}", "--out", out)
     assert done.code == 2
-    assert message in done.err.splitlines()[0]
+    typed = message
+    if message.startswith(name):
+        typed = f"error: {flag} {message.removeprefix(name).lstrip(' =')}"
+    assert typed in done.err.splitlines()[0]
     with pytest.raises(UsageError, match=re.escape(message)):
         fv.run("squeezenet1_1", picture, out=out, **{"weights": "none", name: value})
     assert not out.exists()
+
+
+OPTION_RECORDS = [
+    record
+    for module in (of_run, of_commands)
+    for record in vars(module).values()
+    if isinstance(record, type) and record.__name__ in HELP
+]
+
+
+def literals(annotation: Any) -> tuple[str, ...]:
+    """The values of the Literal in an annotation, at any depth; none without one."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return sum(map(literals, get_args(annotation)), ())
+
+
+def test_every_record_with_options_is_walked() -> None:
+    """The records below are all that have texts of help."""
+    assert {record.__name__ for record in OPTION_RECORDS} == HELP.keys()
+
+
+@pytest.mark.parametrize("record", OPTION_RECORDS)
+def test_an_option_with_choices_takes_no_other_value(record: type[Struct]) -> None:
+    """A Literal, also one that may be None, is a choice in help, and nothing else is
+    read; so it is with choices of a table."""
+    hints = get_type_hints(record, include_extras=True)
+    for name, declared_option in declared(record).items():
+        choices = literals(hints[name]) or declared_option.choices
+        assert tuple(declared_option.choices) == tuple(choices), name
+        if not choices:
+            continue
+        metavars = (declared_option.metavar, f"[{'|'.join(choices)}]")
+        assert opts.click_option(declared_option).metavar in metavars, name
+        for choice in choices:
+            assert declared_option.value(choice.upper()) == choice
+        for wrong in ("nonsense", "", 5):
+            with pytest.raises(UsageError, match=f"^{name}=.*: expected "):
+                declared_option.value(wrong)
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_TYPES)

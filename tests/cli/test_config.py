@@ -83,7 +83,7 @@ def test_model_and_images_come_from_the_config(
             "has 'no_such_thing_at_all', which featviz run lacks",
         ),
         ("padding = ", "cannot be read"),
-        ('padding = "wide"', "padding=wide: expected an integer"),
+        ('padding = "wide"', "--padding wide: expected an integer"),
     ],
 )
 def test_a_config_with_mistakes(

@@ -67,7 +67,7 @@ COMMANDS = [
 ]
 
 OPTIONS = [
-    (f"{RUN} --edit conv1:grad*2", "edit=grad does nothing", "--capture output,grad"),
+    (f"{RUN} --edit conv1:grad*2", "--edit grad does nothing", "--capture output,grad"),
     (
         f"{RUN} --layer b1",
         "No such option '--layer'",
@@ -250,7 +250,15 @@ VALUES = [
         "dead? featviz audit model.pth cat.jpg --fail-on 'dead>5%' --eps 0.1",
     ),
     (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
-    (f"{RUN} --format pgn", "format=pgn: expected one of png", "did you mean png?"),
+    (f"{RUN} --format pgn", "--format pgn: expected one of png", "did you mean png?"),
+    ("sheet ran --reduce mean", "--reduce mean: expected pca", ""),
+    (f"{RUN} --size ''", "--size '': expected pixels from 1 to 65536", ""),
+    (
+        f"{RUN} --reduce mean --order mean",
+        "--order and --reduce mean exclude each other",
+        "--reduce leaves one tile",
+    ),
+    (f"{RUN} --ablate b1:99", "--ablate 'b1:99': b1 has channels 0 to", ""),
     (
         f"{RUN} --config bad.toml",
         "has 'layer', which featviz run lacks; did you mean layers?",
@@ -263,7 +271,7 @@ VALUES = [
     ),
     (
         f"{RUN} --target sum",
-        "target does nothing without gradients",
+        "--target does nothing without gradients",
         "add --capture output,grad",
     ),
     (
@@ -279,7 +287,7 @@ VALUES = [
     (f"{RUN} --out cat.jpg", "--out cat.jpg is the input", ""),
     (
         f"{RUN} --resume --overwrite",
-        "resume and overwrite exclude each other",
+        "--resume and --overwrite exclude each other",
         "one of them",
     ),
 ]

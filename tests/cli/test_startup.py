@@ -56,7 +56,7 @@ def test_a_network_of_ones_own_needs_torch_alone(tmp_path: Path) -> None:
 
 
 BAD = {
-    "run net.pth cat.png --nrow 0": "nrow=0: expected an integer ≥ 1",
+    "run net.pth cat.png --nrow 0": "--nrow 0: expected an integer ≥ 1",
     "run net.pth cat.png --normalize zzz": "--normalize 'zzz' is no normalization mode",
     "audit net.pth cat.png --fail-on dead>0 --fail-on ded>5%": (
         "there is no finding 'ded'"

@@ -298,8 +298,8 @@ def test_layers_that_do_not_run_are_warned_of(
     changed(model, "a", **edits)
 
     warnings = messages.messages
-    assert "ablate='Conv2d:0': spare and 1 more did not run" in warnings
-    assert "edit='spare:noise=1': spare did not run" in warnings
+    assert "ablate 'Conv2d:0': spare and 1 more did not run" in warnings
+    assert "edit 'spare:noise=1': spare did not run" in warnings
 
 
 HINTS = {
@@ -344,7 +344,7 @@ def test_unreadable_interventions_are_refused(option: str, text: str) -> None:
     """With an example."""
     with pytest.raises(UsageError) as caught:
         parse(option, text)
-    assert caught.value.message == f"{option}={text!r} cannot be read"
+    assert caught.value.message == f"{option} {text!r} cannot be read"
     assert caught.value.hint == HINTS[option]
 
 
@@ -411,5 +411,5 @@ def test_interventions_that_cannot_be_made_are_refused(
     """One line, and nothing is written."""
     with pytest.raises(UsageError) as caught:
         changed(odd(), "a", **{option: text})
-    assert caught.value.message == f"{option}={text!r}: {reason}"
+    assert caught.value.message == f"{option} {text!r}: {reason}"
     assert not FOLDER.parent.exists()
