@@ -95,6 +95,7 @@ def calls(images: int, folder: Path) -> Counter[str]:
     return Counter(json.loads(target.read_text()))
 
 
+@pytest.mark.medium
 def test_the_package_says_no_more_than_before() -> None:
     """Neither more syntax, nor more of it in a line or a function, nor with fewer
     reasons."""

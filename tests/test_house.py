@@ -22,7 +22,6 @@ def name_of(path: Path) -> str:
 
 
 FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
 
 FLOORS = (
     "__init__ __main__ lightning ray transformers",
@@ -41,6 +40,12 @@ ground, which is the last line, each may know the others."""
 
 FLOOR = {wing: floor for floor, wings in enumerate(FLOORS) for wing in wings.split()}
 GROUND = len(FLOORS) - 1
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """The syntax of each module. Processes that run other tests need not parse it."""
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
 
 
 def wing(name: str) -> str:
@@ -83,7 +88,7 @@ def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
 def imported(name: str, typing: bool = True) -> set[str]:
     """Full names of all modules that a module imports, at the top or inside a function."""
     modules = set()
-    for node in _nodes(TREES[name], typing):
+    for node in _nodes(trees()[name], typing):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -127,6 +132,7 @@ def _goes_down(name: str, other: str) -> bool:
     return below > floor or floor == GROUND == below or wing(other) == wing(name)
 
 
+@pytest.mark.medium
 def test_imports_go_down() -> None:
     """A file imports from its own wing and from floors below; no exceptions."""
     for name in FILES:
@@ -140,7 +146,7 @@ def _with_packages(name: str) -> set[str]:
     package."""
     packages = {
         node.module
-        for node in _nodes(TREES[name], typing=False)
+        for node in _nodes(trees()[name], typing=False)
         if isinstance(node, ast.ImportFrom) and node.module
         if not name.startswith(f"{node.module}.")
         or any(f"{node.module}.{alias.name}" not in FILES for alias in node.names)
@@ -174,11 +180,12 @@ def test_the_roof_is_low() -> None:
     assert len({path.name for path in PACKAGE.iterdir() if path.is_file()} - doors) <= 7
 
 
+@pytest.mark.medium
 def test_no_class_name_stands_twice() -> None:
     """A class that is found by its name is the one that is meant."""
     names = Counter(
         node.name
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     )
@@ -189,16 +196,19 @@ def _using(names: Iterable[str], *libraries: str) -> list[str]:
     return [name for name in names if roots(name) & set(libraries)]
 
 
+@pytest.mark.medium
 def test_click_stays_in_the_command_line() -> None:
     """What is below the commands knows nothing of click."""
     assert _using((n for n in FILES if wing(n) != "cli"), "click") == []
 
 
+@pytest.mark.medium
 def test_what_reads_a_run_directory_needs_no_torch() -> None:
     """It imports neither torch nor torchvision, not even inside a function."""
     assert _using(TORCHLESS, "torch", "torchvision") == []
 
 
+@pytest.mark.medium
 def test_pyplot_is_used_nowhere() -> None:
     """matplotlib gives colours; its global state and windows stay out."""
     for name in FILES:
@@ -222,7 +232,7 @@ def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 def test_everything_public_says_what_it_is() -> None:
     """Each module and every public function, class and method have a docstring."""
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for place, node in ((name, tree), *_public(tree.body, name)):
             assert ast.get_docstring(node), place
 
@@ -279,10 +289,11 @@ def _writes(node: ast.AST) -> bool:
     return name in WRITING or (method in PATH_METHODS and name != f"formatter.{method}")
 
 
+@pytest.mark.medium
 def test_results_are_written_by_folder_alone() -> None:
     """Opening for writing, renaming and removing occur in `rundir/folder.py`, and where
     no result is written; each of these has its reason."""
     writing = {
-        name for name, tree in TREES.items() if any(map(_writes, ast.walk(tree)))
+        name for name, tree in trees().items() if any(map(_writes, ast.walk(tree)))
     }
     assert writing == WRITERS.keys()

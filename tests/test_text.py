@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from featviz import text
 
 
+@pytest.mark.medium
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 40), unique=True, min_size=1))
 def test_ranges_are_read_back(numbers: list[int]) -> None:

@@ -34,6 +34,7 @@ def in_memory(pixels: np.ndarray) -> dict[str, Any]:
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("image_type", list(in_memory(np.zeros((2, 2, 3), np.uint8))))
 def test_an_image_in_memory_is_drawn_as_its_file(
     image_type: str, pixels: np.ndarray, picture: Path, tiny: nn.Module, tmp_path: Path
@@ -53,6 +54,7 @@ def test_an_image_in_memory_is_drawn_as_its_file(
     assert "featviz-" not in (tmp_path / "memory" / "run.json").read_text()
 
 
+@pytest.mark.medium
 def test_paths_and_images_mix(
     pixels: np.ndarray, picture: Path, tiny: nn.Module, tmp_path: Path
 ) -> None:
@@ -64,6 +66,7 @@ def test_paths_and_images_mix(
     assert [image.name for image in drawn_images] == names
 
 
+@pytest.mark.medium
 def test_images_in_memory_resume(
     pixels: np.ndarray, tiny: nn.Module, tmp_path: Path
 ) -> None:

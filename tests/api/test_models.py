@@ -16,6 +16,7 @@ from featviz.errors import UsageError
 from .drawn import drawn
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("layers", "names"),
     [
@@ -70,6 +71,7 @@ def test_what_is_no_model_and_what_selects_no_layers(
     assert re.search(of_capture, f"{caught.value.message} {caught.value.hint}")
 
 
+@pytest.mark.medium
 def test_a_path_is_a_model(tiny_file: Path, picture: Path, tmp_path: Path) -> None:
     """It may be a Path as well as text, and a device is one of torch."""
     assert drawn(tiny_file, picture, tmp_path / "out", device=torch.device("cpu"))

@@ -21,6 +21,7 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.medium
 def test_the_notebook_is_kept_without_outputs() -> None:
     """It is valid, and holds no results: they depend on the machine."""
     notebook = nbformat.read(NOTEBOOK, 4)

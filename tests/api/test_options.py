@@ -194,6 +194,7 @@ def test_values_of_another_type_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options",
     [
@@ -238,6 +239,7 @@ def sparkle(monkeypatch: pytest.MonkeyPatch) -> click.Command:
     return command
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [(["--sparkle-at", "5"], "5\n"), (["--config", "c.toml"], "7\n")],

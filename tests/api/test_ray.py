@@ -179,6 +179,7 @@ def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
     assert tree(out) == tree(tmp_path / "local")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -199,6 +200,7 @@ def test_bad_keywords(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 def test_without_ray(
     monkeypatch: pytest.MonkeyPatch, photos: Path, tmp_path: Path
 ) -> None:

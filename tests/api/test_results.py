@@ -48,6 +48,7 @@ def test_without_out_nothing_is_left(
     assert not list(here.iterdir())
 
 
+@pytest.mark.medium
 def test_in_memory_and_on_disk_are_the_same(
     tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_in_memory_and_on_disk_are_the_same(
         assert np.array_equal(memory.stats, disk.stats)
 
 
+@pytest.mark.medium
 def test_a_result_says_where_it_is(
     tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ def image(pixels: np.ndarray) -> Tensor:
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
 
 
+@pytest.mark.medium
 def test_tensors_and_statistics_are_the_models_own(
     tiny: nn.Module, image: Tensor
 ) -> None:
@@ -101,6 +104,7 @@ def test_tensors_and_statistics_are_the_models_own(
         np.testing.assert_allclose(maps.stats[name], values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_capture_says_which_it_is(tiny: nn.Module, image: Tensor) -> None:
     """It has its key, shape, layout and channels; without `tensors` it has no tensor."""
     (maps,) = fv.run(tiny, image, "Conv2d", **AS_IT_IS).captures
@@ -120,6 +124,7 @@ def broken(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.medium
 def test_an_image_that_fails_says_so(
     tiny: nn.Module, picture: Path, broken: Path
 ) -> None:
@@ -136,6 +141,7 @@ def test_an_image_that_fails_says_so(
     assert result.exit_code == 3
 
 
+@pytest.mark.medium
 def test_a_result_counts_its_failures(
     tiny: nn.Module, picture: Path, broken: Path
 ) -> None:
@@ -161,6 +167,7 @@ def pictures_of(result: Any) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(data))) for data in encoded]
 
 
+@pytest.mark.medium
 def test_the_gallery_shows_input_and_captures(
     tiny: nn.Module, pixels: np.ndarray
 ) -> None:
@@ -176,6 +183,7 @@ def test_the_gallery_shows_input_and_captures(
     assert len(pictures_of(result.images[0])) == 3
 
 
+@pytest.mark.medium
 def test_the_gallery_is_bounded(
     tiny: nn.Module, pixels: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +201,7 @@ def test_the_gallery_is_bounded(
 EVIL = "<img src=x onerror=alert(1)>"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["run", "layers", "kernels", "audit", "exemplars"])
 def test_names_are_no_markup(
     name: str, tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
@@ -257,6 +266,7 @@ def test_transform_and_forward_args_are_objects(pixels: np.ndarray) -> None:
     assert not net._forward_pre_hooks
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_argument_that_forward_needs_is_no_image(
     count: int, pixels: np.ndarray, image: Tensor

@@ -36,6 +36,7 @@ def is_training(model: nn.Module) -> bool:
     return all(module.training for module in model.modules())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_module", [True, False])
 def test_layers_are_those_of_the_command(
     is_module: bool, featviz: Run, tiny: nn.Module, tiny_file: Path
@@ -143,6 +144,7 @@ def dead_file(tiny: nn.Module, tiny_file: Path) -> Path:
     return tiny_file
 
 
+@pytest.mark.medium
 def test_an_audit_is_that_of_the_command(
     featviz: Run, tiny: nn.Module, dead_file: Path, photos: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_an_audit_is_that_of_the_command(
     assert "gate" not in repr(audit)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("dead_file")
 def test_an_audit_says_which_gate_failed(tiny: nn.Module, photos: Path) -> None:
     """The code, the short form, the table and the page say it; the page has a picture
@@ -172,6 +175,7 @@ def test_an_audit_says_which_gate_failed(tiny: nn.Module, photos: Path) -> None:
     assert html.count("<img") == len(audit.files) > 0
 
 
+@pytest.mark.medium
 def test_exemplars_are_those_of_the_command(
     featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -197,6 +201,7 @@ def test_exemplars_are_one_at_least(tiny: nn.Module, photos: Path) -> None:
         fv.exemplars(tiny, photos, top=0)
 
 
+@pytest.mark.medium
 def test_diff_takes_runs_and_folders(
     tiny: nn.Module, photos: Path, tmp_path: Path
 ) -> None:
@@ -208,6 +213,7 @@ def test_diff_takes_runs_and_folders(
     assert fv.diff(str(folder), in_memory).equal
 
 
+@pytest.mark.medium
 def test_diff_finds_a_changed_kernel(tiny: nn.Module, photos: Path) -> None:
     """It names the first layer and the channel that changed."""
     before = fv.run(tiny, photos, "Conv2d,ReLU", **AS_IT_IS)
@@ -239,6 +245,7 @@ def test_diff_refuses_what_is_no_run(
         fv.diff(*arguments, **options)
 
 
+@pytest.mark.medium
 def test_report_of_a_run_directory(ran: Path, tmp_path: Path) -> None:
     """The page is written into it; a folder that is no run directory is refused."""
     page = fv.report(ran).page
@@ -248,6 +255,7 @@ def test_report_of_a_run_directory(ran: Path, tmp_path: Path) -> None:
         fv.report(tmp_path / "nothing")
 
 
+@pytest.mark.medium
 def test_report_of_a_run_in_memory(
     tiny: nn.Module, picture: Path, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def plain(tensor: Tensor) -> np.ndarray:
     return dense.float().resolve_neg().numpy()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", DRAWN)
 def test_tensors_of_every_type_are_drawn_and_kept(
     name: str, picture: Path, tmp_path: Path
@@ -129,6 +130,7 @@ def histogram_of(board: Path, tag: str) -> Any:
     return events.Histograms(tag)[0].histogram_value
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_cannot_be_drawn_is_skipped_with_the_reason(
     name: str, picture: Path, tmp_path: Path
@@ -178,6 +180,7 @@ def complex_maps(picture: Path, tmp_path: Path) -> ComplexMaps:
     return ComplexMaps(magnitude, phase, fourier(conv.tensor))
 
 
+@pytest.mark.medium
 def test_complex_numbers_are_magnitude_and_phase(complex_maps: ComplexMaps) -> None:
     """They are two tensors of real numbers, each with its statistics."""
     magnitude, phase, values = complex_maps
@@ -223,6 +226,7 @@ def through_complex() -> Net:
     return Net(forward, conv=nn.Conv2d(3, 3, 1), odd=odd).eval()
 
 
+@pytest.mark.medium
 def test_gradients_of_complex_numbers(
     through_complex: Net, picture: Path, tmp_path: Path
 ) -> None:
@@ -236,6 +240,7 @@ def test_gradients_of_complex_numbers(
     assert fv.report(out).page.is_file()
 
 
+@pytest.mark.medium
 def test_where_one_part_is_shown_it_is_the_magnitude(
     through_complex: Net, picture: Path, tmp_path: Path
 ) -> None:
@@ -254,6 +259,7 @@ def test_audit_counts_tensors_that_are_drawn(name: str, picture: Path) -> None:
     assert not document["skipped"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", SKIPPED)
 def test_audit_skips_tensors_that_are_not_drawn(name: str, picture: Path) -> None:
     """The layer is named with the reason."""
@@ -269,6 +275,7 @@ def ending_in(make: Make) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 3, 1), making(make)).eval()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["quantised", "bool"])
 def test_the_change_by_an_ablation_is_numpys(
     name: str, picture: Path, tmp_path: Path
@@ -289,6 +296,7 @@ def test_the_change_by_an_ablation_is_numpys(
     assert before.outcome.largest_change is None
 
 
+@pytest.mark.medium
 def test_outputs_without_plain_values_are_not_compared(
     picture: Path, tmp_path: Path
 ) -> None:
@@ -300,6 +308,7 @@ def test_outputs_without_plain_values_are_not_compared(
     assert image.outcome.nonfinite == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("make", "target"),
     [

@@ -44,6 +44,7 @@ def are_unhooked_and_training(module: nn.Module) -> bool:
     return True
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("count", "copies"),
     [pytest.param(12, False, marks=pytest.mark.slow), (4, False), (4, True)],
@@ -84,6 +85,7 @@ def test_captures_in_two_threads_wait_for_each_other() -> None:
     assert values == [[1.0] * 50, [2.0] * 50]
 
 
+@pytest.mark.medium
 def test_a_compiled_module_waits_for_its_original() -> None:
     """Both are one module, which one thread at a time may hook."""
     module = nn.Sequential(nn.Identity())

@@ -26,6 +26,9 @@ from featviz.rundir.verify import verify
 
 from .training import SHOWN, digits, moody_network, network, same, train
 
+pytestmark = pytest.mark.medium
+
+
 LAYERS = "Conv2d,ReLU"
 
 

@@ -31,6 +31,7 @@ from .audited import (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("way", "batch_size", "first", "second"),
     [
@@ -75,6 +76,7 @@ def test_convolutions_are_judged_at_the_activation_that_follows(
     assert column(content, "findings")["conv2"]["constant"] == [0, 1, 4]
 
 
+@pytest.mark.medium
 def test_dead_on_one_image_and_alive_on_another_is_not_dead(tmp_path: Path) -> None:
     """A channel that only bright images excite is dead for dark ones alone."""
     reds = torch.tensor([[1.0, 0, 0], [1, 0, 0]])
@@ -87,6 +89,7 @@ def test_dead_on_one_image_and_alive_on_another_is_not_dead(tmp_path: Path) -> N
     assert dead(document(model, both, tmp_path)) == {"1": [1]}
 
 
+@pytest.mark.medium
 def test_where_no_activation_follows_dead_is_refused(
     noise: Path, tmp_path: Path
 ) -> None:
@@ -102,6 +105,7 @@ def test_where_no_activation_follows_dead_is_refused(
     assert list(dead(content)) == ["block.conv1"]
 
 
+@pytest.mark.medium
 def test_at_the_end_of_the_model_dead_is_refused(noise: Path, tmp_path: Path) -> None:
     """Behind the last layer comes nothing: no verdict, with the reason."""
     content = document(planted.Planted(), noise, tmp_path, layers="head")
@@ -109,6 +113,7 @@ def test_at_the_end_of_the_model_dead_is_refused(noise: Path, tmp_path: Path) ->
     assert column(content, "not_judged")["head"]["dead"] == reason
 
 
+@pytest.mark.medium
 def test_apoz_and_statistics_are_those_of_all_images(
     noise: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +136,7 @@ def test_apoz_and_statistics_are_those_of_all_images(
     np.testing.assert_allclose(table[:, 7], (values >= 5.994).mean(1))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("activation", "bias", "finding"),
     [
@@ -164,6 +170,7 @@ class Picky(nn.Module):
         return x
 
 
+@pytest.mark.medium
 def test_an_image_that_fails_leaves_nothing_behind(noise: Path, tmp_path: Path) -> None:
     """A model that refuses one image of a batch: the others count, and what the guilty
     one gave before it failed does not."""
@@ -185,6 +192,7 @@ def hooks_of(model: nn.Module) -> int:
     )
 
 
+@pytest.mark.medium
 def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     """No hook stays, and training flags return."""
     model = loaded(planted.Planted("shared"))
@@ -203,6 +211,7 @@ def test_a_model_that_raises_is_given_back_as_it_was() -> None:
     assert hooks_of(model.module) == 0
 
 
+@pytest.mark.medium
 def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     """A detector's scores [1, classes, anchors] have no axis of channels that is known:
     anchors do not count as saturated channels, and the maps before them are audited."""
@@ -237,6 +246,7 @@ def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(
     assert column(content, "channels") == {"maps": 6, "last": 6, "tokens": 6}
 
 
+@pytest.mark.medium
 def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> None:
     """A call with other channels than before is skipped, with both counts."""
     # as many channels as the first pixel says

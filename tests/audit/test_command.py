@@ -31,6 +31,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.medium
 def test_command_prints_a_table(featviz: Run, noise: Path, out: Path) -> None:
     """A row for each layer and the total on stdout; on stderr, how many images it holds
     for."""
@@ -43,6 +44,7 @@ def test_command_prints_a_table(featviz: Run, noise: Path, out: Path) -> None:
     assert "6 images seen; another set of images may give other findings" in done.err
 
 
+@pytest.mark.medium
 def test_command_writes_the_files(featviz: Run, noise: Path, out: Path) -> None:
     """Findings, statistics and pictures in --out, without a path of this machine."""
     featviz("audit", *planted_call("shared"), noise, "--out", out)
@@ -87,6 +89,7 @@ def suspects(featviz: Run, tmp_path: Path, out: Path) -> Suspects:
     return Suspects(record, np.asarray(Image.open(out / record["file"])))
 
 
+@pytest.mark.medium
 def test_suspects_are_recorded(suspects: Suspects) -> None:
     """audit.json says which channels a picture shows, and where the rows begin."""
     assert suspects.record == {
@@ -99,6 +102,7 @@ def test_suspects_are_recorded(suspects: Suspects) -> None:
     }
 
 
+@pytest.mark.medium
 def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     suspects: Suspects,
 ) -> None:
@@ -110,6 +114,7 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     assert not len(suspects.red(200))
 
 
+@pytest.mark.medium
 def test_suspects_have_the_colour_key_of_matplotlibs_viridis(
     suspects: Suspects,
 ) -> None:
@@ -120,6 +125,7 @@ def test_suspects_have_the_colour_key_of_matplotlibs_viridis(
         assert np.abs(label - end).max(1).min() <= 4
 
 
+@pytest.mark.medium
 def test_a_broken_image_is_named_and_the_others_count(
     featviz: Run, noise: Path, out: Path
 ) -> None:
@@ -143,6 +149,7 @@ def test_without_a_whole_image_nothing_is_written(
     assert not out.exists()
 
 
+@pytest.mark.medium
 def test_pruned_channels_are_written_and_proved(
     featviz: Run, noise: Path, tmp_path: Path, out: Path
 ) -> None:
@@ -161,6 +168,7 @@ def test_pruned_channels_are_written_and_proved(
     assert "by 0 at most" in done.err
 
 
+@pytest.mark.medium
 def test_no_more_suspects_are_drawn_than_allowed(noise: Path, tmp_path: Path) -> None:
     """Two channels of all layers; how many there are is recorded."""
     drawn = document(Planted("in place"), noise, tmp_path, max_suspects=2)["drawn"]

@@ -141,6 +141,7 @@ def check(featviz: Run, noise: Path, out: Path) -> Run:
     return lambda *options: featviz(*call, "--max-suspects", 0, "--overwrite", *options)
 
 
+@pytest.mark.medium
 def test_exit_code_4_and_the_gate_on_stderr(check: Run, out: Path) -> None:
     """Every gate with its figure, whether it failed or held; results are written."""
     gates = ["dead>5%", "dead>50%", "act2:constant>1"]
@@ -153,6 +154,7 @@ def test_exit_code_4_and_the_gate_on_stderr(check: Run, out: Path) -> None:
     assert (out / "audit.json").is_file()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("gates", "code"),
     [(["dead>2", "nonfinite>20%"], 3), (["dead>1"], 4)],
@@ -167,6 +169,7 @@ def test_a_failed_gate_goes_before_a_broken_image(
     assert (out / "audit.json").is_file()
 
 
+@pytest.mark.medium
 def test_dead_channels_are_named(check: Run, out: Path) -> None:
     """Below the table, by layer and number; the last line has the command that shows
     them."""
@@ -175,6 +178,7 @@ def test_dead_channels_are_named(check: Run, out: Path) -> None:
     assert f"featviz report {out} --open" in done.err.splitlines()[-1]
 
 
+@pytest.mark.medium
 def test_a_gate_on_any_layer_looks_at_each_by_itself(check: Run) -> None:
     """One dead channel of eight in either layer is 12.5 % of it; the message names the
     layers beyond the limit, or the largest share."""
@@ -185,6 +189,7 @@ def test_a_gate_on_any_layer_looks_at_each_by_itself(check: Run) -> None:
     assert "any:dead>1 held: at most 1 of 8 channels dead (12.50 %)" in done.err
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("gate", "code"), [("any:act2:dead>=1", 4), ("any:conv9:dead>1", 2)]
 )
@@ -200,6 +205,7 @@ def audited(check: Run, out: Path) -> dict[str, Any]:
     return read_audit(out)
 
 
+@pytest.mark.medium
 def test_verdicts_are_in_junit(
     audited: dict[str, Any], check: Run, tmp_path: Path
 ) -> None:
@@ -216,6 +222,7 @@ def test_verdicts_are_in_junit(
     assert [path.name for path in report.parent.iterdir()] == ["audit.xml"]
 
 
+@pytest.mark.medium
 def test_a_healthier_baseline_fails(
     audited: dict[str, Any], check: Run, tmp_path: Path
 ) -> None:

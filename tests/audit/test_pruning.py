@@ -24,6 +24,7 @@ from .audited import (
 )
 
 
+@pytest.mark.medium
 def test_prune_names_the_layer_that_makes_each_dead_channel(
     noise: Path, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def convolutions(channels: int) -> nn.Sequential:
     ).eval()
 
 
+@pytest.mark.medium
 @torch.no_grad()
 def test_really_cutting_the_channels_out_changes_nothing(
     noise: Path, tmp_path: Path
@@ -76,6 +78,7 @@ def test_really_cutting_the_channels_out_changes_nothing(
     torch.testing.assert_close(small(images), model(images), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -> None:
     """With an eps above the channel's values it is cut out although it speaks; the
     change shows."""
@@ -105,6 +108,7 @@ def conv() -> nn.Conv2d:
     return filled(nn.Conv2d(3, 3, 1), weights, [-0.9, 0.0, -2.0])
 
 
+@pytest.mark.medium
 def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(
     conv: nn.Conv2d, bright: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +124,7 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(
     assert content["prune"] == {"conv": [2]}
 
 
+@pytest.mark.medium
 def test_a_layer_whose_second_output_is_used_loses_nothing(
     conv: nn.Conv2d, bright: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +137,7 @@ def test_a_layer_whose_second_output_is_used_loses_nothing(
     assert content["prune"] == {}
 
 
+@pytest.mark.medium
 def test_channels_that_others_depend_on_are_not_pruned(
     noise: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ def grey(nets: str, out: Path) -> tuple[object, ...]:
     return ("run", f"{nets}:grey", "--layers", "Conv2d", "--out", out)
 
 
+@pytest.mark.medium
 def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
     featviz: Run, grey: tuple[object, ...], folder: Path, out: Path
 ) -> None:
@@ -27,6 +28,7 @@ def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
     assert not (out / "b.png").exists()
 
 
+@pytest.mark.medium
 def test_run_json_names_a_corrupt_image(
     featviz: Run, grey: tuple[object, ...], folder: Path, out: Path
 ) -> None:
@@ -39,6 +41,7 @@ def test_run_json_names_a_corrupt_image(
     assert str(folder) not in (out / "run.json").read_text()
 
 
+@pytest.mark.medium
 def test_a_corrupt_image_alone_is_a_failure(
     featviz: Run, grey: tuple[object, ...], folder: Path, out: Path
 ) -> None:
@@ -48,6 +51,7 @@ def test_a_corrupt_image_alone_is_a_failure(
     assert complete(out) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("has_weights", [False, True])
 def test_run_json_has_no_absolute_path_of_the_model(
     has_weights: bool, featviz: Run, nets: str, picture: Path, out: Path
@@ -64,6 +68,7 @@ def test_run_json_has_no_absolute_path_of_the_model(
     assert str(out.parent) not in (out / "run.json").read_text()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("images", "code", "finished"), [("folder", 3, ["a.png"]), ("folder/c.png", 1, [])]
 )

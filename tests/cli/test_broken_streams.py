@@ -18,6 +18,9 @@ from runs import SMALL, complete, make_photos, run_json, tree
 from featviz import cli
 from featviz.run import run as pipeline
 
+pytestmark = pytest.mark.medium
+
+
 CODE = "from featviz.cli import main; main()"
 FULL = "error: stdout cannot be written: No space left on device"
 

@@ -25,6 +25,7 @@ main()
 """Completes a command line, and says which packages this has imported."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("line", "answer"),
     [

@@ -23,6 +23,7 @@ def config(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.medium
 def test_values_come_from_the_config_and_the_command_line_wins(
     featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path, out: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_values_come_from_the_config_and_the_command_line_wins(
     assert options_used(out).items() >= expected.items()
 
 
+@pytest.mark.medium
 def test_a_table_is_for_the_command_of_its_name(
     featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path, out: Path
 ) -> None:
@@ -62,6 +64,7 @@ def test_a_table_is_for_the_command_of_its_name(
     assert options_used(out).items() >= {"nrow": 7, "layers": "Conv2d"}.items()
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("tiny_file", "picture")
 @pytest.mark.parametrize("images", ['"picture.png"', '["picture.png"]'])
 def test_model_and_images_come_from_the_config(

@@ -221,6 +221,7 @@ def test_help_all_of_a_short_command_is_its_help(name: str, featviz: Run) -> Non
     assert featviz(name, "--help-all") == featviz(name, "--help")
 
 
+@pytest.mark.medium
 def test_help_all_of_the_group_has_every_command_in_full(featviz: Run) -> None:
     """Each stands there with all its options, under its own usage line."""
     done = featviz("--help-all")
@@ -244,6 +245,7 @@ def test_the_version_is_one_line(flag: str, featviz: Run) -> None:
     assert featviz(flag) == Outcome(0, f"featviz, version {__version__}\n", "")
 
 
+@pytest.mark.medium
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     """Help comes at once, for a command of each file, too."""
     lines = ["--help", "--help-all", "run --help", "look --help", "report --help"]

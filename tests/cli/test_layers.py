@@ -15,6 +15,8 @@ from conftest import Run
 from torch import nn
 from torchvision import models
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(scope="module")
 def resnet() -> nn.Module:

@@ -12,6 +12,7 @@ SEVEN = DIGITS / "05-7.png"
 LOOK = ("look", DIGITS_MODEL, SEVEN)
 
 
+@pytest.mark.medium
 def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
     """It is named after model and image; prediction and file stand on stderr, nothing on
     stdout."""
@@ -23,6 +24,7 @@ def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
     assert done.err.endswith("4 layers in look-digits_cnn-05-7.png\n")
 
 
+@pytest.mark.medium
 def test_json_is_one_document(featviz: Run) -> None:
     """It has the layers, channels and prediction."""
     done = featviz(*LOOK, "--json", "--maps", "3", "--layers", "ReLU#0,Linear")

@@ -22,6 +22,9 @@ from torch import nn
 
 from .outcomes import apart
 
+pytestmark = pytest.mark.medium
+
+
 NET = """
 from torch import nn
 class Net(nn.Sequential):

@@ -29,6 +29,7 @@ def net(tmp_path: Path) -> str:
     return f"{tmp_path}/user_idle.py:Net"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("layers", "code", "reasons"),
     [

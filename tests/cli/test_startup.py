@@ -64,6 +64,7 @@ BAD = {
 }
 
 
+@pytest.mark.medium
 def test_somebodys_folder_at_out_is_refused_before_torch_is_imported(
     tmp_path: Path,
 ) -> None:
@@ -84,6 +85,7 @@ def test_somebodys_folder_at_out_is_refused_before_torch_is_imported(
         assert done.seconds < 0.5
 
 
+@pytest.mark.medium
 def test_a_bad_value_is_refused_before_anything_heavy_is_imported(
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,9 @@ from conftest import DIGITS, DIGITS_MODEL, SCENES, Outcome, Run
 from pixels import pixels_of
 from runs import complete, refused, tree
 
+pytestmark = pytest.mark.medium
+
+
 FIELDS = {
     "detections",
     "files",

@@ -12,6 +12,9 @@ import pytest
 from conftest import Outcome, Run
 from PIL import Image
 
+pytestmark = pytest.mark.medium
+
+
 EVIL = "a\x1b]0;owned\x07\nerror: forged\u202eb\x9b31m"
 SHOWN = r"a\x1b]0;owned\x07\nerror: forged\u202eb\x9b31m"
 NET = f"""

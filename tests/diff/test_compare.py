@@ -53,6 +53,7 @@ def largest(base: np.ndarray, new: np.ndarray) -> float:
     return float(abs(values[np.isfinite(values)]).max(initial=0))
 
 
+@pytest.mark.medium
 @settings(max_examples=100, deadline=None)
 @given(PAIRS, st.floats(0, 1e6), st.floats(0, 1))
 def test_a_channel_differs_as_allclose_says(
@@ -78,6 +79,7 @@ def test_a_channel_differs_as_allclose_says(
     assert ((change.relative >= 0) & (change.relative <= 1)).all()
 
 
+@pytest.mark.medium
 def test_equal_is_no_change() -> None:
     """Not by one bit, whatever the values; two zero channels are alike."""
     values = np.random.default_rng(0).normal(size=(5, 150_000)).astype(np.float32)
@@ -94,6 +96,7 @@ def test_equal_is_no_change() -> None:
     assert not change.differs(0.0).any()
 
 
+@pytest.mark.medium
 def test_cosine_is_torchs() -> None:
     """Over all blocks of a large channel; a zero channel against another gives 0."""
     rng = np.random.default_rng(0)

@@ -27,6 +27,9 @@ from .changed_network import (
     one_weight,
 )
 
+pytestmark = pytest.mark.medium
+
+
 PIXELS_AND_TENSORS = pytest.mark.parametrize(
     ("kept", "by"), [((), "statistics and pixels"), (KEPT, "tensors")]
 )

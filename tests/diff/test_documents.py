@@ -31,6 +31,9 @@ from .changed_network import (
     one_weight,
 )
 
+pytestmark = pytest.mark.medium
+
+
 HOSTILE = "<img src=x onerror=alert(1)> & 'b'.png"
 LOST = "<u onclick=alert(2)>.png"
 

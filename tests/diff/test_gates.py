@@ -21,6 +21,8 @@ from .changed_network import (
     one_weight,
 )
 
+pytestmark = pytest.mark.medium
+
 
 def decibels(base: np.ndarray, new: np.ndarray) -> float:
     """Ten times the logarithm of the power of the signal over that of the noise."""

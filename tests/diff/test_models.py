@@ -28,6 +28,8 @@ from .changed_network import (
     saved,
 )
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def models() -> Pair:

@@ -163,6 +163,7 @@ def test_runs_without_a_common_image_or_layer_are_refused(
     refused(featviz("diff", base, new), 1, message)
 
 
+@pytest.mark.medium
 def test_incomplete_images_are_named(featviz: CLI) -> None:
     """An image without a manifest is not compared, and nobody overlooks it."""
     base, new = (write_run(Path(name), BOTH) for name in ("base", "new"))

@@ -26,6 +26,9 @@ from onnx_graphs import (  # noqa: E402
     small_net,
 )
 
+pytestmark = pytest.mark.medium
+
+
 NETWORK = f"{ROOT / 'tests/onnx_graphs.py'}:small_net"
 LAYERS = "Conv2d,ReLU,Linear"
 

@@ -28,6 +28,7 @@ def compared(network: nn.Module, quantised: nn.Module) -> dict[str, float]:
     return {layer.label: layer.sqnr for layer in result.layers}
 
 
+@pytest.mark.medium
 def test_linear_layers_of_int8(network: nn.Module) -> None:
     """Layers before the first quantised one are equal, that one has noise."""
     with warnings.catch_warnings():
@@ -40,6 +41,7 @@ def test_linear_layers_of_int8(network: nn.Module) -> None:
     assert 20 < sqnr["3"] < 80
 
 
+@pytest.mark.medium
 def test_static_quantised_modules(network: nn.Module) -> None:
     """Quantised tensors are compared as the numbers that they stand for."""
     ao = torch.ao.quantization

@@ -285,6 +285,7 @@ def test_shipped_model_is_what_the_script_makes(
     assert path.stat().st_size <= 400 * 1024
 
 
+@pytest.mark.medium
 def test_the_shipped_transformer_finds_the_pairs(clone: Path, featviz: Run) -> None:
     """The names of its nine pictures say which digit is there twice."""
     done = featviz("run", "--config", "configs/pairs.toml", "--json", "--jobs", "1")

@@ -65,6 +65,7 @@ def test_a_frame_that_padding_makes_is_no_variation(
     assert stored == pytest.approx(inner.std((1, 2)), abs=1e-6)
 
 
+@pytest.mark.medium
 def test_look_shows_no_frame_that_padding_makes() -> None:
     """`look` ranks channels without their borders, too."""
     page = fv.look(framed_network(3), RAMP, "Conv2d", maps=1, **PLAIN)
@@ -125,6 +126,7 @@ def test_channels_are_drawn_in_the_order_of_the_text() -> None:
     assert [list(maps.channels) for maps in result.captures] == [[7, 0], [0]]
 
 
+@pytest.mark.medium
 def test_a_layer_without_the_channels_is_skipped() -> None:
     """The reason names the channels that the layer lacks."""
     model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.Conv2d(9, 2, 3))
@@ -142,6 +144,7 @@ def classifier() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), head)
 
 
+@pytest.mark.medium
 def test_a_class_activation_map_of_one_channel_weighs_only_it(
     classifier: nn.Sequential,
 ) -> None:
@@ -172,6 +175,7 @@ def test_a_class_activation_map_needs_a_channel(classifier: nn.Sequential) -> No
         fv.cam(classifier, RAMP, "class:1", "gradxact", "1", channels="8", **PLAIN)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("channels", "expected"),
     [

@@ -26,6 +26,7 @@ def deflated(data: np.ndarray, cuts: int = 1) -> bytes:
     return stream
 
 
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(0, 5000),

@@ -70,6 +70,7 @@ def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
     assert order[3:] == [2, 4, 0, 1]
 
 
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(1, 40),

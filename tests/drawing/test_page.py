@@ -128,6 +128,7 @@ def pixels(figure: Image.Image) -> np.ndarray:
     return np.asarray(figure.convert("RGB"))
 
 
+@pytest.mark.medium
 def test_figure_has_the_size_that_was_foretold(figure: Image.Image) -> None:
     """A figure has the size that was foretold, and the texts that it was given."""
     size = page.figure_size(4)
@@ -178,6 +179,7 @@ def corner_of(number: int, count: int) -> tuple[int, int]:
     return round(100 * cell.left), round(100 * cell.top)
 
 
+@pytest.mark.medium
 def test_panels_have_the_pixels_of_their_maps() -> None:
     """Each map is enlarged to squares in its place."""
     tensor = noise(1, 4, 17, 10)
@@ -190,6 +192,7 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
         assert_array_equal(centres, panel.pixels)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("low", "high"),
     [
@@ -218,6 +221,7 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
     assert ticks.factor == axes.yaxis.get_offset_text().get_text()
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("error")
 def test_any_name_of_an_image_can_be_a_title() -> None:
     """Bytes that are no UTF-8, line breaks, thousands of letters and those of no font."""
@@ -249,6 +253,7 @@ def test_run_writes_a_figure_with_each_picture(
     assert image.info["Layer"] == "0 (Conv2d)"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("size", "levels"),
     [
@@ -295,6 +300,7 @@ def look(*tiles: Bytes, **fields: Any) -> Bytes:
     return page.draw_page(page.Page(**{**defaults, **fields}))
 
 
+@pytest.mark.medium
 def test_pixels_of_a_map_stay_squares() -> None:
     """2 × 2 pixels become four squares of 60 pixels, in their places."""
     drawn = look(QUARTERS)
@@ -307,6 +313,7 @@ def test_pixels_of_a_map_stay_squares() -> None:
     ]
 
 
+@pytest.mark.medium
 def test_all_tiles_have_one_size() -> None:
     """Maps of 3 and of 240 pixels a side are drawn in one size."""
     drawn = look(
@@ -322,6 +329,7 @@ def test_all_tiles_have_one_size() -> None:
     ]
 
 
+@pytest.mark.medium
 def test_more_than_eight_maps_go_on_below() -> None:
     """Sixty-four maps make the page higher, not wider."""
     tiles = [solid(9, 9, (250, 10, 3 * number)) for number in range(64)]
@@ -335,6 +343,7 @@ def test_more_than_eight_maps_go_on_below() -> None:
         assert box.left == first.left + 128 * column
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("shape", [(20, 60), (30, 20), (2, 200)], ids=str)
 def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
     """Wide and tall ones, too, within a pixel, and no tile is larger than 155 pixels a
@@ -344,6 +353,7 @@ def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
     assert abs(box.width * shape[0] - box.height * shape[1]) <= max(shape)
 
 
+@pytest.mark.medium
 def test_a_map_lies_in_the_middle_of_its_cell() -> None:
     """A tall one beside a square one, within a pixel; the cells are 128 pixels apart."""
     drawn = look(solid(60, 60, COLOURS[0]), solid(60, 20, COLOURS[1]))
@@ -355,6 +365,7 @@ def test_a_map_lies_in_the_middle_of_its_cell() -> None:
     assert abs((tall.top + tall.height / 2) - (square.top + square.height / 2)) <= 1
 
 
+@pytest.mark.medium
 def test_bars_are_as_long_as_the_shares() -> None:
     """The bar of a half is half as long as the bar of one."""
     accent = tuple(colormap.ramp("Reds")[256 * 2 // 5].tolist())
@@ -376,6 +387,7 @@ def test_a_strip_is_as_wide_as_the_row() -> None:
     assert box.left + box.width == drawn.shape[1] - 30
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name",
     [

@@ -48,6 +48,7 @@ def torchvision_picture(tensor: Tensor, **options: Any) -> np.ndarray:
     return np.asarray(Image.open(file))[..., 0]
 
 
+@pytest.mark.medium
 @settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(1, 40),
@@ -97,6 +98,7 @@ def test_small_maps_grow_to_min_tile(height: int, width: int, factor: int) -> No
     assert (factor - 1) * max(height, width) < 32
 
 
+@pytest.mark.medium
 @settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(1, 150),

@@ -43,6 +43,7 @@ def opened(data: bytes) -> Image.Image:
 MODES = {"L": (), "RGB": (3,)}
 
 
+@pytest.mark.medium
 @settings(max_examples=80, deadline=None)
 @given(
     height=st.integers(1, 60),

@@ -140,6 +140,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     return Board(net, pictures, Events(folder / "tb" / "out"))
 
 
+@pytest.mark.medium
 def test_there_is_one_tag_a_layer(board: Board) -> None:
     """By layer and call; there are no scalars, whose lines would join images."""
     grids = {f"output/{layer}" for layer in LAYERS}
@@ -240,6 +241,7 @@ def test_training_steps_make_lines_of_each_image(
         assert inactive[step] == int((maps.amax(1) <= 0).sum())
 
 
+@pytest.mark.medium
 def test_a_grid_shows_64_maps_and_says_of_how_many(
     pictures: Path,
     tmp_path: Path,
@@ -289,6 +291,7 @@ def test_a_resumed_run_posts_what_it_draws(
     assert events.image_steps("kernel/0") == [0]
 
 
+@pytest.mark.medium
 def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
     """`featviz kernels --tensorboard`: the file's picture, and a histogram of the
     weights."""

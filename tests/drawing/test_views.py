@@ -112,6 +112,7 @@ def test_nonfinite_values_stay_magenta_and_sharp() -> None:
     assert magenta.sum() == 36
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("layer", "numbers"),
     [
@@ -171,6 +172,7 @@ def test_a_map_covers_what_pads_the_image() -> None:
     assert_array_equal(cropped, uncropped[:, 4:16, 3:12])
 
 
+@pytest.mark.medium
 def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
     """Tiles are blended row by row of the picture: memory does not grow with the maps."""
     background = np.asarray(photo(128, 128))

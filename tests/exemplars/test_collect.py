@@ -172,6 +172,7 @@ def by_gradient(net: nn.Module) -> Boxes:
 SLOW = ("bilinear", "transposed")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in COMPUTED]
 )
@@ -222,6 +223,7 @@ def test_resnet18_sees_what_is_known_of_it() -> None:
     assert field.largest == (435, 435)
 
 
+@pytest.mark.medium
 def test_nothing_of_the_model_changes() -> None:
     """Flags, buffers, gradients and hooks are as before."""
     net = COMPUTED["strides"]()

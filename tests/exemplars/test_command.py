@@ -22,6 +22,8 @@ from featviz.options.commands import ExemplarOptions
 
 from .conftest import PLAIN, draw
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def reds() -> Path:

@@ -24,6 +24,9 @@ from featviz.options.commands import ExemplarOptions
 
 from .conftest import SIZE, draw, whole_numbers
 
+pytestmark = pytest.mark.medium
+
+
 PLAIN = InputOptions(size=SIZE, mean=(0.0,) * 3, std=(1.0,) * 3)
 Row = dict[str, Any]
 """Of exemplars.json."""

@@ -31,6 +31,8 @@ import featviz as fv
 from featviz.gradients.answers import NothingFoundError
 from featviz.records import Detection
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("target", "rank"), [(None, 0), ("box:1", 1)])

@@ -22,6 +22,9 @@ import featviz as fv
 from featviz.errors import FeatvizError
 from featviz.records import CLASS_MAPS
 
+pytestmark = pytest.mark.medium
+
+
 SIZE = 12
 INPUT = torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
 """What the models see."""

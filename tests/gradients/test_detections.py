@@ -13,6 +13,9 @@ from tiles import manifest
 
 import featviz as fv
 
+pytestmark = pytest.mark.medium
+
+
 SQUARES = squares(5)[1]
 BOXES = [list(square.box(scale=2)) for square in SQUARES]
 """Of both squares, in pixels of the file."""

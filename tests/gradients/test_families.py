@@ -57,6 +57,7 @@ def smallest_region(model: nn.Module) -> int:
     return int(sizes_of_classes(model).argmin())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", ["gradcam", "layercam"])
 @pytest.mark.parametrize(
     ("target", "region"), [(None, largest_region), ("class:{}", smallest_region)]
@@ -92,6 +93,7 @@ def outlined(image: Tensor, mask: Tensor) -> np.ndarray:
     return with_outline(levels.numpy(), mask.long().numpy())
 
 
+@pytest.mark.medium
 def test_a_pixel_is_the_logit_of_the_class_that_wins_it(regions: nn.Module) -> None:
     """`pixel:X,Y` counts from the upper corner at the start of each row."""
     x = pixels()
@@ -100,6 +102,7 @@ def test_a_pixel_is_the_logit_of_the_class_that_wins_it(regions: nn.Module) -> N
     assert result.outcome.target == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_a_segmentation_of_one_class_is_the_mean_of_its_pixels() -> None:
     """Those above zero are meant."""
     model = UNet(1).eval()
@@ -226,6 +229,7 @@ WRONG = {
 """Targets that the models do not have."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "target"),
     [(name, target) for name, targets in WRONG.items() for target in targets.split()],

@@ -48,6 +48,7 @@ class Moody(nn.Module):
 NO_TENSOR = "the output is no tensor there; the model gives output[maps] [1, 3, 5, 5]"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("fails", "error"),
     [

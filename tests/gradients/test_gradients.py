@@ -44,6 +44,7 @@ def in_place_on_the_input() -> nn.Module:
     return nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 3))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("make", "frozen"),
     [
@@ -85,6 +86,7 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "spheres.jpg"
 
 
+@pytest.mark.medium
 def test_files_of_gradients_are_named_by_kind(image_folder: Path) -> None:
     """Beside each picture lies its tensor; a saliency has none of its own."""
     names = {path.name for path in (image_folder / "001_0").iterdir()}
@@ -132,6 +134,7 @@ def test_gradients_are_coloured_around_zero(
         assert high == -low == pytest.approx(abs(gradient).max())
 
 
+@pytest.mark.medium
 def test_gradients_are_drawn_as_the_options_say() -> None:
     """A scale mode that is named holds for gradients as well."""
     drawn(rectified(), "0", normalize="map", cmap="grey")
@@ -161,6 +164,7 @@ class Aside(nn.Module):
         return self.conv(x) * bias + cut
 
 
+@pytest.mark.medium
 def test_what_hangs_on_parameters_only_has_its_gradient() -> None:
     """It is not on the way from the target to the image, and yet autograd gives it."""
     torch.manual_seed(0)
@@ -202,6 +206,7 @@ def test_what_has_no_gradient_is_skipped_with_the_reason() -> None:
     }
 
 
+@pytest.mark.medium
 def test_a_view_that_is_changed_in_place_is_no_silent_zero() -> None:
     """It is taken out of the graph, which its reason says; what is around it is right."""
     torch.manual_seed(0)
@@ -223,6 +228,7 @@ def test_a_view_that_is_changed_in_place_is_no_silent_zero() -> None:
     assert skipped("grad-input") == {"act": LOST}
 
 
+@pytest.mark.medium
 def test_recomputed_layers_are_not_a_second_call() -> None:
     """What a checkpoint runs again in the backward pass has been seen."""
     torch.manual_seed(0)
@@ -242,6 +248,7 @@ def test_recomputed_layers_are_not_a_second_call() -> None:
     assert not torch.equal(guided["a", "grad"], plain["a", "grad"])
 
 
+@pytest.mark.medium
 def test_gradients_of_functions() -> None:
     """`fn:` layers have inputs and gradients too; those of a method in place are right."""
     torch.manual_seed(0)

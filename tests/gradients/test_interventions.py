@@ -120,6 +120,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Change]]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("options", "functions"), CHANGES)
 def test_interventions_equal_a_forward_pass_by_hand(
     options: dict[str, Any], functions: dict[str, Change]
@@ -137,6 +138,7 @@ def test_interventions_equal_a_forward_pass_by_hand(
     assert all(torch.equal(after[site], tensor) for site, tensor in before.items())
 
 
+@pytest.mark.medium
 def test_the_effect_of_interventions_is_the_one_by_hand() -> None:
     """The largest change of the output, and the prediction before and after."""
     scores = by_hand(Rectified().eval())["fc", "output"]
@@ -172,6 +174,7 @@ def transformer() -> nn.Module:
     return models.VisionTransformer(12, 6, 1, 2, 8, 8, num_classes=3)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("make", "layer", "axes"),
     [(Rectified, "fc", 2), (transformer, "encoder.layers.encoder_layer_0.ln_1", 3)],
@@ -202,6 +205,7 @@ def correlation(noise: Tensor, reference: Tensor) -> float:
     return abs(torch.corrcoef(pair)[0, 1].item())
 
 
+@pytest.mark.medium
 def test_noise_is_gaussian_of_the_seed() -> None:
     """It has the deviation of the option, and is another for another seed."""
     plain = by_hand(Rectified().eval())["a", "output"]
@@ -212,6 +216,7 @@ def test_noise_is_gaussian_of_the_seed() -> None:
     assert correlation(first, second) < 0.2
 
 
+@pytest.mark.medium
 def test_noise_is_another_at_each_call() -> None:
     """A ReLU that runs twice has two."""
     tensors = noisy(1)
@@ -221,6 +226,7 @@ def test_noise_is_another_at_each_call() -> None:
     assert correlation(first[..., :8, :8], second) < 0.2
 
 
+@pytest.mark.medium
 def test_noise_does_not_depend_on_the_images_before() -> None:
     """Two images of the same pixels get the same."""
     files = [Path("one.jpg"), Path("twin.jpg")]
@@ -234,6 +240,7 @@ def test_noise_does_not_depend_on_the_images_before() -> None:
     assert torch.equal(*tensors)
 
 
+@pytest.mark.medium
 def test_gradients_follow_interventions() -> None:
     """Nothing flows back through an ablated channel, and a clamp stops what it cuts
     off."""
@@ -250,6 +257,7 @@ def test_gradients_follow_interventions() -> None:
     assert_close(tensors["a", "grad"], of_a)
 
 
+@pytest.mark.medium
 def test_grad_scale_multiplies_what_flows_back() -> None:
     """It holds at the layer and before it, not behind it; values stay, so there is no
     effect to report."""
@@ -266,6 +274,7 @@ def test_grad_scale_multiplies_what_flows_back() -> None:
     assert "effect" not in content
 
 
+@pytest.mark.medium
 def test_manifest_lists_interventions_and_their_effect() -> None:
     """They stand in the order in which they were made; the run record has the options."""
     ablated = ["relu:1", "a:0"]

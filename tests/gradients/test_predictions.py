@@ -25,6 +25,7 @@ def printed(featviz: Run) -> Outcome:
     return featviz("run", DIGITS_MODEL, *FILES, *options)
 
 
+@pytest.mark.medium
 def test_predictions_are_softmax_and_topk(printed: Outcome) -> None:
     """JSON lines and manifests have the five likeliest classes, as torch counts them."""
     model = torch.load(DIGITS_MODEL, weights_only=False).eval()
@@ -46,6 +47,7 @@ def column(prediction: list[dict[str, Any]], name: str) -> list[Any]:
     return [guess[name] for guess in prediction]
 
 
+@pytest.mark.medium
 def test_predictions_are_printed_in_percent(printed: Outcome) -> None:
     """With one decimal, and neither 0 nor 100 for what is between them."""
     for file, line in zip(FILES, printed.out.splitlines(), strict=True):

@@ -66,6 +66,7 @@ def by_hand(model: Rectified, image: Tensor, weights: Tensor, rule: str) -> Tens
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("relu", "rule"),
     [
@@ -97,6 +98,7 @@ def test_rules_equal_a_backward_pass_by_hand(rule: str, relu: str) -> None:
         assert torch.equal(inner(image), before)
 
 
+@pytest.mark.medium
 def test_functions_are_found_under_a_rule() -> None:
     """`fn:relu` still sees the ReLU, not what the rule makes of it."""
     torch.manual_seed(0)
@@ -107,6 +109,7 @@ def test_functions_are_found_under_a_rule() -> None:
         assert gradient.max() > 0
 
 
+@pytest.mark.medium
 def test_a_rule_without_relu_is_warned_of(messages: pytest.LogCaptureFixture) -> None:
     """GELU networks have no ReLU at which a rule could do something."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU())

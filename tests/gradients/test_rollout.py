@@ -140,6 +140,7 @@ def weights_of_huggingface(net: Any, args: Tensor) -> list[np.ndarray]:
     return [weights.numpy() for weights in output.attentions]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("build", "weights_of", "block"),
     [
@@ -181,6 +182,7 @@ def assert_rows(maps: Sequence[Any], rows: Sequence[np.ndarray]) -> None:
         np.testing.assert_allclose(layer_map.tensor.numpy(), expected, rtol=1e-3)
 
 
+@pytest.mark.medium
 def test_without_a_class_token_it_is_the_mean_token() -> None:
     """The mean over all rows."""
     net = Transformer(has_class=False)
@@ -193,6 +195,7 @@ def test_without_a_class_token_it_is_the_mean_token() -> None:
     assert_rows(page.maps, [product(weights).mean(0)])
 
 
+@pytest.mark.medium
 def test_a_run_draws_it_for_each_layer() -> None:
     """There is one map a block; the patches come before any attention, and are skipped."""
     layers = "patches,blocks.*,!*.*.*"

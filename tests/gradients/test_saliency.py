@@ -37,6 +37,7 @@ def run(featviz: Run, tiny_file: Path, picture: Path) -> Callable[..., Path]:
     return invoke
 
 
+@pytest.mark.medium
 def test_saliency_is_the_largest_absolute_value(run: Callable[..., Path]) -> None:
     """Beside the three channels stands one grey picture of their gradient, between its
     1st and 99th percentile; a layer further on has none."""
@@ -58,6 +59,7 @@ def test_saliency_is_the_largest_absolute_value(run: Callable[..., Path]) -> Non
         assert np.abs(np.asarray(picture) - levels).max() <= 1
 
 
+@pytest.mark.medium
 def test_saliency_lies_over_the_image(run: Callable[..., Path]) -> None:
     """At alpha 0 it is what the model saw."""
     folder = run("--overlay", 0, "--scale", 1)

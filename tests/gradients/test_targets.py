@@ -89,6 +89,7 @@ INSIDE: dict[str, Value] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("target", [*VALUES, *INSIDE])
 def test_gradients_are_of_the_number_asked_for(target: str | None) -> None:
     """A layer's value is its own, before a later in-place ReLU. Keys, positions from
@@ -254,6 +255,7 @@ def test_targets_that_do_not_fit_are_refused_before_anything_is_written(
     assert not FOLDER.parent.exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_callers_modes_do_not_matter(context: Callable[[], Any]) -> None:
     """Under the caller's own no_grad or inference_mode, gradients are what they are
@@ -266,6 +268,7 @@ def test_callers_modes_do_not_matter(context: Callable[[], Any]) -> None:
     assert torch.equal(inside, expected)
 
 
+@pytest.mark.medium
 def test_nan_scores_have_a_gradient_and_a_manifest() -> None:
     """NaN is no JSON: the target's value is null there, and there is no prediction."""
     model = Heads(lambda scores: scores * torch.nan)

@@ -117,6 +117,7 @@ CHANGES: dict[str, Any] = {
 """Gradients and interventions."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rule", ["plain", "guided"])
 def test_the_model_is_as_before_after_gradients(rule: str) -> None:
     """No hook stays on a tensor that the model has kept, either."""
@@ -157,6 +158,7 @@ def test_the_model_is_as_before_after_it_has_failed(
     assert_untouched(before, model)
 
 
+@pytest.mark.medium
 def test_the_model_is_as_before_after_we_have_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -222,6 +224,7 @@ class Anchored(nn.Module):
         return (x * self.anchors * self.grids[0]).mean((2, 3))
 
 
+@pytest.mark.medium
 def test_what_a_model_keeps_from_a_pass_can_take_part_in_gradients() -> None:
     """Autograd refuses tensors of inference mode; and whoever lent the model may train
     it."""

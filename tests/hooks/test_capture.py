@@ -28,6 +28,7 @@ from featviz.hooks.selectors import parse, select
 from .small_net import Maps, assert_equal, call_counts, grab
 
 
+@pytest.mark.medium
 def test_every_call_of_a_shared_module_is_captured() -> None:
     """ResNet-18 has 9 ReLU modules and 17 calls."""
     counts = call_counts(grab(models.resnet18(), "ReLU", torch.randn(1, 3, 64, 64)))
@@ -55,6 +56,7 @@ def expected_outputs(model: nn.Module, tensor: Tensor) -> Maps:
     return tensors
 
 
+@pytest.mark.medium
 def test_captures_equal_the_feature_extractors() -> None:
     """Every captured tensor is what create_feature_extractor gives for that node."""
     torch.manual_seed(0)

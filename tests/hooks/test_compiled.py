@@ -116,6 +116,7 @@ def stance() -> str:
     return name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) -> None:
     """Two captures that overlap may end in any order, and then compiled code is in

@@ -108,6 +108,7 @@ class Recurrent(nn.Module):
         return self.state
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options", [{}, {"capture": "output,grad", "target": "mean"}], ids=["out", "grad"]
 )

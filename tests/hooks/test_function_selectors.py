@@ -55,6 +55,7 @@ def drawn_sum(net: nn.Module, picture: Path, tmp_path: Path) -> DrawnSum:
     return DrawnSum(folder, captures, row, expected=(conv + into)[0])
 
 
+@pytest.mark.medium
 def test_the_picture_of_a_function_shows_what_it_gives(drawn_sum: DrawnSum) -> None:
     """Pixels and statistics are those of the sum, before a ReLU overwrites it."""
     stats = np.load(drawn_sum.image_folder / "stats.npz")
@@ -64,6 +65,7 @@ def test_the_picture_of_a_function_shows_what_it_gives(drawn_sum: DrawnSum) -> N
     assert minima.min() < 0 <= drawn_sum.captures["layer1.1", 0, ""]["min"]
 
 
+@pytest.mark.medium
 def test_a_function_is_a_layer_in_every_record(drawn_sum: DrawnSum) -> None:
     """The manifest, the picture's text and run.json call it by its name and type."""
     row = drawn_sum.row
@@ -75,6 +77,7 @@ def test_a_function_is_a_layer_in_every_record(drawn_sum: DrawnSum) -> None:
     assert manifest(drawn_sum.image_folder)["never_ran"] == []
 
 
+@pytest.mark.medium
 def test_the_folder_of_a_function_is_named_portably(drawn_sum: DrawnSum) -> None:
     """No mark of its name is one that a file system refuses."""
     name = Path(drawn_sum.row["file"]).parent.name
@@ -89,6 +92,7 @@ MEASURED = Net(
 """Calls functions that statistics call, too."""
 
 
+@pytest.mark.medium
 def test_drawing_is_not_mistaken_for_the_model(picture: Path, tmp_path: Path) -> None:
     """What featviz itself computes while it draws a module is no function of that
     module."""
@@ -111,6 +115,7 @@ def test_copies_of_a_capture_are_not_mistaken_for_the_model() -> None:
     assert list(grab(model, "Net,fn:clone,fn:detach", torch.zeros(1, 3, 4, 4))) == ["1"]
 
 
+@pytest.mark.medium
 def test_a_function_that_is_not_called_never_ran(picture: Path, tmp_path: Path) -> None:
     """Called with the blank image, not with this one: named in never_ran."""
     fussy = Net(

@@ -37,6 +37,7 @@ def block_sums(model: nn.Module, image: Tensor) -> Maps:
     return sums
 
 
+@pytest.mark.medium
 def test_the_residual_sums_of_resnet18() -> None:
     """Eight sums, one a block, each before the in-place ReLU overwrites it."""
     torch.manual_seed(0)
@@ -165,6 +166,7 @@ def program(net: nn.Module) -> nn.Module:
     return torch.export.unflatten(exported)
 
 
+@pytest.mark.medium
 def test_functions_of_an_exported_program(program: nn.Module) -> None:
     """The operators of an exported program have the names of the functions they were,
     and what stands for torch's own modules keeps its functions to itself."""
@@ -177,6 +179,7 @@ def test_functions_of_an_exported_program(program: nn.Module) -> None:
         assert ".T" not in name
 
 
+@pytest.mark.medium
 def test_values_of_an_exported_program(net: nn.Module, program: nn.Module) -> None:
     """A function of the program gives what that of the module gave."""
     image = torch.randn(1, 3, 6, 8)

@@ -105,6 +105,7 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
     assert names(archive, spellings[0]) == names(archive)
 
 
+@pytest.mark.medium
 def test_an_image_that_is_not_in_its_archive(photos: Path) -> None:
     """The line has the name and says where it is not."""
     archive = packed(photos, "p.zip")
@@ -123,6 +124,7 @@ def test_a_file_with_colons_in_its_name_is_no_archive(name: str, photos: Path) -
     assert decode.decode(sample)[0][0].size == (18, 16)
 
 
+@pytest.mark.medium
 def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +247,7 @@ def test_an_archive_that_changes_is_read_anew(photos: Path, tmp_path: Path) -> N
     assert decode.read(inside) == content
 
 
+@pytest.mark.medium
 def test_an_archive_is_read_by_one_thread_at_a_time(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +326,7 @@ def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
         decode.decode(Sample("huge.png", (path,)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
 )

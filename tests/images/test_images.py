@@ -132,6 +132,7 @@ def test_twelve_bits_in_sixteen_are_warned_of(
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.medium
 def test_twelve_bits_in_sixteen_are_shown_stretched(
     tmp_path: Path, featviz: Run
 ) -> None:

@@ -49,6 +49,7 @@ def server(shards: Path) -> Iterator[WebServer]:
         yield served
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_on_a_server", [False, True])
 def test_shards_are_read_as_webdataset_reads_them(
     is_on_a_server: bool, shards: Path, server: WebServer
@@ -86,6 +87,7 @@ def test_where_shards_are_too_few_a_process_reads_every_nth_image(shards: Path) 
     assert list(Shard(1, 3).numbers([*samples, loose])) == [1, 4, 7]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("ending", "pack"),
     [

@@ -118,6 +118,7 @@ def test_where_no_image_is(url: str, store: str) -> None:
         names(f"{store}{url}")
 
 
+@pytest.mark.medium
 def test_a_missing_or_broken_object_is_a_failed_image(
     store: str, featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.hint == "pip install gcsfs"
 
 
+@pytest.mark.medium
 def test_files_of_a_store_are_sorted_as_on_disk() -> None:
     """They come folder by folder: all of `a` before `a-b`."""
     fs = fsspec.filesystem("memory")

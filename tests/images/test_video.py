@@ -49,6 +49,7 @@ def numbers(images: Any) -> list[int]:
     return [round((grey - 40) / LEVEL) for grey in greys]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
 def test_frames_are_evenly_spread(name: str, tmp_path: Path) -> None:
     """They go from the first to the last, in RGB and the video's size."""
@@ -58,6 +59,7 @@ def test_frames_are_evenly_spread(name: str, tmp_path: Path) -> None:
     assert {(image.size, image.mode) for image in images} == {((48, 32), "RGB")}
 
 
+@pytest.mark.medium
 def test_frames_of_a_short_video_come_twice(tmp_path: Path) -> None:
     """A clip has as many frames as were asked for."""
     sample = Sample("a", (film(tmp_path / "a.mp4", 2),))
@@ -115,6 +117,7 @@ def test_frames_of_a_video_are_images(featviz: Run, net: str, tmp_path: Path) ->
     assert featviz("verify", out).code == featviz("report", out).code == 0
 
 
+@pytest.mark.medium
 def test_a_video_is_a_clip(tmp_path: Path) -> None:
     """A model of clips takes it as one, beside stills of its folder, which are another."""
     path = film(tmp_path / "a.mkv")
@@ -131,6 +134,7 @@ def test_a_video_is_a_clip(tmp_path: Path) -> None:
     assert [round((float(grey.detach()) - 40) / LEVEL) for grey in greys] == [0, 14, 29]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["cut.mp4", "noise.mkv"])
 def test_what_is_no_whole_video_is_refused(
     name: str, featviz: Run, net: str, tmp_path: Path
@@ -173,6 +177,7 @@ def test_without_pyav_a_line_names_the_extra(
     assert caught.value.hint == "pip install 'featviz[video]'"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("brand", [b"heic", b"avif"])
 def test_pictures_that_begin_as_videos_do(brand: bytes) -> None:
     """HEIC and AVIF are no videos."""

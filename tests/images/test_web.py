@@ -50,6 +50,7 @@ def failure(url: str) -> str:
     return raised.value.message
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -83,6 +84,7 @@ def test_a_fault_that_stays_is_one_failed_image(
     assert "root:" not in str(tree(out))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
@@ -100,6 +102,7 @@ def test_an_answer_that_is_no_image_is_named(
     assert server.seen["/00.png"] == 1
 
 
+@pytest.mark.medium
 def test_an_endless_body_is_cut_off(
     server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

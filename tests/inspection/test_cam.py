@@ -28,6 +28,7 @@ SEVEN = DIGITS / "05-7.png"
 TITLE = "00-5.png: class 5 99.6 %; Grad-CAM for class 5 at 7"
 
 
+@pytest.mark.medium
 def test_one_picture_an_image_names_prediction_target_and_layer(
     featviz: Run, tmp_path: Path
 ) -> None:
@@ -41,12 +42,14 @@ def test_one_picture_an_image_names_prediction_target_and_layer(
         assert opened.info == {"Software": "featviz cam", "Title": TITLE}
 
 
+@pytest.mark.medium
 def test_a_picture_of_its_own_is_drawn_again(featviz: Run) -> None:
     """The second command says what the first one said."""
     first = featviz("cam", DIGITS_MODEL, FIVE)
     assert featviz("cam", DIGITS_MODEL, FIVE) == first
 
 
+@pytest.mark.medium
 def test_a_result_names_the_target_and_its_score() -> None:
     """It has the layer, the likeliest class, and the number that gradients were taken
     of."""
@@ -60,6 +63,7 @@ def test_a_result_names_the_target_and_its_score() -> None:
     assert image.outcome.target == pytest.approx(likeliest.score)
 
 
+@pytest.mark.medium
 def test_the_map_lies_where_the_evidence_is() -> None:
     """A seven's evidence lies around its ink."""
     result = fv.cam(DIGITS_MODEL, SEVEN)
@@ -70,12 +74,14 @@ def test_the_map_lies_where_the_evidence_is() -> None:
     assert result.maps[0].limits == pytest.approx((values.min(), values.max()))
 
 
+@pytest.mark.medium
 def test_an_overlay_of_nothing_is_the_image() -> None:
     """With alpha 0 no map is seen."""
     picture = fv.cam(DIGITS_MODEL, SEVEN, overlay=0).image
     assert_same_pixels(picture, Image.open(SEVEN).convert("RGB"))
 
 
+@pytest.mark.medium
 def test_an_overlay_of_all_is_the_map() -> None:
     """With alpha 1 it is the map, enlarged by Pillow, in its colours."""
     result = fv.cam(DIGITS_MODEL, SEVEN, overlay=1, cmap="grey")
@@ -97,6 +103,7 @@ def lines(featviz: Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.out.splitlines()]
 
 
+@pytest.mark.medium
 def test_json_has_a_line_for_each_image(lines: list[dict[str, Any]]) -> None:
     """Each names its file in a folder, the method and the target with its score."""
     files = ["cams/cam-00-5-class3.png", "cams/cam-05-7-class3.png"]
@@ -108,6 +115,7 @@ def test_json_has_a_line_for_each_image(lines: list[dict[str, Any]]) -> None:
     assert first["target"]["value"] == pytest.approx(scores[3])
 
 
+@pytest.mark.medium
 def test_json_has_a_row_for_each_map(lines: list[dict[str, Any]]) -> None:
     """It names layer and shape, and a range around zero, since values have signs."""
     maps = lines[0]["maps"]
@@ -137,6 +145,7 @@ def test_a_file_is_called_by_the_image_and_the_target(
     assert files == {FIVE.name: Path("cams") / name}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [3, 0, 5])
 def test_a_target_has_the_probability_of_torchs_softmax(number: int) -> None:
     """A class that is not among the five likeliest has it, too."""
@@ -153,12 +162,14 @@ def test_a_target_has_the_probability_of_torchs_softmax(number: int) -> None:
     assert listed.get(number, image.target_probability) == expected
 
 
+@pytest.mark.medium
 def test_the_title_says_how_probable_the_target_is() -> None:
     """It stands behind the target, where that is not the likeliest class."""
     (image,) = fv.cam(DIGITS_MODEL, FIVE, "class:3").images
     assert image.title == "00-5.png: class 5 99.6 %; Grad-CAM for class 3 0.3 %"
 
 
+@pytest.mark.medium
 def test_a_target_that_is_no_class_has_no_probability() -> None:
     """The sum of the scores is a number, and no class."""
     (image,) = fv.cam(DIGITS_MODEL, FIVE, "sum").images
@@ -174,6 +185,7 @@ def broken(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.medium
 def test_an_image_that_fails_says_so_in_its_line(featviz: Run, broken: Path) -> None:
     """The others are drawn, and the exit code is 3."""
     done = featviz("cam", DIGITS_MODEL, FIVE, broken, "--out", "cams", "--json")
@@ -185,6 +197,7 @@ def test_an_image_that_fails_says_so_in_its_line(featviz: Run, broken: Path) -> 
     assert "broken.png" in failed["error"]
 
 
+@pytest.mark.medium
 def test_images_of_one_name_have_pictures_of_their_own(
     featviz: Run, tmp_path: Path
 ) -> None:
@@ -198,6 +211,7 @@ def test_images_of_one_name_have_pictures_of_their_own(
     assert names == ["cam-a__x.png", "cam-b__x.bmp.png", "cam-b__x.png.png"]
 
 
+@pytest.mark.medium
 def test_a_broken_image_alone_is_a_failure(
     featviz: Run, broken: Path, tmp_path: Path
 ) -> None:
@@ -208,6 +222,7 @@ def test_a_broken_image_alone_is_a_failure(
         fv.cam(DIGITS_MODEL, broken)
 
 
+@pytest.mark.medium
 def test_a_broken_image_among_others_is_a_failure_of_the_result(broken: Path) -> None:
     """The short form and the page name it beside the map of the other."""
     result = fv.cam(DIGITS_MODEL, [broken, FIVE])
@@ -249,6 +264,7 @@ def test_bad_input_gets_one_line(
     assert tree(tmp_path) == before
 
 
+@pytest.mark.medium
 def test_overwrite_and_the_image_itself(featviz: Run) -> None:
     """--overwrite replaces a foreign file, and never the image."""
     Image.open(FIVE).save("cam.png")
@@ -258,6 +274,7 @@ def test_overwrite_and_the_image_itself(featviz: Run) -> None:
     assert Image.open("cam.png").info["Software"] == "featviz cam"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("target", "code", "message"),
     [

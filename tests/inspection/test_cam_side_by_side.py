@@ -18,9 +18,12 @@ from torch import nn
 import featviz as fv
 from featviz.run import workers
 
-pytestmark = pytest.mark.skipif(
-    not workers.can_fork(), reason="workers are forked on Linux alone"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not workers.can_fork(), reason="workers are forked on Linux alone"
+    ),
+    pytest.mark.medium,
+]
 
 DEADLY = """
 import os

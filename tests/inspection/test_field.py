@@ -136,6 +136,7 @@ def test_the_smallest_square_is_that_of_all_squares(share: float) -> None:
     assert square_side(values, share) == sizes[0]
 
 
+@pytest.mark.medium
 def test_the_command_prints_a_line_and_json(featviz: Run) -> None:
     """The line of a layer has the sides, and JSON the theoretical field, too."""
     done = featviz("field", DIGITS_MODEL, FIVE, SEVEN, "--layers", "Conv2d", "--json")
@@ -150,6 +151,7 @@ def test_the_command_prints_a_line_and_json(featviz: Run) -> None:
     assert row["sides"]["99"] == 3
 
 
+@pytest.mark.medium
 def test_two_models_are_in_one_picture(featviz: Run) -> None:
     """It is higher than that of one."""
     command = ("field", DIGITS_MODEL, FIVE, "--layers", "Conv2d", "--out")
@@ -160,6 +162,7 @@ def test_two_models_are_in_one_picture(featviz: Run) -> None:
         assert two.height > one.height
 
 
+@pytest.mark.medium
 def test_images_of_another_size_and_broken_ones_are_named(featviz: Run) -> None:
     """The others are measured, and the exit code is 3."""
     Image.new("L", (30, 20)).save("wide.png")

@@ -30,6 +30,7 @@ def make_grid_pixels(weight: Tensor, row: dict[str, Any], **options: Any) -> np.
     return grid.mul(255).add(0.5).clamp(0, 255).permute(1, 2, 0).byte().numpy()
 
 
+@pytest.mark.medium
 def test_colour_kernels_are_make_grids(drawn: Draw) -> None:
     """Those of three inputs are RGB; all kernels share one range with zero in its
     middle."""
@@ -137,6 +138,7 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
     torch.testing.assert_close(answers, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_chosen_channels_are_whole_channels(drawn: Draw) -> None:
     """spread:3 takes channels 0, 2 and 5 of six with all their slices."""
     options = "--layers second --channels spread:3 --all-slices --scale 1"
@@ -158,6 +160,7 @@ def test_the_text_of_a_picture_says_what_it_shows(drawn: Draw) -> None:
     assert text["Range"].startswith("symmetric: -")
 
 
+@pytest.mark.medium
 def test_time_steps_stand_side_by_side(drawn: Draw) -> None:
     """Four time steps of a channel stand in one row, in order."""
     pictures = drawn("shapes", "--scale", 1)
@@ -169,6 +172,7 @@ def test_time_steps_stand_side_by_side(drawn: Draw) -> None:
     assert_close(pictures.tiles("volume"), levels(means.flatten(0, 1)))
 
 
+@pytest.mark.medium
 def test_time_steps_of_colour_kernels_stand_side_by_side(drawn: Draw) -> None:
     """Each is RGB."""
     pictures = drawn("shapes", "--scale", 1)
@@ -178,6 +182,7 @@ def test_time_steps_of_colour_kernels_stand_side_by_side(drawn: Draw) -> None:
     assert_close(pictures.tiles("film"), film.reshape(8, 3, 3, 3))
 
 
+@pytest.mark.medium
 def test_all_slices_of_a_volume(drawn: Draw) -> None:
     """An output has a row: its inputs, and in each its time steps."""
     pictures = drawn("shapes", "--scale", 1, "--all-slices")

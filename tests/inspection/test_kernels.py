@@ -66,6 +66,7 @@ def test_nothing_to_draw_is_a_usage_error(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 def test_kernels_that_are_there_stay_without_overwrite(
     featviz: Run, kernel_nets: Any, tmp_path: Path
 ) -> None:

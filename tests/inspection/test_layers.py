@@ -107,6 +107,7 @@ def rows_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in document["layers"]}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", ["resnet18", pytest.param("swin_t", marks=pytest.mark.slow)]
 )
@@ -187,6 +188,7 @@ def test_activation_memory_counts_each_tensor_once(listed: List) -> None:
     assert document["totals"]["activation_bytes"] == sizes[0]
 
 
+@pytest.mark.medium
 def test_frozen_parameters_are_not_trainable(listed: List) -> None:
     """A frozen first convolution has 16 parameters of 26."""
     document = listed("frozen")
@@ -200,6 +202,7 @@ def test_a_lazy_layer_has_its_size_after_the_pass(listed: List) -> None:
     assert document["totals"]["parameters"] == 140
 
 
+@pytest.mark.medium
 def test_operators_without_a_formula_are_named(listed: List) -> None:
     """A deformable convolution of torchvision's is in no figure, and is said to be."""
     document = listed("Deform")
@@ -207,6 +210,7 @@ def test_operators_without_a_formula_are_named(listed: List) -> None:
     assert document["totals"]["macs"] == 0
 
 
+@pytest.mark.medium
 def test_the_footer_has_every_total_with_units(featviz: Run) -> None:
     """resnet18 has those that torchvision publishes; every operator of it is torch's own."""
     table = featviz("layers", "resnet18", "--weights", "none").out
@@ -238,6 +242,7 @@ def test_the_model_is_as_before() -> None:
     assert_same(before, state_of(model))
 
 
+@pytest.mark.medium
 def test_a_guess_of_the_size_is_warned_of(featviz: Run) -> None:
     """No option, model or weights say it; a tenth of the figures would be as credible."""
     done = featviz("layers", DIGITS_MODEL)

@@ -83,6 +83,7 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).random(shape)
 
 
+@pytest.mark.medium
 def test_tiles_are_those_of_run(tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
     """With the same colormap they are the pixels in the grids of `run`, of each layer."""
     options = {"size": 16, "crop": 16, "cmap": "viridis"}
@@ -96,6 +97,7 @@ def test_tiles_are_those_of_run(tiny: nn.Module, picture: Path, tmp_path: Path) 
         assert np.array_equal(row.tiles, tiles[list(row.channels)])
 
 
+@pytest.mark.medium
 def test_the_order_is_numpys(see: See) -> None:
     """The largest deviation comes first, wherever the values lie."""
     rng = np.random.default_rng(1)
@@ -169,6 +171,7 @@ def test_maps_that_look_alike_are_shown_once() -> None:
     assert unlike(maps, order, 5) == [1, 4, 3, 0, 5]
 
 
+@pytest.mark.medium
 def test_the_page_is_the_file(see: See) -> None:
     """The PNG on disk holds the page's pixels, which hold the input's."""
     image = noise(1, 20, 20)
@@ -183,6 +186,7 @@ def test_the_page_is_the_file(see: See) -> None:
     assert_same_pixels(drawn, result.shown.repeat(15, 0).repeat(15, 1))
 
 
+@pytest.mark.medium
 def test_an_output_that_is_a_picture_is_shown(see: See) -> None:
     """Three channels in 0..1 are drawn as they are, beside the input."""
     colour = torch.zeros(1, 3, 20, 20)
@@ -199,6 +203,7 @@ TURBO = {tuple(color) for color in colormap.ramp("turbo")[[0, 97, 194]].tolist()
 """The colours of three classes."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("wrap", "classes", "is_drawn"),
     [
@@ -257,6 +262,7 @@ def test_chosen_layers_are_all_shown(see: See, vit: nn.Module) -> None:
     assert not result.left_out
 
 
+@pytest.mark.medium
 def test_a_vector_is_one_strip(see: See) -> None:
     """All its numbers stand side by side, from the least to the greatest; the largest are
     named."""
@@ -268,6 +274,7 @@ def test_a_vector_is_one_strip(see: See) -> None:
     assert row.tiles[0].shape == (1, 4, 3)
 
 
+@pytest.mark.medium
 def test_maps_of_one_number_have_one_scale(see: See) -> None:
     """The largest number comes first and is brightest; each says its own value."""
     maps = torch.tensor([0.0, 10.0, 5.0]).reshape(1, 3, 1, 1)
@@ -280,6 +287,7 @@ def test_maps_of_one_number_have_one_scale(see: See) -> None:
     assert row.ranges == ((10.0, 10.0), (5.0, 5.0), (0.0, 0.0))
 
 
+@pytest.mark.medium
 def test_of_a_volume_the_middle_is_shown(see: See) -> None:
     """It is one slice of each map and of the input; the scale is that of all slices."""
     net = nn.Sequential(nn.Conv3d(1, 1, 1, bias=False))
@@ -297,6 +305,7 @@ def test_of_a_volume_the_middle_is_shown(see: See) -> None:
     assert (result.shown[..., 0] == (middle * 255 + 0.5).astype(np.uint8)).all()
 
 
+@pytest.mark.medium
 def test_of_several_calls_the_first_maps_are_shown(
     see: See,
 ) -> None:
@@ -310,6 +319,7 @@ def test_of_several_calls_the_first_maps_are_shown(
     assert row.calls == 2
 
 
+@pytest.mark.medium
 def test_nan_is_magenta_and_warned_of(
     see: See, messages: pytest.LogCaptureFixture
 ) -> None:

@@ -49,6 +49,7 @@ def fast_path(request: pytest.FixtureRequest) -> Iterator[bool]:
     torch.backends.mha.set_fastpath_enabled(before)
 
 
+@pytest.mark.medium
 def test_attention_weights_are_softmax_of_queries_and_keys(
     fast_path: bool,
     tmp_path: Path,
@@ -70,6 +71,7 @@ def test_attention_weights_are_softmax_of_queries_and_keys(
     assert manifest(seen.folder)["skipped"] == []
 
 
+@pytest.mark.medium
 def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
     """After a run no hook asks for weights any more."""
     model = small_vit()
@@ -103,6 +105,7 @@ def attending() -> nn.Module:
     return Net(attend, stem=nn.Conv2d(3, 8, 16, 16), attn=Net(weights))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("model", "layout"),
     [

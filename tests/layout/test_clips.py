@@ -167,6 +167,7 @@ def test_the_manifest_names_the_frames(seen: Path) -> None:
     assert content["input"]["preprocessing"].endswith("6 frames, evenly spread")
 
 
+@pytest.mark.medium
 def test_max_slices_says_what_it_leaves_out(tmp_path: Path) -> None:
     """--max-slices draws evenly spread steps; scale, statistics and manifest are of
     all."""
@@ -243,6 +244,7 @@ def test_frames_of_different_sizes_fail_with_the_remedy(uneven: Path) -> None:
     assert "size HxW" in str(failure.hint)
 
 
+@pytest.mark.medium
 def test_size_brings_frames_to_one_size(uneven: Path) -> None:
     """A size for all frames helps."""
     assert fv.run(Clip(), uneven, "conv", frames=3, size=(6, 8), **AS_IS).exit_code == 0

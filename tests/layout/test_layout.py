@@ -229,6 +229,7 @@ def test_only_aligned_maps_are_laid_over_the_input(layout: Layout) -> None:
     assert differs == layout.aligned
 
 
+@pytest.mark.medium
 def test_help_names_every_choice(featviz: Run) -> None:
     """`run --help-all` says each name with its axes."""
     text = " ".join(featviz("run", "--help-all").out.split())
@@ -254,6 +255,7 @@ def test_an_unknown_name_is_answered_with_all_names(name: str) -> None:
     assert names in str(caught.value.hint)
 
 
+@pytest.mark.medium
 def test_the_table_and_the_option_need_neither_torch_nor_numpy() -> None:
     """Help, reports and diff read the table, and a mistake in the option is refused at
     once."""

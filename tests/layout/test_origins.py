@@ -102,6 +102,7 @@ def test_attention_is_what_a_softmax_gives(
     assert decoded["decoder.scores", ""].tensor.shape == (1, 16, 16)
 
 
+@pytest.mark.medium
 def test_attention_may_be_a_rectangle() -> None:
     """16 queries that look at 36 tokens give 16 rows of 36 weights."""
     weights = drawn_as(Decoder(), 24, 24, "decoder.drop")
@@ -230,6 +231,7 @@ def test_what_keeps_the_rows_of_the_image_gives_tokens(
     assert_array_equal(seen.maps, grid)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "change",
     [
@@ -246,6 +248,7 @@ def test_what_loses_the_positions_is_a_sequence(change: Change) -> None:
     assert_array_equal(seen.maps[..., 0], seen.tensor[0].T)
 
 
+@pytest.mark.medium
 def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
     """Four neighbours side by side become one token, as in Swin, without a convolution."""
 
@@ -260,6 +263,7 @@ def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
     assert_array_equal(merged.maps, merged.tensor[0].T.reshape(6, 4, 6))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("capture", "options"),
     [
@@ -286,6 +290,7 @@ def test_interventions_leave_layouts_as_they_are(
     assert layouts == {("encoder", "tokens"), ("norm", "sequence")}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("layers", "passes"),
     [
@@ -330,6 +335,7 @@ class Detector(nn.Module):
         return self.last(torch.cat([self.cls_token, x, self.detection_tokens], 1))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("options", "before"),
     [
@@ -374,6 +380,7 @@ class UnfoldedAttention(nn.Module):
         return self.attn_drop((q @ q.transpose(-2, -1)).softmax(-1)) @ q + x.sum() * 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layer", ["folded", "attn_q"])
 def test_unfolded_maps_and_heads_of_windows_are_put_back(layer: str) -> None:
     """Their pictures are that of the whole map, to the bit."""

@@ -58,6 +58,7 @@ def look(run: RunWith, tmp_path: Path) -> Callable[..., Look]:
     return look
 
 
+@pytest.mark.medium
 def test_one_token_of_an_odd_name_is_an_extra_one(look: Callable[..., Look]) -> None:
     """A token too many, of a parameter with no known name, is told apart without the
     option."""
@@ -68,6 +69,7 @@ def test_one_token_of_an_odd_name_is_an_extra_one(look: Callable[..., Look]) -> 
     assert ("blocks.0.same", 0, "extra_token") in seen.captures
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("grid", [(14, 20), (20, 14)], ids=str)
 def test_a_grid_with_extra_tokens(
     grid: tuple[int, int],
@@ -81,6 +83,7 @@ def test_a_grid_with_extra_tokens(
     assert_drawn(seen.folder, row, positions(14, 20).reshape(3, *grid))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("layouts", "first", "second"),
     [
@@ -101,6 +104,7 @@ def test_selectors_say_for_which_layers(
     assert seen.row("blocks.1.same")["grid"]["tile"] == second
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
@@ -126,6 +130,7 @@ def test_a_layout_that_does_not_fit_is_skipped_with_the_reason(
     assert first["reason"] == reason
 
 
+@pytest.mark.medium
 def test_a_map_can_be_read_as_channels_last(look: Callable[..., Look]) -> None:
     """nhwc for a convolution's [1, 3, 14, 20]: twenty maps of 3 × 14; other layers
     stay."""

@@ -124,6 +124,7 @@ def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 def test_images_per_pass_may_be_set(tmp_path: Path) -> None:
     """images_per_pass=3 gives three images to a forward with an optional third."""
     images = folder_of(tmp_path / "all", 3)
@@ -131,6 +132,7 @@ def test_images_per_pass_may_be_set(tmp_path: Path) -> None:
     assert [maps.call for maps in done.captures] == [0, 1, 2]
 
 
+@pytest.mark.medium
 def test_consecutive_images_of_a_folder_are_pairs(tmp_path: Path) -> None:
     """The images of a pair follow one another, and may differ in size."""
     for number in range(4):

@@ -53,6 +53,7 @@ def test_each_layout_has_its_reason(
     assert candidate.reason == reason
 
 
+@pytest.mark.medium
 def test_verbose_runs_say_the_layout_and_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -20,6 +20,7 @@ from featviz.layout.tracing.hints import HintBook
 from featviz.records import Hints
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("prefixes", "size"),
     [
@@ -101,6 +102,7 @@ def test_no_special_token_is_in_the_grid(seen: Look) -> None:
         assert stats["blocks.0|output|0|"][:, 0].min() >= 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("count", "expected"),
     [

@@ -95,6 +95,7 @@ def test_pieces_are_put_together_as_the_model_does(
         assert torch.equal(seen[cut, ""].maps, seen[whole, ""].maps), (cut, whole)
 
 
+@pytest.mark.medium
 def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
     """At each stage the maps are what timm's own Reroll makes of the tokens."""
     model = Hiera((64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)).eval()

@@ -99,6 +99,7 @@ def draw_net(featviz: Run, code: Path, picture: Path) -> Callable[..., DrawnImag
     return draw
 
 
+@pytest.mark.medium
 def test_numbers_files_and_zeros_reach_forward(
     draw_net: Callable[..., DrawnImage], code: Path, pixels: Tensor
 ) -> None:
@@ -119,6 +120,7 @@ def test_numbers_files_and_zeros_reach_forward(
     assert str(code.parent) not in json.dumps(record["options"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("net", "arguments"),
     [("Second", ["t=3"]), ("OfDict", ["batch.image=image", "batch.weight=3"])],
@@ -137,6 +139,7 @@ def test_where_the_image_goes(
     torch.testing.assert_close(drawn.tensor(""), expected, atol=1e-5, rtol=1e-7)
 
 
+@pytest.mark.medium
 def test_a_tensor_is_the_same_for_every_image(code: Path, picture: Path) -> None:
     """A model that changes its argument in place does not change it for the next image."""
     model = load(f"{code}:Conditional")
@@ -205,6 +208,7 @@ class Remembers(nn.Module):
         return maps
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("value", "description"),
     [({}, "cache={}"), ([7], "cache=[7]"), ({"k": 7}, "cache.k=7")],
@@ -326,6 +330,7 @@ def draw_transformed(
     return draw
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("function", "channels"), [("five", 2), ("named", 3)])
 def test_the_model_gets_what_the_function_gives(
     function: str,
@@ -345,6 +350,7 @@ def test_the_model_gets_what_the_function_gives(
     assert transformed.image.rows[""]["maps"] == channels
 
 
+@pytest.mark.medium
 def test_the_record_names_the_transform(
     draw_transformed: Callable[[str], Transformed], tmp_path: Path
 ) -> None:
@@ -356,6 +362,7 @@ def test_the_record_names_the_transform(
     assert str(tmp_path) not in json.dumps(transformed.run)
 
 
+@pytest.mark.medium
 def test_input_png_shows_the_first_three_channels(
     draw_transformed: Callable[[str], Transformed], image: Path
 ) -> None:
@@ -395,6 +402,7 @@ def test_what_is_no_transform_gets_one_line(
     refused(done, exit_code, message)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("function", "message"),
     [

@@ -31,6 +31,7 @@ def answer(model: Path, *target: str, **options: Any) -> ImageCam:
     return fv.cam(model, DIGITS / "00-5.png", *target, **options).images[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FILES)
 def test_names_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     """In the prediction and in `class:NAME`, whatever format the file has."""
@@ -93,6 +94,7 @@ def make():
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("key", CHECKPOINTS)
 def test_a_checkpoint_may_have_names_of_its_own(
     key: str, digits: nn.Module, tmp_path: Path
@@ -107,6 +109,7 @@ def test_a_checkpoint_may_have_names_of_its_own(
     assert image.target == "three"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("value", [10, [0, 1, 2], {"a": "b"}, None, ["one"]])
 def test_what_is_no_list_of_names_names_nothing(
     value: object, digits: nn.Module, tmp_path: Path

@@ -139,6 +139,7 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     assert type(load(f"{path}:make")) is nn.ReLU
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("spec", [SMALL, "user_factory.py:make"])
 def test_the_seed_decides(spec: str, factory_file: Path) -> None:
     """Equal seeds give equal weights, others do not."""

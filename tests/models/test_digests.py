@@ -113,6 +113,7 @@ def test_tensors_that_consist_of_others_count_by_these() -> None:
     assert digest(packed(1, float("nan"))) is None
 
 
+@pytest.mark.medium
 def test_a_model_without_a_digest_is_not_resumed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ def code(tmp_path: Path) -> Path:
     return tmp_path / "user_net.py"
 
 
+@pytest.mark.medium
 def test_edited_code_is_another_run(
     featviz: Run, code: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -258,6 +260,7 @@ def draw_resuming(slope: float, value: float, photos: Path, out: Path) -> list[b
     return [image.kept for image in result.images]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("slope", "value", "message"),
     [(5.0, 0.5, r"its model\.parameters is"), (0.01, 0.25, "its preprocessing is")],

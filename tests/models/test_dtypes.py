@@ -27,6 +27,7 @@ def precision(model: nn.Module) -> torch.dtype:
     return next(model.parameters()).dtype
 
 
+@pytest.mark.medium
 def test_a_live_model_is_drawn_in_its_own_precision(
     converted: nn.Module, tiny: nn.Module, picture: Path
 ) -> None:
@@ -49,11 +50,13 @@ def half_grey(image: Image.Image) -> Tensor:
     return torch.full((3, image.height, image.width), 0.5)
 
 
+@pytest.mark.medium
 def test_floats_of_a_transform_are_cast(converted: nn.Module, picture: Path) -> None:
     """A function of the user's need not know the model's precision."""
     assert not fv.run(converted, picture, transform=half_grey).failures
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "study",
     [

@@ -28,6 +28,8 @@ from featviz.options import InputOptions
 from featviz.records import CaptureSite
 from models.loading import load_whole
 
+pytestmark = pytest.mark.medium
+
 
 def load(path: Path, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
     return load_whole(path, inputs, trust=True, **options)

@@ -131,6 +131,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 """Configs that lead out of the folder: the honest family, the change, and the message."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("family", "change", "message"), REFUSED)
 def test_a_config_that_leads_elsewhere(
     family: str,

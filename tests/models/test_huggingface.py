@@ -105,6 +105,7 @@ def first_outputs(drawn: DrawnImage) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "vit")) for f in MODELS]
 )
@@ -149,6 +150,7 @@ def check_left_out(drawn: DrawnImage, model: nn.Module) -> None:
 WEIGHTS = "model.safetensors"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
@@ -174,12 +176,14 @@ def test_other_ways_to_say_it(
     assert same_weights(loaded.module, expected.module)
 
 
+@pytest.mark.medium
 def test_a_file_beside_a_config_is_a_file(vit: Path) -> None:
     """The record has it as one, of the architecture of the config."""
     source = load_whole(vit / WEIGHTS).source
     assert (source["kind"], source["arch"]) == ("file", "vit")
 
 
+@pytest.mark.medium
 def test_classes_have_names(
     vit: Path, image: Path, tmp_path: Path, featviz: Run
 ) -> None:
@@ -196,6 +200,7 @@ def test_classes_have_names(
     assert "\x1b" not in done.out + done.err
 
 
+@pytest.mark.medium
 def test_embeddings_are_no_classes(
     folders: Folders, image: Path, tmp_path: Path, featviz: Run
 ) -> None:
@@ -216,6 +221,7 @@ def backbone(vit: Path, tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.mark.medium
 def test_missing_weights_are_an_error(vit: Path, backbone: str) -> None:
     """It names the first that is missing."""
     message = (
@@ -225,6 +231,7 @@ def test_missing_weights_are_an_error(vit: Path, backbone: str) -> None:
         load(vit, weights=backbone)
 
 
+@pytest.mark.medium
 def test_partial_weights_are_random_by_seed(vit: Path, backbone: str) -> None:
     """With --partial, what is missing."""
 
@@ -235,6 +242,7 @@ def test_partial_weights_are_random_by_seed(vit: Path, backbone: str) -> None:
     assert not same_weights(seeded(1), seeded(2))
 
 
+@pytest.mark.medium
 def test_arguments_change_the_config(vit: Path) -> None:
     """--model-arg sets values of the config, as keywords of from_pretrained do."""
     module = load(vit, model_args={"output_hidden_states": True})
@@ -242,6 +250,7 @@ def test_arguments_change_the_config(vit: Path) -> None:
         assert len(module(torch.zeros(1, 3, 32, 32)).hidden_states) == 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "attention"),
     [({}, "eager"), ({"attn_implementation": "sdpa"}, "sdpa")],
@@ -259,6 +268,7 @@ def derived(model: nn.Module, name: str) -> None:
     model.__class__ = type(name, (type(model),), {})
 
 
+@pytest.mark.medium
 def test_a_derived_module_in_hand_is_known_by_its_name(vit: Path, image: Path) -> None:
     """featviz.run of a module of a class derived from the library's knows its classes."""
     model = theirs(vit)

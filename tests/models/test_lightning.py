@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from featviz.errors import LoadError, UsageError
 from models.loading import SMALL, load, same_weights
 
-pytestmark = pytest.mark.usefixtures("imports_undone")
+pytestmark = [pytest.mark.usefixtures("imports_undone"), pytest.mark.medium]
 
 CODE = """
 import torch

@@ -21,7 +21,7 @@ from featviz.models import sources
 from featviz.models.load import pick_device
 from models.loading import OLD, SMALL, WHOLE, load, same_weights, skeleton
 
-pytestmark = pytest.mark.usefixtures("imports_undone")
+pytestmark = [pytest.mark.usefixtures("imports_undone"), pytest.mark.medium]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def file(net: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(net, tmp_path_factory.mktemp("onnx") / "net.onnx", dynamo=False)
 
 
+@pytest.mark.medium
 def test_layers_have_the_names_of_the_network(file: Path) -> None:
     """Modules by their paths, functions behind their module, classes by operator."""
     layers = {layer.name: layer.type for layer in list_layers(load(file))}
@@ -77,6 +78,7 @@ def test_layers_have_the_names_of_the_network(file: Path) -> None:
 FOLDED = ["blocks.0.conv1", "blocks.1.conv1"]
 
 
+@pytest.mark.medium
 def test_every_layer_gives_what_the_network_gives(
     file: Path, of_torch: dict[CaptureKey, Tensor]
 ) -> None:
@@ -92,6 +94,7 @@ def test_every_layer_gives_what_the_network_gives(
         torch.testing.assert_close(of_graph[key], of_torch[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FOLDED)
 def test_a_convolution_gives_what_its_folded_norm_gives(
     name: str, file: Path, of_torch: dict[CaptureKey, Tensor]
@@ -291,6 +294,7 @@ def test_the_value_behind_dequantize_stands_for_the_layer(tmp_path: Path) -> Non
 # What is refused
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("option", ["--capture=grad", "--ablate=stem:0"])
 def test_gradients_are_refused_in_a_line(
     option: str, featviz: Run, file: Path, picture: Path
@@ -311,6 +315,7 @@ def test_without_the_extra_the_message_names_it(
     assert caught.value.hint == "pip install 'featviz[onnx]'"
 
 
+@pytest.mark.medium
 def test_a_loop_without_end_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +346,7 @@ def test_a_loop_without_end_ends(
 # Commands
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "command",
     [
@@ -359,6 +365,7 @@ def test_commands_take_it_as_any_model(
     assert done.code == 0, done.err
 
 
+@pytest.mark.medium
 def test_pictures_lie_under_the_names_of_the_network(
     featviz: Run, file: Path, picture: Path
 ) -> None:

@@ -426,6 +426,7 @@ GUESS = (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", ["run", "run --dry-run", "audit"])
 def test_the_guess_is_said_once(
     command: str, featviz: Run, tiny_file: Path, picture: Path
@@ -441,6 +442,7 @@ def test_nothing_is_guessed_without_images(featviz: Run, tiny_file: Path) -> Non
     assert "preprocessing is a guess" not in featviz("layers", tiny_file).err
 
 
+@pytest.mark.medium
 def test_a_preset_is_said_in_place_of_a_guess(
     featviz: Run, tiny_file: Path, picture: Path
 ) -> None:

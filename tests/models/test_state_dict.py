@@ -101,6 +101,7 @@ def test_a_part_may_be_named_module_beside_a_compiled_one() -> None:
     assert {"stem.weight", "block.weight"} in variants
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("change", "description"), CHANGES.values(), ids=CHANGES)
 def test_the_effective_weights_load(
     change: Change,
@@ -169,6 +170,7 @@ def test_auxiliary_heads_are_read_from_the_file(
     assert description in identify.identify_variants(variants).description
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("partial", [False, True])
 def test_no_neighbour_is_named_below_a_third(partial: bool, tmp_path: Path) -> None:
     """One tensor of a hundred is no likeness: no name, and no advice to load it in

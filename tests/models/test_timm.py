@@ -84,6 +84,7 @@ def test_a_crop_mode_of_timms_own_is_said(name: str, timms: bool) -> None:
     assert ("timm's crop mode" in ours.words_for()) is timms
 
 
+@pytest.mark.medium
 def test_random_weights_are_timms_under_the_seed(
     messages: pytest.LogCaptureFixture,
 ) -> None:
@@ -108,6 +109,7 @@ def assert_loaded(loaded: LoadedModel, expected: nn.Module) -> None:
     assert loaded.preprocess.blank()[0].shape == (1, 3, 160, 160)
 
 
+@pytest.mark.medium
 def test_a_file_of_weights_for_an_architecture(
     tuned: nn.Module, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_file_of_weights_for_an_architecture(
     assert_loaded(load_whole(tmp_path / "w.pth", arch=f"timm:{SMALL}"), tuned)
 
 
+@pytest.mark.medium
 def test_an_architecture_with_a_file_of_weights(
     tuned: nn.Module, tmp_path: Path
 ) -> None:
@@ -126,6 +129,7 @@ def test_an_architecture_with_a_file_of_weights(
     assert_loaded(load_whole(f"timm:{SMALL}", weights=str(path)), tuned)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["test_vit", SMALL])
 def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) -> None:
     """Fine-tuned weights of 7 classes for grey images need no --model-arg."""
@@ -137,6 +141,7 @@ def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) 
     assert loaded.preprocess.chain.channels == 1
 
 
+@pytest.mark.medium
 def test_config_json_beside_the_file_names_the_model(
     tuned: nn.Module, tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
@@ -165,6 +170,7 @@ def _cached(tmp_path: Path, name: str, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, folder / "snapshots" / "abc" / "model.safetensors")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("spec", "weights"),
     [(SMALL, None), (f"{SMALL}.r160_in1k", None), (SMALL, "r160_in1k")],
@@ -177,6 +183,7 @@ def test_weights_fetched_before_need_no_network(
     assert same_weights(load(f"timm:{spec}", weights=weights), tuned)
 
 
+@pytest.mark.medium
 def test_weights_that_cannot_be_downloaded() -> None:
     """The error says what to put where."""
     message = "weights of test_resnet could not be loaded"

@@ -135,6 +135,7 @@ def all_within(value: Any) -> list[Any]:
     return list(reached.values())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("attempt", ATTACKS)
 def test_whatever_is_read_is_inert(attempt: str, box: Sandbox) -> None:
     """Nothing is imported, opened, compiled or looked up, and nothing on the stack can
@@ -219,6 +220,7 @@ def test_a_whole_torchvision_model_loads_safely(
     same_modules(load(tmp_path / "whole.pth"), module)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "make",
     [
@@ -270,6 +272,7 @@ SAVED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", SAVED, ids=str)
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_models_of_torch_load_without_flags(
@@ -291,6 +294,7 @@ def test_tensors_that_were_one_are_one(tmp_path: Path) -> None:
     assert loaded[0].weight is loaded[1].weight
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -450,6 +454,7 @@ def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("in_current_folder", [True, False])
 def test_modules_are_found_here_and_beside_the_file(
     in_current_folder: bool, model_folder: Path

@@ -89,6 +89,7 @@ def modules_in(*files: Any) -> set[type[nn.Module]]:
     return {module for module in modules if "__init__" in vars(module)}
 
 
+@pytest.mark.medium
 def test_nothing_of_the_package_is_constructed(
     small: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def as_older(pickled: bytes) -> bytes:
     return pickled
 
 
+@pytest.mark.medium
 def test_names_of_older_versions(small: nn.Module, tmp_path: Path) -> None:
     """Classes that have moved or gone since are what they became."""
     path = save(small, tmp_path / "old.pt")
@@ -333,6 +335,7 @@ def test_classifiers_resize_and_crop(tmp_path: Path) -> None:
         assert torch.equal(ours.tensor(image)[0], theirs(image))
 
 
+@pytest.mark.medium
 def test_the_record_says_the_letterbox(yolo_file: Path) -> None:
     """Size, interpolation, colour and stride, as in the checkpoint."""
     assert preprocess(yolo_file).words_for() == (
@@ -401,6 +404,7 @@ def test_a_model_in_hand_has_the_letterbox(
     assert from_ultralytics(nn.Conv2d(3, 1, 1), {"imgsz": 320}) is None
 
 
+@pytest.mark.medium
 def test_a_size_that_is_asked_for_is_the_longer_side(yolo_file: Path) -> None:
     """--size N, in whole strides."""
     ours = preprocess(yolo_file, size=600)
@@ -408,6 +412,7 @@ def test_a_size_that_is_asked_for_is_the_longer_side(yolo_file: Path) -> None:
     assert ours.tensor(picture(300, 600)).shape == (1, 3, 320, 608)
 
 
+@pytest.mark.medium
 def test_an_exact_size_takes_padding_away(yolo_file: Path) -> None:
     """--size HxW."""
     exact = preprocess(yolo_file, size=(96, 64))
@@ -415,6 +420,7 @@ def test_an_exact_size_takes_padding_away(yolo_file: Path) -> None:
     assert exact.tensor(picture(30, 50)).shape == (1, 3, 96, 64)
 
 
+@pytest.mark.medium
 def test_a_crop_takes_padding_away(yolo_file: Path) -> None:
     """--crop is torchvision's."""
     cropped = preprocess(yolo_file, crop=64)

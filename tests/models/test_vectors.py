@@ -49,6 +49,7 @@ def draw_numbers(featviz: Run, net: Path, tmp_path: Path) -> Run:
     return lambda *options: featviz(*call, "--out", tmp_path / "out", *options)
 
 
+@pytest.mark.medium
 def test_random_numbers_by_name_without_an_image(
     draw_numbers: Run, net: Path, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_random_numbers_by_name_without_an_image(
     assert drawn.manifest["input"]["shape"] == [1, 16]
 
 
+@pytest.mark.medium
 def test_numbers_are_shown_as_a_strip(draw_numbers: Run, tmp_path: Path) -> None:
     """input.png has a column for each."""
     draw_numbers()
@@ -79,6 +81,7 @@ def test_numbers_are_shown_as_a_strip(draw_numbers: Run, tmp_path: Path) -> None
     assert strip[0].argmin() == z.argmin()
 
 
+@pytest.mark.medium
 def test_a_run_on_numbers_is_a_whole_run(
     draw_numbers: Run, featviz: Run, tmp_path: Path
 ) -> None:
@@ -91,6 +94,7 @@ def test_a_run_on_numbers_is_a_whole_run(
     assert featviz("report", tmp_path / "out").code == 0
 
 
+@pytest.mark.medium
 def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
     """[F] and [1, F], of numpy and of torch.save, where the first layer is linear; a
     picture among them fails alone."""
@@ -145,6 +149,7 @@ def test_an_overlay_needs_an_image(featviz: Run, net: Path) -> None:
 Z = torch.randn(1, 16, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "images",
     [Z, [Z[0]], {"z": Z}, {"z": Z, "label": torch.tensor([0.0])}],

@@ -15,7 +15,7 @@ from torchvision.transforms import functional as F
 
 from models.drawn import DrawnImage
 
-pytestmark = pytest.mark.usefixtures("imports_undone")
+pytestmark = [pytest.mark.usefixtures("imports_undone"), pytest.mark.medium]
 
 CODE = """
 import torch

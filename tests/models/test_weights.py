@@ -224,6 +224,7 @@ def other_head(small: nn.Module, tmp_path: Path) -> Path:
     return tmp_path / "a.pth"
 
 
+@pytest.mark.medium
 def test_replaced_head_gives_the_nearest(other_head: Path) -> None:
     """Nearest architectures with counts, and --partial."""
     message = r"nearest: shufflenet_v2_x0_5 \(280 of 282 tensors fit\)"
@@ -232,6 +233,7 @@ def test_replaced_head_gives_the_nearest(other_head: Path) -> None:
     assert "--partial" in str(caught.value.hint)
 
 
+@pytest.mark.medium
 def test_the_rest_of_a_replaced_head_loads_in_part(
     other_head: Path, small: nn.Module
 ) -> None:
@@ -242,6 +244,7 @@ def test_the_rest_of_a_replaced_head_loads_in_part(
     assert torch.equal(weight, small.get_parameter("conv1.0.weight"))
 
 
+@pytest.mark.medium
 def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
     """An index.json stands for the files beside it."""
     state = {k: v.contiguous() for k, v in small.state_dict().items()}
@@ -269,6 +272,7 @@ def identified(featviz: Run, tmp_path: Path) -> Callable[..., Outcome]:
     return identify_content
 
 
+@pytest.mark.medium
 def test_identify_names_the_architecture(
     small: nn.Module, identified: Callable[..., Outcome]
 ) -> None:
@@ -279,6 +283,7 @@ def test_identify_names_the_architecture(
     assert "it is shufflenet_v2_x0_5 with 7 classes (or quantized_shuff" in done.out
 
 
+@pytest.mark.medium
 def test_identify_speaks_json(
     small: nn.Module, identified: Callable[..., Outcome]
 ) -> None:
@@ -289,6 +294,7 @@ def test_identify_speaks_json(
     assert content["also"] == ["quantized_shufflenet_v2_x0_5"]
 
 
+@pytest.mark.medium
 def test_identify_names_the_nearest(
     small: nn.Module, identified: Callable[..., Outcome]
 ) -> None:
@@ -316,6 +322,7 @@ def test_identify_knows_a_whole_model(featviz: Run) -> None:
     assert done.code == 0
 
 
+@pytest.mark.medium
 def test_identify_names_the_class_of_a_whole_model(
     small: nn.Module, identified: Callable[..., Outcome]
 ) -> None:

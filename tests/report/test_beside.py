@@ -64,6 +64,7 @@ def test_models_of_one_name_are_told_apart_by_their_seed(tmp_path: Path) -> None
         with_exemplars(tmp_path, SEEDED, {**SEEDED, "seed": 1})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("run_model", "exemplars_model"),
     [
@@ -105,6 +106,7 @@ def write_changed(base: Path, **record: Any) -> Path:
     return write_run(base.with_name("new"), {"a.png": drawn}, **record)
 
 
+@pytest.mark.medium
 def test_a_compared_run_has_its_verdict_at_the_head(featviz: Run, base: Path) -> None:
     """It is the one of `diff`, with a link to the first layer that diverges."""
     root = write_changed(base)
@@ -120,6 +122,7 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Run, base: Path) ->
     assert link in source(root).split("First layer")[1][:80]
 
 
+@pytest.mark.medium
 def test_runs_that_cannot_be_compared_say_why(featviz: Run, base: Path) -> None:
     """The pictures stand beside one another all the same."""
     options = {"layers": None, "normalize": "layer", "cmap": "grey", "nrow": None}
@@ -202,6 +205,7 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "out", {"a.png": drawn})
 
 
+@pytest.mark.medium
 def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     """It has the counts, the options, the model and a row for each layer."""
     done = featviz("report", audit, "--json")
@@ -262,6 +266,7 @@ def test_what_is_no_picture_of_suspects_is_refused(audit: Path) -> None:
         build_report(audit, ReportOptions())
 
 
+@pytest.mark.medium
 def test_a_picture_of_suspects_that_is_missing_is_not_shown(
     audit: Path, run: Path
 ) -> None:
@@ -273,6 +278,7 @@ def test_a_picture_of_suspects_that_is_missing_is_not_shown(
     assert "2 dead" in page.text
 
 
+@pytest.mark.medium
 def test_a_run_shows_an_audits_findings(run: Path, audit: Path) -> None:
     """They are badges in the network, and a list on the first page."""
     build_report(run, ReportOptions(audit=audit))
@@ -281,6 +287,7 @@ def test_a_run_shows_an_audits_findings(run: Path, audit: Path) -> None:
     assert "2 dead 1, 4" in text
 
 
+@pytest.mark.medium
 def test_a_run_shows_an_audits_suspects(run: Path, audit: Path) -> None:
     """Their picture is on the page of the layer only, with a row for each channel."""
     build_report(run, ReportOptions(audit=audit))
@@ -322,6 +329,7 @@ def undrawn(tmp_path: Path, audit: Path) -> Path:
     return root
 
 
+@pytest.mark.medium
 def test_an_audit_outranks_the_run_at_the_head(undrawn: Path) -> None:
     """The first line has the audit's count, and leads to it."""
     page = page_of(undrawn)
@@ -329,6 +337,7 @@ def test_an_audit_outranks_the_run_at_the_head(undrawn: Path) -> None:
     assert "#audit" in page.values("a", "href")
 
 
+@pytest.mark.medium
 def test_findings_behind_a_layer_that_was_not_drawn(undrawn: Path) -> None:
     """They stand at the layer whose maps come to it, with a link, a badge and the
     picture."""

@@ -19,6 +19,7 @@ def scaled(low: float, high: float, mode: str, **more: Any) -> dict[str, Any]:
     return {"normalize": mode, "range": [low, high], **more}
 
 
+@pytest.mark.medium
 def test_the_first_page_says_what_dark_is(tmp_path: Path) -> None:
     """All strips of a kind have one key; a row tells its range, and a map its own."""
     stats = np.tile(np.float32([-2, 3, 1.5, 1, 0, 0]), (6, 1))
@@ -114,6 +115,7 @@ def strip(tmp_path: Path) -> Path:
     return built(tmp_path / "out", {"a.png": [drawn]})
 
 
+@pytest.mark.medium
 def test_a_strip_of_constant_maps_is_called_that(strip: Path) -> None:
     """The pages of the image and of the layer say so; its shape is that of the maps, not
     of stripes."""

@@ -64,6 +64,7 @@ def span(low: float, high: float, joint: str) -> str:
     return f"{low:.4g} {joint} {high:.4g}".replace("-", "−")
 
 
+@pytest.mark.medium
 def test_kernels_stand_on_the_pages_of_their_layers(
     featviz: Run, run: Path, kernels: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_kernels_stand_on_the_pages_of_their_layers(
     assert addresses == [[], [first], [], [second]]
 
 
+@pytest.mark.medium
 def test_kernels_of_three_inputs_are_told_by_colours(
     featviz: Run, run: Path, kernels: Path
 ) -> None:

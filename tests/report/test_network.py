@@ -156,6 +156,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}\u00a0%"
 
 
+@pytest.mark.medium
 def test_the_first_page_has_the_findings_of_all_images(second_image: Path) -> None:
     """Zeros and range are those of both (numpy), and a channel is all zero where it is
     in both."""
@@ -223,6 +224,7 @@ def number(value: float) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
+@pytest.mark.medium
 def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
     """Smallest, largest, mean and zeros over the images (numpy) stand at the channel's
     address."""
@@ -306,6 +308,7 @@ POOLED = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("images", "verdict"),
     [
@@ -334,6 +337,7 @@ def test_the_first_page_begins_with_the_dead_channels(
     assert f'<a href="#findings">{verdict.partition(": ")[2]}' in source(root)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("drawn", "reason"),
     [
@@ -350,6 +354,7 @@ def test_dead_channels_may_be_unknown(
     assert "No channel is dead" not in text
 
 
+@pytest.mark.medium
 def test_gradients_are_stages_of_their_own(tmp_path: Path) -> None:
     """Forward and backward at the same resolution are not mixed."""
     size: dict[str, Any] = {"tile": (14, 14), "scale": 2}
@@ -359,6 +364,7 @@ def test_gradients_are_stages_of_their_own(tmp_path: Path) -> None:
     assert titles == ["7×7", "Gradients, 7×7"]
 
 
+@pytest.mark.medium
 def test_slices_are_named(tmp_path: Path) -> None:
     """The page has those of the manifest; where it names none, they are the first."""
     steps = {"steps": [0, 6, 23]}

@@ -83,6 +83,7 @@ def test_the_page_of_an_image_leads_to_the_next(gallery: Path) -> None:
     assert following == ["image-002.html"]
 
 
+@pytest.mark.medium
 def test_pictures_have_texts_and_sizes(gallery: Path) -> None:
     """Each says what it is and how large; sizes are those of the files (Pillow)."""
     for page in pages(gallery).values():
@@ -117,6 +118,7 @@ def silent(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["index.html", "image-001.html"])
 def test_skipped_and_silent_layers_are_named(silent: Path, name: str) -> None:
     """Each has its reason, on the page of the run and on those of images."""
@@ -124,6 +126,7 @@ def test_skipped_and_silent_layers_are_named(silent: Path, name: str) -> None:
     assert_says(page.text, "head", "it is a string", "aux.conv", "never ran")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("reason", ["it is a string", "never ran"])
 def test_the_first_page_counts_images_without_a_layer(
     silent: Path, reason: str
@@ -179,6 +182,7 @@ def test_a_script_has_at_most_sixteen_grids(measured: Path) -> None:
     assert max(len(script(path)) for path in scripts) == 16
 
 
+@pytest.mark.medium
 def test_the_numbers_of_a_grid_stand_once(gallery: Path) -> None:
     """Each grid is in one script, which every page loads that shows it."""
     grids: list[str] = []
@@ -215,6 +219,7 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.medium
 def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     """Pictures of the same tensor of the same image are neighbours, both runs are named,
     and images of one run alone are as without."""
@@ -317,6 +322,7 @@ def test_an_overlay_has_no_marks(tmp_path: Path) -> None:
         assert f'fill="{color_code(rgb)}"' in source(root, "image-000.html")
 
 
+@pytest.mark.medium
 def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     """The page names --collapse, --channels or both, the channels that share a tile,
     and the order."""

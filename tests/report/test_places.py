@@ -104,6 +104,7 @@ def averaged(maps: np.ndarray, factor: int) -> np.ndarray:
     return np.stack(means)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("layer", "size"), [(0, (24, 30)), (3, (18, 22)), (5, (18, 22))]
 )
@@ -124,6 +125,7 @@ def test_vectors_from_grids_are_those_of_the_tensors(
     np.testing.assert_allclose(cosine, units @ units[7], atol=0.01)
 
 
+@pytest.mark.medium
 def test_the_index_names_the_images_and_their_files(run: Path) -> None:
     """The script of an image has at most 300 kB, and its input is there."""
     index = index_of(run)
@@ -182,6 +184,7 @@ def test_scripts_hold_the_cosines_of_all_images(run: Path, layer: int) -> None:
     assert np.quantile(differences(joined, joined), 0.99) <= error + 0.01
 
 
+@pytest.mark.medium
 def test_later_images_are_written_in_the_axes_of_the_first(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +215,7 @@ def answering_of(run: Path) -> list[int]:
     return [number for number, entry in enumerate(entries) if entry is not None]
 
 
+@pytest.mark.medium
 def test_of_many_layers_six_have_places(deep: Path) -> None:
     """They are the last of each resolution, and layers between."""
     answering = answering_of(deep)
@@ -219,6 +223,7 @@ def test_of_many_layers_six_have_places(deep: Path) -> None:
     assert {3, 6, 8} <= set(answering)
 
 
+@pytest.mark.medium
 def test_the_next_layer_answers_for_one_without_places(deep: Path) -> None:
     """The index names it; a layer with vectors answers itself."""
     answering = answering_of(deep)
@@ -291,6 +296,7 @@ def test_what_is_flat_has_fewer_components() -> None:
     assert not components[:, 1:].any()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -314,6 +320,7 @@ def test_a_grid_that_lacks_values_says_why(
     assert entries_of(out, "places-000.js") == [None]
 
 
+@pytest.mark.medium
 def test_vectors_have_no_places(tmp_path: Path) -> None:
     """A Linear's output is no map of the image."""
     net = nn.Sequential(nn.Conv2d(3, 2, 5), nn.Flatten(), nn.Linear(32, 4))
@@ -324,6 +331,7 @@ def test_vectors_have_no_places(tmp_path: Path) -> None:
     assert reasons == ["", "its maps have no places of the image"]
 
 
+@pytest.mark.medium
 def test_receptive_fields_stand_in_the_manifest(tmp_path: Path) -> None:
     """Those of a strided convolution with padding and of one behind it are lines, by
     hand; of images of several sizes those of the first one's have them."""
@@ -339,6 +347,7 @@ def test_receptive_fields_stand_in_the_manifest(tmp_path: Path) -> None:
     assert fields == [lines, [None, None], lines]
 
 
+@pytest.mark.medium
 def test_lines_are_those_of_the_boxes() -> None:
     """They hold also where the picture cuts every field at a side or both."""
     convolutions = [nn.Conv2d(3, 3, 5, stride=2, padding=2) for _ in range(4)]
@@ -377,6 +386,7 @@ def captures_of(run: Path, layer: int) -> dict[str, ImageCapture]:
 PLACE = "image-1.png@0.4,0.7"
 
 
+@pytest.mark.medium
 def test_similarities_are_the_cosines_of_the_tensors(run: Path) -> None:
     """Those of all images to a place are within 0.01 of those of the kept tensors."""
     similarities = similarities_to(captures_of(run, 5), parse_place(PLACE))
@@ -388,6 +398,7 @@ def test_similarities_are_the_cosines_of_the_tensors(run: Path) -> None:
         np.testing.assert_allclose(similarity, expected.reshape(18, 22), atol=0.01)
 
 
+@pytest.mark.medium
 def test_components_share_their_colours_between_images(run: Path) -> None:
     """They are those of all images together (numpy), within 3 grey levels of 255 at 99
     of 100 places."""
@@ -421,6 +432,7 @@ def test_places_of_no_image_are_refused(run: Path) -> None:
         similarities_to(captures_of(run, 5), parse_place("dog.jpg@0.4,0.7"))
 
 
+@pytest.mark.medium
 def test_one_file_has_no_script_of_places(run: Path, tmp_path: Path) -> None:
     """It has no data for it, and no button that asks."""
     fv.report(run, tmp_path / "report.html", single_file=True)

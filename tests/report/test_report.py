@@ -25,6 +25,8 @@ from featviz.rundir.read import read_run
 
 from .markup import Markup, assert_says, built, page_of, pages, read
 
+pytestmark = pytest.mark.medium
+
 
 def links_of(page: Markup) -> list[str]:
     """All addresses that a page leads to or loads."""

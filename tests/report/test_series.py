@@ -73,6 +73,7 @@ def page(written: Path) -> Markup:
     return page_of(written)
 
 
+@pytest.mark.medium
 def test_every_step_of_every_layer_and_image_is_shown(
     written: Path, page: Markup
 ) -> None:
@@ -88,6 +89,7 @@ def test_every_step_of_every_layer_and_image_is_shown(
     )
 
 
+@pytest.mark.medium
 def test_nothing_is_inline(written: Path, page: Markup) -> None:
     """A Content-Security-Policy without inline script and style leaves the page whole,
     which needs five files."""
@@ -131,6 +133,7 @@ def test_curves_are_described(page: Markup) -> None:
     assert "No channel is dead, constant, NaN or infinite at any step." in page.text
 
 
+@pytest.mark.medium
 def test_findings_of_unknown_names_are_not_shown(series: Path) -> None:
     """An audit.json may be anybody's, and names stand in classes and selectors."""
     write_findings(series / "step-000250", {EVIL: {'x"] *': [1], "dead": [3]}})
@@ -140,6 +143,7 @@ def test_findings_of_unknown_names_are_not_shown(series: Path) -> None:
     assert 'x"]' not in page.text
 
 
+@pytest.mark.medium
 def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
     """The page and the result say so; a step that is a link is none."""
     (series / "step-000100" / "run.json").write_text("{")
@@ -152,6 +156,7 @@ def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
     assert "step 300" not in text
 
 
+@pytest.mark.medium
 def test_a_series_without_a_step_is_refused(series: Path) -> None:
     """There is nothing to show where no step can be read."""
     for path in read_steps(series).values():

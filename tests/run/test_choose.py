@@ -53,6 +53,7 @@ def looked_at(model: nn.Module, height: int, width: int) -> list[str]:
     return [layer.name for layer in layers]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "names"), cases(TORCHVISION))
 def test_models_of_torchvision(name: str, names: str) -> None:
     """The first convolution, and the block or stage that ends each resolution."""

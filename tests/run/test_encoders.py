@@ -59,6 +59,7 @@ def test_all_tasks_are_run_before_the_block_ends() -> None:
     assert sorted(ran) == list(range(50))
 
 
+@pytest.mark.medium
 def test_submit_waits_where_there_is_no_room(gate: threading.Event) -> None:
     """What would exceed the bound waits until tasks under way are done; then it runs
     after those that were submitted before it."""
@@ -98,6 +99,7 @@ def test_what_a_task_raises_is_raised_where_its_result_is_asked_for(
         assert fine.result() == 1
 
 
+@pytest.mark.medium
 def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
     """An oversize task is taken when nothing else is under way, and nothing beside it."""
     with shared_cores(4, 10) as background:
@@ -149,6 +151,7 @@ def test_what_could_not_be_read_says_so_where_it_is_asked_for() -> None:
         assert next(reader).result() == 10
 
 
+@pytest.mark.medium
 def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) -> None:
     """Leaving waits for what is being read, and no thread stays."""
     read: list[int] = []

@@ -21,6 +21,8 @@ from featviz.run.results import ImageResult
 from featviz.rundir import write
 from featviz.rundir.schema import read_json
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:

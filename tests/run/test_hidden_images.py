@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import featviz as fv
 from featviz.rundir.folder import hidden_name, hides
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:

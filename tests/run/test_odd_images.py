@@ -19,6 +19,8 @@ from featviz.records import Sample
 from featviz.run.visit import ImageJob, visit
 from featviz.text import safe_name
 
+pytestmark = pytest.mark.medium
+
 
 def archive(folder: Path, *names: str) -> Path:
     """A zip file of pictures with these names."""

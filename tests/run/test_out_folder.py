@@ -12,6 +12,8 @@ from conftest import Run
 from rundirs import RUN_RECORD
 from runs import SMALL, complete, refused, snapshot
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.mark.parametrize(
     ("out", "options"),

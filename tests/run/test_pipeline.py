@@ -80,6 +80,7 @@ def network(name: str) -> nn.Module:
     return models.get_model(name, weights=None).eval()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "mode", "nrow", "padding", "pad_value", "fewest"),
     [
@@ -144,6 +145,7 @@ def kept(tiny: nn.Module, tmp_path: Path) -> Path:
     return out / "spheres.jpg"
 
 
+@pytest.mark.medium
 def test_the_npy_file_is_the_tensor(kept: Path, tiny: nn.Module) -> None:
     """It is equal to what a plain hook sees, bit for bit."""
     outputs = outputs_of(tiny, SPHERES, (nn.Conv2d, nn.Linear))
@@ -181,6 +183,7 @@ def test_input_png_is_what_the_model_saw(tiny: nn.Module, tmp_path: Path) -> Non
     np.testing.assert_allclose(np.array(shown, int), expected, atol=2)
 
 
+@pytest.mark.medium
 def test_same_command_writes_the_same_bytes(
     tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def test_same_command_writes_the_same_bytes(
     assert str(tmp_path).encode() not in b"".join(first.values())
 
 
+@pytest.mark.medium
 def test_the_run_record_has_what_makes_the_run(tiny: nn.Module, tmp_path: Path) -> None:
     """run.json has versions, settings, images and failures, and nothing besides."""
     fv.run(tiny, SPHERES, "Conv2d,ReLU", tmp_path / "out", **INPUTS)
@@ -225,6 +229,7 @@ def odd_network() -> nn.Module:
     )
 
 
+@pytest.mark.medium
 def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
     """Each matched layer is drawn, skipped with a reason, or named as never run; a None
     beside a drawn tensor is no news, nor is a list of modules that the model calls one
@@ -292,6 +297,7 @@ def test_nan_is_drawn_and_counted(picture: Path, tmp_path: Path) -> None:
     assert pixels[..., 0].std() > 30
 
 
+@pytest.mark.medium
 def test_the_model_is_run_once_for_each_image(tiny: nn.Module, tmp_path: Path) -> None:
     """It runs with the threads that torch has, and afterwards torch has as many."""
     seen: list[int] = []

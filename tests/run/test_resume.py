@@ -22,6 +22,8 @@ from featviz.rundir.folder import Folder, hidden_name
 from featviz.rundir.ownership import look
 from featviz.rundir.write import RunDirectory, as_json
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:

@@ -30,9 +30,12 @@ from featviz import cli
 from featviz.run import workers
 from featviz.run.draw import Drawing, DrawnJob, ImageWriter
 
-pytestmark = pytest.mark.skipif(
-    not workers.can_fork(), reason="workers are forked on Linux alone"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not workers.can_fork(), reason="workers are forked on Linux alone"
+    ),
+    pytest.mark.medium,
+]
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def check_nothing(out: Path) -> None:
     assert complete(out) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "is_replaced", [True, pytest.param(False, marks=pytest.mark.slow)]
 )
@@ -78,6 +79,7 @@ def test_a_folder_that_is_removed_ends_the_run(
 # run.json
 
 
+@pytest.mark.medium
 def test_images_without_run_json_are_not_taken_over(
     draw: Run, undisturbed: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_images_without_run_json_are_not_taken_over(
     assert tree(undisturbed) == before
 
 
+@pytest.mark.medium
 def test_run_json_is_written_while_a_run_goes_on(
     draw: Run, tmp_path: Path, at_image: AtImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +110,7 @@ def test_run_json_is_written_while_a_run_goes_on(
 # Inputs that are gone
 
 
+@pytest.mark.medium
 def test_images_whose_inputs_are_gone_are_named(
     draw: Run, photos: Path, undisturbed: Path
 ) -> None:
@@ -128,6 +132,7 @@ def test_images_whose_inputs_are_gone_are_named(
 # --overwrite
 
 
+@pytest.mark.medium
 def test_the_old_run_stays_until_the_new_one_is_whole(
     draw: Run, undisturbed: Path, at_image: AtImage
 ) -> None:
@@ -145,6 +150,7 @@ def test_the_old_run_stays_until_the_new_one_is_whole(
     assert tree(undisturbed) == tree(undisturbed.parent / "fresh")
 
 
+@pytest.mark.medium
 def test_an_overwrite_that_fails_keeps_the_earlier_run(
     draw: Run, undisturbed: Path, at_image: AtImage
 ) -> None:

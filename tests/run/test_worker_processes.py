@@ -19,9 +19,12 @@ from featviz.errors import StoreError
 from featviz.run import workers
 from featviz.run.workers import WorkerDiedError, in_processes
 
-pytestmark = pytest.mark.skipif(
-    not workers.can_fork(), reason="workers are forked on Linux alone"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not workers.can_fork(), reason="workers are forked on Linux alone"
+    ),
+    pytest.mark.medium,
+]
 
 
 def squares(numbers: Iterator[int]) -> Iterable[tuple[int, int]]:

@@ -159,6 +159,7 @@ def test_without_a_gpu_auto_is_another_device(monkeypatch: pytest.MonkeyPatch) -
     assert pick_device("auto").type in ("cpu", "mps")
 
 
+@pytest.mark.medium
 def test_stdin_under_torchrun_is_refused(
     featviz: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_stdin_under_torchrun_is_refused(
     refused(done, 2, "which the processes of torchrun cannot divide", "give a folder")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("rank", "count", "codes"),
     [("RANK", "WORLD_SIZE", [0, 3]), ("SLURM_PROCID", "SLURM_NTASKS", [1, 3])],
@@ -245,6 +247,7 @@ def first_half(draw: Run, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("options", "code", "texts"),
     [
@@ -279,6 +282,7 @@ def test_what_a_shard_may_not_join(
     assert tree(first_half) == before
 
 
+@pytest.mark.medium
 def test_what_a_shard_may_join(draw: Run, first_half: Path) -> None:
     """It is a run without its images; a shard goes on with --resume, and all of it is
     replaced without --shard."""

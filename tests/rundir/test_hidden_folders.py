@@ -164,6 +164,7 @@ def test_a_parent_that_is_removed_again_and_again(
     assert visible(run.root) == []
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts in /proc")
 def test_no_descriptor_is_left_open(run: RunDirectory) -> None:
     """However an image ends: published, published between files of others, discarded,

@@ -20,6 +20,7 @@ from featviz.rundir.place import write_file
 LINKED = "is a symbolic link, and nothing is written through one"
 
 
+@pytest.mark.medium
 def test_resume_does_not_write_through_the_folder_of_an_image(
     draw: Run, ran: Path, tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_resume_does_not_write_through_the_folder_of_a_layer(
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.medium
 def test_a_board_behind_a_link_in_the_run(draw: Run, ran: Path, tmp_path: Path) -> None:
     """--tensorboard inside --out goes through no link either."""
     (tmp_path / "away").mkdir()
@@ -113,6 +115,7 @@ def test_nothing_is_written_outside_the_folder(path: str, tmp_path: Path) -> Non
     assert snapshot(tmp_path) == {"out": "empty folder"}
 
 
+@pytest.mark.medium
 def test_resume_removes_nothing_of_others(draw: Run, photos: Path, ran: Path) -> None:
     """A run.json that names a folder of the user's as an image that is missing: the
     image fails, the others go on, and the folder stays as it is."""

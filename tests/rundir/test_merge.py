@@ -65,6 +65,7 @@ def merged(tmp_path: Path) -> Path:
     return tmp_path / "merged"
 
 
+@pytest.mark.medium
 def test_parts_become_the_unsplit_run(
     featviz: Run, draw_part: DrawPart, photos: list[Path], merged: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_parts_become_the_unsplit_run(
     assert [tree(run) for run in runs] == before
 
 
+@pytest.mark.medium
 def test_parts_of_other_runs_are_refused(
     featviz: Run, draw_part: DrawPart, photos: list[Path], merged: Path
 ) -> None:
@@ -94,6 +96,7 @@ def test_parts_of_other_runs_are_refused(
     assert not merged.exists()
 
 
+@pytest.mark.medium
 def test_an_image_that_differs_between_parts_is_refused(
     featviz: Run, draw_part: DrawPart, photos: list[Path], merged: Path
 ) -> None:
@@ -108,6 +111,7 @@ def test_an_image_that_differs_between_parts_is_refused(
     assert not merged.exists()
 
 
+@pytest.mark.medium
 def test_a_corrupt_picture_is_not_passed_on(
     featviz: Run, halves: tuple[Path, Path], merged: Path
 ) -> None:
@@ -122,6 +126,7 @@ def test_a_corrupt_picture_is_not_passed_on(
     assert not merged.exists()
 
 
+@pytest.mark.medium
 def test_what_one_part_lacks_is_taken_from_another(
     featviz: Run, draw_part: DrawPart, photos: list[Path], merged: Path
 ) -> None:
@@ -141,6 +146,7 @@ def test_what_one_part_lacks_is_taken_from_another(
     assert tree(merged) == tree(unsplit)
 
 
+@pytest.mark.medium
 def test_incomplete_images_are_named_and_left_out(
     featviz: Run, halves: tuple[Path, Path], merged: Path
 ) -> None:
@@ -162,6 +168,7 @@ def test_incomplete_images_are_named_and_left_out(
     assert list(merged.rglob(".*")) == []
 
 
+@pytest.mark.medium
 def test_the_result_appears_at_once_or_not_at_all(
     halves: tuple[Path, Path],
     draw_part: DrawPart,

@@ -68,6 +68,7 @@ def test_a_photograph_is_not_replaced(
     assert snapshot(folder) == before
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )

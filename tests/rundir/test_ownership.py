@@ -83,6 +83,7 @@ STRANGERS = (
 )
 
 
+@pytest.mark.medium
 def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
     """Only what is listed goes; the name of a file is no proof, and a manifest elsewhere
     makes nothing ours."""
@@ -116,6 +117,7 @@ def test_a_manifest_cannot_list_the_files_of_others(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.medium
 def test_a_record_cannot_name_folders_outside(
     draw: Run, photos: Path, ran: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_record_cannot_name_folders_outside(
     assert snapshot(photos) == before
 
 
+@pytest.mark.medium
 def test_what_featviz_writes_into_a_run_goes_with_it(
     draw: Run, featviz: Run, ran: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_what_featviz_writes_into_a_run_goes_with_it(
     assert tree(ran) == before
 
 
+@pytest.mark.medium
 def test_a_board_in_a_run_stays(draw: Run, tmp_path: Path) -> None:
     """Its events are added to; figures and tensors are replaced."""
     out = tmp_path / "out"
@@ -154,6 +158,7 @@ def test_a_board_in_a_run_stays(draw: Run, tmp_path: Path) -> None:
     assert complete(out) == ["00.png", "01.png"]
 
 
+@pytest.mark.medium
 def test_images_that_only_their_manifest_knows_go_too(
     draw: Run, photos: Path, ran: Path
 ) -> None:
@@ -166,6 +171,7 @@ def test_images_that_only_their_manifest_knows_go_too(
     assert not (ran / "01.png").exists()
 
 
+@pytest.mark.medium
 def test_what_comes_while_a_result_is_made_stays(
     featviz: Run, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

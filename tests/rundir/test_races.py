@@ -48,6 +48,7 @@ COMMANDS: dict[str, Callable[[Path, Path], list[object]]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(
     os.open not in os.supports_dir_fd, reason="promised with descriptors alone"
 )
@@ -113,6 +114,7 @@ def killed(task: Callable[[], None]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
+@pytest.mark.medium
 @needs_fork
 def test_two_kills_lose_no_result(out: Path) -> None:
     """The first between the two renames, the second while the next result is written:

@@ -51,6 +51,7 @@ def rows_of(output: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.medium
 def test_a_manifest_lists_every_other_file(run: Path) -> None:
     """Sizes and SHA-256 are those of the files (hashlib)."""
     for path in run.glob("*/manifest.json"):
@@ -62,6 +63,7 @@ def test_a_manifest_lists_every_other_file(run: Path) -> None:
         assert json.loads(path.read_text())["files"] == expected
 
 
+@pytest.mark.medium
 def test_a_manifest_ends_with_its_own_digest(run: Path) -> None:
     """It is the SHA-256 of all that stands before it (hashlib)."""
     for path in run.glob("*/manifest.json"):
@@ -69,6 +71,7 @@ def test_a_manifest_ends_with_its_own_digest(run: Path) -> None:
         assert tail.decode() == f'{hashlib.sha256(head).hexdigest()}"\n}}\n'
 
 
+@pytest.mark.medium
 def test_a_run_without_faults(featviz: Run, run: Path) -> None:
     """Exit code 0, the counts of what was read, and nothing is changed."""
     before = tree(run)
@@ -98,6 +101,7 @@ FAULTS: dict[str, Callable[[Path, random.Random], object]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault: str, run: Path) -> None:
     """One file of one image is removed, emptied, changed by a bit, or turned around
@@ -114,6 +118,7 @@ def test_planted_faults_are_found(fault: str, run: Path) -> None:
     assert faults_of(run) == []
 
 
+@pytest.mark.medium
 def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, run: Path) -> None:
     """stderr and --json name the file; the other runs are checked too."""
     sound = shutil.copytree(run, run.parent / "sound")
@@ -142,6 +147,7 @@ def unsealed(data: bytes) -> bytes:
     return data[: data.rindex(b",")] + b"\n}\n"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("change", [other_number, unsealed])
 def test_a_manifest_that_still_fits_is_not_as_it_was_written(
     change: Callable[[bytes], bytes], run: Path
@@ -166,6 +172,7 @@ def series(featviz: Run, run: Path) -> Path:
     return root
 
 
+@pytest.mark.medium
 def test_a_damaged_step_is_named(featviz: Run, series: Path) -> None:
     """Each step has a row."""
     rows = rows_of(featviz("verify", series, "--json").out)
@@ -177,6 +184,7 @@ def test_a_damaged_step_is_named(featviz: Run, series: Path) -> None:
     assert "no run.json" in emptied[0]["fault"]
 
 
+@pytest.mark.medium
 def test_a_series_has_one_line(featviz: Run, series: Path) -> None:
     """Exit code 4, with the number of damaged steps."""
     done = featviz("verify", series)
@@ -184,6 +192,7 @@ def test_a_series_has_one_line(featviz: Run, series: Path) -> None:
     assert f"{series}: a series of 4 steps: 3 steps damaged" in done.err
 
 
+@pytest.mark.medium
 def test_resume_mends_what_is_missing(
     featviz: Run, base: list[object], run: Path
 ) -> None:
@@ -197,6 +206,7 @@ def test_resume_mends_what_is_missing(
     assert tree(run) == before
 
 
+@pytest.mark.medium
 def test_an_image_that_verify_names_is_drawn_again(
     featviz: Run, base: list[object], run: Path
 ) -> None:
@@ -237,6 +247,7 @@ def settings_of(data: bytes) -> object:
         return None
 
 
+@pytest.mark.medium
 def test_a_changed_setting_in_run_json_is_found(run: Path) -> None:
     """Each flipped bit that changes a setting, or which images there are, is found
     (seed 27)."""
@@ -253,6 +264,7 @@ def test_a_changed_setting_in_run_json_is_found(run: Path) -> None:
     assert changes > 6
 
 
+@pytest.mark.medium
 def test_files_that_featviz_writes_beside_images_are_known(
     featviz: Run, run: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_folder_of_others_stays(record: str, replace: Run, out: Path) -> None:
     assert snapshot(out) == {"note.txt": b"mine"}
 
 
+@pytest.mark.medium
 def test_an_empty_folder_is_taken(write: Run, record: str, out: Path) -> None:
     """Nothing is lost with it."""
     out.mkdir()
@@ -131,6 +132,7 @@ def test_an_empty_folder_is_taken(write: Run, record: str, out: Path) -> None:
     assert (out / record).is_file()
 
 
+@pytest.mark.medium
 def test_an_earlier_result_is_replaced_on_demand(
     command: str,
     earlier: dict[str, bytes],
@@ -172,6 +174,7 @@ def test_a_link_keeps_an_earlier_result(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.medium
 def test_what_killed_commands_have_left_goes(
     earlier: dict[str, bytes], replace: Run, out: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +192,7 @@ def test_what_killed_commands_have_left_goes(
     assert not half.exists()
 
 
+@pytest.mark.medium
 def test_what_looks_left_and_is_not_ours_stays(
     earlier: dict[str, bytes], replace: Run, out: Path, tmp_path: Path
 ) -> None:
@@ -204,6 +208,7 @@ def test_what_looks_left_and_is_not_ours_stays(
     assert tree(other_name) == tree(odd_name) == earlier
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", ["run"])
 def test_a_folder_that_another_process_writes(
     write: Run, out: Path, tmp_path: Path
@@ -246,6 +251,7 @@ def hidden(folder: Path) -> list[Path]:
     return list(folder.glob(".*"))
 
 
+@pytest.mark.medium
 def test_the_run_that_was_replaced_is_removed_by_the_next_one(
     draw: Run, ran: Path, kill_in_removal: pytest.MonkeyPatch
 ) -> None:

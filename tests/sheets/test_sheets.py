@@ -83,6 +83,7 @@ def root() -> Path:
     return write_run(Path("out"), {"a.png": [A], "b.png": [B]})
 
 
+@pytest.mark.medium
 def test_columns_are_images_and_rows_are_channels(root: Path) -> None:
     """Every tile is there once, pixel for pixel, in the column of its image and the row
     of its channel."""
@@ -96,6 +97,7 @@ def test_columns_are_images_and_rows_are_channels(root: Path) -> None:
     assert sheet.channels == {"relu": [0, 1, 2, 3, 4, 5]}
 
 
+@pytest.mark.medium
 def test_channels_of_one_image_stand_side_by_side(root: Path) -> None:
     """In the order in which they were named."""
     sheet = sheet_of(root, images="b.png", channels="4,0-1")
@@ -105,6 +107,7 @@ def test_channels_of_one_image_stand_side_by_side(root: Path) -> None:
     assert sheet.images == ["b.png"]
 
 
+@pytest.mark.medium
 def test_layers_and_runs_are_rows() -> None:
     """Layers in the order of the model, runs one below the other."""
     conv1 = Drawn("conv1", index=1, shade=30, **LARGE)
@@ -147,6 +150,7 @@ def descending(values: np.ndarray) -> list[int]:
     return order
 
 
+@pytest.mark.medium
 def test_channels_are_chosen_by_their_mean(
     tables: np.ndarray, run_of_tables: Path
 ) -> None:
@@ -168,6 +172,7 @@ def test_channels_are_chosen_by_their_deviation(
     assert varied.channels["relu"] == descending(shares)[:5]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "drawn",
     [
@@ -185,6 +190,7 @@ def test_tiles_are_cut_by_the_manifests_geometry(drawn: Drawn) -> None:
         assert corner_of(sheet, np.hstack(tiles))
 
 
+@pytest.mark.medium
 def test_a_channel_that_one_image_lacks_leaves_its_place_white() -> None:
     """`run --channels top:2` draws other channels of each image; rows go by channel."""
     a = Drawn("relu", maps=6, channels=[0, 3], nrow=2, shade=20, **LARGE)
@@ -206,6 +212,7 @@ def test_another_tensor_of_the_layer() -> None:
     assert "output, output.call1" in str(caught.value.hint)
 
 
+@pytest.mark.medium
 def test_a_scale_that_all_tiles_share_has_a_colour_bar() -> None:
     """On the right, from the brightest at the top to the darkest; scales of their own
     have none."""
@@ -218,6 +225,7 @@ def test_a_scale_that_all_tiles_share_has_a_colour_bar() -> None:
     assert (np.diff(bar) <= 0).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("width", "dpi"), [(8.5, 300), (17.0, 100)])
 def test_a_figure_is_as_wide_as_it_is_told(root: Path, width: float, dpi: int) -> None:
     """In centimetres, and the PNG says how many pixels an inch has."""
@@ -232,6 +240,7 @@ def test_a_figure_is_as_wide_as_it_is_told(root: Path, width: float, dpi: int) -
 PDF: dict[str, Any] = {"channels": "2,5", "title": "Layer relu", "width": 8.5}
 
 
+@pytest.mark.medium
 def test_a_pdf_has_its_fonts(root: Path) -> None:
     """TrueType fonts are embedded, none of type 3; the same command gives the same
     bytes."""
@@ -245,6 +254,7 @@ def test_a_pdf_has_its_fonts(root: Path) -> None:
     assert out.read_bytes() == data
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="of poppler-utils")
 def test_text_of_a_pdf_is_text(root: Path) -> None:
     """The title, the names of the images and the channels."""
@@ -255,6 +265,7 @@ def test_text_of_a_pdf_is_text(root: Path) -> None:
     assert {"Layer", "relu", "a", "b", "input", "2", "5"} <= set(text.split())
 
 
+@pytest.mark.medium
 def test_text_of_an_svg_is_text(root: Path) -> None:
     """And a name cannot become markup."""
     out = Path("figure.svg")
@@ -280,6 +291,7 @@ def inside(frame: np.ndarray, corner: Corner) -> np.ndarray:
     return frame[corner.y + 10 : corner.y + 54, corner.x + 10 : corner.x + 70]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("format", ["gif", "webp"])
 def test_images_follow_one_another(root: Path, format: str) -> None:
     """A frame for each image, of one size, each with its own tile."""
@@ -296,6 +308,7 @@ def test_images_follow_one_another(root: Path, format: str) -> None:
         assert opened.info["duration"] == 200
 
 
+@pytest.mark.medium
 def test_slices_of_a_clip_follow_one_another() -> None:
     """A frame for each step of the layer that has most."""
     clip = Drawn("relu", maps=2, slices=(3, 3), nrow=3, padding=0, **LARGE)
@@ -307,6 +320,7 @@ def test_slices_of_a_clip_follow_one_another() -> None:
     assert shades == [int(cut(clip, tile)[20, 20]) for tile in (3, 4, 5)]
 
 
+@pytest.mark.medium
 def test_steps_of_a_training_follow_one_another() -> None:
     """A frame for each step, in their order; all images are in it."""
     steps = {2: A, 10: B, 30: A}
@@ -321,6 +335,7 @@ def test_steps_of_a_training_follow_one_another() -> None:
     assert abs(frames[0] - frames[1]).max() > 90
 
 
+@pytest.mark.medium
 def test_a_step_that_lacks_the_layer_leaves_its_row_white() -> None:
     """The frames of a training have one layout, whatever a step has drawn."""
     conv = Drawn("conv", shade=20, **LARGE)
@@ -335,6 +350,7 @@ def test_a_step_that_lacks_the_layer_leaves_its_row_white() -> None:
     assert (inside(lacking, corner) >= 250).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("folder", "roots", "titles"),
     [
@@ -360,6 +376,7 @@ def test_runs_in_folders_of_one_name_are_told_apart(
         assert any(title in text for text in texts), texts
 
 
+@pytest.mark.medium
 def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
     """As PyAV decodes it, of even sides."""
     av = pytest.importorskip("av", reason="featviz[video]")
@@ -417,6 +434,7 @@ def test_a_figure_that_nothing_opens_is_refused(
         sheet_of(root)
 
 
+@pytest.mark.medium
 def test_images_that_cannot_be_read(root: Path) -> None:
     """One is left out by name; of none there is no figure."""
     with pytest.raises(StoreError, match="no complete image"):
@@ -466,6 +484,7 @@ def run_of_maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "option", [{"reduce": "pca"}, {"similar_to": "image-1.png@0.5,0.5"}]
 )

@@ -25,6 +25,7 @@ def there(local: Path) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("command", "file"),
     [
@@ -53,6 +54,7 @@ def test_readers_take_a_url(
     assert tree(results / "there") == tree(results / "local")
 
 
+@pytest.mark.medium
 def test_diff_takes_a_url(
     featviz: Run, there: dict[str, bytes], local: Path, tmp_path: Path
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_report_compares_with_a_url(
     assert f"{gettempdir()}/featviz-" not in text
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", [[URL], [URL, "--zip"], ["out", "--compare", URL]])
 def test_a_report_that_would_link_into_a_store_is_refused(
     options: list[str], featviz: Run, ran: Path
@@ -87,6 +90,7 @@ def test_a_report_that_would_link_into_a_store_is_refused(
     refused(featviz("report", *options), 2, f"{URL} is no folder", remedy)
 
 
+@pytest.mark.medium
 def test_a_comparison_that_would_link_into_a_store_is_refused(
     featviz: Run, ran: Path
 ) -> None:
@@ -102,6 +106,7 @@ def test_where_there_is_no_run_readers_say_so(command: str, featviz: Run) -> Non
     refused(featviz(command, URL), 1, f"{URL} is no run directory")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", [["verify", URL], ["sheet", URL, "--layers", "0"]])
 def test_errors_of_readers_name_the_url(
     command: list[str], featviz: Run, there: dict[str, bytes]
@@ -111,6 +116,7 @@ def test_errors_of_readers_name_the_url(
     refused(featviz(*command), 1, f"{URL}/run.json cannot be read")
 
 
+@pytest.mark.medium
 def test_verify_names_what_is_damaged_there(
     featviz: Run, there: dict[str, bytes]
 ) -> None:
@@ -136,6 +142,7 @@ def copied_names() -> set[str]:
         return {*tree(folder)}
 
 
+@pytest.mark.medium
 def test_names_of_run_json_that_lead_elsewhere_are_not_fetched(
     there: dict[str, bytes],
 ) -> None:
@@ -146,6 +153,7 @@ def test_names_of_run_json_that_lead_elsewhere_are_not_fetched(
     assert copied_names() == {*there}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_names_of_a_manifest_that_lead_elsewhere_are_not_fetched(
     name: str, there: dict[str, bytes]

@@ -53,6 +53,7 @@ def test_what_is_no_store_is_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.medium
 def test_a_password_is_not_in_the_text_of_a_url() -> None:
     """Nor is the name."""
     pytest.importorskip("s3fs")  # whose protocol the URLs name
@@ -91,6 +92,7 @@ def test_a_missing_library_is_named(
     refused(done, 2, "s3:// needs", "pip install s3fs")
 
 
+@pytest.mark.medium
 def test_the_api_copies_to_a_url_and_reads_it(
     run: list[object], local: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ from featviz.errors import UsageError
 from featviz.files.urls import Url
 from featviz.rundir.mirror import Mirror
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
