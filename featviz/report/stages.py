@@ -100,10 +100,10 @@ class NetworkStage:
 
     @property
     def span(self) -> str:
-        """`conv1 – relu`."""
+        """`conv1 to relu`."""
         first = self.steps[0].group.layer
         last = self.steps[-1].group.layer
-        return first if first == last else f"{first} – {last}"
+        return first if first == last else f"{first} to {last}"
 
 
 def network(

@@ -19,7 +19,7 @@ ChannelFindings = Mapping[str, Sequence[int]]
 """Channels by what was found of them; what was found of none is left out."""
 
 EXPLANATIONS = {
-    "all zero": "zero at every pixel; after an activation, such a channel is dead",
+    "all zero": "zero at every pixel; dead if it is so in many images after a ReLU",
     "constant": "one non-zero value at every pixel",
     "NaN or infinite": "at least one value is NaN or infinite",
 }
@@ -181,7 +181,8 @@ def dead_summary(
             dead_of_layers.append(dead)
     if not activations:
         return (
-            "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
+            "unknown: no ReLU was drawn (if there is one, add ReLU to --layers, or give"
+            " --audit; GELU and SiLU are never zero everywhere)"
         )
     if not judged:
         reason = (

@@ -72,6 +72,22 @@ def test_the_channels_that_vary_most_are_shown_and_the_others_unfold(
     assert shown_channels(page) == list(range(CHANNELS))
 
 
+def test_grids_stand_side_by_side_below_their_names(page: Page) -> None:
+    """As many in a row as have room for 24 tiles of 80 pixels; the name of an image is
+    above its grid."""
+    page.open("layer-000.html")
+    page.until("return [...frames.values()].every((frame) => frame.room > 0)")
+    figures = [figure.rect for figure in page.all(".beside > .maps")]
+    width = page.one(".beside").rect["width"]
+    in_row = [box for box in figures if box["y"] == figures[0]["y"]]
+    column = 24 * 16  # pixels of 24rem, with as many between columns as 1.5rem
+    assert len(in_row) == (width + 24) // (column + 24) >= 2
+    name = page.one(".maps .name").rect
+    frame = page.one(".maps .frame").rect
+    assert name["y"] < frame["y"]
+    assert frame["width"] > 0.9 * in_row[0]["width"]
+
+
 def test_enter_opens_the_only_hit_of_the_search(page: Page) -> None:
     """The channel of the one layer; of several hits none."""
     page.open("index.html")

@@ -47,7 +47,7 @@ def one_layer(root: Path, *stats: np.ndarray) -> Path:
 
 def test_a_strip_shows_the_tiles_of_its_channels(tmp_path: Path) -> None:
     """The box of every crop holds the grey of the channel that its link names
-    (Pillow)."""
+    (Pillow), and the number stands below it."""
     channels = [7, 2, 5]
     drawn = Drawn("x", maps=9, channels=channels, nrow=2, tile=(8, 10))
     root = built(tmp_path / "out", {"a.png": [drawn]})
@@ -63,6 +63,8 @@ def test_a_strip_shows_the_tiles_of_its_channels(tmp_path: Path) -> None:
         # the first pixel tells a tile that is turned round
         seen[link.partition("#c")[2]] = set(pixels.ravel()[1:])
     assert seen == {"7": {20}, "2": {21}, "5": {22}}
+    below = re.findall("</svg><small>(.*?)</small>", source(root))
+    assert below == list(seen)
 
 
 @pytest.fixture
@@ -123,6 +125,17 @@ def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
     ]
 
 
+def test_a_stage_names_its_layers_and_the_one_that_is_shown(tmp_path: Path) -> None:
+    """A stage of one layer names that layer alone."""
+    drawn = [
+        Drawn("c", index=1, type="Conv2d"),
+        Drawn("r", index=2, type="ReLU"),
+        Drawn("pool", index=3, tile=(2, 2)),
+    ]
+    text = page_of(built(tmp_path / "out", {"a.png": drawn})).text
+    assert_says(text, "· layers c to r (2) · maps of layer r (ReLU)", "· layer pool")
+
+
 def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
     """Their position counts, also where only a later image has the layer."""
     first, second, tenth = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
@@ -162,7 +175,7 @@ def test_the_first_page_has_the_findings_of_all_images(second_image: Path) -> No
     in both."""
     text = source(second_image)
     assert percent(np.concatenate([VALUES, SECOND])[:, 4].mean()) in text
-    assert "−9 to 9" in text
+    assert "range −9 to 9</span>\n<span>over 2 images" in text
     assert "1 all zero" not in text
     assert_says(text, "1 constant", "1 NaN or infinite")
 
@@ -172,6 +185,7 @@ def test_the_page_of_an_image_has_its_findings(second_image: Path) -> None:
     text = source(second_image, "image-000.html")
     assert percent(VALUES[:, 4].mean()) in text
     assert "1 all zero" in text
+    assert "over 2 images" not in text
 
 
 CAPTURE = {
@@ -317,11 +331,11 @@ POOLED = [
                 [Drawn("x", stats=rectified(1, 5))],
                 [Drawn("x", stats=rectified(1, 3, 5))],
             ],
-            "(zero in every image): 2 in 1 layer",
+            "2 in 1 layer",
         ),
-        ([[Drawn("x")]], "(zero in the image): none in the one activation drawn"),
-        ([[CONV, BLOCK]], "(zero in the image): 1 in 1 layer"),
-        ([POOLED], "(zero in the image): 1 in 1 l"),
+        ([[Drawn("x")]] * 2, "none in the one activation drawn"),
+        ([[CONV, BLOCK]] * 2, "1 in 1 layer"),
+        ([POOLED] * 2, "1 in 1 l"),
     ],
 )
 def test_the_first_page_begins_with_the_dead_channels(
@@ -333,15 +347,23 @@ def test_the_first_page_begins_with_the_dead_channels(
     root = built(
         tmp_path / "out", {f"{n}.png": drawn for n, drawn in enumerate(images)}
     )
-    assert f"Dead channels {verdict}" in page_of(root).text
-    assert f'<a href="#findings">{verdict.partition(": ")[2]}' in source(root)
+    assert f"Dead channels (zero in every image): {verdict}" in page_of(root).text
+    assert f'<a href="#findings">{verdict}' in source(root)
+
+
+def test_one_image_proves_no_channel_dead(tmp_path: Path) -> None:
+    """Neither the head nor the findings call a channel dead that is zero in it."""
+    text = page_of(built(tmp_path / "out", {"a.png": [BLOCK]})).text
+    head = "all zero in this image (one image cannot show which are dead): 1 in 1 layer"
+    assert_says(text, head, "1 channel all zero: 4")
+    assert "(dead)" not in text
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("drawn", "reason"),
     [
-        (CONV, "no activation was drawn"),
+        (CONV, "no ReLU was drawn"),
         (Drawn("r", scale=1, tile=(1, 1)), "only one value of each channel"),
     ],
 )
@@ -350,7 +372,7 @@ def test_dead_channels_may_be_unknown(
 ) -> None:
     """The page gives the reason, and does not say that there are none."""
     text = page_of(built(tmp_path / "out", {"a.png": [drawn]})).text
-    assert f"Dead channels (zero in the image): unknown: {reason}" in text
+    assert f"unknown: {reason}" in text
     assert "No channel is dead" not in text
 
 

@@ -261,7 +261,9 @@ function begin(page) {
 
 /** Show all channels of a layer. */
 function unfold(button, page) {
-  groups.get(button.closest("[data-group]")).most = Infinity;
+  const element = button.closest("[data-group]");
+  groups.get(element).most = Infinity;
+  element.classList.remove("folded");
   button.remove();
   apply(page, "sort");
   apply(page, "size");

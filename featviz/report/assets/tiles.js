@@ -15,7 +15,9 @@
 const MOST_PIXELS = 16e6; // of a canvas
 const CAPTION = 15; // pixels of the line below a tile that has the number of its channel
 const READABLE = 20; // pixels of a tile's width from which on there is room for it
-const FOLDED_TILE = 80; // pixels of a tile where a layer shows its first channels
+const FOLDED_TILE = 80; // least pixels of a tile where a layer shows its first channels
+const SMALL_TILE = 128; // and where it shows all: grids of larger ones would stand one below the other
+const LARGE_TILE = 160; // to which smaller tiles grow where there is room
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
 const MARKED = "#ffb000";
 const ACTIVE = "#6cc0ff";
@@ -295,15 +297,14 @@ class Frame {
   resize(pixels) {
     const { grid, element } = this;
     const hasTiles = grid.channels.length > 0;
-    const isSet = pixels > 0 || this.group.folded;
-    element.parentElement.classList.toggle("sized", isSet && hasTiles);
+    element.parentElement.classList.toggle("sized", pixels > 0 && hasTiles);
     this.pixels = pixels;
     this.room = this.width;
     this.view = grid;
     if (this.room > 0 && hasTiles && !this.container.matches(".both > .maps")) {
       const view = grid.resized(pixels || this.usualPixels(this.room), this.room);
       const isCaptioned = view.caption > 0 && !element.closest(".labelled");
-      if (isSet || isCaptioned) this.view = view;
+      if (pixels > 0 || this.group.folded || isCaptioned) this.view = view;
     }
     const isDrawn = this.view === grid;
     const [width, height] = this.view.size;
@@ -332,14 +333,17 @@ class Frame {
     else this.resize(this.pixels);
   }
 
-  /** Pixels of a tile's longer side while nobody has set them. */
+  /** Pixels of a tile's longer side while nobody has set them: tiles beside those of other images
+      fill the width, as many in a row as may be. */
   usualPixels(room) {
     const { tile, nrow, count, slices } = this.grid;
-    if (this.group.folded) return FOLDED_TILE;
     const longer = Math.max(...tile);
-    if (!this.container.matches(".beside")) return longer;
-    const fillingWidth = Math.floor((room - 3) / Math.min(nrow, count * slices)) - 3;
-    return Math.max(longer, Math.min((fillingWidth * longer) / tile[1], 2 * FOLDED_TILE));
+    if (!this.element.closest(".beside")) return longer;
+    const least = this.group.folded ? FOLDED_TILE : Math.min(longer, SMALL_TILE);
+    const fitting = Math.floor((room - 3) / ((least * tile[1]) / longer + 3));
+    const inRow = clamp(fitting, 1, Math.min(nrow, count * slices));
+    const fillingWidth = Math.floor((room - 3) / inRow) - 3;
+    return clamp((fillingWidth * longer) / tile[1], least, Math.max(longer, LARGE_TILE));
   }
 
   // --- painting
@@ -381,7 +385,8 @@ class Frame {
     const pen = canvas.getContext("2d");
     const [across, down] = this.view.size;
     pen.scale(canvas.width / across, canvas.height / down);
-    pen.imageSmoothingEnabled = name === "under";
+    // every pixel of a map is a value, which stays a square, but where there is no room for it
+    pen.imageSmoothingEnabled = name === "under" || this.view.tile[0] < this.grid.tile[0];
     paint(pen, across / width);
   }
 
@@ -464,6 +469,7 @@ class Group {
     this.element = element;
     this.most = Number(element.dataset.fold) || Infinity; // channels that are shown while it is folded
     this.frames = [...element.querySelectorAll("[data-grid]")].map((frame) => new Frame(frame, this));
+    element.classList.toggle("folded", this.folded);
     for (const frame of this.frames) frames.set(frame.element, frame);
   }
 
