@@ -4,7 +4,8 @@ rest."""
 from __future__ import annotations
 
 NOTHING_DRAWN = (
-    "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls"
+    "take other --layers, or other --channels; `featviz layers MODEL` lists layers, with"
+    " shapes and calls"
 )
 """The hint where no layer gave a picture."""
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -79,6 +79,21 @@ def layer_named(label: str) -> str:
     """A layer's label within a sentence: `layer 4`, where a number begins it, as in
     nn.Sequential; the label alone where it is read as a name."""
     return f"layer {label}" if label[:1].isdecimal() else label
+
+
+def gaps(skipped: Mapping[str, str], never_ran: Collection[str]) -> list[str]:
+    """What a message says of layers without a picture, of which it names three each.
+
+    Args:
+        skipped: reasons, by the label of the layer.
+        never_ran: labels.
+    """
+    reasons = [f"{label} ({reason})" for label, reason in skipped.items()]
+    lines = []
+    for title, texts in {"never ran": never_ran, "skipped": reasons}.items():
+        if texts:
+            lines.append(f"{title}: {listed([*map(layer_named, texts)], 3)}")
+    return lines
 
 
 def cut(text: str, limit: int, mark: str = "…") -> str:

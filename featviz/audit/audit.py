@@ -37,7 +37,7 @@ from featviz.rundir import write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
 from featviz.rundir.studies import junit, read_audit
-from featviz.text import listed
+from featviz.text import layer_named, listed
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
     }
     for title, names in warnings.items():
         if names:
-            log.warning("%s: %s", title, listed(names, 3))
+            log.warning("%s: %s", title, listed([*map(layer_named, names)], 3))
 
 
 def _note_left_out(

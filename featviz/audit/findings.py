@@ -13,7 +13,7 @@ from featviz.audit.gates import FINDINGS, Evidence, Flags, Gate, correlated
 from featviz.errors import UsageError
 from featviz.options.commands import Thresholds
 from featviz.records import Verdict
-from featviz.text import listed
+from featviz.text import layer_named, listed
 
 log = logging.getLogger(__name__)
 
@@ -130,12 +130,12 @@ def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
     for row in judged:
         figure = _gate_figure(gate, [row])
         if figure.exceeds(gate):
-            exceeding.append(f"{row['label']}: {figure.text}")
+            exceeding.append(f"{layer_named(row['label'])}: {figure.text}")
         if figure.of(gate) >= largest.of(gate):
             largest = figure
     message = listed(exceeding, _NAMED, "; ")
     if not exceeding:
-        message = f"at most {largest.text} in {largest.label}"
+        message = f"at most {largest.text} in {layer_named(largest.label)}"
     return Verdict(gate.text, not exceeding, message)
 
 
@@ -204,7 +204,7 @@ def check_baseline(
                 continue
             new = list(map(str, sorted({*channels} - {*before[name]})))
             worsened.append(
-                f"{row['label']}: {len(channels)} {name}, {len(before[name])} in the"
+                f"{layer_named(row['label'])}: {len(channels)} {name}, {len(before[name])} in the"
                 f" baseline (new: {listed(new, 8)})"
             )
     return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")

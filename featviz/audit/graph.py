@@ -19,6 +19,7 @@ from featviz.hooks.capture import tensors
 from featviz.hooks.layers import list_layers
 from featviz.layout.tracing.follow import MadeBy
 from featviz.records import Layer
+from featviz.text import layer_named
 
 _KEEPS_CHANNELS_APART = ("channelwise", "mixing")
 
@@ -145,7 +146,7 @@ class CallGraph:
         while self.nodes[number].part.role != "activation":
             node = self.nodes[number]
             if number != start and node.part.role not in _KEEPS_CHANNELS_APART:
-                return f"{node.call.label} comes before any activation"
+                return f"{layer_named(node.call.label)} comes before any activation"
             if not node.users:
                 return "nothing takes its output"
             # the first user: in a pre-activation block the shortcut is a later one
@@ -167,15 +168,14 @@ class CallGraph:
         while True:
             sources = self.nodes[user].sources
             if len(sources) != 1:
-                return (
-                    f"{self.nodes[user].call.label} takes {len(sources)} tensors of"
-                    " other layers"
-                )
+                taker = layer_named(self.nodes[user].call.label)
+                return f"{taker} takes {len(sources)} tensors of other layers"
             node = self.nodes[sources[0]]
+            label = layer_named(node.call.label)
             if node.users != [user]:
-                return f"the output of {node.call.label} is used elsewhere, too"
+                return f"the output of {label} is used elsewhere, too"
             if node.part.role == "maker":
                 return node.call
             if node.part.role != "channelwise":
-                return f"{node.call.label} mixes channels or tensors"
+                return f"{label} mixes channels or tensors"
             user = sources[0]

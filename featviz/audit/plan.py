@@ -25,6 +25,7 @@ from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
 from featviz.run.choose import choose_layers
+from featviz.text import layer_named
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ def plan_audit(
         message = (
             f"none of the {len(names)} selected layers gives a tensor with channels"
         )
-        raise UsageError(message, "; ".join(reasons))
+        raise UsageError(message, "; ".join(map(layer_named, reasons)))
     return plan
 
 
@@ -226,12 +227,12 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
         return replace(counted, reason=number)
     judge = _counted_call(graph, graph.nodes[number].call, book)
     if judge.activation is None or not judge.activation.zero:
-        label = "it" if number == start else judge.call.label
+        label = "it" if number == start else layer_named(judge.call.label)
         return replace(counted, reason=f"{label} gives no exact zeros")
     # a reshape between them: channel i of one is not channel i of the other
     channels = graph.shapes[call][counted.channel_axis]
     if graph.shapes[judge.call][judge.channel_axis] != channels:
-        reason = f"{judge.call.label}, which follows, has other channels"
+        reason = f"{layer_named(judge.call.label)}, which follows, has other channels"
         return replace(counted, reason=reason)
     return replace(counted, dead_at=judge)
 

@@ -16,7 +16,7 @@ from featviz.options import ModelOptions, RunOptions, read_from
 from featviz.options.commands import DiffFiles, DiffModels, DiffThresholds
 from featviz.options.run import DrawOptions
 from featviz.rundir import RUN_FILE
-from featviz.text import listed, quoted
+from featviz.text import gaps, quoted
 
 if TYPE_CHECKING:
     from featviz.diff.comparison import Comparison
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # layers that a warning names
-_NAMED = 3
 
 
 @command(
@@ -220,21 +219,21 @@ def _run(
     from featviz.run.run import run
 
     skipped: dict[str, str] = {}
+    never_ran: dict[str, None] = {}
     with output.progress_bar() as advance:
 
         def keep(result: ImageResult, total: int) -> None:
             advance(total)
             if result.error is not None:
                 output.image_error(result.name, result.error, result.hint)
-            skipped.update(dict.fromkeys(result.never_ran, "never ran"))
+            never_ran.update(dict.fromkeys(result.never_ran))
             # of each layer once, however many images it is skipped for
             for skip in result.skipped:
-                skipped[skip.layer or skip.type] = skip.reason
+                skipped[skip.label] = skip.reason
 
         result = run(model, images, options, keep)
-    if skipped:
-        layers = [f"{layer} ({reason})" for layer, reason in skipped.items()]
-        log.warning("%s: skipped: %s", spec, listed(layers, _NAMED))
+    for line in gaps(skipped, never_ran):
+        log.warning("%s: %s", spec, line)
     if result.drew_nothing:
         output.error(f"{spec}: no picture was drawn", NOTHING_DRAWN)
     return result.exit_code

@@ -31,7 +31,7 @@ from featviz.options.commands import (
 )
 from featviz.records import UNLIKE_OUTPUTS
 from featviz.rundir import AUDIT_FILE, EXEMPLARS_FILE, RUN_FILE
-from featviz.text import counted, listed, printable
+from featviz.text import counted, gaps, listed, printable
 
 log = logging.getLogger(__name__)
 
@@ -240,11 +240,8 @@ def cam(values: Values) -> int:
             output.error(f"{result.image}: {result.error.message}", result.error.hint)
             continue
         output.left_out(result.skipped)
-        log.info(
-            "%s at %s",
-            result.title,
-            listed([class_map.name for class_map in result.maps], 3),
-        )
+        layers = [class_map.caption for class_map in result.maps]
+        log.info("%s at %s", result.title, listed(layers, 3))
         if result.path is not None:
             pictures.append(result.path)
     if not pictures:  # each image has said why
@@ -373,9 +370,9 @@ def exemplars(values: Values) -> int:
         output.document(record.as_json())
     else:
         output.text(str(exemplar_table(record)))
-    for skip in record.skipped:
-        log.warning("skipped: %s (%s)", skip["layer"], skip["reason"])
-    output.left_out((), record.never_ran)
+    skipped = {skip["layer"]: skip["reason"] for skip in record.skipped}
+    for line in gaps(skipped, record.never_ran):
+        log.warning("%s", line)
     log.info("%s seen", counted(record.images.seen, "image"))
     log.info("results in %s", options.out)
     return 3 if record.images.failures else 0

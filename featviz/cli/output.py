@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.errors import FeatvizError, StoreError
-from featviz.text import listed, printable, printable_json
+from featviz.text import gaps, printable, printable_json
 
 if TYPE_CHECKING:
     from featviz.records import Skip
@@ -79,13 +79,10 @@ def image_error(image: str, message: str, hint: str | None = None) -> None:
     error(message if is_named else f"{image}: {message}", hint)
 
 
-def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
-    """Warn of what could not be drawn, and of layers that did not run: the first three
-    by name."""
-    for skip in skipped:
-        log.warning("skipped: %s (%s)", skip.layer or skip.type, skip.reason)
-    if never_ran:
-        log.warning("never ran: %s", listed(never_ran, 3))
+def left_out(skipped: Iterable[Skip], never_ran: Collection[str] = ()) -> None:
+    """Warn of what could not be drawn, and of layers that did not run."""
+    for line in gaps({skip.label: skip.reason for skip in skipped}, never_ran):
+        log.warning("%s", line)
 
 
 def written(what: str, page: Path, show: bool) -> None:

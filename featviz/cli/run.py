@@ -26,7 +26,7 @@ from featviz.options import (
 )
 from featviz.records import UNLIKE_OUTPUTS, Outcome, Shard
 from featviz.rundir import RUN_FILE
-from featviz.text import counted, listed, quoted
+from featviz.text import counted, gaps, listed, quoted
 
 if TYPE_CHECKING:
     from featviz.run.results import ImageResult, RunResult
@@ -161,9 +161,7 @@ class RunPrinter:
         self._advance(total)
         # by layer, since a layer that gave no picture gives none in any image
         self._never_ran |= dict.fromkeys(result.never_ran)
-        self._skipped |= {
-            skip.layer or skip.type: skip.reason for skip in result.skipped
-        }
+        self._skipped |= {skip.label: skip.reason for skip in result.skipped}
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
         elif not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
@@ -185,7 +183,7 @@ class RunPrinter:
                 missing,
                 len(complete),
             )
-        if not complete:
+        if not complete or result.drew_nothing:
             return
         images = counted(len(complete), "image")
         line = f"{counted(result.pictures, 'picture')} of {images} in {result.root}"
@@ -205,12 +203,7 @@ class RunPrinter:
     def _log_gaps(self, result: RunResult) -> None:
         """Name the layers without a picture: a warning, or an error where there is no
         picture."""
-        lines = []
-        if self._never_ran:
-            lines.append(f"never ran: {listed(list(self._never_ran), _NAMED)}")
-        if self._skipped:
-            layers = [f"{layer} ({reason})" for layer, reason in self._skipped.items()]
-            lines.append(f"skipped: {listed(layers, _NAMED)}")
+        lines = gaps(self._skipped, self._never_ran)
         if result.drew_nothing:
             reasons = "; ".join(lines) or "no layer was taken"
             output.error(f"no picture was drawn; {reasons}", NOTHING_DRAWN)

@@ -17,7 +17,7 @@ from featviz.errors import CHECK_FAILED
 from featviz.files.urls import Url
 from featviz.options.commands import DiffThresholds
 from featviz.records import CaptureKey, ClassScore, GridPlan, Verdict, finite
-from featviz.text import counted
+from featviz.text import counted, layer_named
 
 SCHEMA_VERSION = 1
 """The version of the JSON document. 1: first release."""
@@ -406,7 +406,7 @@ class Comparison:
         differing, total = self.channels
         first = ""
         if self.first is not None:
-            first = f", first at {self.first.label} ({self.first.type})"
+            first = f", first at {layer_named(self.first.label)} ({self.first.type})"
         return (
             f"{verdict}: {tensors} of {images} compared, "
             f"{differing:,} of {counted(total, 'channel')} differ ({share}){first}"

@@ -9,7 +9,7 @@ import numpy as np
 from featviz.errors import LayoutError
 from featviz.options.values import channel_choice
 from featviz.records import Floats
-from featviz.text import counted
+from featviz.text import counted, ranges
 
 
 def choose_channels(
@@ -37,7 +37,9 @@ def choose_channels(
         present = set(candidates)
         chosen = [number for number in choice.numbers if number in present]
         if not chosen:
-            channels = counted(len(candidates), "channel")
+            channels = (
+                f"{counted(len(candidates), 'channel')} ({ranges(candidates, 3)})"
+            )
             raise LayoutError(f"has {channels}, none of {text}")
         return chosen
     count = min(choice.most, len(candidates))

@@ -23,7 +23,7 @@ from featviz.records import Bytes, Floats
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
-from featviz.text import listed, quoted
+from featviz.text import layer_named, listed, quoted
 
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a component is darkest and brightest."""
@@ -165,7 +165,8 @@ def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
             # no other run would help where the layer shows nothing of this image
             if row.constant is not None or row.nonfinite:
                 hint = "--images leaves the image out, --layers names another layer"
-            raise UsageError(f"{quoted(row.label)} of {quoted(name)}: {reason}", hint)
+            layer = layer_named(quoted(row.label))
+            raise UsageError(f"{layer} of {quoted(name)}: {reason}", hint)
         read[name] = places
     return read
 

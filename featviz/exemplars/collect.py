@@ -182,7 +182,7 @@ class ExemplarCollector:
     def _note_skipped(self, skipped: Sequence[Skip]) -> None:
         for skip in skipped:
             call = f".call{skip.call}" if skip.call else ""
-            self.skipped.setdefault((skip.layer or skip.type) + call, skip.reason)
+            self.skipped.setdefault(skip.label + call, skip.reason)
 
     @property
     def fault(self) -> Exception | None:

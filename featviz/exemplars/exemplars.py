@@ -31,7 +31,15 @@ from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer, FieldOfView, Seen
-from featviz.text import TextTable, by, counted, listed, printable, safe_name
+from featviz.text import (
+    TextTable,
+    by,
+    counted,
+    layer_named,
+    listed,
+    printable,
+    safe_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +163,7 @@ def _no_channels(layers: Sequence[Layer], collector: ExemplarCollector) -> Usage
     reasons = [f"{layer} {reason}" for layer, reason in collector.skipped.items()]
     reasons += [f"{layer} never ran" for layer in collector.never_ran]
     message = f"none of the {len(layers)} selected layers gives a tensor with channels"
-    return UsageError(message, listed(reasons, 3, "; "))
+    return UsageError(message, listed([*map(layer_named, reasons)], 3, "; "))
 
 
 def _row(

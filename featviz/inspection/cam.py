@@ -67,7 +67,7 @@ from featviz.run.prepare import (
 from featviz.run.run import stop_requests
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
-from featviz.text import listed, percent, printable, quoted, safe_name
+from featviz.text import layer_named, listed, percent, printable, quoted, safe_name
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class LayerCam:
             return self.title
         call = f"call {self.site.call}" if self.site.call else ""
         return " ".join(filter(None, (self.site.layer.label, call, self.site.key)))
+
+    @property
+    def caption(self) -> str:
+        """`layer4 (Sequential)`; a name that is a number is `layer 7 (ReLU)`."""
+        return f"{layer_named(self.name)} ({self.site.layer.type})"
 
     @property
     def layer(self) -> str:
@@ -343,12 +348,12 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     assert result.shown is not None, "only images that failed have none"
     tiles = []
     for layer_map in result.maps:
-        title = printable(f"{layer_map.name} ({layer_map.site.layer.type})")
+        title = printable(layer_map.caption)
         tiles.append(Tile(title, layer_map.picture, layer_map.limits))
     if result.maximum is not None:
         maximum = result.maximum
         tiles.insert(0, Tile(maximum.name, maximum.picture, maximum.limits))
-    title = f"{result.title} at {', '.join(at.name for at in result.maps)}"
+    title = f"{result.title} at {', '.join(at.caption for at in result.maps)}"
     text = {"Software": "featviz cam", "Title": title}
     with write_file(path) as file:
         write_figure(file, result.title, result.shown, tiles, cmap, text)

@@ -48,7 +48,7 @@ from featviz.run.prepare import (
 )
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
-from featviz.text import by, counted, listed, safe_name
+from featviz.text import by, counted, layer_named, listed, safe_name
 
 SHARES = (0.2, 0.3, 0.5, 0.99)
 """Those of which Ding et al. (RepLKNet, arXiv 2203.06717, table 8) report the sides."""
@@ -430,7 +430,7 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
     if not fields:
         reasons = []
         for site, reason in measure.reasons.items():
-            reasons.append(f"{site.layer.label} {reason}")
+            reasons.append(f"{layer_named(site.layer.label)} {reason}")
         raise UsageError(
             f"no layer of {model_name} has a receptive field: {listed(reasons, 3, '; ')}",
             "--layers names others; `featviz layers MODEL` lists them",

@@ -32,6 +32,7 @@ from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
 from featviz.rundir.place import RUN, check_apart, replacing
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
+from featviz.text import layer_named
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ def _read(
     if skipped:
         first = skipped[0]
         message = f"none of {len(skipped)} layers has kernels to draw: "
-        message += f"{first.layer or first.type}: {first.reason}"
+        message += f"{layer_named(first.label)}: {first.reason}"
     raise UsageError(message, f"types here: {types_present(layers)}")
 
 
@@ -192,7 +193,7 @@ def _draw(
     capture = describe(picture, site, filters.weight_shape, file)
     if capture.nonfinite:
         message = "%s holds %d NaN or infinite weights, shown in magenta"
-        log.warning(message, layer.label, capture.nonfinite)
+        log.warning(message, layer_named(layer.label), capture.nonfinite)
     with folder.writing(file) as opened:
         encode(
             picture, opened, options.draw.format, {**caption(capture), "Tile": tiles}

@@ -52,7 +52,7 @@ from featviz.run.prepare import (
     read_input,
 )
 from featviz.rundir.place import check_apart, check_file, picture_of, write_file
-from featviz.text import by, counted, listed, quoted, safe_name
+from featviz.text import by, counted, gaps, layer_named, listed, quoted, safe_name
 
 log = logging.getLogger(__name__)
 
@@ -376,23 +376,17 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
     """The layers of which there are maps; FeatvizError with the reasons where there are
     none."""
     if not collector.layers:
-        reasons = []
-        if recorder.never_ran:
-            names = [layer.name for layer in recorder.never_ran]
-            reasons.append(f"never ran: {listed(names, 3)}")
-        if recorder.skipped:
-            skipped = [
-                f"{skip.layer or skip.type} ({skip.reason})"
-                for skip in recorder.skipped
-            ]
-            reasons.append(f"skipped: {listed(skipped, 3)}")
+        skipped = {skip.label: skip.reason for skip in recorder.skipped}
+        reasons = gaps(skipped, [layer.name for layer in recorder.never_ran])
         raise FeatvizError(f"no picture was drawn; {'; '.join(reasons)}", NOTHING_DRAWN)
     layers = []
     # how often a layer ran is known only now, when the pass has ended
     for layer in collector.layers.values():
         if layer.nonfinite:
             message = "%s holds %d NaN or infinite values, shown in magenta"
-            log.warning(message, layer.layer or layer.type, layer.nonfinite)
+            log.warning(
+                message, layer_named(layer.layer or layer.type), layer.nonfinite
+            )
         layers.append(replace(layer, calls=recorder.calls[layer.layer]))
     return tuple(layers)
 

@@ -444,6 +444,11 @@ class Skip:
     reason: str
     """Goes on from the layer's name: `is None`, `has no gradient`."""
 
+    @property
+    def label(self) -> str:
+        """The layer's name; its class for the model itself."""
+        return self.layer or self.type
+
     @classmethod
     def of(cls, site: CaptureSite, reason: str) -> Skip:
         """The row of a capture that was not drawn."""

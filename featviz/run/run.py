@@ -27,7 +27,7 @@ from featviz.run.resume import RunDocument, held, open_run, run_record, together
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
-from featviz.text import counted, listed, quoted
+from featviz.text import counted, layer_named, listed, quoted
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _draw(
             progress(result, len(samples))
     if images_by_layer:
         layers = [
-            f"{quoted(name)} ({counted(count, 'image')})"
+            f"{layer_named(quoted(name))} ({counted(count, 'image')})"
             for name, count in images_by_layer.items()
         ]
         log.warning(

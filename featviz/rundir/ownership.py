@@ -70,6 +70,8 @@ class WrittenManifest(msgspec.Struct):
     files: list[Any]
     image: dict[str, Any] = {}
     """Empty in that of kernels."""
+    captures: Any = None
+    """Empty where no layer could be drawn."""
 
 
 class WrittenSettings(msgspec.Struct):
@@ -151,7 +153,8 @@ class Contents(NamedTuple):
     manifests and records last, by which the rest is known to be ours."""
     others: list[str]
     """Paths of all other files."""
-    complete_images: int
+    drawn_images: int
+    """Complete images of which there is a picture of some layer."""
 
 
 def look(root: Path) -> Contents:
@@ -166,14 +169,15 @@ def look(root: Path) -> Contents:
         record = record_of(root, path)
         if isinstance(record, WrittenListing):
             listed |= {path, *_files(record, path)}
-    complete_images = 0
+    drawn_images = 0
     # a manifest alone proves nothing: other programs have files of this name
     if holds_run(root):
         listed.add(RUN_FILE)
         for path in is_regular:
-            files = _files_of_image(root, path)
-            complete_images += bool(files)
-            listed |= files
+            manifest = _manifest_at(root, path)
+            if manifest is not None:
+                listed |= {path, *_files(manifest, path)}
+                drawn_images += manifest.captures != []
     ours: list[str] = []
     foreign: list[str] = []
     for path, regular in is_regular.items():
@@ -184,23 +188,23 @@ def look(root: Path) -> Contents:
             foreign.append(path)
     # killed on the way, --overwrite must still know what is ours
     ours.sort(key=lambda path: (path in _RECORDS, path.endswith(f"/{MANIFEST_FILE}")))
-    return Contents(ours, foreign, complete_images)
+    return Contents(ours, foreign, drawn_images)
 
 
-def _files_of_image(root: Path, path: str) -> set[str]:
-    """The files of an image, by its manifest; none where the path is not that of a
-    manifest, or it names an image of another folder."""
+def _manifest_at(root: Path, path: str) -> WrittenManifest | None:
+    """The manifest of an image; None where the path is not that of a manifest, or it
+    names an image of another folder."""
     folder, _, name = path.rpartition("/")
     if name != MANIFEST_FILE:
-        return set()
+        return None
     manifest = record_of(root, path)
     if not isinstance(manifest, WrittenManifest):
-        return set()
+        return None
     # a manifest that was copied elsewhere says nothing of the files it lies beside
     image = manifest.image.get("path", "")  # none in the manifest of kernels
     if not isinstance(image, str) or safe_way(image) != folder:
-        return set()
-    return {path, *_files(manifest, path)}
+        return None
+    return manifest
 
 
 def _files(record: WrittenListing | WrittenManifest, path: str) -> Iterator[str]:

@@ -101,11 +101,12 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
         _check_empty(root, record_name)
         return None
     contents = look(root)
-    if not overwrite and (contents.complete_images or record_name != RUN):
+    # a run without a picture is in nobody's way: its command is to be mended
+    if not overwrite and (contents.drawn_images or record_name != RUN):
         hint = "--out names another folder, --overwrite replaces it"
         add = ("--overwrite",)
         if isinstance(record, WrittenRun):
-            images = counted(contents.complete_images, "image")
+            images = counted(contents.drawn_images, "image")
             raise StoreError(
                 f"--out {root} holds a run, {images} complete",
                 f"`run --resume` goes on with it, {hint}",

@@ -27,7 +27,7 @@ from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import DamagedError, ReadImage
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
-from featviz.text import listed, quoted
+from featviz.text import layer_named, listed, quoted
 
 ALL = -1
 """Stands for the one tile that all channels became (`run --reduce`)."""
@@ -339,16 +339,16 @@ def _chosen_channels(
     for _, row in captures:
         in_any.update(row.drawn)
     drawn = sorted(in_any)
+    label = layer_named(quoted(label))
     if drawn and not all(row.drawn for _, row in captures):
         raise UsageError(
-            f"{quoted(label)} is one tile of all channels in some runs, and channels in"
-            " others",
+            f"{label} is one tile of all channels in some runs, and channels in others",
             "a sheet takes runs with --reduce, or runs without, not both",
         )
     if not drawn:
         if text is not None:
             raise UsageError(
-                f"--channels {text}: all channels of {quoted(label)} are one tile",
+                f"--channels {text}: all channels of {label} are one tile",
                 "leave out --channels, or run without --reduce",
             )
         return [ALL]
@@ -361,7 +361,7 @@ def _chosen_channels(
     try:
         return choose_channels(text, drawn, strength.means, strength.deviations)
     except LayoutError as error:
-        message = f"{quoted(label)} {error.message}"
+        message = f"{label} {error.message}"
         raise UsageError(message, f"it has {drawn[0]} to {drawn[-1]}") from None
 
 

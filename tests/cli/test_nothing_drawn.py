@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -57,5 +58,36 @@ def test_a_run_that_drew_nothing_has_failed(
         assert "warning: never ran: unused" in outcome.err
         return
     assert f"error: no picture was drawn; {reasons}" in outcome.err
-    assert "hint: --layers takes others" in outcome.err
+    assert "hint: take other --layers, or other --channels" in outcome.err
     assert "warning: " not in outcome.err
+
+
+def test_channels_that_no_layer_has_are_named_and_the_command_can_be_mended(
+    featviz: Run, nets: str, picture: Path, out: Path
+) -> None:
+    """The error has the numbers that there are, and no line invites to look at nothing;
+    the corrected command replaces what was left, while a run with pictures stays."""
+    run = ("run", f"{nets}:grey", picture, "--layers", "Conv2d", "--out", out)
+
+    failed = featviz(*run, "--channels", 99)
+    mended = featviz(*run, "--channels", 0)
+    again = featviz(*run, "--channels", 1)
+
+    assert failed.code == 1
+    lines = failed.err.splitlines()
+    assert re.search(r"no picture was drawn; skipped: layer 0 \(has \d+ ch", lines[-2])
+    assert lines[-2].endswith("), none of 99)")
+    assert lines[-1].startswith("hint: take other --layers, or other --channels;")
+    assert mended.code == 0, mended.err
+    assert "--out" in again.err
+    assert "holds a run, 1 image complete" in again.err
+
+
+def test_a_run_of_failures_alone_is_not_in_the_way(
+    featviz: Run, nets: str, folder: Path, out: Path
+) -> None:
+    """Its run.json says what failed, and the next command may have the folder."""
+    run = ("run", f"{nets}:grey", "--layers", "Conv2d", "--out", out)
+    assert featviz(*run, folder / "b.png").code == 1
+    assert (out / "run.json").is_file()
+    assert featviz(*run, folder / "a.png").code == 0

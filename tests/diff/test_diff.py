@@ -61,7 +61,7 @@ def test_the_table_begins_with_the_first_divergence(featviz: CLI, run: Run) -> N
     assert done.code == 4
     lines = done.out.splitlines()
     assert lines[1].split()[:3] == ["2", "Conv2d", "output"]
-    assert lines[-1].endswith("first at 2 (Conv2d)")
+    assert lines[-1].endswith("first at layer 2 (Conv2d)")
 
 
 def channel_numbers(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:

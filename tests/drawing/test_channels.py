@@ -133,7 +133,7 @@ def test_a_layer_without_the_channels_is_skipped() -> None:
     result = fv.run(model, RAMP, "Conv2d", channels=7, **PLAIN)
     assert [maps.layer for maps in result.captures] == ["0"]
     (skipped,) = result.images[0].skipped
-    assert skipped.reason == "has 2 channels, none of 7"
+    assert skipped.reason == "has 2 channels (0-1), none of 7"
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_class_activation_map_of_one_channel_weighs_only_it(
 
 def test_a_class_activation_map_needs_a_channel(classifier: nn.Sequential) -> None:
     """A channel that the layer lacks is an error."""
-    with pytest.raises(FeatvizError, match="has 5 channels, none of 8"):
+    with pytest.raises(FeatvizError, match=r"has 5 channels \(0-4\), none of 8"):
         fv.cam(classifier, RAMP, "class:1", "gradxact", "1", channels="8", **PLAIN)
 
 

@@ -294,7 +294,7 @@ def test_channels_are_chosen(text: str, channels: list[int]) -> None:
 
 def test_channels_that_are_not_there_are_no_choice() -> None:
     """An error names the channels that are not there."""
-    with pytest.raises(LayoutError, match="has 6 channels, none of 7-9"):
+    with pytest.raises(LayoutError, match=r"has 6 channels \(0-5\), none of 7-9"):
         choose_channels("7-9", range(6), MEANS, DEVIATIONS)
 
 

@@ -226,7 +226,7 @@ def image_folder(featviz: Run, tiny_file: Path, picture: Path) -> Path:
     """What `run` writes of an image."""
     done = featviz("run", tiny_file, picture, *RUN, "--out", "out")
     assert done.code == 0
-    assert "skipped: 4 (has no places of the image" in done.err
+    assert "skipped: layer 4 (has no places of the image" in done.err
     return Path("out/picture.png")
 
 

@@ -25,7 +25,7 @@ FIVE = DIGITS / "00-5.png"
 SEVEN = DIGITS / "05-7.png"
 
 
-TITLE = "00-5.png: class 5 99.6 %; Grad-CAM for class 5 at 7"
+TITLE = "00-5.png: class 5 99.6 %; Grad-CAM for class 5 at layer 7 (ReLU)"
 
 
 @pytest.mark.medium
@@ -278,8 +278,8 @@ def test_overwrite_and_the_image_itself(featviz: Run) -> None:
 @pytest.mark.parametrize(
     ("target", "code", "message"),
     [
-        ([], 0, "red.png; Grad-CAM for norm at 2"),
-        (["--target", "sum"], 0, "red.png; Grad-CAM for sum at 2"),
+        ([], 0, "red.png; Grad-CAM for norm at layer 2 (Conv2d)"),
+        (["--target", "sum"], 0, "red.png; Grad-CAM for sum at layer 2 (Conv2d)"),
         (["--target", "class:1"], 2, "needs scores of classes [1, K]"),
     ],
 )

@@ -177,7 +177,7 @@ def test_images_of_another_size_and_broken_ones_are_named(featviz: Run) -> None:
 def test_what_has_no_field_is_named_with_the_reason() -> None:
     """It may be a vector, or a layer of a model that takes no image."""
     net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(UsageError, match="2 has no places of the image"):
+    with pytest.raises(UsageError, match="layer 2 has no places of the image"):
         fv.field(net, torch.rand(3, 8, 8), "Flatten", preset="none")
     with pytest.raises(FeatvizError, match="has no height and width"):
         fv.field(nn.Sequential(nn.Linear(4, 2)), {"input": torch.rand(1, 4)}, "Linear")

@@ -37,7 +37,7 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
         (
             "only_lazy",
             (),
-            "none of 1 layers has kernels to draw: 0: its weight has no size",
+            "none of 1 layers has kernels to draw: layer 0: its weight has no size",
         ),
         (
             "colour",

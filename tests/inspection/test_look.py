@@ -329,7 +329,7 @@ def test_nan_is_magenta_and_warned_of(
     (row,) = see(fixed(maps), noise(1, 6, 6)).layers
     assert row.tiles[0][2, 3].tolist() == [255, 0, 255]
     assert row.nonfinite == 1
-    assert "0 holds 1 NaN or infinite values, shown in magenta" in messages.text
+    assert "layer 0 holds 1 NaN or infinite values, shown in magenta" in messages.text
 
 
 def test_the_model_is_given_back_as_it_was(
@@ -351,7 +351,7 @@ def test_nothing_is_written_where_nothing_can_be_drawn(
 ) -> None:
     """The reason is named, and there is no file."""
     sparse = torch.rand(1, 2, 4, 4).to_sparse()
-    message = r"no picture was drawn; skipped: 0 \(.*sparse"
+    message = r"no picture was drawn; skipped: layer 0 \(.*sparse"
     with pytest.raises(FeatvizError, match=message):
         see(fixed(sparse), noise(1, 4, 4))
     assert [path.name for path in tmp_path.iterdir()] == ["image.npy"]

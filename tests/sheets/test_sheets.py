@@ -395,7 +395,11 @@ def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
     [
         ({"layers": "conv9"}, "the runs have no layer 'conv9'", "they have relu"),
         ({"images": "c*"}, "the runs have no image 'c*'", "they have a.png, b.png"),
-        ({"channels": "6-9"}, "relu has 6 channels, none of 6-9", "it has 0 to 5"),
+        (
+            {"channels": "6-9"},
+            "relu has 6 channels (0-5), none of 6-9",
+            "it has 0 to 5",
+        ),
         ({"width": 0.5}, "--width 0.5 has no room for 2 columns", "a greater --width"),
         ({"out": Path("x.bmp")}, "--out x.bmp is none of png, pdf", "--out figure.pdf"),
     ],
