@@ -16,11 +16,13 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = "featviz"
+# a line above each page; pages on GitHub have no report to link
+TRY = "try/report/image-000.html#encoder.layers.encoder_layer_3@0.15,0.5"
+html_theme_options = {
+    "announcement": f'<a href="{TRY}">Try a report</a> of a vision transformer'
+}
 exclude_patterns = ["ci"]
 myst_heading_anchors = 3
-# `[text](site:try/...#...)` links what only the site has; elsewhere it is plain text.
-SITE = {"url": "{{path}}#{{fragment}}"}
-myst_url_schemes = {"http": None, "https": None, "site": SITE}
 highlight_language = "none"  # of blocks that name no language, such as trees of files
 smartquotes = False  # --help has two hyphens
 autodoc_typehints = "description"
@@ -37,7 +39,7 @@ def escape(app: object, context: object, lines: list[str]) -> None:
 
 
 def make_report(app: Any, error: Exception | None) -> None:
-    """Make the report that docs/places.md offers for a try, inside the site."""
+    """Make the report that each page of the site offers for a try."""
     if error is not None or app.builder.format != "html":
         return
     run = Path(app.outdir) / "try"

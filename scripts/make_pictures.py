@@ -218,6 +218,10 @@ def rasterised(file: str, width: int) -> Callable[[Path], Image.Image]:
 QUALITY = 75
 """Of WebP: what Pillow chooses, too. With 82, all pictures take a fifth more."""
 CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam")
+MANY = (
+    "featviz run configs/colour_cnn.pth sample_images/scenes --layers ReLU"
+    " --cmap magma --out maps"
+)
 SCENES = (
     "featviz run configs/colour_cnn.pth sample_images/scenes --layers"
     " relu1,relu3,relu_up2 --cmap magma --out scenes"
@@ -240,9 +244,10 @@ TABLE: dict[str, Picture] = {
         part_of("look-colour_cnn-spheres.png", 900),
     ),
     "grid": Picture((MAPS,), part_of(f"maps/{UP2}/output.png", 560)),
+    "layer": Picture((MANY,), part_of(f"maps/{UP2}/output.png", 560)),
     "report": Picture(
-        (MAPS, "featviz report maps"),
-        screenshot("maps/report/index.html", (1100, 900), 900),
+        (MANY, "featviz report maps"),
+        screenshot("maps/report/index.html", (1280, 860), 900),
     ),
     "exemplars": Picture(
         (
@@ -260,11 +265,11 @@ TABLE: dict[str, Picture] = {
     "overlay": Picture(
         (
             (
-                f"featviz run {COLOUR} --layers relu_up2 --overlay 0.6 --cmap viridis"
-                " --out overlaid"
+                f"featviz run {COLOUR} --layers relu_up2 --channels 22,6,12,2,23,1"
+                " --labels --overlay 0.6 --cmap viridis --out overlaid"
             ),
         ),
-        part_of(f"overlaid/{UP2}/output.png", 640, (0, 0, 970, 648)),
+        part_of(f"overlaid/{UP2}/output.png", 640),
     ),
     "pca": Picture(
         (f"featviz run {COLOUR} --layers relu_up2 --reduce pca --out colours",),
@@ -426,13 +431,13 @@ TABLE: dict[str, Picture] = {
         (
             (
                 f"featviz run {COLOUR} --layers relu_up2 --normalize range:0,3 --cmap"
-                " viridis --out before"
+                " viridis --out whole"
             ),
             (
                 f"featviz run {COLOUR} --layers relu_up2 --normalize range:0,3 --cmap"
-                " viridis --ablate 'relu_up1:3,17' --out after"
+                " viridis --ablate 'relu_up1:3,17' --out ablated"
             ),
-            "featviz sheet before after --channels varied:6 --out before-after.png",
+            "featviz sheet whole ablated --channels varied:6 --out before-after.png",
         ),
         part_of("before-after.png", 800),
     ),

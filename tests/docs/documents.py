@@ -44,9 +44,32 @@ def blocks(page: str, language: str) -> list[str]:
     )
 
 
+class Printed(NamedTuple):
+    """A block of commands, and behind it a block that is marked as text."""
+
+    commands: list[Command]
+    lines: list[str]
+    """What the last command prints; `...` stands for lines that are left out."""
+
+
 def commands(page: str) -> list[Command]:
     """The lines of all blocks of a page that are marked as sh, without their comments."""
-    text = "".join(blocks(page, "sh")).replace("\\\n", " ")
+    return commands_in("".join(blocks(page, "sh")))
+
+
+def outputs(page: str) -> list[Printed]:
+    """The blocks of commands whose output the page shows."""
+    pairs = re.findall(
+        r"^```sh\n((?:(?!```).*\n)+)```\n\n```text\n((?:(?!```).*\n)+)```$",
+        read(page),
+        re.MULTILINE,
+    )
+    return [Printed(commands_in(block), shown.splitlines()) for block, shown in pairs]
+
+
+def commands_in(text: str) -> list[Command]:
+    """The lines of a block that is marked as sh."""
+    text = text.replace("\\\n", " ")
     lines = []
     for line in filter(None, map(str.strip, text.splitlines())):
         command, _, comment = line.partition("  #")

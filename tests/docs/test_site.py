@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from documents import read
 from runs import tree
 
 
@@ -24,16 +23,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LINK = re.compile(r"\]\(site:(?P<page>.*)#(?P<layer>.*)@.*\)")
-"""The link of docs/places.md to a layer in the report's page."""
+LINK = re.compile(r'^TRY = "(?P<page>.*)#(?P<layer>.*)@.*"$', re.MULTILINE)
+"""The link of docs/conf.py to a layer in the report's page."""
+
+
+def link() -> re.Match[str]:
+    """The link above each page of the site."""
+    match = LINK.search((ROOT / "docs" / "conf.py").read_text())
+    assert match
+    return match
 
 
 @pytest.mark.slow
 def test_the_site_has_a_report_to_try(site: Path) -> None:
-    """docs/places.md links it, and all of it takes less than 3 MB."""
-    link = LINK.search(read("places"))
-    assert link
-    assert (site / link["page"]).is_file()
+    """Each page links it, and all of it takes less than 3 MB."""
+    assert (site / link()["page"]).is_file()
     assert sum(map(len, tree(site).values())) < 3_000_000
 
 
@@ -47,4 +51,4 @@ def test_the_report_of_the_site_answers(site: Path) -> None:
     assert len(list(report.glob("places-0*.js"))) == 9
     layers = [layer["name"] for layer in answers["layers"] if not layer["reason"]]
     assert len(layers) == 4
-    assert LINK.search(read("places"))["layer"] in layers
+    assert link()["layer"] in layers
