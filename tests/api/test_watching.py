@@ -437,6 +437,37 @@ def test_a_closed_watcher_writes_nothing(series: Path) -> None:
     assert repr(watcher) == f"<Watcher of {series}: step 20, 2 written>"
 
 
+def open_below(folder: Path) -> list[Path]:
+    """The files in a folder that this process has open."""
+    opened = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+    return [path for path in opened if path.is_relative_to(folder)]
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks in /proc")
+def test_a_closed_watcher_keeps_nothing(
+    series: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images in memory were in files until it ended, and events were written."""
+    pytest.importorskip("tensorboard")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    image = digits()[0][0]
+
+    board = tmp_path / "board"
+
+    with fv.Watcher(
+        network(), image, "Conv2d", 2, series, tensorboard=board
+    ) as watcher:
+        assert list(temporary.iterdir())
+        assert open_below(board)
+
+    assert watcher.steps == [0]
+    assert not list(temporary.iterdir())
+    assert not open_below(board)
+
+
 def test_the_last_step_of_a_training_that_fails_is_not_drawn(series: Path) -> None:
     """What is there stays."""
     watcher = fv.Watcher(network(), SHOWN, "Conv2d", 2, series)

@@ -120,6 +120,12 @@ PLACES = [
         "'model.pth' is a file of a model",
         "featviz look net.py:Net cat.jpg --maps 3 --weights model.pth",
     ),
+    # what stands behind -- is no option
+    (
+        "look net.py:Net -- model.pth cat.jpg",
+        "'model.pth' is a file of a model",
+        "featviz look net.py:Net --weights model.pth -- cat.jpg",
+    ),
     (
         "look weights.pth cat.jpg --arch MyNet",
         "named 'MyNet'",

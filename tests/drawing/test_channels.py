@@ -73,16 +73,19 @@ def test_look_shows_no_frame_that_padding_makes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("side", "inner"),
+    ("size", "inner"),
     [
-        (3, slice(None)),
-        (4, slice(1, -1)),
-        (7, slice(1, -1)),
+        ((3, 3), slice(None)),
+        ((4, 4), slice(1, -1)),
+        ((7, 7), slice(1, -1)),
+        ((4, 20), slice(1, -1)),
+        ((20, 3), slice(None)),
     ],
 )
-def test_small_maps_keep_half_of_each_side(side: int, inner: slice) -> None:
-    """A map of 4 by 4 loses one pixel on each side, one of 3 by 3 none."""
-    maps = torch.rand(5, side, side)
+def test_small_maps_keep_half_of_each_side(size: tuple[int, int], inner: slice) -> None:
+    """A map of 4 by 4 loses one pixel on each side, one of 3 by 3 none; of oblong maps
+    the shorter side counts."""
+    maps = torch.rand(5, *size)
     expected = maps.numpy()[:, inner, inner].std((1, 2))
     assert inner_deviations(maps, 3) == pytest.approx(expected, abs=1e-6)
 

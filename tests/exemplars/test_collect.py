@@ -101,6 +101,13 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
         nn.AvgPool2d(2, ceil_mode=True),
         nn.Identity(),
     ),
+    "dilated pool": chain(
+        nn.MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True), nn.Conv2d(3, 4, 3)
+    ),
+    "dilated groups up": chain(
+        nn.Conv2d(3, 4, 3, 2, 1),
+        nn.ConvTranspose2d(4, 4, 3, 2, 3, output_padding=1, groups=2, dilation=3),
+    ),
     "adaptive": chain(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d((5, 3))),
     "padding": chain(nn.ZeroPad2d((3, 0, 1, 2)), nn.Conv2d(3, 4, 3), nn.LeakyReLU()),
     "shuffled": chain(

@@ -68,6 +68,23 @@ def test_a_box_is_drawn_on_its_map_and_on_the_input() -> None:
     assert np.array_equal(drawn[outside], np.asarray(image)[outside])
 
 
+@pytest.mark.medium
+def test_a_box_lies_where_it_is_in_an_image_that_was_padded() -> None:
+    """LetterBox puts four grey rows above an image of 24, which the map leaves out."""
+    pytest.importorskip("ultralytics", reason="its LetterBox pads")
+    pixels = np.full((24, SIDE, 3), 90, np.uint8)
+    # the second row of cells begins at row 8 of the input, row 4 of the image
+    pixels[4:12, 40:48] = (250, 0, 0)
+
+    page = fv.cam(RedDetector(), pixels, preset="yolo", size=SIDE, overlay=0)
+
+    drawn = np.asarray(page.image)
+    assert drawn.shape == pixels.shape
+    assert (drawn[4, 40:48] == 0).all()
+    assert (drawn[5, 41:47] == 255).all()
+    assert page.images[0].detections[0].box == pytest.approx((40, 4, 48, 12))
+
+
 @pytest.mark.parametrize(("rank", "red"), [(0, 250), (1, 200)])
 def test_look_draws_the_boxes_on_its_input(rank: int, red: int) -> None:
     """The page has a light line around each red square, which lies on grey."""

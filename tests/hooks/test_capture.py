@@ -19,6 +19,7 @@ from torchvision.models.feature_extraction import (
     get_graph_node_names,
 )
 
+import featviz as fv
 from featviz.errors import ForwardError
 from featviz.hooks.capture import forward, hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
@@ -67,6 +68,28 @@ def test_captures_equal_the_feature_extractors() -> None:
         maps = grab(model, "*", tensor)
     assert len(expected) == 52
     assert_equal({name: maps[name] for name in expected}, expected)
+
+
+class Halving(nn.Module):
+    """Calls itself with half of what it is given, twice."""
+
+    def forward(self, x: Tensor, times: int = 2) -> Tensor:
+        return self(x / 2, times - 1) if times else x
+
+
+def test_a_layer_that_calls_itself_has_an_input_for_each_call() -> None:
+    """They are counted as the calls begin, the outermost first."""
+    model = Net(lambda self, x: self.halving(x), halving=Halving())
+    image = torch.rand(3, 6, 6)
+
+    result = fv.run(
+        model, image, "halving", preset="none", capture="input", tensors=True
+    )
+
+    first, *others = result.captures
+    assert [maps.call for maps in result.captures] == [0, 1, 2]
+    for call, maps in enumerate(others, 1):
+        assert torch.equal(maps.tensor, first.tensor / 2**call)
 
 
 class Careless(nn.Module):

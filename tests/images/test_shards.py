@@ -69,12 +69,14 @@ def test_shards_are_read_as_webdataset_reads_them(
     assert [*digests.items()] == [*expected.items()]
 
 
-def test_each_process_reads_shards_of_its_own(shards: Path) -> None:
-    """They are whole, and each is exactly one process's."""
+@pytest.mark.parametrize("counts", [[4], [2, 2], [2, 1, 1], [1, 1, 1, 1]])
+def test_each_process_reads_shards_of_its_own(counts: list[int], shards: Path) -> None:
+    """They are whole, and each is exactly one process's, also where there are as many
+    processes as shards."""
     samples = samples_of(shards)
-    processes = [Shard(index, 3) for index in range(3)]
+    processes = [Shard(index, len(counts)) for index in range(len(counts))]
     archives = [{s.archive for s in process.of(samples)} for process in processes]
-    assert [len(names) for names in archives] == [2, 1, 1]
+    assert [len(names) for names in archives] == counts
     numbers = chain.from_iterable(process.numbers(samples) for process in processes)
     assert sorted(numbers) == list(range(8))
 

@@ -162,6 +162,43 @@ def test_two_models_are_in_one_picture(featviz: Run) -> None:
         assert two.height > one.height
 
 
+DARK = """
+from torch import nn
+
+class Plain(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(1, 2, 3))
+
+class Dark(Plain):
+    def forward(self, x):
+        if x.mean() > 0.5:
+            raise ValueError("too bright")
+        return super().forward(x)
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("names", [("Plain", "Dark"), ("Dark", "Plain")])
+def test_an_image_that_fails_in_one_model_is_not_counted(
+    names: tuple[str, str], featviz: Run
+) -> None:
+    """Whichever model it is; the exit code is 3."""
+    Path("net.py").write_text(DARK)
+    for level in (10, 90, 240):
+        Image.new("L", (8, 8), level).save(f"{level}.png")
+    first, second = (f"net.py:{name}" for name in names)
+    images = ("10.png", "90.png", "240.png")
+
+    done = featviz(
+        "field", first, *images, "--also", second, "--preset", "none", "--json"
+    )
+
+    assert done.code == 3, done.err
+    document = json.loads(done.out)
+    assert document["images"] == 2
+    assert list(document["failures"]) == ["240.png"]
+
+
 @pytest.mark.medium
 def test_images_of_another_size_and_broken_ones_are_named(featviz: Run) -> None:
     """The others are measured, and the exit code is 3."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import Run
 from frames import AS_IS, animation, folder_of, numbers, still
 from numpy.testing import assert_array_equal
 from PIL import Image
@@ -182,6 +184,24 @@ def test_max_slices_says_what_it_leaves_out(tmp_path: Path) -> None:
         assert stats["conv|output|0|"][0, 1] == pytest.approx(50 / 255)
     text = Image.open(out / "walk" / row["file"]).info["Slices"]
     assert text == "4 of 6 side by side for each channel: 0,2-3,5 (--max-slices)"
+
+
+@pytest.mark.medium
+def test_a_dry_run_foretells_the_slices(featviz: Run, tmp_path: Path) -> None:
+    """Its maps and the size of its picture are those of the run, which draws four of
+    six steps."""
+    folder = folder_of(tmp_path / "walk", 6)
+    torch.save(nn.Sequential(nn.Conv3d(3, 2, 1)), tmp_path / "net.pth")
+    out = tmp_path / "out"
+    command = ("run", tmp_path / "net.pth", folder, "--layers", "0", "--out", out)
+    command = (*command, "--frames", "6", "--max-slices", "4")
+
+    (planned,) = json.loads(featviz(*command, "--dry-run", "--json").out)["per_image"]
+    assert featviz(*command).code == 0
+
+    with Image.open(next(out.rglob("output.png"))) as picture:
+        assert (planned["width"], planned["height"]) == picture.size
+    assert planned["maps"] == 2 * 4
 
 
 def drawn(tensor: Tensor, reduce: str | None) -> GridPicture:

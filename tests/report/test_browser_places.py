@@ -157,6 +157,25 @@ def test_no_cosine_is_greater_than_1(page: Page) -> None:
     assert max(cosines) <= 1
 
 
+@pytest.mark.parametrize(
+    ("layer", "field"),
+    [
+        ("0", [31, 19, 4, 4]),
+        ("2", [30, 18, 5, 5]),
+    ],
+)
+def test_a_place_sees_what_all_its_values_see(
+    layer: str, field: list[int], page: Page
+) -> None:
+    """Of 64×64 values four are one place, at the columns 32 and 33 and the rows 20
+    and 21: with 3×3 around each that are four pixels. A stride makes a place of one
+    value that sees five."""
+    page.open(f"image-000.html#{layer}@0.51,0.33")
+    answered(page)
+    seen = page.js("return lens.grid().seen(lens.grid().at(lens.spot), [64, 64])")
+    assert seen == field
+
+
 def test_channels_are_linked_and_the_field_is_a_box(page: Page) -> None:
     """Those that stand out, by numpy over all places; what the place sees is 5 pixels
     wide and 5 high."""

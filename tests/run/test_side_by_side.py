@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Run
 from PIL import Image
 from runs import (
@@ -85,6 +86,20 @@ def test_workers_write_the_bytes_that_one_process_writes(
     names = [json.loads(line)["image"] for line in done.out.splitlines()]
     assert names == [f"0{number}.png" for number in range(8)]
     assert tree(tmp_path / "alone") == tree(tmp_path / "divided")
+
+
+@pytest.mark.medium
+def test_torch_has_its_threads_afterwards(
+    photos: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    """Workers have one thread each, and whoever called has as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        fv.run(str(tiny_file), str(photos), "Conv2d", tmp_path / "out", jobs=2, size=16)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_images_are_divided_among_workers(

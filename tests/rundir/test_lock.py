@@ -13,6 +13,7 @@ from filelock import FileLock
 from runs import refused
 
 from featviz.errors import StoreError
+from featviz.records import Shard
 from featviz.rundir import LOCK_FILE, locks
 from featviz.rundir.locks import held
 
@@ -23,6 +24,20 @@ def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     refusal = pytest.raises(StoreError, match=message)
     with held(tmp_path / "out"), refusal, held(tmp_path / "out"):
         pytest.fail("two hold one folder")
+
+
+@pytest.mark.parametrize("other", [None, Shard(0, 3), Shard(1, 3), Shard(0, 2)])
+def test_beside_a_shard_only_others_of_its_division_write(
+    other: Shard | None, tmp_path: Path
+) -> None:
+    """Parts of another division would draw images of this shard once more."""
+    out = tmp_path / "out"
+    with held(out, Shard(0, 2)):
+        with held(out, Shard(1, 2)):
+            pass
+        refusal = pytest.raises(StoreError, match="being written by process")
+        with refusal, held(out, other):
+            pytest.fail("two draw one image")
 
 
 def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
