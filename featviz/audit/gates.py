@@ -204,8 +204,10 @@ def parse_gate(text: str) -> Gate:
             f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
             replace=(text, text.replace(finding, close[0], 1)) if close else None,
         )
+    fails_at_limit = match["sign"] == ">="
     # a gate that cannot fail looks like one that holds
-    if match["percent"] and limit > 100:
+    is_beyond = limit > 100 or (limit == 100 and not fails_at_limit)
+    if match["percent"] and is_beyond:
         raise UsageError(
             f"--fail-on {text!r} can never fail", "a share is at most 100%"
         )
@@ -214,7 +216,7 @@ def parse_gate(text: str) -> Gate:
         finding=finding,
         limit=limit,
         is_share=bool(match["percent"]),
-        fails_at_limit=match["sign"] == ">=",
+        fails_at_limit=fails_at_limit,
         layers=match["layers"] or "*",
         is_of_each=match["any"] is not None,
     )

@@ -58,6 +58,7 @@ def test_the_total_of_apoz_is_that_of_all_channels() -> None:
         ("dead>2", False, "3 of 100 channels dead (3.00 %)"),
         ("dead>=3%", False, "3 of 100 channels dead (3.00 %)"),
         ("dead>2.9%", False, "3 of 100 channels dead (3.00 %)"),
+        ("dead>=100%", True, "3 of 100 channels dead (3.00 %)"),
         (" constant > 2 % ", True, "4 of 200 channels constant (2.00 %)"),
         ("nonfinite>0", False, "1 of 200 channels nonfinite (0.50 %)"),
         ("layer3*:constant>2", False, "3 of 60 channels constant (5.00 %)"),
@@ -78,6 +79,8 @@ def test_gates_count_what_they_say(text: str, held: bool, message: str) -> None:
         ("layer9.*:dead>0", "no audited layer is called 'layer9.*'", "layer1.relu"),
         ("layer4.*:dead>0", "no layer here can be judged for dead", "constant suits"),
         ("redundant>0", "can be judged for redundant", "--redundant-at 0.98"),
+        ("dead>100%", "'dead>100%' can never fail", "at most 100%"),
+        ("any:dead>=100.5%", "can never fail", "at most 100%"),
     ],
 )
 def test_a_gate_that_could_never_break_is_refused(
