@@ -227,7 +227,7 @@ def test_diff_finds_a_changed_kernel(tiny: nn.Module, photos: Path) -> None:
     assert difference.first.label == "0"
     assert difference.first.most_changed == [2]
     assert ">Conv2d<" in difference._repr_html_()
-    assert "first at 0 (Conv2d)" in repr(difference)
+    assert "first at layer 0 (Conv2d)" in repr(difference)
 
 
 @pytest.mark.parametrize(
