@@ -28,7 +28,7 @@ from featviz import cli
 from featviz.options import RunOptions, every_option
 from featviz.options.commands import AuditOptions, DiffThresholds
 
-SHOWN = [page for page in PAGES if commands(page)]
+SHOWN = [page for page in PAGES if commands(page) or blocks(page, "python")]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
 OF_TORCHVISION = {
     "resnet18",
