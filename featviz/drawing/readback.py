@@ -123,14 +123,19 @@ class PlaceVectors(NamedTuple):
     """How many rows, and columns, of the map are averaged into a place."""
 
 
+def is_map_of_image(row: Capture) -> bool:
+    """Whether the positions of a capture's maps are places of the image."""
+    layout = LAYOUTS.get(row.layout)
+    return layout is not None and layout.aligned and row.plan.map_size != (1, 1)
+
+
 def why_no_places(row: Capture, labelled: bool = False) -> str:
     """Why a grid does not hold the vectors of places; empty where it does.
 
     Args:
         labelled: whether numbers are written on its tiles.
     """
-    layout = LAYOUTS.get(row.layout)
-    if layout is None or not layout.aligned or row.plan.map_size == (1, 1):
+    if not is_map_of_image(row):
         return "its maps have no places of the image"
     if row.constant is not None:
         return "each of its maps holds one value"

@@ -32,6 +32,7 @@ import numpy as np
 from featviz.drawing.readback import (
     MOST_SIDE,
     PlaceVectors,
+    is_map_of_image,
     main_axes,
     read_places,
     unit_vectors,
@@ -265,12 +266,16 @@ class PlaceScripts:
 
 
 def _layers(pages: ReportPages, site: Site) -> list[_PlacesLayer]:
-    """The layers of a run: with places, with a layer that answers for them, or with the
-    reason why they have none."""
+    """The layers of a run whose maps are of the image: with places, with a layer that
+    answers for them, or with the reason why they have none."""
     groups: list[Group] = []
     for page in pages.layers:
         groups.extend(page.groups)
-    layers = [_layer(group, site) for group in groups]
+    # a vector or a class token lies nowhere in the image: nobody can ask for its places
+    layers = []
+    for group in groups:
+        if any(is_map_of_image(figure.row) for figure in group.of_this_run):
+            layers.append(_layer(group, site))
     numbers = {
         (layer.entry.page, layer.entry.stem): n for n, layer in enumerate(layers)
     }
@@ -278,7 +283,8 @@ def _layers(pages: ReportPages, site: Site) -> list[_PlacesLayer]:
     # layers run. What the first image lacks comes last.
     order = []
     if pages.images:
-        order = [numbers[group.page, group.stem] for group in pages.images[0].groups]
+        keys = [(group.page, group.stem) for group in pages.images[0].groups]
+        order = [numbers[key] for key in keys if key in numbers]
     in_order = []
     for number in dict.fromkeys([*order, *range(len(layers))]):
         if not layers[number].entry.reason:

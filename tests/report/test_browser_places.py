@@ -93,7 +93,7 @@ def click_input(page: Page, x: int, y: int) -> None:
 
 def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
     """Four places of the image are lit, and none of the others; the crops begin with
-    them."""
+    the three that were not clicked, and have no more of this image."""
     page.open("image-000.html")
     page.one("[data-places]").click()
     answered(page)
@@ -102,7 +102,11 @@ def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
     assert set(lit(page)) == {(0, x // 2, y // 2) for x, y in CENTRES}
     cosines = page.texts(".crops small")
     assert len(cosines) == 9
-    assert cosines[:4] == ["1.00"] * 4
+    assert cosines[:3] == ["1.00"] * 3
+    nearest = page.js("return lens.answer.nearest(9)")
+    assert [near["image"] for near in nearest].count(0) == 3
+    clicked = page.js("return lens.grid().at(lens.spot)")
+    assert clicked not in [near["place"] for near in nearest if near["image"] == 0]
     assert page.js("return location.hash") == "#2@0.27,0.20"
 
 
@@ -191,6 +195,34 @@ def test_channels_are_linked_and_the_field_is_a_box(page: Page) -> None:
     assert page.js(seen) == [14, 10, 5, 5]
 
 
+def test_channels_near_their_means_do_not_stand_out(page: Page) -> None:
+    """Those a standard deviation away or farther are listed; if there are none, a
+    sentence says so."""
+    page.open(f"index.html{ADDRESS}")
+    answered(page)
+    show = "lens.grid().values.set(arguments[0], 8 * lens.grid().at(lens.spot));"
+    page.js(f"{show} lens.panel.show()", [20, -10, 9, 8, 7, 6, 5, 4])
+    assert page.texts(".asked .bars td.n") == ["2 σ", "−1 σ"]
+    page.js(f"{show} lens.panel.show()", [9, 8, 7, 6, 5, 4, 3, 2])
+    assert page.texts(".asked .bars td.n") == []
+    assert page.one(".asked caption").text.startswith("No channel stands out here")
+
+
+def test_one_image_has_all_nine_crops(browser: Any, tmp_path: Path) -> None:
+    """Of two images each has at most five."""
+    for images, most in ((1, 9), (2, 5)):
+        out = tmp_path / f"{images}"
+        net = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1))
+        fv.run(net, torch.rand(images, 3, 20, 20), "Conv2d", out, preset="none")
+        fv.report(out)
+        page = Page(browser, out).open("image-000.html#0@0.50,0.50")
+        page.until("return !!lens.answer")
+        page.until(f"return lens.answer.cosines.filter(Boolean).length === {images}")
+        nearest = page.js("return lens.answer.nearest(9)")
+        assert len(nearest) == 9
+        assert [near["image"] for near in nearest].count(0) <= most
+
+
 def test_marks_stand_in_every_map_and_go(page: Page) -> None:
     """In the strips of the first page, and over the grids of an image's."""
     page.open(f"index.html{ADDRESS}")
@@ -215,6 +247,41 @@ def test_a_layer_without_all_channels_says_so(browser: Any, tmp_path: Path) -> N
     page.one("[data-places]").click()
     page.until("return !!document.querySelector('.places .note')?.textContent")
     assert "its grid has 4 of 12 channels" in page.one(".places .note").text
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes", "reason"),
+    [
+        (nn.Identity(), [(20, 20), (24, 24)], "inputs of the first image’s size"),
+        (nn.Upsample(scale_factor=2), [(20, 20)] * 2, "as behind an upsampling"),
+    ],
+)
+def test_a_field_that_is_not_known_has_a_reason(
+    browser: Any,
+    tmp_path: Path,
+    module: nn.Module,
+    sizes: list[tuple[int, int]],
+    reason: str,
+) -> None:
+    """In place of the box, on the page of the second image."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), module, nn.Conv2d(8, 8, 1))
+    images = [torch.rand(3, *size) for size in sizes]
+    fv.run(net, images, "Conv2d", tmp_path, preset="none")
+    fv.report(tmp_path)
+    page = Page(browser, tmp_path).open("image-001.html#2@0.50,0.50")
+    page.until("return lens.panel?.thumbs.children.length === 1")
+    assert reason in page.one(".places .note").text
+
+
+def test_a_run_of_vectors_has_no_places(browser: Any, tmp_path: Path) -> None:
+    """The button says so when it is pressed."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    fv.run(net, torch.rand(3, 2, 2), "Linear", tmp_path, preset="none")
+    fv.report(tmp_path)
+    page = Page(browser, tmp_path).open("index.html")
+    page.one("[data-places]").click()
+    page.until("return document.querySelector('[data-places]').disabled")
+    assert page.one("[data-places]").text == "No layer has places"
 
 
 def test_an_image_that_is_not_compared_answers_too(
@@ -246,8 +313,8 @@ def test_a_layer_without_vectors_is_answered_by_another(
     answering = page.js("return lens.index.layers[lens.layer].name")
     assert layer["name"] == "3"
     assert layer["stand_in"] is not None
-    note = page.one(".places .note").text
-    assert note.startswith(f"3 has no places of its own: {answering} answers.")
+    sentence = page.one(".places > header + p").text
+    assert sentence == f"3 has no places of its own: {answering} answers."
     assert page.js("return location.hash").startswith("#3@")
 
 

@@ -322,13 +322,16 @@ def test_a_grid_that_lacks_values_says_why(
 
 @pytest.mark.medium
 def test_vectors_have_no_places(tmp_path: Path) -> None:
-    """A Linear's output is no map of the image."""
+    """A Linear's output is no map of the image; nobody can ask for its places."""
     net = nn.Sequential(nn.Conv2d(3, 2, 5), nn.Flatten(), nn.Linear(32, 4))
     out = tmp_path / "run"
     fv.run(net, torch.rand(3, 8, 8), "Conv2d,Linear", out, preset="none")
     image = read_image(out, "image-0.png")
     reasons = [why_no_places(row) for row in image.captures.values()]
     assert reasons == ["", "its maps have no places of the image"]
+    fv.report(out)
+    assert [layer["name"] for layer in index_of(out)["layers"]] == ["0"]
+    assert len(entries_of(out, "places-000.js")) == 1
 
 
 @pytest.mark.medium

@@ -14,6 +14,8 @@
 "use strict";
 
 const CROPS = 9; // places that are shown as crops
+const CROPS_OF_IMAGE = 3; // of these, at most, where the images suffice
+const STANDING_OUT = 10; // tenths of a standard deviation from the mean, from which on a channel is named
 const SHOWN_CHANNELS = 8; // of a place, as places.py writes them
 const SMALL_SIDE = 88; // pixels of the longer side of a thumbnail, and of the height of a crop
 const LARGE_SIDE = 320; // pixels of the longer side of the image that is asked
@@ -81,11 +83,15 @@ class PlaceGrid {
     return { x: (this.column(place) + 0.5) / this.columns, y: (this.row(place) + 0.5) / this.rows };
   }
 
-  /** Whether two places are the same or touch. */
-  touch(place, other) {
-    const down = Math.abs(this.row(place) - this.row(other));
-    const across = Math.abs(this.column(place) - this.column(other));
-    return Math.max(down, across) <= 1;
+  /** A place and those that touch it. */
+  around(place) {
+    const places = [];
+    for (let row = Math.max(0, this.row(place) - 1); row <= Math.min(this.rows - 1, this.row(place) + 1); row++) {
+      const first = Math.max(0, this.column(place) - 1);
+      const last = Math.min(this.columns - 1, this.column(place) + 1);
+      for (let column = first; column <= last; column++) places.push(row * this.columns + column);
+    }
+    return places;
   }
 
   /** The receptive field of a place: left, top, width and height in an input of the size [width,
@@ -114,9 +120,13 @@ const outside = (length) => Math.sqrt(Math.max(0, 1 - length ** 2));
 /** How like one place all places of the images are. */
 class Answer {
   /** @param grids of the images, null for one without data
-      @param vector of the place that is asked, as `PlaceGrid.vector` has it */
-  constructor(grids, vector) {
+      @param image the number of the one that is asked
+      @param place that is asked of it */
+  constructor(grids, image, place) {
     this.grids = grids;
+    this.image = image;
+    this.place = place;
+    const vector = grids[image].vector(place);
     this.cosines = grids.map((grid) => (grid ? grid.cosines(vector) : null));
     this.sorted = joined(this.cosines.filter(Boolean)).sort();
     this.usual = this.sorted[this.sorted.length >> 1] ?? 0; // of most places, which stay dark
@@ -129,28 +139,34 @@ class Answer {
 
   /** The most similar place of an image. */
   best(image) {
-    const cosines = this.cosines[image];
-    return cosines.indexOf(cosines.reduce((high, cosine) => Math.max(high, cosine)));
+    return highest(this.cosines[image]);
   }
 
-  /** The most similar places of all images, no two of which touch: records of image, place and cosine. */
+  /** The places most similar to the one that is asked, which touch neither it nor one another: records
+      of image, place and cosine. No image has more than its share, so that some of others are seen. */
   nearest(count) {
-    // each excludes at most its eight neighbours, so that these are enough
-    const low = this.sorted[Math.max(0, this.sorted.length - 9 * count)];
+    const images = this.cosines.filter(Boolean).length;
+    const share = Math.max(CROPS_OF_IMAGE, Math.ceil(count / images));
     const near = [];
-    this.cosines.forEach((cosines, image) => cosines?.forEach((cosine, place) => {
-      if (cosine >= low) near.push({ image, place, cosine });
-    }));
-    near.sort((a, b) => b.cosine - a.cosine);
-    const chosen = [];
-    for (const candidate of near) {
-      const { image, place } = candidate;
-      const touches = chosen.some((other) => other.image === image && this.grids[image].touch(place, other.place));
-      if (!touches) chosen.push(candidate);
-      if (chosen.length === count) break;
-    }
-    return chosen;
+    this.cosines.forEach((cosines, image) => {
+      if (!cosines) return;
+      const left = Float32Array.from(cosines); // -2 where a place is taken, or touches one
+      const take = (place) => this.grids[image].around(place).forEach((other) => { left[other] = -2; });
+      if (image === this.image) take(this.place);
+      for (let taken = 0; taken < share; taken++) {
+        const place = highest(left);
+        if (left[place] < -1) break;
+        near.push({ image, place, cosine: left[place] });
+        take(place);
+      }
+    });
+    return near.sort((a, b) => b.cosine - a.cosine).slice(0, count);
   }
+}
+
+/** The position of the largest value. */
+function highest(values) {
+  return values.indexOf(values.reduce((high, value) => Math.max(high, value)));
 }
 
 /** One array of several. */
@@ -183,6 +199,8 @@ class PlacePanel {
     this.caption = make("figcaption");
     this.crops = make("ol", { className: "crops" });
     this.channels = make("tbody");
+    this.channelsNote = make("caption");
+    this.standIn = make("p");
     this.thumbs = make("ul", { className: "thumbs" });
     this.note = make("p", { className: "note" });
     this.element = this.arranged();
@@ -193,11 +211,10 @@ class PlacePanel {
     const head = make("header", { className: "bar" }, make("h2", { textContent: "Places like this one" }),
       make("label", {}, "Layer ", this.choice), this.closing);
     const crops = make("div", {}, make("h3", { textContent: "Most similar places" }), this.crops);
-    const bars = make("table", { className: "bars values" },
-      make("caption", { textContent: "Channels that stand out here" }), this.channels);
+    const bars = make("table", { className: "bars values" }, this.channelsNote, this.channels);
     const asked = make("div", { className: "asked" }, make("figure", {}, this.input, this.caption), crops, bars);
     const rest = make("h3", { textContent: "In the other images", hidden: this.index.images.length < 2 });
-    const element = make("section", { className: "places" }, head, asked, rest, this.thumbs, this.note);
+    const element = make("section", { className: "places" }, head, this.standIn, asked, rest, this.thumbs, this.note);
     element.setAttribute("aria-label", "Places");
     return element;
   }
@@ -221,29 +238,35 @@ class PlacePanel {
     this.showChannels();
     cancelAnimationFrame(this.waiting);
     this.waiting = requestAnimationFrame(() => lens.asking && this.showThumbs());
-    this.note.textContent = this.noteOf(this.index.layers[lens.asked], this.index.layers[lens.layer]);
-    announce(this.note.textContent);
+    const asked = this.index.layers[lens.asked];
+    const layer = this.index.layers[lens.layer];
+    const answers = `${layerName(asked)} has no places of its own: ${layerName(layer)} answers.`;
+    this.standIn.textContent = asked === layer ? "" : answers;
+    this.note.textContent = this.noteOf(layer);
+    announce(`${this.standIn.textContent} ${this.note.textContent}`);
   }
 
-  /** What is known of the answer: the layer, its error, or why there is none.
-      @param asked the layer that was asked
-      @param layer the one that answers for it */
-  noteOf(asked, layer) {
+  /** What is known of the answer of a layer: its error, or why there is none. */
+  noteOf(layer) {
     const grid = lens.grid();
     const { images, compared } = this.index;
     const sentences = [];
-    if (asked !== layer) sentences.push(`${layerName(asked)} has no places of its own: ${layerName(layer)} answers.`);
-    if (!grid) {
-      const reason = layer.reason || "this image has none";
-      sentences.push(`${layerName(layer)} has no places to compare: ${reason}.`);
-      return sentences.join(" ");
-    }
+    if (!grid) return `${layerName(layer)} has no places to compare: ${layer.reason || "this image has none"}.`;
     sentences.push(`Cosines of all ${layer.channels} channels, from ${layer.units.length} shared components:`
       + ` at most ${layer.error} off in 500 random pairs.`);
     if (grid.factor > 1) sentences.push(`${grid.factor}×${grid.factor} values are averaged into a place.`);
-    if (!grid.field) sentences.push("What a place sees of the input is not known.");
+    if (!grid.field) sentences.push(this.missingField());
     if (compared < images.length) sentences.push(`Of ${images.length} images, the first ${compared} are compared.`);
     return sentences.join(" ");
+  }
+
+  /** Why there is no box of what a place sees of the input. */
+  missingField() {
+    if (this.index.images.some((_, image) => lens.grid(image)?.field)) {
+      return "There is no box: the run knows what a place sees only in inputs of the first image’s size.";
+    }
+    return "There is no box of what a place sees: a function before this layer cannot be followed, or neighbours"
+      + " do not see boxes one step apart, as behind an upsampling. featviz field measures what the layer sees.";
   }
 
   /** The picture of what the model saw of an image. */
@@ -331,7 +354,8 @@ class PlacePanel {
     this.thumbs.replaceChildren(...thumbs);
   }
 
-  /** The channels that stand out at the place, with bars to both sides of their mean. */
+  /** The channels that stand out at the place, a standard deviation or more, with bars to both sides of
+      their mean. */
   showChannels() {
     const layer = this.index.layers[lens.layer];
     const grid = lens.grid();
@@ -342,6 +366,7 @@ class PlacePanel {
     for (let at = first; at < first + count; at++) {
       const channel = grid.channels[at];
       const tenths = grid.values[at];
+      if (Math.abs(tenths) < STANDING_OUT) break; // as do those behind it
       const width = (50 * Math.abs(tenths)) / longest;
       const bar = draw("svg", { class: "meter", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
         draw("rect", { class: "part", x: tenths < 0 ? 50 - width : 50, width, height: 8 }));
@@ -350,6 +375,8 @@ class PlacePanel {
       rows.push(make("tr", {}, make("th", { scope: "row" }, link), make("td", {}, bar), value));
     }
     this.channels.replaceChildren(...rows);
+    this.channelsNote.textContent = rows.length ? "Channels that stand out here"
+      : "No channel stands out here: all are less than one standard deviation from their means.";
   }
 }
 
@@ -388,12 +415,13 @@ const lens = {
   async open() {
     const hasCome = await this.load(this.button.dataset.places);
     if (this.index) return;
-    if (!hasCome) {
-      this.button.textContent = "Places are missing: copy the whole report";
+    const index = window.FEATVIZ_PLACES;
+    if (!hasCome || !index.layers.length) {
+      this.button.textContent = hasCome ? "No layer has places" : "Places are missing: copy the whole report";
       this.button.disabled = true;
       return;
     }
-    this.index = window.FEATVIZ_PLACES;
+    this.index = index;
     this.index.add = (image, entries) => {
       this.grids[image] = entries.map((entry, layer) => entry && new PlaceGrid(entry, this.index.layers[layer]));
     };
@@ -453,7 +481,7 @@ const lens = {
   show() {
     const { layers, images } = this.index;
     const grid = this.grid();
-    this.answer = grid ? new Answer(images.map((_, image) => this.grid(image)), grid.vector(grid.at(this.spot))) : null;
+    this.answer = grid ? new Answer(images.map((_, image) => this.grid(image)), this.image, grid.at(this.spot)) : null;
     const { x, y } = this.spot;
     const number = this.image === this.home ? "" : `,${this.image}`;
     state.write(`#${encodeURIComponent(layerName(layers[this.asked]))}@${x.toFixed(2)},${y.toFixed(2)}${number}`);
