@@ -3,6 +3,7 @@ wrote, made fit for a message, a terminal, or the name of a file."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -75,6 +76,19 @@ def listed(
     )
 
 
+def did_you_mean(
+    name: str, names: Iterable[str], otherwise: str = "", most: int = 1
+) -> str:
+    """A hint with the names that a misspelt one is most like.
+
+    Args:
+        otherwise: the hint where none is like it.
+        most: names of the hint.
+    """
+    close = difflib.get_close_matches(name, list(names), most)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
+
+
 def layer_named(label: str) -> str:
     """A layer's label within a sentence: `layer 4`, where a number begins it, as in
     nn.Sequential; the label alone where it is read as a name."""
@@ -89,11 +103,20 @@ def gaps(skipped: Mapping[str, str], never_ran: Collection[str]) -> list[str]:
         never_ran: labels.
     """
     reasons = [f"{label} ({reason})" for label, reason in skipped.items()]
-    lines = []
-    for title, texts in {"never ran": never_ran, "skipped": reasons}.items():
-        if texts:
-            lines.append(f"{title}: {listed([*map(layer_named, texts)], 3)}")
-    return lines
+    return remarks({"never ran": never_ran, "skipped": reasons})
+
+
+def remarks(layers: Mapping[str, Collection[str]]) -> list[str]:
+    """A line for each title of which there are layers, with the first three.
+
+    Args:
+        layers: texts that begin with the label of a layer, by title.
+    """
+    return [
+        f"{title}: {listed([*map(layer_named, texts)], 3)}"
+        for title, texts in layers.items()
+        if texts
+    ]
 
 
 def cut(text: str, limit: int, mark: str = "…") -> str:

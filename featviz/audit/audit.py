@@ -37,7 +37,7 @@ from featviz.rundir import write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
 from featviz.rundir.studies import junit, read_audit
-from featviz.text import layer_named, listed
+from featviz.text import listed, remarks
 
 log = logging.getLogger(__name__)
 
@@ -199,9 +199,8 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
             census.unforeseen
         ),
     }
-    for title, names in warnings.items():
-        if names:
-            log.warning("%s: %s", title, listed([*map(layer_named, names)], 3))
+    for line in remarks(warnings):
+        log.warning("%s", line)
 
 
 def _note_left_out(

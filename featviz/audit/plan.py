@@ -24,7 +24,7 @@ from featviz.layout import channel_axis, recognise
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
-from featviz.run.choose import choose_layers
+from featviz.run.choose import choose_layers, no_channels
 from featviz.text import layer_named
 
 log = logging.getLogger(__name__)
@@ -157,12 +157,7 @@ def plan_audit(
     recorder = Recorder(layers, [], modules_by_name(model.module), calls=ran)
     plan.never_ran.extend(layer.name for layer in recorder.never_ran)
     if not plan.targets:
-        reasons = [f"{layer_name} {reason}" for layer_name, reason in plan.skipped[:3]]
-        reasons += [f"{name} never ran" for name in plan.never_ran[:3]]
-        message = (
-            f"none of the {len(names)} selected layers gives a tensor with channels"
-        )
-        raise UsageError(message, "; ".join(map(layer_named, reasons)))
+        raise no_channels(len(names), dict(plan.skipped), plan.never_ran)
     return plan
 
 

@@ -27,9 +27,9 @@ from featviz.version import __version__
 COMMANDS = {
     "look": "Draw one quick picture: input, prediction, telling maps.",
     "run": "Draw feature maps into a run directory.",
+    "report": "Build an HTML report of a run.",
     "layers": "List the modules of a model: shapes, parameters, MACs.",
     "kernels": "Draw the kernels of a model's convolutions.",
-    "report": "Build an HTML report of a run.",
     "sheet": "Draw a figure or an animation of runs.",
     "cam": "Show where in an image the evidence for a class lies.",
     "field": "Measure how far layers look.",

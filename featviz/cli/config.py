@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from featviz.cli.mistakes import close_to
 from featviz.errors import FileError, UsageError
 from featviz.files import read_text
-from featviz.text import quoted
+from featviz.text import did_you_mean, quoted
 
 _LARGEST = 2**13
 """Bytes of a TOML file: of a long dotted key Python's reader takes the square."""
@@ -91,10 +90,8 @@ def _unknown(
         names: what the key may be.
         name: the key as `names` are written, with dashes; None for the key itself.
     """
-    close = close_to(name or key, names)
-    remedy = f"one of {', '.join(sorted(names))}"
-    if close:
-        remedy = f"did you mean {close[0]}?"
+    every_name = f"one of {', '.join(sorted(names))}"
+    remedy = did_you_mean(name or key, names, every_name)
     return UsageError(
         f"{path} has {quoted(repr(key))}, which {problem}; {remedy}",
         "a key is an option's long name without dashes, or model or images; "

@@ -139,7 +139,8 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
         arguments: the command line, without `featviz`, for the corrected one.
     """
     ctx: click.Context | None = getattr(error, "ctx", None)
-    message = error.format_message()
+    # click's own likenesses, for which there is a hint
+    message = error.format_message().partition(" (Did you mean")[0]
     if ctx is None:
         return Advice(message, None)
     if isinstance(error, click.MissingParameter) and isinstance(
@@ -240,7 +241,11 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
         argument: its name, `model` or `images`.
     """
     hint = f"{ctx.command_path} --help has examples"
-    return UsageError(f"{ctx.command_path} needs {argument.upper()}", hint)
+    if argument == "images":
+        line = [*(ctx.obj or ()), "photo.jpg"]
+        hint = _with_command("an image stands behind the model", line)
+    name = argument.upper().removesuffix("S")
+    return UsageError(f"{ctx.command_path} needs {name}", hint)
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:

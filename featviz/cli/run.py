@@ -52,13 +52,13 @@ def _passes(values: Values) -> PassOptions:
     check=_passes,
     flags=[
         ClickOption(
-            "Build the HTML gallery of --report, and open it in the browser.",
+            "Build an HTML report of the run, and open it.",
             "--open",
             group=OUTPUT,
             first=True,
         ),
         ClickOption(
-            "Build an HTML report of the run at its end.", "--report", group=OUTPUT
+            "Build an HTML report of the run.", "--report", group=OUTPUT, first=True
         ),
         ClickOption(
             "Print what would be written, and write nothing.", "--dry-run", group=OUTPUT

@@ -5,7 +5,6 @@ every channel, and is good where no layer is worse than its limit."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from fnmatch import fnmatchcase
 from featviz.diff.comparison import ComparedLayer
 from featviz.errors import UsageError
 from featviz.records import Verdict
-from featviz.text import listed
+from featviz.text import did_you_mean, listed
 
 # layers that the message of a gate names
 _NAMED = 3
@@ -79,10 +78,9 @@ def parse_gate(text: str) -> DiffGate:
         )
     measure = match["measure"].lower()
     if measure not in MEASURES:
-        close = difflib.get_close_matches(measure, MEASURES, 1)
         raise UsageError(
             f"--fail-on {text!r}: there is no measure {match['measure']!r}",
-            f"did you mean {close[0]}?" if close else f"one of {', '.join(MEASURES)}",
+            did_you_mean(measure, MEASURES, f"one of {', '.join(MEASURES)}"),
         )
     return DiffGate(
         text=text.strip(),

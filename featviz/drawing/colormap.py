@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,6 +11,7 @@ from featviz.errors import UsageError
 from featviz.models.requirements import require_matplotlib
 from featviz.options import DrawOptions
 from featviz.records import ATTENTION_MAPS, CLASS_MAPS, KINDS, SIGNED, Bytes
+from featviz.text import did_you_mean
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
@@ -145,8 +145,5 @@ def check_cmap(name: str) -> None:
     from matplotlib import colormaps
 
     if name not in colormaps:
-        close = difflib.get_close_matches(name, list(colormaps), 3)
-        hint = "for example viridis or coolwarm"
-        if close:
-            hint = f"did you mean {' or '.join(close)}?"
+        hint = did_you_mean(name, colormaps, "for example viridis or coolwarm", most=3)
         raise UsageError(f"--cmap {name!r} is no colormap of matplotlib", hint)

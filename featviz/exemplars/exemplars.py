@@ -12,7 +12,7 @@ from msgspec import structs
 from PIL import Image
 
 from featviz.drawing.channels import choose_channels
-from featviz.errors import LayoutError, UsageError
+from featviz.errors import LayoutError
 from featviz.exemplars.collect import ExemplarCollector, ExemplarSource, TopImages
 from featviz.exemplars.crops import CropReader
 from featviz.exemplars.fields import is_map_of_input, receptive_fields
@@ -23,8 +23,8 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions
 from featviz.options.commands import ExemplarOptions
-from featviz.records import Layer, Sample
-from featviz.run.choose import choose_layers
+from featviz.records import Sample
+from featviz.run.choose import choose_layers, no_channels
 from featviz.run.prepare import blank_input
 from featviz.run.study import BatchProgress, Study, begun
 from featviz.rundir import EXEMPLARS_FILE, studies, write
@@ -35,8 +35,6 @@ from featviz.text import (
     TextTable,
     by,
     counted,
-    layer_named,
-    listed,
     printable,
     safe_name,
 )
@@ -104,7 +102,7 @@ def find_exemplars(
             loaded, layers, blank, options.rank_by, options.top, classes
         )
         if not collector.sources:
-            raise _no_channels(layers, collector)
+            raise no_channels(len(layers), collector.skipped, collector.never_ran)
         study = Study(loaded, samples, options, progress)
         with (
             in_eval_mode(loaded.module),
@@ -137,7 +135,7 @@ def find_exemplars(
                 else:
                     rows.append(row)
         if not rows:
-            raise _no_channels(layers, collector)
+            raise no_channels(len(layers), collector.skipped, collector.never_ran)
         record = _record(study, options, collector, rows)
         write.write_record(folder, EXEMPLARS_FILE, record.as_json())
     return record
@@ -156,14 +154,6 @@ def class_names(samples: Sequence[Sample]) -> list[str]:
         folder = absolute.parent.parent if is_clip else absolute.parent
         names.append(folder.name)
     return names
-
-
-def _no_channels(layers: Sequence[Layer], collector: ExemplarCollector) -> UsageError:
-    """The error where nothing can be drawn, with the first reasons."""
-    reasons = [f"{layer} {reason}" for layer, reason in collector.skipped.items()]
-    reasons += [f"{layer} never ran" for layer in collector.never_ran]
-    message = f"none of the {len(layers)} selected layers gives a tensor with channels"
-    return UsageError(message, listed([*map(layer_named, reasons)], 3, "; "))
 
 
 def _row(

@@ -13,7 +13,6 @@ are, and `class` of anything but a classifier, is up to the model's family:
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.gradients import interventions
 from featviz.layout import to_floats
 from featviz.options import DrawOptions, PassOptions
-from featviz.text import is_number, listed, quoted
+from featviz.text import did_you_mean, is_number, listed, quoted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,9 +163,14 @@ def _only_of_families(
     """
     examples = f"{_prefix(target)}norm"
     if tensor.ndim == 2 and not target.keys:
-        examples = f"top1, class:0, {examples}"
-    message = f" is none of this model, which gives {list(tensor.shape)}"
+        examples = f"{_class_examples(tensor.shape[1])}, {examples}"
+    message = f": this model gives {list(tensor.shape)}, and no {target.kind}"
     raise target.error(message, f"targets here: {examples}")
+
+
+def _class_examples(count: int) -> str:
+    """The targets of a classifier of `count` classes, for hints."""
+    return f"top1, class:0 to class:{count - 1}"
 
 
 def _class_score(
@@ -191,7 +195,8 @@ def _class_score(
     if target.kind == "top1":
         index = int(scores.argmax())
     else:
-        index = class_index(target, len(scores), names, ["top1", "class:0"])
+        examples = [_class_examples(len(scores))]
+        index = class_index(target, len(scores), names, examples)
     title = f"class {index}"
     if target.keys:
         title = target.text
@@ -227,14 +232,15 @@ def class_index(
     lower_names = [class_name.lower() for class_name in names]
     if name in lower_names:
         return lower_names.index(name)
-    # names of ImageNet are long, and easily misspelt
-    close = difflib.get_close_matches(name, lower_names, 3)
     if not names:
-        hint = f"these weights have no names; give its number; {targets_here}"
-    elif close:
-        hint = f"did you mean {', '.join(close)}?"
+        hint = (
+            "the weights name no classes: give a number, or --classes FILE with a name"
+            f" on each line; {targets_here}"
+        )
     else:
-        hint = f"the classes are {listed(names, _LISTED)}; a number is one, too"
+        every_name = f"the classes are {listed(names, _LISTED)}; a number is one, too"
+        # names of ImageNet are long, and easily misspelt
+        hint = did_you_mean(name, lower_names, every_name, most=3)
     raise target.error(": no class has this name", hint)
 
 

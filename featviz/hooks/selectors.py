@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from featviz.errors import UsageError
 from featviz.records import Layer
+from featviz.text import listed
 
 _INDEX = re.compile(
     r"(?P<body>.*)#(?P<index>-?\d{1,18}|-?\d{,18}:-?\d{,18}(:-?\d{,18})?)$"
@@ -161,12 +162,15 @@ def remedy(
     layers: Sequence[Layer], selectors: Iterable[Selector] = (), *facts: str
 ) -> str:
     """What helps where no layer matches: what may be meant, further `facts` in words,
-    and the types of modules (of functions, where there are no modules)."""
+    and the types of modules (of functions, where there are no modules) with the first
+    names."""
     question = meant(
         layers, [selector for selector in selectors if not selector.pick(layers)]
     )
     modules = [layer for layer in layers if not layer.is_function] or layers
-    statements = "; ".join((*facts, f"types here: {types_present(modules)}"))
+    names = [f"{layer.name} ({layer.type})" for layer in modules if layer.name]
+    types_here = f"types here: {types_present(modules)}"
+    statements = "; ".join((*facts, types_here, f"layers here: {listed(names, 3)}"))
     if not question:
         return statements
     return f"{question}{' ' if question.endswith('?') else '; '}{statements}"

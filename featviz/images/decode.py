@@ -99,7 +99,7 @@ _READERS = {"NPY": npy.read_npy, "NPZ": npy.read_npz}
 EXPECTED = (
     "give an image"
     f" ({', '.join(name for name, suffixes in FORMATS.items() if suffixes)}) or an"
-    " array (.npy, .npz, .pt); --forward-arg passes other arguments of the model"
+    " array (.npy, .npz, .pt)"
 )
 """What a file that is not an image should have been."""
 

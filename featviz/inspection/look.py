@@ -104,6 +104,8 @@ class ShownLayer:
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
     """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its
     numbers."""
+    all_zero: int = 0
+    """How many maps are zero everywhere."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -599,6 +601,7 @@ def _most_telling(
         ranges=tuple(ranges),
         strip=picture.strip,
         tiles=tiles,
+        all_zero=int((stats[:, values.ZEROS] == 1).sum()),
     )
 
 
@@ -668,7 +671,8 @@ def page_row(layer: ShownLayer) -> PageRow:
     if layer.calls > 1:
         lines.append(f"call 1 of {layer.calls}")
     if layer.constant:
-        lines.append(f"{layer.constant} of {layer.maps} constant")
+        adjective = "all zero" if layer.all_zero == layer.constant else "constant"
+        lines.append(f"{layer.constant} of {layer.maps} {adjective}")
     if layer.nonfinite:
         lines.append(f"{layer.nonfinite} NaN or infinite")
     # the strip of a vector has no room for numbers, so that the largest are named

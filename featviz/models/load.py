@@ -4,7 +4,6 @@ user's own code."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import pickle
@@ -58,7 +57,7 @@ from featviz.models.sources import (
     unknown_name,
 )
 from featviz.options import InputOptions, ModelOptions
-from featviz.text import listed, printable, quoted
+from featviz.text import did_you_mean, listed, printable, quoted
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module
     dtypes = {tensor.dtype for tensor in [*module.parameters(), *module.buffers()]}
     # many operations have no half precision on a CPU
     if device.type == "cpu" and dtypes & {torch.float16, torch.bfloat16}:
-        log.info("half precision is cast to float32 on the CPU")
+        log.debug("half precision is cast to float32 on the CPU")
         module = module.float()
     return module.to(device)
 
@@ -499,13 +498,11 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
             hint += " --model-arg @hparams"
         return LoadError(message, hint)
     message = f"{path.name} matches no torchvision architecture"
-    hint = (
-        "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
-    )
+    hint = "--arch says what its weights belong to: net.py:Net, timm:NAME or a name"
     if nearest is not None:
         message += f"; {nearest}"
         hint += "; --partial loads what fits into the nearest"
-    return LoadError(message, hint)
+    return LoadError(message, hint, add=("--arch", "net.py:Net"))
 
 
 # Names of torchvision and timm (extra `featviz[timm]`)
@@ -604,9 +601,8 @@ def _arguments_hint(error: Exception) -> str | None:
             continue
         parameters = inspect.signature(value).parameters.values()
         names = [p.name for p in parameters if p.kind not in _GATHERING]
-        close = difflib.get_close_matches(wrong, names, 1)
-        question = f"did you mean {close[0]}? " if close else ""
-        return f"{question}{name} takes {', '.join(names) or 'no arguments'}"
+        takes = f"{name} takes {', '.join(names) or 'no arguments'}"
+        return f"{did_you_mean(wrong, names)} {takes}".lstrip()
     return None
 
 

@@ -57,11 +57,11 @@ def read_graph(path: Path) -> Any:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(read_bytes(path, MOST_BYTES))
+        if not model.graph.node:  # a text may be read as a message without fields
+            raise DecodeError("no nodes")
     except DecodeError as error:
         message = f"{path.name} is no ONNX model, or not the whole of one"
         raise LoadError(message, "export or fetch it again") from error
-    if not model.graph.node:
-        raise LoadError(f"{path.name} is an ONNX model without nodes", None)
     # before inlining, which would not end
     if model.functions:
         _check_functions(model, path.name)

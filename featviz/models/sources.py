@@ -291,7 +291,8 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
     is_timm = library == "timm"
     prefix = "timm:" if is_timm else ""
     message = f"no {library} model{'' if is_timm else ' or file'} named {name!r}"
-    names = difflib.get_close_matches(name.lower(), names, 3)
+    # 0.65: AlexNet is not what somebody means by a Net of their own
+    names = difflib.get_close_matches(name.lower(), names, 3, 0.65)
     near = [f"{prefix}{close_name}" for close_name in names]
     module, _, attribute = name.rpartition(".")
     file = Path(f"{module.replace('.', '/')}.py")

@@ -281,16 +281,14 @@ class SheetOptions(Struct, frozen=True):
         option(LAYERS, first=True, default_text="all, of more than 24 top:24"),
     ] = None
     tensor: Annotated[str, option(LAYERS, "FILE")] = "output"
-    reduce: Annotated[Literal["pca"] | None, option(DRAWING)] = None
-    similar_to: Annotated[str | None, option(DRAWING, "IMAGE@X,Y")] = None
+    reduce: Annotated[Literal["pca"] | None, option(DRAWING, first=True)] = None
+    similar_to: Annotated[str | None, option(DRAWING, "IMAGE@X,Y", first=True)] = None
     title: Annotated[str, option(DRAWING, "TEXT")] = ""
     width: Annotated[
         Annotated[float, Meta(gt=0, le=500)] | None,
         option(DRAWING, "N", first=True, default_text="that of the tiles"),
     ] = None
-    dpi: Annotated[
-        Annotated[int, Meta(ge=20, le=2400)], option(DRAWING, first=True)
-    ] = 100
+    dpi: Annotated[Annotated[int, Meta(ge=20, le=2400)], option(DRAWING)] = 100
     fps: Annotated[Annotated[float, Meta(ge=0.1, le=60)], option(DRAWING, "N")] = 4.0
     out: Annotated[
         File | None,

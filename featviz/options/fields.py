@@ -9,7 +9,6 @@ takes, `option` what else there is to know:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -22,7 +21,7 @@ from msgspec import inspect as types
 from featviz.errors import UsageError
 from featviz.options.help import HELP
 from featviz.options.values import ValueReader, convert, read_text, read_texts
-from featviz.text import quoted
+from featviz.text import did_you_mean, quoted
 
 RecordT = TypeVar("RecordT", bound=Struct)
 
@@ -57,13 +56,19 @@ class FieldNotes:
     """What an annotation says of a field, beside its type."""
 
     group: str
+    """One of GROUPS."""
     metavar: str
+    """What help calls its value; empty for a flag, and where there are choices."""
     first: bool
+    """Whether the short help of a long command shows it."""
     flags: tuple[str, ...]
+    """On the command line: `-o`, `--out`."""
     default_text: str
+    """What happens without it, where the default does not say so."""
     choices: tuple[str, ...]
+    """The values that there are; none where it takes others."""
     is_path: bool
-    # what each of them means is said by `option`, which makes them
+    """Whether a shell completes names of files."""
 
 
 def option(
@@ -95,8 +100,8 @@ def option(
 
 
 @dataclass(frozen=True)
-class Option:
-    """A field that is an option."""
+class Option(FieldNotes):
+    """A field that is an option, with what its type says."""
 
     name: str
     """In Python."""
@@ -109,26 +114,12 @@ class Option:
     """Its values, for messages."""
     read: Callable[[Any], Any]
     """Makes the field's value of a user's or a program's; see `ValueReader.read`."""
-    group: str
-    """One of GROUPS."""
-    first: bool
-    """Whether the short help of a long command shows it."""
-    flags: tuple[str, ...]
-    """On the command line: `-o`, `--out`."""
-    metavar: str
-    """What help calls its value; empty for a flag, and where there are choices."""
-    default_text: str
-    """What happens without it, where `default` does not say so."""
-    choices: tuple[str, ...]
-    """The values that there are; none where it takes others."""
     takes_none: bool
     """Whether None stands for what happens without it."""
     repeatable: bool
     """Whether it is a list, and may be given once for each item."""
     is_flag: bool
     """Whether it is true or false, and has a `--no-` as well."""
-    is_path: bool
-    """Whether a shell completes names of files."""
 
     def value(self, value: Any) -> Any:
         """The value of the field: from text as a user types it, or as a program passes
@@ -163,10 +154,9 @@ class Option:
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         shown = quoted(str(value))
-        close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
-        hint = f"did you mean {close[0]}?" if close else None
         # an empty text would leave nothing to be seen
         message = f"{self.name}={shown or repr(shown)}: expected {self.expects}"
+        hint = did_you_mean(shown.lower(), self.choices) or None
         return UsageError(message, hint, options=(self.name,))
 
 
@@ -429,9 +419,7 @@ def no_option(wrong: Iterable[str], options: Iterable[str]) -> UsageError:
         options: the names that there are.
     """
     names = list(wrong)
-    close = difflib.get_close_matches(names[0], sorted(options), 1)
     # the whole list is long, and a misspelt name is the usual mistake
-    hint = f"there is {', '.join(sorted(options))}"
-    if close:
-        hint = f"did you mean {close[0]}?"
+    every_name = sorted(options)
+    hint = did_you_mean(names[0], every_name, f"there is {', '.join(every_name)}")
     return UsageError(f"no option {', '.join(names)}", hint)

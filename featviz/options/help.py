@@ -82,8 +82,8 @@ HELP: dict[str, dict[str, str]] = {
     "InputOptions": {
         "preset": f"Prepare images as these models expect them. {_PRESETS}.",
         "size": (
-            "Resize the shorter side of images to N pixels, or images to HxW.\f A YOLO"
-            " makes the longer side N pixels."
+            "Resize images to HxW, or their shorter side to N.\f A YOLO makes the longer"
+            " side N pixels."
         ),
         "crop": "Crop resized images to NxN or HxW pixels around their centre.",
         "interpolation": "Resize images with this filter.",
@@ -178,7 +178,7 @@ HELP: dict[str, dict[str, str]] = {
     "RunOptions": {
         "layers": _LAYERS,
         "out": (
-            "Write the run into this folder.\f With a URL, such as s3://bucket/maps,"
+            "Write into this folder.\f With a URL, such as s3://bucket/maps,"
             " the run is written into the folder maps, and copied to the URL."
         ),
         "overwrite": "Replace the run in --out.",
@@ -275,7 +275,9 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "max_suspects": "Draw at most N channels with a finding.",
         "out": "Write the results into this folder.",
-        "overwrite": "Replace the audit in --out, and any files.",
+        "overwrite": (
+            "Replace the audit in --out, and any files at --junit and --prune-out."
+        ),
         "nul_separated": _NUL_SEPARATED,
         "fail_on": (
             "End with exit code 4 if this gate fails: dead>5% of all layers together,"
@@ -359,15 +361,14 @@ HELP: dict[str, dict[str, str]] = {
         ),
     },
     "SheetOptions": {
-        "layers": (
-            "Show these layers of the runs, by name or class, such as layer2,layer4."
-        ),
+        "layers": ("Show these layers, by name or class, such as layer2,layer4."),
         "images": (
             "Show these images, by name or glob, such as cat.jpg,'dog*'; repeatable."
         ),
         "channels": (
-            "Show these channels of each layer: 12,40-43, or top:9 (the highest mean),"
-            " varied:9 (without the border that padding makes), first:9, spread:9."
+            "Show these channels: 12,40-43, top:9, varied:9, first:9 or spread:9.\f The"
+            " highest mean is at the top; channels are varied without the border that"
+            " padding makes."
         ),
         "tensor": (
             "Take the tiles from this picture of each layer: its file name without the"

@@ -153,7 +153,7 @@ class DrawOptions(Struct, frozen=True):
     collapse: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None, option(DRAWING, "R")
     ] = None
-    labels: Annotated[bool, option(DRAWING)] = False
+    labels: Annotated[bool, option(DRAWING, first=True)] = False
     marks: Annotated[bool, option(DRAWING)] = True
     overlay: Annotated[Share | None, option(DRAWING, "ALPHA")] = None
     reduce: Annotated[str | None, option(DRAWING, "REDUCTION", choices=REDUCTIONS)] = (
@@ -250,7 +250,7 @@ class RunOptions(Struct, frozen=True):
     ] = Path("featviz-out")
     """A path, or a `files.urls.Url` below which a copy of the run is kept."""
     overwrite: Annotated[bool, option(OUTPUT, first=True)] = False
-    resume: Annotated[bool, option(OUTPUT)] = False
+    resume: Annotated[bool, option(OUTPUT, first=True)] = False
     nul_separated: Annotated[bool, NUL_SEPARATED] = False
     jobs: Annotated[PositiveInt | None, JOBS] = None
     tensorboard: Annotated[Folder | None, TENSORBOARD] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import like_module, list_layers
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
+from featviz.text import gaps
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,20 @@ def choose_layers(
             suggestion = f"; {meant}" if meant else ""
             log.warning("selector %r matches no layer%s", selector.text, suggestion)
     return chosen
+
+
+def no_channels(
+    count: int, skipped: Mapping[str, str], never_ran: Collection[str]
+) -> UsageError:
+    """The error where no layer can be looked into channel by channel.
+
+    Args:
+        count: of the layers that were selected.
+        skipped: reasons, by the label of the layer.
+        never_ran: labels.
+    """
+    message = f"none of the {count} selected layers gives a tensor with channels"
+    return UsageError(message, "; ".join(gaps(skipped, never_ran)))
 
 
 def _functions_like(

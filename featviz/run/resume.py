@@ -227,11 +227,12 @@ def _check_same(
     different = differences(settings_of(record), new)
     if different:
         option = "--resume:" if options.resume else "--out"
-        hint = "give the same model and options, or another --out"
-        if len(different) > 1:
-            hint += f" (and {len(different) - 1} more differences)"
-        message = f"{option} {options.folder} holds another run; {different[0]}"
-        raise StoreError(message, hint)
+        # other options choose other layers, which is no news beside them
+        reasons = [text for text in different if text.startswith("there ")] or different
+        raise StoreError(
+            f"{option} {options.folder} holds another run: {listed(reasons, 2, '; ')}",
+            "give the same model and options, or another --out",
+        )
 
 
 def _check_shard_is_empty(

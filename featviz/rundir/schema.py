@@ -23,8 +23,8 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.options import flag
 from featviz.records import FORMATS, SUFFIXES, CaptureKey, GridPlan
-from featviz.rundir import MANIFEST_FILE, SCHEMA_VERSION
-from featviz.text import by, printable, quoted
+from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION
+from featviz.text import by, listed, printable, quoted
 
 GROWING = ("images", "failures", "schema_version")
 """Keys of run.json that change while a run goes on."""
@@ -242,6 +242,9 @@ def read_json(path: Path) -> dict[str, Any]:
         check_version(content)
     except FileNotFoundError:
         hint = "give a folder that `featviz run` wrote"
+        runs = [str(run.parent) for run in sorted(path.parent.glob(f"*/{RUN_FILE}"))]
+        if runs:
+            hint = f"give a run: {listed(runs, 4)}"
         if any(path.parent.glob(f"*/{MANIFEST_FILE}")):
             hint = (
                 "the same `featviz run` with --resume writes it anew from the images'"
@@ -311,7 +314,7 @@ def _shown_from(text: str, begin: int) -> str:
 
 
 def _as_typed(name: str, value: Any) -> str:
-    """An option as one types it: `--layers ReLU`; `none` where one types nothing.
+    """An option as one types it: `--layers ReLU`; `the default` where nothing is typed.
 
     Args:
         name: of the option, as run.json has it: `tensor_layout`.
@@ -319,7 +322,7 @@ def _as_typed(name: str, value: Any) -> str:
     """
     # --marks is the one flag that is on by default
     if value is None or value == [] or value is (name == "marks"):
-        return "none"
+        return "the default"
     if isinstance(value, bool):
         return quoted(flag(name) if value else f"--no-{name}")
     values = value if isinstance(value, list) else [value]

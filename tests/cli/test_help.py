@@ -167,15 +167,16 @@ def test_no_line_is_longer_than_a_terminal(
 def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In 40 lines it has the forms of MODEL, five examples, twelve options, and how to
+    """In 40 lines it has the forms of MODEL, five examples, fifteen options, and how to
     see the others."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = featviz("run", "--help").out
     assert len(text.splitlines()) <= SCREEN
     assert len(re.findall(r"^    featviz run ", text, re.MULTILINE)) == 5
-    needed = ["--layers", "-o", "--overwrite", "--normalize", "--cmap", "--channels"]
+    needed = ["--layers", "-o", "--overwrite", "--resume", "--normalize", "--cmap"]
+    needed += ["--channels", "--labels"]
     model = ["--size", "--arch", "--weights", "--model-arg", "--trust"]
-    assert options_in(text) == [*needed, *model, "--open"]
+    assert options_in(text) == [*needed, *model, "--open", "--report"]
     count = re.search(r"`featviz run --help-all` shows all (\d+) options", text)
     assert count
     assert int(count[1]) <= 66

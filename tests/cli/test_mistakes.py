@@ -49,7 +49,7 @@ COMMANDS = [
     (
         "frobnicate",
         "No such command 'frobnicate'",
-        "--help describes them: look, run, layers",
+        "--help describes them: look, run, report",
     ),
     (
         "model.pth cat.jpg",
@@ -108,7 +108,11 @@ OPTIONS = [
 
 PLACES = [
     ("layers", "featviz layers needs MODEL", "featviz layers --help has examples"),
-    ("run model.pth", "featviz run needs IMAGES", "featviz run --help has examples"),
+    (
+        "run model.pth",
+        "featviz run needs IMAGE",
+        "model: featviz run model.pth photo.jpg",
+    ),
     (
         "report nope",
         "Directory 'nope' does not exist",
@@ -189,7 +193,17 @@ MODELS = [
         "empty.pth is no checkpoint: it is empty",
         "that torch.save wrote",
     ),
-    ("run weights.pth cat.jpg", "matches no torchvision architecture", "--arch says"),
+    (
+        "run weights.pth cat.jpg",
+        "matches no torchvision architecture",
+        "featviz run weights.pth cat.jpg --arch net.py:Net",
+    ),
+    (
+        "look Net cat.jpg",
+        "no torchvision model or file named 'Net'",
+        "a name such as resnet18, or FILE.py:Net for a class of your own",
+    ),
+    ("report .", "is no run directory", "give a run: ran"),
     ("identify gone.pth", "File 'gone.pth' does not exist", "did you mean gan.pth?"),
     (
         "run gan.pth cat.jpg",
@@ -231,7 +245,7 @@ LAYERS = [
     (
         f"{RUN} --layers b4",
         "no layer matches --layers 'b4'",
-        "types here: Conv2d 2, ReLU 2",
+        "types here: Conv2d 2, ReLU 2; layers here: b",
     ),
     (
         f"{RUN} --layers conv2d",
@@ -260,6 +274,11 @@ VALUES = [
     ),
     (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
     (f"{RUN} --format pgn", "--format pgn: expected one of png", "did you mean png?"),
+    (
+        f"{RUN} --capture grad --target class:99",
+        "--target 'class:99' needs scores of classes",
+        "targets here: norm",
+    ),
     ("sheet ran --reduce mean", "--reduce mean: expected pca", ""),
     (f"{RUN} --size ''", "--size '': expected pixels from 1 to 65536", ""),
     (

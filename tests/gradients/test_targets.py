@@ -133,7 +133,8 @@ def test_classes_have_names_in_any_case(target: str, value: float, name: str) ->
         (
             "class:tabby",
             torch.zeros(1, 4),
-            "these weights have no names; give its number; targets here: top1, class:0",
+            "the weights name no classes: give a number, or --classes FILE with a name on"
+            " each line; targets here: top1, class:0 to class:3",
         ),
     ],
 )
@@ -217,12 +218,24 @@ REFUSED: list[Refusal] = [
         " needs scores of classes [1, K], not [2, 5]",
         f"{HERE}norm",
     ),
-    Refusal(plain, "class:5", ": there are 5 classes, 0 to 4", f"{HERE}top1, class:0"),
+    Refusal(
+        plain,
+        "class:5",
+        ": there are 5 classes, 0 to 4",
+        f"{HERE}top1, class:0 to class:4",
+    ),
+    Refusal(
+        plain,
+        "box:0",
+        ": this model gives [1, 5], and no box",
+        f"{HERE}top1, class:0 to class:4, norm",
+    ),
     Refusal(
         plain,
         "class:cat",
         ": no class has this name",
-        f"these weights have no names; give its number; {HERE}top1, class:0",
+        "the weights name no classes: give a number, or --classes FILE with a name on"
+        f" each line; {HERE}top1, class:0 to class:4",
     ),
     Refusal(plain, "layer:con", ": no layer is called 'con'", "did you mean conv?"),
     Refusal(plain, "layer:conv:4", ": the layer has channels 0 to 3", None),

@@ -191,7 +191,7 @@ def test_capture_of_a_function_where_none_is_called() -> None:
         grab(model, "fn:nonsense", torch.randn(1, 3, 6, 8))
     assert caught.value.hint == (
         "functions called in the block: none, but inside torch's own modules; "
-        "types here: Conv2d 1, ReLU 1"
+        "types here: Conv2d 1, ReLU 1; layers here: 0 (Conv2d), 1 (ReLU)"
     )
 
 

@@ -242,7 +242,7 @@ def test_edited_code_is_another_run(
     sha256 = hashlib.sha256(CODE.encode()).hexdigest()
     assert run_json(out)["model"]["code_sha256"] == sha256
     assert done.code == 1
-    assert "holds another run; its model.code_sha256 is" in done.err
+    assert "holds another run: its model.code_sha256 is" in done.err
     assert tree(out) == before
 
 

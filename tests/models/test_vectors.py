@@ -127,7 +127,7 @@ def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
         (["--input", "z=randn:1,16:int64"], "input z=randn:1,16:int64 is no value"),
         (["--input", "z=none.npy"], "input z: none.npy is no file"),
         (["c.png", "--input", "z=randn:1,16"], "input takes the place of an image"),
-        ([], "featviz run needs IMAGES"),
+        ([], "featviz run needs IMAGE"),
     ],
 )
 def test_what_is_no_input_gets_one_line(

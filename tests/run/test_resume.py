@@ -97,9 +97,9 @@ def test_other_options_are_refused_by_name(
 ) -> None:
     """The message says which option it is, what it was and what it would be."""
     before = tree(undisturbed)
-    difference = f"there none, here {' '.join(options)}"
+    difference = f"there the default, here {' '.join(options)}"
     done = draw(undisturbed, "--resume", *options)
-    refused(done, 1, "holds another run; there ", difference)
+    refused(done, 1, "holds another run: there ", difference)
     assert tree(undisturbed) == before
 
 

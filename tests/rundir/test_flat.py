@@ -78,7 +78,7 @@ def test_a_flat_run_goes_on_as_one(
     another run, which --overwrite replaces as a whole."""
     before = tree(flat)
     (flat / "00.png" / "manifest.json").unlink()
-    refused(featviz(*base, flat, "--resume"), 1, "there --flat, here none")
+    refused(featviz(*base, flat, "--resume"), 1, "there --flat, here the default")
     assert featviz(*base, flat, "--flat", "--resume").code == 0
     assert tree(flat) == before
     assert featviz(*base, flat, "--overwrite").code == 0

@@ -306,8 +306,8 @@ def test_what_tells_two_runs_apart() -> None:
     old = {"model": {"name": "a"}, "options": {"nrow": 1, "size": [2, 3]}}
     new = {"model": {"name": "b"}, "options": {"nrow": 1, "cmap": "grey"}}
     assert schema.differences(old, new) == [
-        "there --size 2x3, here none",
-        "there none, here --cmap grey",
+        "there --size 2x3, here the default",
+        "there the default, here --cmap grey",
         'its model.name is "a", this one\'s "b"',
     ]
     assert schema.differences(old, dict(old)) == []
