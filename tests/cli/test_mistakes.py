@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -394,10 +395,17 @@ REFUSAL = re.compile(
     ("line", "message", "hint"), MISTAKES, ids=[line for line, *_ in MISTAKES]
 )
 def test_a_mistake_gets_its_message_and_its_hint(
-    line: str, message: str, hint: str, here: Path, featviz: Run
+    line: str,
+    message: str,
+    hint: str,
+    here: Path,
+    featviz: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One line says what is wrong, one helps; the code is 1 or 2, and nothing is
     written."""
+    # what Python itself leaves beside a net.py
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = tree(here).keys()
 
     done = featviz(*shlex.split(line))

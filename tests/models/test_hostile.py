@@ -60,7 +60,7 @@ def test_a_config_beside_weights_that_is_no_small_file(
     [
         ("[runn]\nsize = 8", "has 'runn', which no command"),
         ("[featviz]\nsize = 8", "has 'featviz', which no command"),
-        ("[run.size]\na = 8", "size={'a': 8}: expected pixels from 1 to 65536"),
+        ("[run.size]\na = 8", "--size {'a': 8}: expected pixels from 1 to 65536"),
         ("run = 5", "has 'run', which featviz run lacks"),
         ("[[run]]\nsize = 8", "has 'run', which featviz run lacks"),
         ('["a\\u001b]0;b"]\nsize = 8', "has 'a\\x1b]0;b', which no command"),
