@@ -11,7 +11,7 @@ from featviz.audit.findings import AuditedRow
 from featviz.audit.gates import FINDINGS
 from featviz.audit.parts import Call
 from featviz.drawing.picture import write_png
-from featviz.rundir import AUDIT_FILE, write
+from featviz.rundir import APOZ_FILE, AUDIT_FILE, write
 from featviz.rundir.folder import Folder
 from featviz.text import TextTable, counted, ranges
 
@@ -46,7 +46,7 @@ def write_files(
     if bars:
         title = f"Average percentage of zeros, {document['images']['seen']} images"
         pixels = apoz_chart(bars, title)
-        with folder.write("apoz.png") as file:
+        with folder.write(APOZ_FILE) as file:
             write_png(file, pixels.shape[:2], [pixels.reshape(len(pixels), -1)])
     write_document(folder, document, drawn, None)
 

@@ -10,6 +10,7 @@ from featviz.report.descriptions import channel_list
 from featviz.report.extras import Extra, TileBox
 from featviz.report.links import PictureView
 from featviz.report.totals import ChannelFindings
+from featviz.rundir import APOZ_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.studies import Audit, AuditRow, DrawnSuspects
 from featviz.text import counted
@@ -45,6 +46,8 @@ class AuditView:
 
     record: Audit
     layers: Sequence[AuditedLayer]
+    chart: PictureView | None
+    """The average shares of zeros; None where the audit's folder has no such picture."""
 
     @classmethod
     def of_record(
@@ -76,7 +79,12 @@ class AuditView:
             layers.append(
                 AuditedLayer(row, f"audited-{number:03d}", home, suspects[row.label])
             )
-        return cls(record, layers)
+        chart = None
+        size = pictures.pixels.get(APOZ_FILE)
+        if size is not None:
+            alt = "Average percentage of zeros, and of dead channels, of each layer"
+            chart = PictureView("apoz", pictures, APOZ_FILE, size, alt)
+        return cls(record, layers, chart)
 
     @property
     def total(self) -> Mapping[str, int]:
@@ -132,9 +140,10 @@ def _suspects(
         number: among all pictures of the audit, for its id.
         size: width and height of the picture in pixels.
     """
-    text = (
-        f"{len(drawn.channels)} of {counted(drawn.suspects, 'channel')} with a finding"
-    )
+    text = counted(drawn.suspects, "channel")
+    if len(drawn.channels) < drawn.suspects:
+        text = f"{len(drawn.channels)} of {text}"
+    text += " with a finding"
     if drawn.shown and drawn.shown != drawn.layer:
         text += f"; maps of {drawn.shown}, the input of {drawn.layer}"
     alt = (

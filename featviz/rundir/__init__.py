@@ -15,6 +15,8 @@ SHARD_LOCKS = re.compile(r"\.featviz\.(?:\d+-of-(?P<count>\d+)|shards)\.lock")
 """Locks of shards: `.featviz.1-of-4.lock` is there as long as the first of four writes.
 """
 AUDIT_FILE, DIFF_FILE = "audit.json", "diff.json"
+APOZ_FILE = "apoz.png"
+"""The chart of an audit."""
 EXEMPLARS_FILE = "exemplars.json"
 REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
 REPORT_ZIP = "report.zip"

@@ -26,6 +26,7 @@ from featviz.files import ReadFolder
 from featviz.options.commands import MOST_TOP
 from featviz.records import CaptureKey, Verdict
 from featviz.rundir import (
+    APOZ_FILE,
     AUDIT_FILE,
     EXEMPLARS_FILE,
     LOCK_FILE,
@@ -297,7 +298,7 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
         else:  # the user's own path may be a link
             content = files.read_json(path, MOST_RECORD)
         audit: Audit = schema.convert(content, Audit)
-        names = [row.file for row in audit.drawn]
+        names = [APOZ_FILE, *(row.file for row in audit.drawn)]
         return audit, pictures_beside(path.parent, "audit", names, may_be_missing=True)
     except FileNotFoundError as error:
         if requested is None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
+from PIL import Image
 from rundirs import Drawn, write_run
 
 from featviz.errors import CompareError, StoreError, UsageError
@@ -214,13 +215,24 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     assert_says(
         text,
         "net.pth 9 images · input: RGB, as it is 2 dead 1 constant",
-        "2 of 3 channels with a finding; maps of conv1, the input of relu",
+        "relu ReLU · 2 of 3 channels with a finding; maps of conv1, the input of relu",
         "Optionseps 0.5",
     )
     assert "f" * 64 in text
     joined = text.replace(" ", "")
     assert "reluReLU637.5%2dead1,41constant5" in joined
     assert f"{EVIL}ReLU6––".replace(" ", "") in joined
+
+
+def test_the_chart_of_an_audit_stands_beside_its_table(audit: Path) -> None:
+    """It is a picture of the audit's folder; an audit without it has the table alone."""
+    build_report(audit, ReportOptions())
+    assert page_of(audit).pictures("Average percentage") == []
+    Image.new("RGB", (60, 40)).save(audit / "apoz.png")
+    build_report(audit, ReportOptions(overwrite=True))
+    (image,) = page_of(audit).pictures("Average percentage")
+    assert (audit / "report" / str(image["src"])).resolve() == audit / "apoz.png"
+    assert (image["width"], image["height"]) == ("60", "40")
 
 
 def test_the_suspects_of_an_audit_are_a_picture(audit: Path) -> None:
