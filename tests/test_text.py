@@ -18,6 +18,22 @@ def test_ranges_are_read_back(numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limit", "written"),
+    [
+        (1, "0-2 and 5 more"),
+        (2, "0-2,5 and 4 more"),
+        (4, "0-2,5,7-9,12"),
+        (None, "0-2,5,7-9,12"),
+    ],
+)
+def test_ranges_beyond_a_limit_are_counted_by_their_numbers(
+    limit: int | None, written: str
+) -> None:
+    """Not by how many ranges they are."""
+    assert text.ranges([0, 1, 2, 5, 7, 8, 9, 12], limit) == written
+
+
+@pytest.mark.parametrize(
     "wrong", ["", "a", "3-1", "1,,2", "-1", "1-", "0-1000000", "٣", "1 2"]
 )
 def test_what_is_no_range_is_named(wrong: str) -> None:

@@ -65,7 +65,7 @@ COUNTS = {
     ("evidence", "<img"): 1,
     ("evidence", "gradient × activation for class 3"): 2,
     ("featviz.layers(model, size=28)", "<tr>"): 13,
-    ("featviz.diff(before, after)", "first at 0 (Conv2d)"): 1,
+    ("featviz.diff(before, after)", "first at layer 0 (Conv2d)"): 1,
 }
 """How often a text stands in what a cell shows, by the last line of the cell."""
 

@@ -184,6 +184,16 @@ def test_the_gallery_shows_input_and_captures(
 
 
 @pytest.mark.medium
+def test_a_long_table_says_how_many_rows_are_left_out() -> None:
+    """A notebook shows sixty rows: here the model itself, and 59 of its 70 modules."""
+    listing = fv.layers(nn.Sequential(*[nn.ReLU() for _ in range(70)]), size=4)
+    html = listing._repr_html_()
+    assert len(listing.rows) == 71
+    assert html.count("ReLU") == 59
+    assert "11 more rows" in html
+
+
+@pytest.mark.medium
 def test_the_gallery_is_bounded(
     tiny: nn.Module, pixels: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

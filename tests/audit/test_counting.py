@@ -145,6 +145,12 @@ def test_a_channel_with_nan_is_judged_for_nothing_else() -> None:
     }
 
 
+def test_a_channel_at_the_threshold_is_not_saturated() -> None:
+    """More values than the share are to be at a bound."""
+    seen = evidence([0, 0, 0], [6, 6, 6], saturated=[0.7, 0.75, 0.8])
+    assert findings.judge(seen, Thresholds(saturated_at=0.75))["saturated"] == [2]
+
+
 @pytest.mark.parametrize(
     ("thresholds", "dead"), [(Thresholds(eps=0.1), [0]), (Thresholds(), [])]
 )

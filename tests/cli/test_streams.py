@@ -118,6 +118,23 @@ def test_a_dry_run_foretells_the_run(
     assert estimate["megapixels"] == pytest.approx(totals.megapixels, abs=6e-4)
 
 
+@pytest.mark.slow
+def test_a_dry_run_foretells_figures(
+    featviz: Run, tiny_file: Path, picture: Path, out: Path
+) -> None:
+    """Each has the planned size: of maps a panel each, of a vector one strip."""
+    drawing = ("--layers", "Conv2d,Linear", "--figure", "--out", out)
+    command = ("run", tiny_file, picture, *drawing)
+
+    planned = json.loads(featviz(*command, "--dry-run", "--json").out)["per_image"]
+    assert featviz(*command).code == 0
+
+    sizes = sorted((row["width"], row["height"]) for row in planned)
+    assert len(sizes) == 4
+    drawn = [pixels_of(path).shape[1::-1] for path in out.rglob("output*.png")]
+    assert sizes == sorted(drawn)
+
+
 def test_a_dry_run_tells_people_a_table(
     featviz: Run, tiny_file: Path, picture: Path, out: Path
 ) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 import featviz as fv
 from featviz.errors import ImageError
-from featviz.images import arrays, decode
+from featviz.images import arrays, decode, find
 from featviz.records import Sample
 
 LEVEL = 6
@@ -100,6 +100,20 @@ def net(tmp_path: Path) -> str:
     text = "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(3, 2, 3))"
     (tmp_path / "net.py").write_text(text)
     return "net.py:net"
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "last"), [(9, "0", "8"), (10, "0", "9"), (11, "00", "10")]
+)
+def test_images_of_a_video_have_as_many_digits_as_the_last(
+    count: int, first: str, last: str
+) -> None:
+    """So that names sort by number."""
+    path = Path("a.mp4")
+    names = [still.name for still in find.stills([Sample("a.mp4", (path,))], count)]
+    assert len(names) == count
+    assert (names[0], names[-1]) == (f"a.mp4/{first}", f"a.mp4/{last}")
+    assert names == sorted(names)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from conftest import Run
 from runs import SMALL, make_photos, refused, tree
 
 from featviz.rundir.folder import hidden_name
+from featviz.rundir.read import read_run
 from featviz.rundir.studies import step_folder
 from featviz.rundir.verify import verify
 
@@ -265,6 +266,17 @@ def test_a_changed_setting_in_run_json_is_found(run: Path) -> None:
 
 
 @pytest.mark.medium
+@pytest.mark.medium
+def test_images_stand_in_the_order_of_run_json(run: Path) -> None:
+    """Those that it does not name, since a run was killed before, come last."""
+    record = json.loads((run / "run.json").read_text())
+    first, *others = record["images"]["complete"]
+    named = others[::-1]
+    record["images"]["complete"] = named
+    (run / "run.json").write_text(json.dumps(record))
+    assert list(read_run(run).images) == [*named, first]
+
+
 def test_files_that_featviz_writes_beside_images_are_known(
     featviz: Run, run: Path
 ) -> None:
