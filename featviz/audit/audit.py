@@ -37,7 +37,7 @@ from featviz.rundir import write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
 from featviz.rundir.studies import junit, read_audit
-from featviz.text import listed, remarks
+from featviz.text import gaps, listed, remarks
 
 log = logging.getLogger(__name__)
 
@@ -183,23 +183,21 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
     # An activation that cannot be judged for dead (a sigmoid is never zero) is no news:
     # its own row says so.
     activations = {target.call.label for target in plan.targets if target.activation}
-    skipped = []
-    for row in document["skipped"]:
-        skipped.append(f"{row['layer']} ({row['reason']})")
+    skipped = {row["layer"]: row["reason"] for row in document["skipped"]}
     not_judged = []
     for row in document["layers"]:
         if row["not_judged"] and row["label"] not in activations:
             not_judged.append(f"{row['label']} ({row['not_judged']['dead']})")
     # a line for each reason, however many layers it concerns
-    warnings = {
-        "skipped": skipped,
-        "never ran": plan.never_ran,
-        "not judged for dead": not_judged,
-        "calls that a blank image does not cause, not counted": sorted(
-            census.unforeseen
-        ),
-    }
-    for line in remarks(warnings):
+    lines = gaps(skipped, plan.never_ran)
+    unforeseen = sorted(census.unforeseen)
+    lines += remarks(
+        {
+            "not judged for dead": not_judged,
+            "calls that a blank image does not cause, not counted": unforeseen,
+        }
+    )
+    for line in lines:
         log.warning("%s", line)
 
 

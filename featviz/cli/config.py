@@ -51,7 +51,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     for key, value in {**values, **table}.items():
         name = key.replace("_", "-")
         if name not in params:
-            raise _unknown(path, key, f"{ctx.command_path} lacks", params, name)
+            raise _unknown(path, key, f"{ctx.command_path} lacks", params)
         defaults[str(params[name].name)] = _as_typed(params[name], value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
@@ -80,18 +80,15 @@ def _params_by_key(command: click.Command) -> dict[str, click.Parameter]:
     return params
 
 
-def _unknown(
-    path: Path, key: str, problem: str, names: Collection[str], name: str | None = None
-) -> UsageError:
+def _unknown(path: Path, key: str, problem: str, names: Collection[str]) -> UsageError:
     """The error for a key of the file.
 
     Args:
         problem: behind `which`.
-        names: what the key may be.
-        name: the key as `names` are written, with dashes; None for the key itself.
+        names: what the key may be, with dashes.
     """
     every_name = f"one of {', '.join(sorted(names))}"
-    remedy = did_you_mean(name or key, names, every_name)
+    remedy = did_you_mean(key.replace("_", "-"), names, every_name)
     return UsageError(
         f"{path} has {quoted(repr(key))}, which {problem}; {remedy}",
         "a key is an option's long name without dashes, or model or images; "

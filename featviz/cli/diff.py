@@ -83,21 +83,16 @@ def diff(values: Values) -> int:
     if images or values["input"]:
         return _diff_models(values, images, thresholds, files)
     for spec in (values["base"], values["new"]):
-        _refuse_model(spec)
+        if Path(spec).is_file():
+            raise UsageError(
+                f"{quoted(spec)} is a file, and no run directory",
+                "two models are compared on images: featviz diff BASE NEW IMAGE...",
+            )
     base = existing_run(values["base"])
     new = existing_run(values["new"])
     result = diff(base, new, thresholds, files, render_comparison)
     _print(result, files, values["json"])
     return result.exit_code
-
-
-def _refuse_model(spec: str) -> None:
-    """Say how models are compared, where one stands in place of a run."""
-    if Path(spec).is_file():
-        raise UsageError(
-            f"{quoted(spec)} is a file, and no run directory",
-            "two models are compared on images: featviz diff BASE NEW IMAGE...",
-        )
 
 
 def _diff_models(

@@ -9,7 +9,7 @@ from featviz.cli import output
 from featviz.cli.options import IMAGES, MODEL, ClickOption, Values, command
 from featviz.options import OUTPUT, ModelOptions, read_from
 from featviz.options.commands import FieldOptions
-from featviz.text import counted
+from featviz.text import counted, layer_named
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,9 @@ def field(values: Values) -> int:
     output.left_out(result.skipped)
     for layer in result.layers:
         squares = [f"{100 * share:g} % {size}" for share, size in layer.sides.items()]
-        log.info("%s %s: %s px", layer.model, layer.title, ", ".join(squares))
+        log.info(
+            "%s %s: %s px", layer.model, layer_named(layer.title), ", ".join(squares)
+        )
     fields = counted(len(result.layers), "field")
     assert result.path is not None, "a name was given above"
     output.written(fields, result.path, values["open"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from msgspec import structs
-
 from featviz.cli import output
 from featviz.cli.options import Values, command, run_arguments
 from featviz.options import read_from
@@ -16,7 +14,12 @@ from featviz.text import counted
 log = logging.getLogger(__name__)
 
 
-@command(SheetOptions, arguments=[run_arguments("runs", metavar="RUN...")])
+# in Python no file is written without `out`; a command has nothing else to give
+@command(
+    SheetOptions,
+    arguments=[run_arguments("runs", metavar="RUN...")],
+    out=Path("sheet.png"),
+)
 def sheet(values: Values) -> int:
     """Draw a figure of runs, or an animation: a column for each image, a row for each
     channel, layer and run.
@@ -39,9 +42,6 @@ def sheet(values: Values) -> int:
     from featviz.sheets.sheets import make_sheet
 
     options = read_from(SheetOptions, dict(values))
-    # in Python no file is written without `out`; a command has nothing else to give
-    if options.out is None:
-        options = structs.replace(options, out=Path("sheet.png"))
     result = make_sheet(values["runs"], options)
     warn_of(result.left_out, behind=", and left out")
     if values["json"]:
