@@ -11,17 +11,16 @@ import click
 
 from featviz.cli import output
 from featviz.cli.options import ANY_IMAGES, BASE, NEW, Values, command, existing_run
-from featviz.errors import NOTHING_DRAWN, UsageError
+from featviz.errors import UsageError
 from featviz.options import ModelOptions, RunOptions, read_from
 from featviz.options.commands import DiffFiles, DiffModels, DiffThresholds
 from featviz.options.run import DrawOptions
 from featviz.rundir import RUN_FILE
-from featviz.text import gaps, quoted
+from featviz.text import quoted
 
 if TYPE_CHECKING:
     from featviz.diff.comparison import Comparison
     from featviz.models.load import LoadedModel
-    from featviz.run.results import ImageResult
 
 log = logging.getLogger(__name__)
 
@@ -211,26 +210,13 @@ def _run(
     Returns:
         The exit code of the run.
     """
+    from featviz.cli.run import RunPrinter
     from featviz.run.run import run
 
-    skipped: dict[str, str] = {}
-    never_ran: dict[str, None] = {}
     with output.progress_bar() as advance:
-
-        def keep(result: ImageResult, total: int) -> None:
-            advance(total)
-            if result.error is not None:
-                output.image_error(result.name, result.error, result.hint)
-            never_ran.update(dict.fromkeys(result.never_ran))
-            # of each layer once, however many images it is skipped for
-            for skip in result.skipped:
-                skipped[skip.label] = skip.reason
-
-        result = run(model, images, options, keep)
-    for line in gaps(skipped, never_ran):
-        log.warning("%s: %s", spec, line)
-    if result.drew_nothing:
-        output.error(f"{spec}: no picture was drawn", NOTHING_DRAWN)
+        printer = RunPrinter(advance, title=f"{spec}: ")
+        result = run(model, images, options, printer.image)
+    printer.log_gaps(result)
     return result.exit_code
 
 

@@ -266,7 +266,18 @@ def command(
             # its docstring is its help
             help=str(function.__doc__).replace("{MODEL}", MODEL_HELP),
         )
-        made.params.append(help_all_option(hidden=len(params) <= _LONG))
+        # hidden where --help shows everything
+        made.params.append(
+            ClickOption(
+                "Show all options in groups and exit.",
+                "--help-all",
+                group=GENERAL,
+                expose_value=False,
+                callback=show_all_help,
+                is_eager=True,
+                hidden=len(params) <= _LONG,
+            )
+        )
         return made
 
     return decorate
@@ -292,19 +303,6 @@ def _general_options() -> list[ClickOption]:
         level("Print only errors on stderr.", "-q", "--quiet"),
         level("Print more details, and tracebacks, on stderr.", "-v", "--verbose"),
     ]
-
-
-def help_all_option(hidden: bool = False) -> ClickOption:
-    """--help-all; hidden where --help shows everything."""
-    return ClickOption(
-        "Show all options in groups and exit.",
-        "--help-all",
-        group=GENERAL,
-        expose_value=False,
-        callback=show_all_help,
-        is_eager=True,
-        hidden=hidden,
-    )
 
 
 def _call(

@@ -149,8 +149,18 @@ class RunPrinter:
     """What `run` prints: each image when it is done, and at the end what became of the
     run."""
 
-    def __init__(self, advance: Callable[[int], None], as_json: bool) -> None:
+    def __init__(
+        self, advance: Callable[[int], None], as_json: bool = False, title: str = ""
+    ) -> None:
+        """Begin with no image.
+
+        Args:
+            advance: moves the progress bar, of this many images.
+            as_json: print a line of JSON for each image.
+            title: stands before what is said of layers, where there are several runs.
+        """
         self._advance = advance
+        self._title = title
         self._as_json = as_json
         # layers without a picture in some image
         self._never_ran: dict[str, None] = {}
@@ -172,7 +182,7 @@ class RunPrinter:
     def end(self, result: RunResult, name_report: bool) -> None:
         """The run is done. The last line says what was written, what failed, and with
         `name_report` the command that shows it."""
-        self._log_gaps(result)
+        self.log_gaps(result)
         complete = [image for image in result.images if image.error is None]
         if result.missing:
             reason = "interrupted" if result.interrupted else "stopped"
@@ -200,16 +210,17 @@ class RunPrinter:
             line += f"; to look at them: {show}"
         log.info("%s", line)
 
-    def _log_gaps(self, result: RunResult) -> None:
+    def log_gaps(self, result: RunResult) -> None:
         """Name the layers without a picture: a warning, or an error where there is no
         picture."""
         lines = gaps(self._skipped, self._never_ran)
         if result.drew_nothing:
             reasons = "; ".join(lines) or "no layer was taken"
-            output.error(f"no picture was drawn; {reasons}", NOTHING_DRAWN)
+            message = f"{self._title}no picture was drawn; {reasons}"
+            output.error(message, NOTHING_DRAWN)
             return
         for line in lines:
-            log.warning("%s", line)
+            log.warning("%s%s", self._title, line)
 
 
 def _as_json(result: ImageResult) -> dict[str, Any]:

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
+def refusal(
+    option: str, text: str, message: str, hint: str | None = None
+) -> UsageError:
+    """The error for a value of an option; the message goes on behind both."""
+    return UsageError(
+        f"{option} {quoted(repr(text))}{message}", hint, options=(option,)
+    )
+
+
 @dataclass(frozen=True)
 class Intervention:
     """A change as it was asked for."""
@@ -44,12 +53,11 @@ class Intervention:
     @property
     def title(self) -> str:
         """For messages: `ablate 'conv1:5'`."""
-        return f"{self.option} {quoted(self.text)!r}"
+        return f"{self.option} {quoted(repr(self.text))}"
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
         """What is wrong with the change; the message goes on behind its title."""
-        message = f"{self.title}{message}"
-        return UsageError(message, hint, options=(self.option,))
+        return refusal(self.option, self.text, message, hint)
 
 
 # Each takes a change, an output, its axis of channels (-1 where the change names none)
@@ -200,9 +208,8 @@ def parse(option: str, text: str) -> Intervention:
             message = f": {numbers[0]:g} is above {numbers[1]:g}"
             raise change.error(message, "clamp=LOW,HIGH")
         return change
-    message = f"{option} {quoted(text)!r} cannot be read"
     hint = f"for example {', '.join(examples)}"
-    raise UsageError(message, hint, options=(option,))
+    raise refusal(option, text, " cannot be read", hint)
 
 
 parse_ablate = partial(parse, "ablate")

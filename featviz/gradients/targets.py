@@ -24,7 +24,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.gradients import interventions
 from featviz.layout import to_floats
 from featviz.options import DrawOptions, PassOptions
-from featviz.text import did_you_mean, is_number, listed, quoted
+from featviz.text import did_you_mean, is_number, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,8 +101,7 @@ class Target:
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
         """What is wrong with the target; the message goes on behind its name."""
-        message = f"target {quoted(repr(self.text))}{message}"
-        return UsageError(message, hint, options=("target",))
+        return interventions.refusal("target", self.text, message, hint)
 
     def _tensor(self, output: Any) -> Tensor:
         """The tensor inside an output, dense and of a type that torch can sum.
@@ -303,8 +302,7 @@ def parse(text: str | None) -> Target:
     hint = _EXAMPLES
     if text.startswith("layer:"):
         hint = "layer:NAME or layer:NAME:CHANNEL"
-    message = f"target {quoted(repr(text))} cannot be read"
-    raise UsageError(message, hint, options=("target",))
+    raise interventions.refusal("target", text, " cannot be read", hint)
 
 
 # What models return
@@ -411,4 +409,4 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
         if is_set and not options.gradients:
             hint = "add --capture output,grad, or --reduce gradcam"
             message = f"{name} does nothing without gradients"
-            raise UsageError(message, hint, options=(name.partition("=")[0],))
+            raise UsageError(message, hint, options=(name,))
