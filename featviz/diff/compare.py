@@ -276,8 +276,10 @@ def _cosine(products: np.ndarray) -> np.ndarray:
     new = products[:, _NEW]
     # two roots, since the product of two squares may be beyond what a double holds
     norms = np.sqrt(base) * np.sqrt(new)
-    # of two zero vectors 1, of a zero vector and another 0
-    cosine = np.where(base == new, 1.0, 0.0)
-    return np.asarray(
-        np.divide(products[:, _DOT], norms, out=cosine, where=norms > 0).clip(-1.0, 1.0)
-    )
+    dot = products[:, _DOT]
+    # of a zero vector and another 0
+    cosine = np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
+    # of two equal vectors, also of zeros, exactly 1: roots of 8 times roots of 8 are more
+    # than 8, and a gate `cosine<1` would fail
+    is_equal = (dot == base) & (dot == new)
+    return np.asarray(np.where(is_equal, 1.0, cosine.clip(-1.0, 1.0)))

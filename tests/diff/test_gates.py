@@ -53,6 +53,12 @@ def test_a_layer_that_does_not_differ_has_no_sqnr(featviz: CLI, pair: Pair) -> N
     assert layer_of(document, "0")["sqnr"] is None
 
 
+def test_a_layer_at_the_limit_is_not_below_it(featviz: CLI, pair: Pair) -> None:
+    """Equal runs have the cosine 1 everywhere."""
+    base, _ = pair
+    assert featviz("diff", base, base, "--fail-on", "cosine<1").code == 0
+
+
 def test_pictures_have_no_sqnr(featviz: CLI, run: Run) -> None:
     """Their levels have noise of their own: the number is left out, and a gate on it
     says how to get it."""

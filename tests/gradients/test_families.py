@@ -104,6 +104,17 @@ def test_a_pixel_is_the_logit_of_the_class_that_wins_it(regions: nn.Module) -> N
 
 
 @pytest.mark.medium
+def test_a_pixel_outside_of_the_image_is_answered_with_its_middle(
+    regions: nn.Module,
+) -> None:
+    """X counts the 64 columns, and Y the 40 rows."""
+    x = pixels()[:, :40]
+    for target in ("pixel:64,0", "pixel:0,40"):
+        with pytest.raises(UsageError, match="the input has 64×40 pixels") as caught:
+            fv.cam(regions, x, target, preset="none")
+        assert str(caught.value.hint).endswith("pixel:32,20")
+
+
 def test_a_segmentation_of_one_class_is_the_mean_of_its_pixels() -> None:
     """Those above zero are meant."""
     model = UNet(1).eval()

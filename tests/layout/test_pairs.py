@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import featviz as fv
 from featviz.errors import UsageError
+from featviz.images import find
 from featviz.models.presets import required_arguments
+from featviz.records import Sample
 
 
 class Siamese(nn.Module):
@@ -130,6 +132,14 @@ def test_images_per_pass_may_be_set(tmp_path: Path) -> None:
     images = folder_of(tmp_path / "all", 3)
     done = fv.run(Three(), images, "body", size=8, images_per_pass=3, **AS_IS)
     assert [maps.call for maps in done.captures] == [0, 1, 2]
+
+
+def test_the_folder_of_a_pair_stands_once() -> None:
+    """Its name begins with that of the first image."""
+    names = ["walk/a.png", "walk/b.png", "run/c.png", "d.png"]
+    pairs = find.together([Sample(name, (Path(name),)) for name in names], 2)
+    assert [pair.name for pair in pairs] == ["walk/a.png+b.png", "run/c.png+d.png"]
+    assert [len(pair.paths) for pair in pairs] == [2, 2]
 
 
 @pytest.mark.medium
