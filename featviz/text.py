@@ -95,23 +95,21 @@ def layer_named(label: str) -> str:
     return f"layer {label}" if label[:1].isdecimal() else label
 
 
-def gaps(skipped: Mapping[str, str], never_ran: Collection[str]) -> list[str]:
-    """What a message says of layers without a picture, of which it names three each.
+def gaps(
+    skipped: Mapping[str, str],
+    never_ran: Collection[str],
+    others: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """What a message says of layers that have no result, a line for each reason, with
+    the first three of them.
 
     Args:
         skipped: reasons, by the label of the layer.
         never_ran: labels.
+        others: texts that begin with a label, by what is said of them.
     """
     reasons = [f"{label} ({reason})" for label, reason in skipped.items()]
-    return remarks({"never ran": never_ran, "skipped": reasons})
-
-
-def remarks(layers: Mapping[str, Collection[str]]) -> list[str]:
-    """A line for each title of which there are layers, with the first three.
-
-    Args:
-        layers: texts that begin with the label of a layer, by title.
-    """
+    layers = {"never ran": never_ran, "skipped": reasons, **(others or {})}
     return [
         f"{title}: {listed([*map(layer_named, texts)], 3)}"
         for title, texts in layers.items()

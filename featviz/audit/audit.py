@@ -37,7 +37,7 @@ from featviz.rundir import write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
 from featviz.rundir.studies import junit, read_audit
-from featviz.text import gaps, listed, remarks
+from featviz.text import gaps, listed
 
 log = logging.getLogger(__name__)
 
@@ -188,16 +188,13 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
     for row in document["layers"]:
         if row["not_judged"] and row["label"] not in activations:
             not_judged.append(f"{row['label']} ({row['not_judged']['dead']})")
-    # a line for each reason, however many layers it concerns
-    lines = gaps(skipped, plan.never_ran)
-    unforeseen = sorted(census.unforeseen)
-    lines += remarks(
-        {
-            "not judged for dead": not_judged,
-            "calls that a blank image does not cause, not counted": unforeseen,
-        }
-    )
-    for line in lines:
+    others = {
+        "not judged for dead": not_judged,
+        "calls that a blank image does not cause, not counted": sorted(
+            census.unforeseen
+        ),
+    }
+    for line in gaps(skipped, plan.never_ran, others):
         log.warning("%s", line)
 
 
