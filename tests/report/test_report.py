@@ -177,10 +177,13 @@ def test_a_damaged_image_is_named_and_the_others_are_shown(
 
 
 def test_images_that_were_not_reached_are_counted(tmp_path: Path) -> None:
-    """run.json says how many images there were to be."""
-    counts = {"total": 7, "complete": ["a.png"]}
-    root = built(tmp_path / "out", {"a.png": [Drawn("x")]}, images=counts)
-    assert "1 complete of 7, 6 not reached" in page_of(root).text
+    """run.json says how many images there were to be: neither one that failed nor one
+    whose folder is gone is among those that were not reached."""
+    counts = {"total": 7, "complete": ["a.png", "gone.png"]}
+    images = {"a.png": [Drawn("x")]}
+    root = built(tmp_path / "out", images, {"b.png": "it is broken"}, images=counts)
+    text = page_of(root).text
+    assert "1 complete of 7, 1 failed, 1 incomplete, 4 not reached" in text
 
 
 def test_a_run_of_failures_alone_says_why(tmp_path: Path) -> None:
