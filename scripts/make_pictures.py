@@ -276,7 +276,7 @@ TABLE: dict[str, Picture] = {
         part_of(f"colours/{UP2}/output.png", 320),
     ),
     "figure": Picture(
-        (f"featviz run {DIGIT} --layers 4 --figure --out figures",),
+        (f"featviz run {DIGIT} --layers 4 --channels top:4 --figure --out figures",),
         part_of("figures/00-5.png/005_4/output.figure.png", 640),
     ),
     "kernels": Picture(
