@@ -141,7 +141,7 @@ def test_the_command_prints_a_line_and_json(featviz: Run) -> None:
     """The line of a layer has the sides, and JSON the theoretical field, too."""
     done = featviz("field", DIGITS_MODEL, FIVE, SEVEN, "--layers", "Conv2d", "--json")
     assert done.code == 0, done.err
-    assert "digits_cnn.pth 0: 20 % 2, 30 % 2, 50 % 2, 99 % 3 px\n" in done.err
+    assert "digits_cnn.pth layer 0: 20 % 2, 30 % 2, 50 % 2, 99 % 3 px\n" in done.err
     document = json.loads(done.out)
     assert document["file"] == "field-digits_cnn.png"
     assert document["images"] == 2
