@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 from threading import current_thread
 from threading import enumerate as enumerate_threads
-from typing import cast
+from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -133,12 +133,18 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # for names of files that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    # end like Ctrl-C, and tidy up; not what nohup has ignored
-    for name in ("SIGTERM", "SIGHUP"):
+    # end like Ctrl-C, and tidy up
+    _handle_signals(signal.default_int_handler)
+    _end(guarded(sys.argv[1:]))
+
+
+def _handle_signals(handler: Any) -> None:
+    """Let a handler take the signals that ask for an end, but for those that are
+    ignored, as nohup does."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
-    _end(guarded(sys.argv[1:]))
+            signal.signal(number, handler)
 
 
 def _open_closed_streams() -> None:
@@ -154,6 +160,8 @@ def _end(code: int) -> None:
     """End the process at once, since Python's own way takes 0.8 s with torch and numba.
     Functions that were registered with `atexit` are called before. With a tracer, or
     while a thread is at work, it ends in Python's way."""
+    # the result is there: a signal cuts off what is left, without a traceback
+    _handle_signals(signal.SIG_DFL)
     threads = [
         thread for thread in enumerate_threads() if thread is not current_thread()
     ]

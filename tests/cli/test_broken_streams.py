@@ -218,3 +218,25 @@ cli.main()
 def test_a_hangup_that_nohup_ignores_ends_no_command() -> None:
     """It ends none outside the loop over images, either."""
     assert subprocess.run([sys.executable, "-c", HUNG_UP], check=False).returncode == 0
+
+
+SIGNALLED_AT_THE_END = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), getattr(signal, sys.argv.pop(1)))
+from featviz.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_after_the_last_line_shows_no_traceback(name: str) -> None:
+    """It ends what is left of a command whose result is there."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_AT_THE_END, name, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("featviz, version ")
+    assert done.stderr == ""
+    assert done.returncode == -getattr(signal, name)
