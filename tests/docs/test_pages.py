@@ -159,6 +159,7 @@ def test_a_page_shows_what_its_commands_print(
 ) -> None:
     """Each line that stands below a block of commands is one that the last of them
     prints, in that order, for the images as a clone has them."""
+    skip_without_programs(page)
     shutil.rmtree(clone / "sample_images")
     shutil.copytree(ROOT / "sample_images", clone / "sample_images")
     for printing, lines in outputs(page):
