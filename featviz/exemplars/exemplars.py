@@ -31,13 +31,7 @@ from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer, FieldOfView, Seen
-from featviz.text import (
-    TextTable,
-    by,
-    counted,
-    printable,
-    safe_name,
-)
+from featviz.text import TextTable, by, counted, printable, safe_name
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ says."""
 from __future__ import annotations
 
 import re
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,55 +16,96 @@ from torchvision import models
 import featviz
 
 
+class Output(NamedTuple):
+    """What a layer returned, as hooks see it."""
+
+    kept: Tensor
+    """The tensor itself, which later layers may change."""
+    copied: Tensor
+    """Its copy, made at once."""
+
+
+def outputs_of_norms(model: nn.Module, image: Tensor) -> dict[str, Output]:
+    """The output of each BatchNorm layer, by its name."""
+    outputs: dict[str, Output] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            keep = partial(keep_output, outputs, name)
+            handles.append(module.register_forward_hook(keep))
+    model(image)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def keep_output(
+    outputs: dict[str, Output],
+    name: str,
+    module: nn.Module,
+    inputs: object,
+    output: Tensor,
+) -> None:
+    """The hook of a script that keeps outputs for later."""
+    outputs[name] = Output(output, output.clone())
+
+
 @pytest.mark.slow
 def test_a_hook_that_keeps_outputs_shows_wrong_maps() -> None:
     """Of a ResNet-50, 49 of 53 BatchNorm layers; featviz.capture shows none of them
     wrong."""
     torch.manual_seed(0)
     model = models.resnet50().eval()
-    kept = dict[str, Tensor]()
-    copied = dict[str, Tensor]()
-
-    def hook(name: str) -> Any:
-        def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
-            kept[name] = output
-            copied[name] = output.clone()
-
-        return keep
-
-    norms = dict[str, nn.Module]()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.BatchNorm2d):
-            norms[name] = module
-    handles = [
-        module.register_forward_hook(hook(name)) for name, module in norms.items()
-    ]
     image = torch.rand(1, 3, 64, 64)
+
     with torch.inference_mode():
-        model(image)
-    for handle in handles:
-        handle.remove()
-    with featviz.capture(model, "BatchNorm2d") as captured, torch.inference_mode():
-        model(image)
-    wrong = [name for name in norms if not torch.equal(kept[name], copied[name])]
-    assert f"[{len(wrong)} of the {len(norms)}]" in read("README")
-    assert all(torch.equal(captured[name][0], copied[name]) for name in norms)
+        outputs = outputs_of_norms(model, image)
+        with featviz.capture(model, "BatchNorm2d") as captured:
+            model(image)
+
+    wrong = [
+        output
+        for output in outputs.values()
+        if not torch.equal(output.kept, output.copied)
+    ]
+    assert f"[{len(wrong)} of the {len(outputs)}]" in read("README")
+    for name, output in outputs.items():
+        assert torch.equal(captured[name][0], output.copied), name
+
+
+class SpeedRow(NamedTuple):
+    """A row of the table in docs/speed.md, in milliseconds an image."""
+
+    plain: int
+    forward: int
+    busy: int
+    featviz: int
+    ratio: int
+    """Plain / featviz, as the table says."""
+
+
+def speed_rows() -> list[SpeedRow]:
+    """The rows of the table."""
+    rows = re.findall(
+        r"^\| \w+" + r" \| (\d+)" * 5 + r" \| [\d.]+ \|$", read("speed"), re.MULTILINE
+    )
+    return [SpeedRow(*map(int, row)) for row in rows]
 
 
 def test_the_readme_has_the_speed_of_the_table() -> None:
     """Its ratios are the least and the greatest of docs/speed.md."""
-    rows = re.findall(
-        r"^\| \w+ \| (\d+) \| (\d+) \| \d+ \| (\d+) \| (\d+) \| [\d.]+ \|$",
-        read("speed"),
-        re.MULTILINE,
-    )
+    rows = speed_rows()
     assert len(rows) == 3
-    forward = [int(drawn) / int(passed) for _, passed, drawn, _ in rows]
-    plain = [int(ratio) for *_, ratio in rows]
+    forward = [row.featviz / row.forward for row in rows]
+    plain = [row.ratio for row in rows]
     least, most = min(plain), max(plain)
     assert (round(min(forward), 1), round(max(forward))) == (1.5, 3)
     assert "1.5 to 3 times as long as its forward pass" in read("README")
     assert re.search(rf"{least} to {most} times as\s+fast as a hook", read("README"))
     assert f"{least} to {most} times as long" in read("speed")
-    for slow, _, drawn, ratio in rows:
-        assert int(slow) / int(drawn) == pytest.approx(int(ratio), abs=0.6)
+
+
+def test_the_ratios_of_the_table_follow_from_its_times() -> None:
+    """The plain way's time, divided by featviz's, is the rounded ratio beside them."""
+    for row in speed_rows():
+        assert row.plain / row.featviz == pytest.approx(row.ratio, abs=0.6)

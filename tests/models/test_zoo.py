@@ -215,12 +215,10 @@ def check_calls(calls: list[LeafCall], count: Count) -> None:
     its calls numbered as they do."""
     outputs = Counter(call.leaf for call in calls)
     assert outputs == Counter(leaf for leaf, _ in count.given.elements())
-    names: dict[str, set[str]] = {}
-    for call in calls:
-        names.setdefault(call.leaf, set()).add(call.layer)
+    names = Counter(leaf for leaf, _ in {(call.leaf, call.layer) for call in calls})
     drawn = Counter((call.leaf, call.call) for call in calls)
     for (leaf, number), expected in count.given.items():
-        if len(names[leaf]) == 1:
+        if names[leaf] == 1:
             assert drawn[leaf, number] == expected, leaf
 
 

@@ -91,15 +91,25 @@ def click_input(page: Page, x: int, y: int) -> None:
     page.settle()
 
 
-def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
-    """Four places of the image are lit, and none of the others; the crops begin with
-    the three that were not clicked, and have no more of this image."""
+def ask_for_a_patch(page: Page) -> None:
+    """Click one of the four equal patches of the first image, in the layer 2."""
     page.open("image-000.html")
     page.one("[data-places]").click()
     answered(page)
     page.choose(".places select", "3")  # the model itself comes first
     click_input(page, 17, 13)
+
+
+def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
+    """Four places of the image are lit, and none of the others."""
+    ask_for_a_patch(page)
     assert set(lit(page)) == {(0, x // 2, y // 2) for x, y in CENTRES}
+    assert page.js("return location.hash") == "#2@0.27,0.20"
+
+
+def test_the_nearest_places_begin_with_the_equal_ones(page: Page) -> None:
+    """They are the three that were not clicked, and no more of this image."""
+    ask_for_a_patch(page)
     cosines = page.texts(".crops small")
     assert len(cosines) == 9
     assert cosines[:3] == ["1.00"] * 3
@@ -107,7 +117,6 @@ def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
     assert [near["image"] for near in nearest].count(0) == 3
     clicked = page.js("return lens.grid().at(lens.spot)")
     assert clicked not in [near["place"] for near in nearest if near["image"] == 0]
-    assert page.js("return location.hash") == "#2@0.27,0.20"
 
 
 def test_the_address_opens_a_place_and_keys_move_it(page: Page) -> None:

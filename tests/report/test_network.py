@@ -54,7 +54,7 @@ def test_a_strip_shows_the_tiles_of_its_channels(tmp_path: Path) -> None:
     page = page_of(root)
     grid = np.asarray(Image.open(next(root.rglob("output.png"))))
     crops = [svg for svg in page.of("svg") if "crop" in str(svg.get("class"))]
-    links = [link for link in page.values("a", "href") if "#c" in link]
+    links = filter(re.compile("#c").search, page.values("a", "href"))
     seen = {}
     for crop, link in zip(crops, links, strict=True):
         x, y, width, height = map(int, str(crop["viewbox"]).split())
