@@ -23,13 +23,21 @@ def encoded(
     cuts: int = 1,
     colors: bytes | None = None,
     text: dict[str, str] | None = None,
+    repeats: bool = False,
 ) -> bytes:
     """A PNG of pixels [H, W] or [H, W, 3] that arrive in `cuts` pieces."""
     height, width = pixels.shape[:2]
     rows = pixels.reshape(height, -1)
     pieces = [piece for piece in np.array_split(rows, cuts) if len(piece)]
     file = io.BytesIO()
-    write_png(file, (height, width), iter(pieces), colors=colors, text=text)
+    write_png(
+        file,
+        (height, width),
+        iter(pieces),
+        colors=colors,
+        text=text,
+        repeats=repeats,
+    )
     return file.getvalue()
 
 
@@ -51,6 +59,7 @@ MODES = {"L": (), "RGB": (3,)}
     mode=st.sampled_from(sorted(MODES)),
     cuts=st.integers(1, 6),
     seed=st.integers(0, 2**32 - 1),
+    repeats=st.booleans(),
 )
 def test_pixels_come_back_exactly(
     height: int,
@@ -58,14 +67,25 @@ def test_pixels_come_back_exactly(
     mode: str,
     cuts: int,
     seed: int,
+    repeats: bool,
 ) -> None:
     """Grey and RGB pictures of any size, in any number of pieces, decode to the same
-    pixels."""
+    pixels, by either compression."""
     shape = (height, width, *MODES[mode])
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    image = opened(encoded(pixels, cuts))
+    image = opened(encoded(pixels, cuts, repeats=repeats))
     assert image.mode == mode
     assert_array_equal(image, pixels)
+
+
+def test_what_repeats_takes_no_more_bytes_than_by_pillow() -> None:
+    """Crops of 5 × 7 pixels, enlarged 16 times, of which each stands twice."""
+    crops = np.random.default_rng(0).integers(0, 256, (4, 5, 7, 3), dtype=np.uint8)
+    large = crops.repeat(16, axis=1).repeat(16, axis=2)
+    pixels = np.concatenate(list(np.concatenate([large, large], axis=2)))
+    by_pillow = io.BytesIO()
+    Image.fromarray(pixels).save(by_pillow, "png", compress_level=1)
+    assert len(encoded(pixels, repeats=True)) <= len(by_pillow.getvalue())
 
 
 def test_chunks_are_in_order_and_whole() -> None:

@@ -19,6 +19,7 @@ from featviz.layout.tracing.fields import PixelBox
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.options.commands import ExemplarOptions
+from featviz.run import workers
 
 from .conftest import PLAIN, draw
 
@@ -211,3 +212,25 @@ def test_batches_of_any_size_give_the_same_bytes(featviz: Run, noise: Path) -> N
         trees.append(tree(out))
     assert trees[0] == trees[1]
     assert len(trees[0]) > 20
+
+
+@pytest.mark.parametrize("cores", [2, 5])
+def test_worker_processes_draw_what_one_process_draws(
+    featviz: Run, noise: Path, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sheets of several layers, among them one without the channels that are asked for:
+    every file is equal, and so is what is said."""
+    factory = Path("whole_numbers.py")
+    factory.write_text("from exemplars.conftest import whole_numbers as make\n")
+    options = ("--layers", "Conv2d,ReLU,Linear", "--channels", "4", *PLAIN)
+    said = []
+    for count in (1, cores):
+        monkeypatch.setattr(workers, "usable_cores", lambda count=count: count)
+        done = featviz(
+            "exemplars", f"{factory}:make", noise, *options, "--out", f"{count}"
+        )
+        assert done.code == 0, done.err
+        said.append(done.out + done.err.removesuffix(f"results in {count}\n"))
+    assert tree(Path("1")) == tree(Path(f"{cores}"))
+    assert said[0] == said[1]
+    assert "4 channels" in said[0]
