@@ -1,6 +1,7 @@
 """The site of these pages: `python -m sphinx -W docs OUT`."""
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,39 @@ html_theme_options = {
 exclude_patterns = ["ci"]
 myst_heading_anchors = 3
 highlight_language = "none"  # of blocks that name no language, such as trees of files
+default_role = "literal"  # `featviz run` in --help
 smartquotes = False  # --help has two hyphens
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 
 
 def escape(app: object, context: object, lines: list[str]) -> None:
-    """Words of --help are plain text: stars and bars mean nothing."""
-    words = (line.replace("*", r"\*").replace("|", r"\|") for line in lines)
-    lines[:] = [
-        line if line.lstrip().startswith("..") else new
-        for line, new in zip(lines, words, strict=True)
-    ]
+    """Words of --help are plain text: stars and bars mean nothing. Lines that stay lines
+    there (examples, tables), which sphinx-click marks with bars, are shown as code."""
+    escaped: list[str] = []
+    in_code = False
+    for line in lines:
+        kept = LINE_THAT_STAYS.fullmatch(line)
+        if kept is None:
+            in_code = False
+            escaped.append(escape_words(line))
+            continue
+        if not in_code:
+            escaped.extend([f"{kept['indent']}::", ""])
+            in_code = True
+        escaped.append(f"{kept['indent']}    {kept['text']}")
+    lines[:] = escaped
+
+
+LINE_THAT_STAYS = re.compile(r"(?P<indent> *)\| (?P<text>.*)")
+"""As sphinx-click writes a line of a paragraph behind a backspace."""
+
+
+def escape_words(line: str) -> str:
+    """A line in which stars and bars mean nothing; a directive is left as it is."""
+    if line.lstrip().startswith(".."):
+        return line
+    return line.replace("*", r"\*").replace("|", r"\|")
 
 
 def make_report(app: Any, error: Exception | None) -> None:
