@@ -60,6 +60,42 @@ def escape_words(line: str) -> str:
     return line.replace("*", r"\*").replace("|", r"\|")
 
 
+PAGES = """
+```{toctree}
+:glob:
+:hidden:
+:maxdepth: 1
+
+cookbook
+layers
+drawing
+figures
+models
+gradients
+audit
+report
+places
+exemplars
+diff
+parity
+pipelines
+operations
+python
+training
+run-directory
+*
+```
+"""
+"""The list at the side of the site. Where the repository is read, it would be shown as
+these bare lines: there, index.md has a list of links."""
+
+
+def add_pages(app: object, page: str, source: list[str]) -> None:
+    """Give the first page the list of all pages."""
+    if page == "index":
+        source[0] += PAGES
+
+
 def make_report(app: Any, error: Exception | None) -> None:
     """Make the report that each page of the site offers for a try."""
     if error is not None or app.builder.format != "html":
@@ -77,6 +113,7 @@ def make_report(app: Any, error: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("source-read", add_pages)
     app.connect("build-finished", make_report)
     for part in ("description", "options"):
         app.connect(f"sphinx-click-process-{part}", escape)

@@ -116,18 +116,25 @@ def draw_first(folder: Path) -> Image.Image:
         (0, "input: grey", given),
         (227, "output: colour", result),
     ):
-        pen.text((0, top), title, "black", font(18))
+        pen.text((0, top), title, "black", font(22))
         canvas.paste(
             picture.resize((196, 196), Image.Resampling.LANCZOS), (0, top + 28)
         )
     for column, (layer, (title, channels)) in enumerate(shown.items()):
         left = 226 + 422 * column
-        pen.text((left, 0), title, "black", font(18))
+        pen.text((left, 0), title, "black", font(22))
         maps = np.load(run / layer / "output.npy")[0]
         for place, channel in enumerate(channels):
             corner = (left + place % 3 * 139, 28 + place // 3 * 142)
             canvas.paste(one_map(maps[channel]), corner)
-            pen.text((corner[0] + 4, corner[1] + 2), str(channel), "white", font(13))
+            pen.text(
+                (corner[0] + 5, corner[1] + 1),
+                str(channel),
+                "white",
+                font(24),
+                stroke_width=2,
+                stroke_fill="black",
+            )
     return canvas
 
 
@@ -244,7 +251,6 @@ TABLE: dict[str, Picture] = {
         part_of("look-colour_cnn-spheres.png", 900),
     ),
     "grid": Picture((MAPS,), part_of(f"maps/{UP2}/output.png", 560)),
-    "layer": Picture((MANY,), part_of(f"maps/{UP2}/output.png", 560)),
     "report": Picture(
         (MANY, "featviz report maps"),
         screenshot("maps/report/index.html", (1280, 860), 900),

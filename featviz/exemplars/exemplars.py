@@ -48,7 +48,7 @@ _MAX_TILES = 2000
 def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
     """A row for each sheet, for people."""
     per_class = any(row.class_name is not None for row in record.layers)
-    headings = ["layer", "type", "channels", "sees", "known", "sheet"]
+    headings = ["layer", "type", "channels", "sees", "field", "sheet"]
     if per_class:
         headings.append("class")
     rows = []

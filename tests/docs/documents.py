@@ -133,8 +133,12 @@ def save_models(folder: Path) -> None:
     from safetensors.torch import save_file
     from torchvision import models
 
-    for seed, name in enumerate(("model", "before", "after")):
+    for seed, name in enumerate(("model", "before", "after", "float")):
         torch.save(small_net(seed), folder / f"{name}.pth")
+    quantised = small_net(3)
+    for parameter in quantised.parameters():
+        parameter.data = (parameter.data * 256).round() / 256
+    torch.save(quantised, folder / "quantised.pth")
     weights = {"conv.weight": torch.randn(8, 3, 3, 3), "conv.bias": torch.zeros(8)}
     torch.save(weights, folder / "weights.pth")
     save_file(models.squeezenet1_1().state_dict(), folder / "weights.safetensors")
