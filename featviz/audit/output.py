@@ -97,9 +97,9 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
         rows.append(_cells(row["label"], row["type"], row, cells))
         dead = row["findings"].get("dead")
         if dead:
-            dead_lines.append(
-                f"dead in {row['label']}: {ranges(dead, _MAX_RANGES, comma=', ')}"
-            )
+            noun = "channel" if len(dead) == 1 else "channels"
+            channels = ranges(dead, _MAX_RANGES, comma=", ")
+            dead_lines.append(f"dead in {row['label']}: {noun} {channels}")
     # the table is for a terminal; audit.json has all
     if len(dead_lines) > _MAX_DEAD_LAYERS:
         hidden = len(dead_lines) - _MAX_DEAD_LAYERS

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from featviz.cli import output
 from featviz.cli.options import IMAGES, MODEL, ClickOption, Values, command
 from featviz.options import OUTPUT, ModelOptions, read_from
 from featviz.options.commands import FieldOptions
-from featviz.text import counted, layer_named
+from featviz.text import TextTable, by, counted
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from featviz.inspection.field import FieldResult
 
 
 @command(
@@ -47,17 +48,36 @@ def field(values: Values) -> int:
     result = measure_fields(
         values["source"], values["images"], read_from(FieldOptions, dict(values))
     )
-    if values["json"]:
-        output.document(result.as_json())
     for image, message in result.failures.items():
         output.image_error(image, message)
     output.left_out(result.skipped)
-    for layer in result.layers:
-        squares = [f"{100 * share:g} % {size}" for share, size in layer.sides.items()]
-        log.info(
-            "%s %s: %s px", layer.model, layer_named(layer.title), ", ".join(squares)
-        )
+    if values["json"]:
+        output.document(result.as_json())
+    else:
+        output.text(str(_table(result)))
     fields = counted(len(result.layers), "field")
     assert result.path is not None, "a name was given above"
     output.written(fields, result.path, values["open"])
     return 3 if result.failures else 0
+
+
+def _table(result: FieldResult) -> TextTable:
+    """The sides of each field, measured and theoretical, for people."""
+    rows = []
+    for layer in result.layers:
+        seen = "unknown"
+        if layer.theoretical is not None:
+            left, top, right, bottom = layer.theoretical
+            seen = by((right - left, bottom - top))
+        sides = map(str, layer.sides.values())
+        rows.append([layer.model, layer.title, *sides, seen])
+    shares = [f"{100 * share:g} %" for share in result.layers[0].sides]
+    return TextTable(
+        headings=("model", "layer", *shares, "theoretical"),
+        numbers=(*shares, "theoretical"),
+        rows=rows,
+        footer=[
+            "sides in pixels of the smallest squares that hold a share of the field;"
+            " theoretical: what has a path to the unit"
+        ],
+    )

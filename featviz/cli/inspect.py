@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,9 +102,10 @@ def kernels(values: Values) -> int:
     )
     output.left_out(skipped)
     log.info(
-        "kernels of %s in %s",
+        "kernels of %s in %s; %s",
         counted(len(document["captures"]), "layer"),
         document["out"],
+        output.to_look_at("them", document["out"], "--open"),
     )
     if values["json"]:
         output.document(document)
@@ -278,7 +278,7 @@ def audit(values: Values) -> int:
       featviz audit new.pth photos/ --baseline old/audit.json --out new
 
     {MODEL}
-
+    \f
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate failed.
     """
     from featviz.audit.audit import audit
@@ -305,8 +305,8 @@ def audit(values: Values) -> int:
             log.info("gate %s held: %s", verdict.gate, verdict.message)
         else:
             log.error("gate %s failed: %s", verdict.gate, verdict.message)
-    show = shlex.join(["featviz", "report", str(options.out), "--open"])
-    log.info("results in %s; to look at the findings: %s", options.out, show)
+    hint = output.to_look_at("the findings", options.out, "--open")
+    log.info("results in %s; %s", options.out, hint)
     return code
 
 
@@ -374,5 +374,6 @@ def exemplars(values: Values) -> int:
     for line in gaps(skipped, record.never_ran):
         log.warning("%s", line)
     log.info("%s seen", counted(record.images.seen, "image"))
-    log.info("results in %s", options.out)
+    hint = output.to_look_at("them beside a run", "RUN", "--exemplars", options.out)
+    log.info("results in %s; %s", options.out, hint)
     return 3 if record.images.failures else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -83,6 +84,17 @@ def left_out(skipped: Iterable[Skip], never_ran: Collection[str] = ()) -> None:
     """Warn of what could not be drawn, and of layers that did not run."""
     for line in gaps({skip.label: skip.reason for skip in skipped}, never_ran):
         log.warning("%s", line)
+
+
+def to_look_at(what: str, *arguments: object) -> str:
+    """A hint with the command `featviz report` that shows a result.
+
+    Args:
+        what: is shown: `them`, `the findings`.
+        *arguments: of the command.
+    """
+    command_line = shlex.join(["featviz", "report", *map(str, arguments)])
+    return f"to look at {what}: {command_line}"
 
 
 def written(what: str, page: Path, show: bool) -> None:

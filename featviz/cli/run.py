@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ def _passes(values: Values) -> PassOptions:
         ),
     ],
     json="one JSON line for each image",
-    first=("model_args", "trust"),
+    first=("trust",),
     result=RUN_FILE,
 )
 def run(values: Values) -> int:
@@ -206,8 +205,7 @@ class RunPrinter:
             line += f"; {failed} failed: {names} (see run.json)"
         # without --report there is no page yet; the line says how to get one
         if name_report:
-            show = shlex.join(["featviz", "report", str(result.root), "--open"])
-            line += f"; to look at them: {show}"
+            line += f"; {output.to_look_at('them', result.root, '--open')}"
         log.info("%s", line)
 
     def log_gaps(self, result: RunResult) -> None:

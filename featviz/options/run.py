@@ -75,9 +75,9 @@ class ModelOptions(Struct, frozen=True):
     arch: Annotated[str | None, option(MODEL, "MODEL", first=True, is_path=True)] = None
     weights: Annotated[WeightsSource | None, option(MODEL, first=True)] = None
     seed: Annotated[Seed, option(MODEL)] = 0
-    model_args: Annotated[Arguments, option(MODEL, flags=("--model-arg",))] = field(
-        default_factory=dict
-    )
+    model_args: Annotated[
+        Arguments, option(MODEL, first=True, flags=("--model-arg",))
+    ] = field(default_factory=dict)
     hparams: bool = False
     """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args`
     win."""

@@ -36,7 +36,7 @@ from featviz.models.requirements import require_matplotlib
 from featviz.models.weights import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.options.commands import AuditOptions, ExemplarOptions
-from featviz.records import PRESETS, Bytes, Detection, Layer, Outcome, Raster, Sample
+from featviz.records import Bytes, Detection, Layer, Outcome, Raster, Sample
 from featviz.run.choose import choose_layers
 from featviz.rundir.place import model_files
 
@@ -239,11 +239,10 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
         vector = UserTransform.vector(features).preprocess(3)
         preprocess = replace(vector, dtype=preprocess.dtype)
     if preprocess.guessed:
-        presets = ", ".join(name for name in PRESETS if name != "imagenet")
         log.warning(
-            "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop,"
-            " --mean and --std change it)",
-            presets,
+            "preprocessing is a guess, --preset imagenet: %s; --preset none leaves"
+            " images as they are, --size, --crop, --mean and --std change single steps",
+            ", ".join(preprocess.chain.steps),
         )
     return replace(loaded, preprocess=preprocess)
 

@@ -177,7 +177,10 @@ def test_dead_channels_are_named(check: Run, out: Path) -> None:
     """Below the table, by layer and number; the last line has the command that shows
     them."""
     done = check()
-    assert done.out.splitlines()[-2:] == ["dead in act: 0", "dead in act2: 6"]
+    assert done.out.splitlines()[-2:] == [
+        "dead in act: channel 0",
+        "dead in act2: channel 6",
+    ]
     assert f"featviz report {out} --open" in done.err.splitlines()[-1]
 
 

@@ -137,11 +137,15 @@ def test_the_smallest_square_is_that_of_all_squares(share: float) -> None:
 
 
 @pytest.mark.medium
-def test_the_command_prints_a_line_and_json(featviz: Run) -> None:
-    """The line of a layer has the sides, and JSON the theoretical field, too."""
-    done = featviz("field", DIGITS_MODEL, FIVE, SEVEN, "--layers", "Conv2d", "--json")
+def test_the_command_prints_a_table_or_json(featviz: Run) -> None:
+    """Both have the sides of the squares, and what the unit can see."""
+    command = ("field", DIGITS_MODEL, FIVE, SEVEN, "--layers", "Conv2d")
+    table = featviz(*command).out.splitlines()
+    headings, row, *_ = (" ".join(line.split()) for line in table)
+    assert headings == "model layer 20 % 30 % 50 % 99 % theoretical"
+    assert row == "digits_cnn.pth 0 2 2 2 3 3×3"
+    done = featviz(*command, "--overwrite", "--json")
     assert done.code == 0, done.err
-    assert "digits_cnn.pth layer 0: 20 % 2, 30 % 2, 50 % 2, 99 % 3 px\n" in done.err
     document = json.loads(done.out)
     assert document["file"] == "field-digits_cnn.png"
     assert document["images"] == 2

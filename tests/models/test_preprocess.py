@@ -422,7 +422,7 @@ def test_the_size_of_a_vision_transformer_changes_a_preset() -> None:
 
 
 GUESS = (
-    "warning: preprocessing is a guess, --preset imagenet (others: clip, inception, "
+    "warning: preprocessing is a guess, --preset imagenet: resize shorter side to 256 "
 )
 
 
