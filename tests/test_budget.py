@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 288759,
+    "nodes": 289470,
     "nodes a code line": 8.8,
     "functions over 300 nodes": 73,
     "functions of complexity over 15": 1,
@@ -41,7 +41,7 @@ PAGE_LINES = 3285
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 124,
     "files that an image passes": 27,
-    "functions that a command passes": 739,
+    "functions that a command passes": 740,
     "files that a command passes": 80,
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
@@ -31,6 +32,18 @@ _SYNONYMS = {
 }
 """Options of other tools, which no likeness of letters leads to, and what they are
 called here."""
+
+_COMMANDS_ELSEWHERE = {
+    "show": "look",
+    "view": "look",
+    "plot": "look",
+    "visualize": "run",
+    "draw": "run",
+    "summary": "layers",
+    "gradcam": "cam",
+    "compare": "diff",
+}
+"""Words for what commands do, and the commands."""
 
 # tensors that are images may have .pt
 _WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
@@ -64,12 +77,11 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     # What is wrong is replaced where it stands, so that all else that was typed stays
     if error.replace is not None:
         old, new = error.replace
-        if old in corrected:
-            corrected[corrected.index(old)] = new
-        elif f"--arch={old}" in corrected:
-            corrected[corrected.index(f"--arch={old}")] = f"--arch={new}"
-        else:  # a file of --config has it
+        wrong = re.compile(f"(--[a-z-]+=)?{re.escape(old)}")
+        typed = [word for word in corrected if wrong.fullmatch(word)]
+        if not typed:  # a file of --config has it
             return error.hint
+        corrected[corrected.index(typed[0])] = typed[0].removesuffix(old) + new
     return _with_command(error.hint or "", _added(corrected, error.add)) or None
 
 
@@ -140,7 +152,7 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
     """
     ctx: click.Context | None = getattr(error, "ctx", None)
     # click's own likenesses, for which there is a hint
-    message = error.format_message().partition(" (Did you mean")[0]
+    message = re.split(r" \(?Did you mean", error.format_message())[0]
     if ctx is None:
         return Advice(message, None)
     if isinstance(error, click.MissingParameter) and isinstance(
@@ -200,15 +212,20 @@ def _option_hint(
 
 def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
     """The command that a wrong one stands for, or all commands."""
-    # people type `featviz version` and `featviz help` as with other tools
+    # people type `featviz version` and `featviz help run` as with other tools
     name, *rest = arguments
     if name in ("version", "help"):
-        return _with_command(f"did you mean --{name}?", [f"--{name}"])
-    close = close_to(name, commands) if name.isalpha() else []
-    if close:
-        return _with_command(f"did you mean {close[0]}?", [close[0], *rest])
-    if any(looks_like_image(argument) for argument in rest):
-        return _with_command("did you mean run?", ["run", *arguments])
+        return _with_command(f"did you mean --{name}?", [*rest, f"--{name}"])
+    # the name of a model mostly has a digit, a dot or a colon
+    if not name.isalpha():
+        if any(looks_like_image(argument) for argument in rest):
+            return _with_command("did you mean run?", ["run", *arguments])
+    elif name in _COMMANDS_ELSEWHERE:
+        meant = _COMMANDS_ELSEWHERE[name]
+        return _with_command(f"did you mean {meant}?", [meant, *rest])
+    elif close_to(name, commands):
+        (meant,) = close_to(name, commands)
+        return _with_command(f"did you mean {meant}?", [meant, *rest])
     return f"featviz --help describes them: {', '.join(commands)}"
 
 

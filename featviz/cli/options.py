@@ -24,8 +24,7 @@ from msgspec import NODEFAULT, Struct
 from featviz.cli import mistakes
 from featviz.cli.config import read_config
 from featviz.drawing.normalize import in_full
-from featviz.errors import UsageError
-from featviz.files import hint_of, misspelt
+from featviz.files import missing_file
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.models.sources import MODEL_HELP
 from featviz.options import (
@@ -182,8 +181,7 @@ def existing_run(text: str) -> Path | Url:
 
 
 def _existing(text: str, noun: str) -> Path:
-    """A path that is there; UsageError for a URL, and for a path that is not, of which
-    the hint names a file of a like name.
+    """A path that is there; UsageError for a URL, and for a path that is not.
 
     Args:
         noun: what it should be, as the message begins: `Directory`.
@@ -191,11 +189,7 @@ def _existing(text: str, noun: str) -> Path:
     refuse_url(text)
     path = Path(text)
     if not path.exists():
-        hint = "check the path"
-        # of a link whose target is gone the name is right
-        if not os.path.lexists(path):
-            hint = hint_of(path, misspelt(path))
-        raise UsageError(f"{noun} {quoted(text)!r} does not exist.", hint)
+        raise missing_file(f"{noun} {quoted(text)!r} does not exist.", text)
     return path
 
 

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Self
 
-from featviz.errors import FileError
+from featviz.errors import FileError, UsageError
 from featviz.text import quoted
 
 SMALL, DEEPEST = 16 * 2**20, 100
@@ -373,16 +373,29 @@ def misspelt(path: Path) -> Path | None:
     return path.parent / names[close[0]]
 
 
-def hint_of(path: Path, near: Path | None) -> str:
-    """What helps where nothing is at a path.
+def missing_file(message: str, text: str, otherwise: str = "") -> UsageError:
+    """The error for a path that leads nowhere; its hint names the file or folder of a
+    like name.
 
     Args:
-        path: As the user gave it.
-        near: The path that was meant, if `misspelt` tells; else the hint says where the
-            way to `path` ends.
+        message: What is not there.
+        text: The path, as it was typed.
+        otherwise: The hint where nothing has a like name; by default it says where the
+            way to the path ends.
     """
+    path = Path(text)
+    # of a link whose target is gone the name is right
+    if os.path.lexists(path):
+        return UsageError(message, otherwise or "check the path")
+    near = misspelt(path)
     if near is not None:
-        return f"did you mean {quoted(str(near))}?"
+        hint = f"did you mean {quoted(str(near))}?"
+        return UsageError(message, hint, replace=(text, str(near)))
+    return UsageError(message, otherwise or _where_it_ends(path))
+
+
+def _where_it_ends(path: Path) -> str:
+    """A hint with the last folder on the way to a path, and what it lacks."""
     folder = path.parent
     while not os.path.isdir(folder) and folder != folder.parent:  # noqa: PTH112
         folder = folder.parent

@@ -25,11 +25,18 @@ if TYPE_CHECKING:
 
 
 def refusal(
-    option: str, text: str, message: str, hint: str | None = None
+    option: str,
+    text: str,
+    message: str,
+    hint: str | None = None,
+    replace: tuple[str, str] | None = None,
 ) -> UsageError:
     """The error for a value of an option; the message goes on behind both."""
     return UsageError(
-        f"{option} {quoted(repr(text))}{message}", hint, options=(option,)
+        f"{option} {quoted(repr(text))}{message}",
+        hint,
+        replace=replace,
+        options=(option,),
     )
 
 

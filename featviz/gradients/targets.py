@@ -302,7 +302,12 @@ def parse(text: str | None) -> Target:
     hint = _EXAMPLES
     if text.startswith("layer:"):
         hint = "layer:NAME or layer:NAME:CHANNEL"
-    raise interventions.refusal("target", text, " cannot be read", hint)
+    correction = None
+    # the name or the number of a class alone
+    if re.fullmatch(r"[\w ]+", text):
+        hint = f"did you mean class:{text}?"
+        correction = (text, f"class:{text}")
+    raise interventions.refusal("target", text, " cannot be read", hint, correction)
 
 
 # What models return

@@ -406,12 +406,30 @@ def forward(
     except Exception as error:
         if recorder is not None and recorder.fault is error:
             raise
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
-        hint = "--size, --crop and --input-channels change it, -v shows the traceback"
+        shapes = [tensor.shape for tensor in tensors(list(args))]
+        sizes = "".join(map(_usual_sizes, shapes[:1])) or "--size, "
         raise ForwardError(
             f"the model failed in {_at_fault(model, error)}: {_first_line(error)}",
-            f"the input was {shapes}; {hint}",
+            f"the input was {', '.join(str(list(shape)) for shape in shapes)}; {sizes}"
+            "--crop and --input-channels change it, -v shows the traceback",
         ) from error
+
+
+def _usual_sizes(shape: Sequence[int]) -> str:
+    """What gives an input [N, C, H, W] sizes that many models want, square ones and
+    multiples of 32, as the beginning of a list; empty where it has them."""
+    if len(shape) != 4:
+        return ""
+    height, width = shape[2:]
+    remedies = ""
+    if height != width:
+        side = min(height, width)
+        remedies = f"--size {side}x{side} makes it square, "
+    # a U-Net halves its maps, doubles them, and joins both
+    whole = [max(32, round(side / 32) * 32) for side in (height, width)]
+    if whole != [height, width]:
+        remedies += f"--size {whole[0]}x{whole[1]} lets it be halved five times, "
+    return remedies
 
 
 def _at_fault(model: nn.Module, error: Exception) -> str:

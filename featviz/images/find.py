@@ -17,7 +17,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, NamedTuple, TypeVar
 
 from featviz.errors import FileError, UsageError
-from featviz.files import hint_of, misspelt, real, urls
+from featviz.files import missing_file, real, urls
 from featviz.files.urls import Url, is_url
 from featviz.images import decode
 from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, FilePath, split
@@ -132,12 +132,7 @@ def _expand(
         return [Named(path.name, path)]
     if glob.has_magic(argument):
         return _matching(argument, path)
-    near = misspelt(path)
-    raise UsageError(
-        f"no image {argument!r}: no such file or folder",
-        hint_of(path, near),
-        replace=(argument, str(near)) if near else None,
-    )
+    raise missing_file(f"no image {argument!r}: no such file or folder", argument)
 
 
 def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
@@ -311,8 +306,9 @@ def _in_archive(
             image.
     """
     if isinstance(archive, Path) and not archive.is_file():
-        hint = hint_of(archive, misspelt(archive))
-        raise UsageError(f"no archive {str(archive)!r} for {argument!r}", hint)
+        raise missing_file(
+            f"no archive {str(archive)!r} for {argument!r}", str(archive)
+        )
     try:
         names = decode.members(archive)
     except (OSError, *decode.DAMAGED) as error:

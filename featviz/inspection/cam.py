@@ -466,12 +466,14 @@ def _shown_to_model(
         reasons.append(f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}")
     for layer in recorder.never_ran:
         reasons.append(f"layer {quoted(layer.label)} did not run")
-    hint = "--layers names another one"
-    if prepared.options.layers is not None:  # the user has named some
+    hint = "--layers names another one; `featviz layers MODEL` lists all"
+    # torchvision's heads of transformers begin with zeros
+    if prepared.model.source.get("weights") == "none":
+        hint = "load trained weights: random ones may let no gradient through"
+    elif prepared.options.layers is not None:  # the user has named some
         hint = "leave --layers out for the last layer that has a map"
     raise UsageError(
-        f"there is no class activation map: {listed(reasons, 3, '; ')}",
-        f"{hint}; `featviz layers MODEL` lists all",
+        f"there is no class activation map: {listed(reasons, 3, '; ')}", hint
     )
 
 

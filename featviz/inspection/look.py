@@ -380,7 +380,8 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
     if not collector.layers:
         skipped = {skip.label: skip.reason for skip in recorder.skipped}
         reasons = gaps(skipped, [layer.name for layer in recorder.never_ran])
-        raise FeatvizError(f"no picture was drawn; {'; '.join(reasons)}", NOTHING_DRAWN)
+        reason = "; ".join(reasons) or "no layer was taken"
+        raise FeatvizError(f"no picture was drawn; {reason}", NOTHING_DRAWN)
     layers = []
     # how often a layer ran is known only now, when the pass has ended
     for layer in collector.layers.values():

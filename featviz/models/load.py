@@ -606,6 +606,17 @@ def _arguments_hint(error: Exception) -> str | None:
     return None
 
 
+def _lacking_hint(error: Exception) -> str | None:
+    """The options for arguments that a factory was called without; None for another
+    error, and for a call within the factory."""
+    lacking = re.search(r"missing \d+ required [\w-]+ arguments?: (.+)", str(error))
+    trace = error.__traceback__
+    if lacking is None or trace is None or trace.tb_next is not None:
+        return None
+    names = re.findall(r"'(\w+)'", lacking[1])
+    return "add " + " ".join(f"--model-arg {name}=VALUE" for name in names)
+
+
 _GATHERING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 """`*args` and `**kwargs`, which name no argument."""
 
@@ -880,16 +891,12 @@ def load_factory(options: ModelOptions) -> Loaded:
     """Call the factory; give the model the weights of a file, if one is named.
 
     Raises:
-        UsageError: Where there is no such file of weights.
         LoadError: Where the factory fails, makes no module, or the weights do not fit.
     """
     spec = options.spec
     path = None
     if options.weights not in (None, "none"):
         path = Path(str(options.weights))
-        if not path.is_file():
-            message = f"no weights file {options.weights!r}"
-            raise UsageError(message, "a factory takes a file, or none")
     module, hparams = _made_by_code(options, path)
     name = source_of(spec).model_name(spec)
     if options.weights is None and any(True for _ in module.parameters()):
@@ -992,7 +999,9 @@ def _made_by_factory(
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"
-        hint = _arguments_hint(error) or "-v shows the traceback"
+        hint = (
+            _arguments_hint(error) or _lacking_hint(error) or "-v shows the traceback"
+        )
         raise LoadError(message, hint) from error
     if not isinstance(module, nn.Module):
         message = f"{spec} gave a {type(module).__name__}, not an nn.Module"

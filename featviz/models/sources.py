@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featviz.errors import LoadError, UsageError
-from featviz.files import misspelt, real
+from featviz.files import missing_file, misspelt, real
 from featviz.options import ModelOptions
 from featviz.text import quoted
 
@@ -206,12 +206,7 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     for source in SOURCES:
         if source.recognises(spec):
             return source
-    message = f"no model file {spec!r}"
-    near = misspelt(Path(spec))
-    if near is None:
-        raise UsageError(message, download_hint(spec))
-    hint = f"did you mean {quoted(str(near))}?"
-    raise UsageError(message, hint, replace=(spec, str(near)))
+    raise missing_file(f"no model file {spec!r}", spec, download_hint(spec))
 
 
 def download_hint(spec: str) -> str:
@@ -249,6 +244,13 @@ def check_source(options: ModelOptions) -> ModelSource:
     if options.weights and not source.weights:
         message = f"--weights does not go with a model file ({Path(options.spec).name})"
         raise UsageError(message, "the file has the weights itself")
+    weights = options.weights or "none"
+    names_file = source.name == "factory" or Path(weights).suffix in SUFFIXES
+    if weights != "none" and names_file and not Path(weights).is_file():
+        title = source.spelling.partition(" (")[0]
+        raise missing_file(
+            f"no weights file {weights!r}", weights, f"{title} takes {source.weights}"
+        )
     if options.hparams and source.name not in ("file", "factory"):
         message = (
             f"--model-arg @hparams is for a class of your own, and {options.spec!r} is"

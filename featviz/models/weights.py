@@ -793,8 +793,7 @@ def put_into(
     if fit.misfits and not (partial and fit.tensors):
         raise LoadError(
             f"{message}: {counts} tensors; {fit.misfits}",
-            "another --arch, --model-arg (for example num_classes=10), or --partial for"
-            " what fits",
+            f"another --arch, --model-arg{fit.example}, or --partial for what fits",
         )
     # MNASNet loads no unknown version
     vars(fit.tensors)["_metadata"] = getattr(state, "_metadata", {})
@@ -820,6 +819,9 @@ class _Fit(NamedTuple):
     misfits: str
     """What is missing, unexpected or of another shape, for people; empty where all fit.
     """
+    example: str
+    """Of an argument, ` (for example num_classes=7)`: where all shapes differ as those of
+    a head of 7 classes would."""
 
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
@@ -827,6 +829,7 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     fitting: OrderedDict[str, Tensor] = OrderedDict()
     missing: list[str] = []
     differing: list[str] = []
+    class_counts = set()
     for name, expected in state.items():
         tensor = tensors.get(name)
         if not isinstance(expected, Tensor):  # an extra state
@@ -839,6 +842,8 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
         elif tensor.shape != expected.shape:
             shapes = f"{list(tensor.shape)}, not {list(expected.shape)}"
             differing.append(f"{quoted(name)} is {shapes}")
+            is_head = tensor.ndim and tensor.shape[1:] == expected.shape[1:]
+            class_counts.add(len(tensor) if is_head else 0)
         else:
             fitting[name] = tensor
     unexpected = [quoted(n) for n in tensors if not isinstance(state.get(n), Tensor)]
@@ -852,4 +857,7 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
         if names
     ]
     total = len(fitting) + len(missing) + len(differing)
-    return _Fit(fitting, total, "; ".join(misfits))
+    example = ""
+    if len(class_counts) == 1 and all(class_counts):
+        example = f" (for example num_classes={class_counts.pop()})"
+    return _Fit(fitting, total, "; ".join(misfits), example)

@@ -23,7 +23,7 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.options import flag
 from featviz.records import FORMATS, SUFFIXES, CaptureKey, GridPlan
-from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION
+from featviz.rundir import EXEMPLARS_FILE, MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION
 from featviz.text import by, listed, printable, quoted
 
 GROWING = ("images", "failures", "schema_version")
@@ -245,6 +245,10 @@ def read_json(path: Path) -> dict[str, Any]:
         runs = [str(run.parent) for run in sorted(path.parent.glob(f"*/{RUN_FILE}"))]
         if runs:
             hint = f"give a run: {listed(runs, 4)}"
+        if (path.parent / EXEMPLARS_FILE).exists():
+            hint = (
+                f"exemplars stand beside a run: featviz report RUN --exemplars {folder}"
+            )
         if any(path.parent.glob(f"*/{MANIFEST_FILE}")):
             hint = (
                 "the same `featviz run` with --resume writes it anew from the images'"

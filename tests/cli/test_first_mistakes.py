@@ -1,0 +1,214 @@
+"""What goes wrong first with a network of one's own, word by word: its arguments, the
+file of its weights, the size of its input, and the name of a command."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Run
+from PIL import Image
+from torch import nn
+
+NET = """
+import torch
+from torch import nn
+
+class Classifier(nn.Sequential):
+    def __init__(self, classes, *, width=4):
+        super().__init__(nn.Conv2d(3, width, 1), nn.Flatten(), nn.Linear(width, classes))
+
+class Broken(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3))
+
+class Halving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+        self.pool = nn.MaxPool2d(2)
+        self.up = nn.Upsample(scale_factor=2)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return torch.cat([x, self.up(self.pool(x))], 1)
+"""
+
+MODELS = [
+    (
+        "look net.py:Classifier p.png",
+        "net.py:Classifier raised TypeError: Classifier.__init__() missing 1 required"
+        " positional argument: 'classes'",
+        "add --model-arg classes=VALUE",
+    ),
+    # not an argument of the model itself
+    (
+        "look net.py:Broken p.png",
+        "net.py:Broken raised TypeError: Linear.__init__() missing 1 required"
+        " positional argument: 'out_features'",
+        "-v shows the traceback",
+    ),
+    (
+        "cam net.py:Classifier p.png --weights seven.pth --model-arg classes=5",
+        "seven.pth does not fit net.py:Classifier: 2 of 4 tensors; 2.weight is [7, 4],"
+        " not [5, 4], 2.bias is [7], not [5]",
+        "another --arch, --model-arg (for example num_classes=7), or --partial for what"
+        " fits",
+    ),
+    (
+        "cam net.py:Classifier p.png --weights seven.pth --model-arg classes=7"
+        " --model-arg width=3",
+        "seven.pth does not fit net.py:Classifier: 1 of 4 tensors; 0.weight is"
+        " [4, 3, 1, 1], not [3, 3, 1, 1], 0.bias is [4], not [3], 2.weight is [7, 4],"
+        " not [7, 3]",
+        "another --arch, --model-arg, or --partial for what fits",
+    ),
+]
+
+WEIGHTS = [
+    (
+        "look net.py:Halving p.png --weights sevn.pth",
+        "no weights file 'sevn.pth'",
+        "did you mean seven.pth? featviz look net.py:Halving p.png --weights seven.pth",
+    ),
+    (
+        "audit resnet18 p.png --weights=sevn.pth",
+        "no weights file 'sevn.pth'",
+        "did you mean seven.pth? featviz audit resnet18 p.png --weights=seven.pth",
+    ),
+    (
+        "look net.py:Halving p.png --weights default",
+        "no weights file 'default'",
+        "a factory takes a file, or none (as the factory makes them)",
+    ),
+]
+
+SIZES = [
+    (
+        "look net.py:Halving p.png --weights none --preset none",
+        "the model failed in Halving: Sizes of tensors must match except in dimension"
+        " 1. Expected size 51 but got size 50 for tensor number 1 in the list.",
+        "the input was [1, 3, 51, 70]; --size 51x51 makes it square, --size 64x64 lets it"
+        " be halved five times, --crop and --input-channels change it, -v shows the"
+        " traceback",
+    ),
+    (
+        "cam net.py:Classifier p.png --model-arg classes=5 --size 64x64",
+        "the model failed in 2 (Linear): mat1 and mat2 shapes cannot be multiplied"
+        " (1x16384 and 4x5)",
+        "the input was [1, 3, 64, 64]; --size, --crop and --input-channels change it, -v"
+        " shows the traceback",
+    ),
+]
+
+COMMANDS = [
+    (
+        "show resnet18 p.png",
+        "No such command 'show'.",
+        "did you mean look? featviz look resnet18 p.png",
+    ),
+    (
+        "summary resnet18",
+        "No such command 'summary'.",
+        "did you mean layers? featviz layers resnet18",
+    ),
+    (
+        "vizualize resnet18 p.png",
+        "No such command 'vizualize'.",
+        "featviz --help describes them: look, run, report, layers, kernels, sheet, cam,"
+        " field, exemplars, audit, diff, merge, verify, identify",
+    ),
+    (
+        "help run",
+        "No such command 'help'.",
+        "did you mean --help? featviz run --help",
+    ),
+    (
+        "look resnet18 p.png --weight none",
+        "No such option '--weight'.",
+        "did you mean --weights? featviz look resnet18 p.png --weights none",
+    ),
+    (
+        "cam resnet18 p.png --target 'tabby cat'",
+        "--target 'tabby cat' cannot be read",
+        "did you mean class:tabby cat? featviz cam resnet18 p.png --target"
+        " 'class:tabby cat'",
+    ),
+    (
+        "report exemplars",
+        "exemplars is no run directory: it has no run.json",
+        "exemplars stand beside a run: featviz report RUN --exemplars exemplars",
+    ),
+]
+
+MISTAKES = MODELS + WEIGHTS + SIZES + COMMANDS
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a network, weights for seven classes, and an image."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    seven = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 7))
+    torch.save(seven.state_dict(), "seven.pth")
+    Image.new("RGB", (70, 51), "teal").save("p.png")
+    Path("exemplars").mkdir()
+    Path("exemplars/exemplars.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.medium
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("line", "message", "hint"), MISTAKES, ids=[line for line, *_ in MISTAKES]
+)
+def test_a_first_mistake_gets_this_message_and_this_hint(
+    line: str, message: str, hint: str, featviz: Run
+) -> None:
+    """Word by word, behind whatever is warned of."""
+    done = featviz(*shlex.split(line))
+    said = [text for text in done.err.splitlines() if not text.startswith("warning")]
+    assert said == [f"error: {message}", f"hint: {hint}"]
+
+
+@pytest.mark.medium
+@pytest.mark.usefixtures("here")
+def test_a_guess_says_what_it_does_to_an_image(featviz: Run) -> None:
+    """Step by step, and how an image stays as it is."""
+    done = featviz("look", "net.py:Halving", "p.png", "--weights", "none")
+    warning = (
+        "warning: preprocessing is a guess, --preset imagenet: resize shorter side to 256"
+        " (bilinear), centre crop 224×224, normalise by mean [0.485, 0.456, 0.406] and"
+        " std [0.229, 0.224, 0.225]; --preset none leaves images as they are, --size,"
+        " --crop, --mean and --std change single steps"
+    )
+    assert warning in done.err.splitlines()
+
+
+@pytest.mark.medium
+@pytest.mark.usefixtures("here")
+def test_the_last_line_says_how_to_look_at_kernels_and_exemplars(featviz: Run) -> None:
+    """With the command that shows them."""
+    model = ("net.py:Halving", "--weights", "none", "--layers", "conv")
+    kernels = featviz("kernels", *model).err.splitlines()
+    exemplars = featviz("exemplars", *model, "p.png").err.splitlines()
+    assert kernels[-1] == (
+        "kernels of 1 layer in featviz-kernels; to look at them: featviz report"
+        " featviz-kernels --open"
+    )
+    assert exemplars[-1] == (
+        "results in featviz-exemplars; to look at them beside a run: featviz report RUN"
+        " --exemplars featviz-exemplars"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_random_weights_may_explain_nothing(featviz: Run) -> None:
+    """torchvision's transformers begin with a head of zeros, and no layer helps."""
+    done = featviz("cam", "vit_b_16", "p.png", "--weights", "none")
+    assert done.code == 1
+    hint = "hint: load trained weights: random ones may let no gradient through"
+    assert done.err.splitlines()[-1] == hint
