@@ -173,7 +173,8 @@ def look(values: Values) -> int:
       featviz look vit_b_16 cat.jpg --out vit.png --open
     \f
     IMAGE is what `featviz run` takes; of several images, the first is shown.
-    Each map runs from its least value (dark) to its greatest (bright).
+    Each map runs from its least value (dark) to its greatest (bright), both without
+    the border that padding makes.
 
     Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
     """

@@ -144,6 +144,7 @@ def draw(
     window: Sequence[int] | None = None,
     inputs: Sequence[Sequence[int]] = (),
     gradient: Tensor | None = None,
+    inner: bool = False,
 ) -> dict[str, GridPicture]:
     """Turn a tensor into tiles and statistics, on its device.
 
@@ -158,6 +159,7 @@ def draw(
         inputs: shapes of the model's inputs: a gradient of such a shape is that of the
             image.
         gradient: of the target at this tensor, in its shape, for class activation maps.
+        inner: as in `draw_tiles`.
 
     Returns:
         The picture of the maps under the empty key, tokens beside the grid under their
@@ -180,7 +182,9 @@ def draw(
         capture = SALIENCY if key == SALIENCY else site.kind
         aligned = LAYOUTS[maps.layout].aligned
         settled_options, scale = settled(options, capture, aligned, hints.phase)
-        picture = draw_maps(maps, settled_options, scale, weights, hints.border)
+        picture = draw_maps(
+            maps, settled_options, scale, weights, hints.border, inner=inner
+        )
         if hints.phase:
             picture = replace(picture, cmap=settled_options.cmap)
         # a gradient behind a pooling is constant by nature, which is not a finding
@@ -198,6 +202,7 @@ def draw_maps(
     scale: Scale,
     gradient: Maps | None = None,
     border: int = 1,
+    inner: bool = False,
 ) -> GridPicture:
     """Draw the maps of a tensor: a tile for each channel and slice, or one for all
     channels.
@@ -206,6 +211,7 @@ def draw_maps(
         gradient: of the target at the tensor, where `options.reduce` is a class
             activation map.
         border: pixels at the edges of maps that rankings leave out.
+        inner: as in `draw_tiles`, of maps that are not reduced.
 
     Raises:
         LayoutError: there is no such class activation map, none of the channels that
@@ -224,6 +230,7 @@ def draw_maps(
             strip=is_strip,
             as_values=not is_strip,
             border=border,
+            inner=inner,
         )
     # Components and class activation maps are those of all slices, of which then a few
     # are drawn: a step of a clip looks the same, however many are drawn beside it.
@@ -258,6 +265,7 @@ def draw_tiles(
     alone: bool = False,
     as_values: bool = False,
     border: int = 0,
+    inner: bool = False,
 ) -> GridPicture:
     """Draw maps. The tiles of a channel share its limits; statistics and limits are
     those of all slices.
@@ -272,6 +280,7 @@ def draw_tiles(
         as_values: maps that are all constant, and not all zero, become a strip of their
             values.
         border: pixels at the edges of maps that rankings leave out.
+        inner: whether maps with limits of their own are scaled without the border.
 
     Raises:
         LayoutError: it has none of the channels that the options name.
@@ -307,8 +316,11 @@ def draw_tiles(
     shape = (count, shown_slices, height, width)
     plan = grid.plan(shape, options, strip=strip, alone=alone)
     # Limits are those of all slices and channels, also of those that are not drawn, so
-    # that a tile looks the same, however many are drawn beside it.
-    ends = limits(scale, rows, stats[:, MIN], stats[:, MAX], together=strip or alone)
+    # that a tile looks the same, however many are drawn beside it. With its border,
+    # a bright frame would leave the rest of a map one colour
+    scaled = values.inner_statistics(data, border) if inner else stats
+    ends = limits(scale, rows, scaled[:, MIN], scaled[:, MAX], together=strip or alone)
+    ends = replace(ends, clips=inner)
     if len(ends.low) > 1 and (channels is not None or shown_slices > 1):
         ends = ends.of_tiles(channels, shown_slices)
     has_holes = bool(stats[:, NONFINITE].any())

@@ -240,6 +240,8 @@ _CAPTION = 0.25
 """Inches of a caption above a picture."""
 _KEY = 0.4
 """Inches of the key below."""
+_SCALED = "max of each map without its border (padding), beyond which is clipped"
+"""The end of the key of the colours."""
 _LEADING = 0.18
 """Inches from a line of text to the next."""
 _PICTURE = 2.2
@@ -357,7 +359,7 @@ def draw_page(page: Page) -> Bytes:
     x += canvas.write("min", x, y, soft) + 0.08
     canvas.paste(colors[None], Cell(x, y - 0.06, 1.2, 0.12))
     x += 1.28
-    x += canvas.write("max, scaled per map", x, y, soft) + 0.4
+    x += canvas.write(_SCALED, x, y, soft) + 0.4
     canvas.write(page.key, layout.right, y, soft, "left", max_width=layout.right - x)
     return canvas.pixels
 

@@ -149,6 +149,15 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     return deviations
 
 
+def inner_statistics(maps: Tensor, border: int) -> Floats:
+    """The statistics of maps [N, ..., H, W] without the border that padding makes,
+    float32 [N, 6]; `border` as in `inner_deviations`."""
+    height, width = maps.shape[-2:]
+    border = min(border, min(height, width) // 4)
+    inner = maps[..., border : height - border, border : width - border]
+    return statistics(inner)[0]
+
+
 def widest_type(tensor: Tensor) -> dtype:
     """The type in which a tensor's device adds with the fewest losses: float64, which
     Apple's devices (MPS) do not have."""
@@ -216,6 +225,8 @@ class ValueLimits:
     """The name in `normalize.MODES` of the mode that they came from."""
     shared: tuple[float, float] | None = None
     """The limits where all maps have the same."""
+    clips: bool = False
+    """Whether values may lie beyond the limits, though the mode clips nothing."""
 
     @classmethod
     def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
@@ -334,7 +345,8 @@ def to_levels(
         half = 0.5
     start = start.astype(np.float32)
     # limits that are the extremes need no clipping, which saves two comparisons a value
-    top = levels - 0.5 if clips or nonfinite is not None else None
+    clips = clips or limits.clips or nonfinite is not None
+    top = levels - 0.5 if clips else None
     if isinstance(values, np.ndarray) or values.device.type == "cpu":
         rows = np.require(np.asarray(values), np.float32, ["C", "W"])
         count = len(rows)

@@ -97,7 +97,8 @@ class ShownLayer:
     channels: tuple[int, ...]
     """The shown maps, the most telling one first; of a vector its largest numbers."""
     ranges: tuple[Span, ...]
-    """Of each shown map, or of all numbers of a vector."""
+    """Of each shown map without the border that padding makes, or of all numbers of a
+    vector."""
     strip: bool
     """Its numbers are one strip: those of a vector, or of maps that are all constant.
     """
@@ -369,7 +370,7 @@ class _Collector:
         if tensor.is_complex():
             halves = magnitude_and_phase(site, tensor, hints, DrawOptions())
             site, tensor, hints = next(halves)
-        picture = draw(self._draw_options, site, tensor, hints)[""]
+        picture = draw(self._draw_options, site, tensor, hints, inner=True)[""]
         if before is None or not picture.strip:
             self.layers[name] = _most_telling(site, tensor, picture, self._options)
 
@@ -577,9 +578,11 @@ def _most_telling(
         channels = channels[: options.maps]
     else:
         channels = unlike(middles, channels, options.maps)
-    spans = []
-    for low, high in stats[:, [values.MIN, values.MAX]].tolist():
-        spans.append((finite(low), finite(high)))
+    ends = stats[:, [values.MIN, values.MAX]]
+    if picture.limits.shared is None:
+        # the slices of a channel share its limits
+        ends = np.stack([picture.limits.low, picture.limits.high], axis=1)[::slices]
+    spans = [(finite(low), finite(high)) for low, high in ends.tolist()]
     if picture.strip:
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
         ranges = [_overall(spans)]

@@ -66,6 +66,34 @@ def test_a_frame_that_padding_makes_is_no_variation(
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(
+    ("layer", "inner"),
+    [
+        # each of two convolutions pads by a pixel
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3, 1, 1), nn.Conv2d(2, 2, 3, 1, 1)),
+            slice(2, -2),
+        ),
+        (nn.Conv2d(1, 2, 7, 2, 3), slice(2, -2)),
+        # patches beside each other overlap with no padding
+        (nn.Conv2d(1, 2, 3, 3), slice(1, -1)),
+    ],
+    ids=["two", "stride", "patches"],
+)
+def test_the_border_is_what_padding_reaches(
+    layer: nn.Module, inner: slice, tmp_path: Path
+) -> None:
+    """Several convolutions add up, and a stride makes the border of the map narrower."""
+    model = nn.Sequential(layer)
+    result = fv.run(model, RAMP, "0", tmp_path, tensors=True, **PLAIN)
+    (maps,) = result.captures
+    values = maps.tensor[0].double().numpy()[:, inner, inner]
+    with np.load(next(tmp_path.glob("*/stats.npz"))) as arrays:
+        (stored,) = [arrays[key] for key in arrays if key.endswith("inner_std")]
+    assert stored == pytest.approx(values.std((1, 2)), rel=1e-4)
+
+
+@pytest.mark.medium
 def test_look_shows_no_frame_that_padding_makes() -> None:
     """`look` ranks channels without their borders, too."""
     page = fv.look(framed_network(3), RAMP, "Conv2d", maps=1, **PLAIN)

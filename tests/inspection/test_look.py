@@ -13,7 +13,7 @@ import torch
 from borrowed import assert_same, state_of
 from networks import Net
 from PIL import Image
-from pixels import assert_same_pixels, pixels_of
+from pixels import assert_same_pixels
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
@@ -84,17 +84,37 @@ def noise(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.medium
-def test_tiles_are_those_of_run(tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
-    """With the same colormap they are the pixels in the grids of `run`, of each layer."""
-    options = {"size": 16, "crop": 16, "cmap": "viridis"}
-    page = fv.look(tiny, picture, "Conv2d,ReLU", **options)
-    grids = {"nrow": 1, "padding": 0, "scale": 1}
-    run = fv.run(tiny, picture, "Conv2d,ReLU", tmp_path / "run", **options, **grids)
+def test_tiles_are_scaled_without_their_borders(
+    tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
+    """Each map runs from its least to its greatest value inside the pixels that padding
+    reaches; values of these beyond are clipped."""
+    options = {"size": 16, "crop": 16}
+    page = fv.look(tiny, picture, "Conv2d,ReLU", cmap="grey", **options)
+    out = tmp_path / "run"
+    run = fv.run(tiny, picture, "Conv2d,ReLU", out, tensors=True, **options)
 
     assert [row.layer for row in page.layers] == ["0", "1"]
-    for row, grid in zip(page.layers, run.captures, strict=True):
-        tiles = pixels_of(grid.image.convert("RGB")).reshape(4, 16, 16, 3)
-        assert np.array_equal(row.tiles, tiles[list(row.channels)])
+    for row, capture in zip(page.layers, run.captures, strict=True):
+        maps = capture.tensor[0].double().numpy()[list(row.channels)]
+        inner = maps[:, 1:-1, 1:-1]
+        low = inner.min((1, 2), keepdims=True)
+        high = inner.max((1, 2), keepdims=True)
+        levels = np.rint(255 * ((maps - low) / (high - low)).clip(0, 1))
+        assert (maps < low).any() or (maps > high).any()
+        assert np.abs(np.array(row.tiles)[..., 0] - levels).max() <= 1
+        assert np.array(row.ranges)[:, 0] == pytest.approx(low.ravel())
+        assert np.array(row.ranges)[:, 1] == pytest.approx(high.ravel())
+
+
+@pytest.mark.medium
+def test_a_map_that_is_flat_inside_is_constant(see: See) -> None:
+    """What rounding makes of one value is no picture, whatever the frame around it."""
+    maps = torch.ones(1, 2, 9, 9)
+    maps[:, :, 0] = 2.0
+    maps[0, 0, 4, 4] += 1e-7
+    (row,) = see(fixed(maps), noise(1, 8, 8)).layers
+    assert {*np.unique(row.tiles)} == {128}
 
 
 @pytest.mark.medium
@@ -112,8 +132,9 @@ def test_the_order_is_numpys(see: See) -> None:
     expected = np.argsort(-maps.std((1, 2)))[:5]
     assert list(row.channels) == expected.tolist()
     lows, highs = np.transpose(row.ranges)
-    assert lows == pytest.approx(maps[expected].min((1, 2)))
-    assert highs == pytest.approx(maps[expected].max((1, 2)))
+    inner = maps[expected, 1:-1, 1:-1]
+    assert lows == pytest.approx(inner.min((1, 2)))
+    assert highs == pytest.approx(inner.max((1, 2)))
 
 
 def statistics(low: float, high: float, std: float, nonfinite: int = 0) -> list[float]:

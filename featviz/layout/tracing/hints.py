@@ -336,11 +336,17 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
 
 
 def _border(module: nn.Module) -> int:
-    """Half of the field of a module's kernel in pixels of its map, at least one."""
-    if not isinstance(module, nn.modules.conv._ConvNd):
-        return 1
-    fields = zip(module.kernel_size, module.dilation, strict=True)
-    return max(1, *(dilation * (size - 1) // 2 for size, dilation in fields))
+    """How far padding reaches into the maps of a module, in pixels of these, at least
+    one: half of a kernel's field, and the sum of these for several convolutions."""
+    border = 0
+    for inner in module.modules():
+        if isinstance(inner, nn.modules.conv._ConvNd):
+            axes = zip(inner.kernel_size, inner.dilation, inner.stride, strict=True)
+            border += max(
+                ceil(dilation * (size - 1) // 2 / stride)
+                for size, dilation, stride in axes
+            )
+    return max(1, border)
 
 
 def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:
