@@ -82,8 +82,11 @@ class ShownLayer:
     layer: str
     type: str
     index: int
+    call: int
+    """Which of its calls gave the maps, from 0: the last one whose maps are as large as
+    the first."""
     calls: int
-    """How often it ran; the maps are those of the first call that gave some."""
+    """How often it ran."""
     key: str
     shape: tuple[int, ...]
     layout: str
@@ -353,8 +356,8 @@ class _Collector:
         self._options = options
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks: of a stage the first maps that it gives; numbers only
-        where it gives no maps."""
+        """The sink of the hooks: of a stage the first maps that a call gives; numbers
+        only where it gives no maps."""
         name = site.layer.name
         # the empty name is that of the model itself, whose outputs head the page
         if not name and not tensor.is_nested:
@@ -363,7 +366,9 @@ class _Collector:
                 self.output_picture = _output_picture(site.key, tensor, input_size)
             self.output_shapes.append(by(tensor.shape))
         before = self.layers.get(name)
-        if name not in self._stages or not (before is None or before.strip):
+        if name not in self._stages:
+            return
+        if before is not None and not before.strip and site.call == before.call:
             return
         hints = self.hints.of_tensor(site, tensor)
         # of complex numbers the magnitude, which comes before the phase
@@ -371,8 +376,14 @@ class _Collector:
             halves = magnitude_and_phase(site, tensor, hints, DrawOptions())
             site, tensor, hints = next(halves)
         picture = draw(self._draw_options, site, tensor, hints, inner=True)[""]
-        if before is None or not picture.strip:
-            self.layers[name] = _most_telling(site, tensor, picture, self._options)
+        # The activation that a block runs twice gives the block's output at the end; a
+        # head runs on one level after the other, of which the first is the largest.
+        if before is not None:
+            size = before.tiles[0].shape[:2]
+            is_smaller = not before.strip and picture.plan.map_size < size
+            if picture.strip or is_smaller:
+                return
+        self.layers[name] = _most_telling(site, tensor, picture, self._options)
 
 
 def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer, ...]:
@@ -593,6 +604,7 @@ def _most_telling(
         layer=site.layer.name,
         type=site.layer.type,
         index=site.layer.index,
+        call=site.call,
         calls=1,  # `_shown_layers` counts them, when the pass has ended
         key=site.key,
         shape=tuple(tensor.shape),
@@ -673,7 +685,7 @@ def page_row(layer: ShownLayer) -> PageRow:
     if not layer.strip and layer.tiles[0].shape[:2] == (1, 1):
         lines.append("one scale for all")
     if layer.calls > 1:
-        lines.append(f"call 1 of {layer.calls}")
+        lines.append(f"call {layer.call + 1} of {layer.calls}")
     if layer.constant:
         adjective = "all zero" if layer.all_zero == layer.constant else "constant"
         lines.append(f"{layer.constant} of {layer.maps} {adjective}")

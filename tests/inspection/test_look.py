@@ -341,6 +341,23 @@ def test_of_several_calls_the_first_maps_are_shown(
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(("size", "call"), [(8, 1), (5, 0)])
+def test_of_a_shared_activation_the_last_call_is_shown(
+    size: int, call: int, see: See
+) -> None:
+    """The ReLU that a block runs twice gives the block's output at the end; of levels
+    that get smaller, the first is shown."""
+    twice = Net(
+        lambda self, x: self.relu(self.relu(x)[..., :size, :size] + 2), relu=nn.ReLU()
+    )
+    (row,) = see(twice, noise(1, 8, 8), layers="ReLU").layers
+    assert row.call == call
+    assert row.shape[2:] == (8, 8)
+    assert (row.ranges[0][0] > 1.5) is bool(call)
+    assert f"call {call + 1} of 2" in page_row(row).lines
+
+
+@pytest.mark.medium
 def test_nan_is_magenta_and_warned_of(
     see: See, messages: pytest.LogCaptureFixture
 ) -> None:
@@ -402,6 +419,7 @@ def test_ranges_have_few_letters(low: Any, high: Any, note: str) -> None:
         layer="x",
         type="Conv2d",
         index=0,
+        call=0,
         calls=1,
         key="",
         shape=(1, 1, 2, 2),
