@@ -11,7 +11,7 @@ from typing import NamedTuple
 from featviz.errors import UsageError
 from featviz.layout.layouts import CHOICES
 from featviz.models.sources import WEIGHTS_HELP
-from featviz.records import KINDS, SIGNED
+from featviz.records import CLASS_MAPS, KINDS, SIGNED
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ MODES = {
             "all maps of a layer from their smallest to their largest value",
             ((0, "one scale for all maps of an image: min"), (255, "max")),
             clips=False,
+        ),
+        ScaleMode(
+            "positive",
+            "all maps of a layer from zero to their largest value",
+            ((0, "zero or less"), (255, "max")),
         ),
         ScaleMode(
             "none",
@@ -118,8 +123,8 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
 
     Args:
         text: a mode's spelling with numbers, `map`, `range:0,6`; or `auto`, which is
-            `map`, and for gradients and reductions whose values have a sign a scale
-            with zero in the middle.
+            `map`; for gradients and reductions whose values have a sign a scale with zero
+            in the middle, and for other class activation maps one from zero.
         kind: of the capture, for `auto`.
         reduce: how channels become one, for `auto`; None where they do not.
 
@@ -170,6 +175,9 @@ def _auto(kind: str, reduce: str | None) -> str:
     """The spelling that `auto` stands for."""
     if reduce in SIGNED:
         return "symmetric"
+    # where a class activation map is dark there is no evidence
+    if reduce in CLASS_MAPS:
+        return "positive"
     # saliency and kernels are not kinds of CaptureKind
     if kind in KINDS and KINDS[kind].normalize != "auto":
         return str(KINDS[kind].normalize)

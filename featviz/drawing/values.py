@@ -281,6 +281,8 @@ def limits(
             values = values[values != 0]
             largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
         return ValueLimits.fixed(-largest, largest, mode)
+    if mode == "positive":
+        return ValueLimits.fixed(0.0, max(highest, 0.0), mode)
     return ValueLimits.fixed(lowest, highest, "layer")
 
 

@@ -94,8 +94,10 @@ class LayerCam:
 
     @property
     def caption(self) -> str:
-        """`layer4 (Sequential)`; a name that is a number is `layer 7 (ReLU)`."""
-        return f"{layer_named(self.name)} ({self.site.layer.type})"
+        """`layer4 (Sequential)`; a name that is a number is `layer 7 (ReLU)`. A map
+        without evidence says so."""
+        caption = f"{layer_named(self.name)} ({self.site.layer.type})"
+        return caption if self.values.any() else f"{caption}: zero everywhere"
 
     @property
     def layer(self) -> str:
@@ -349,7 +351,9 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     tiles = []
     for layer_map in result.maps:
         title = printable(layer_map.caption)
-        tiles.append(Tile(title, layer_map.picture, layer_map.limits))
+        # of a map of zeros there is no scale
+        limits = layer_map.limits if layer_map.values.any() else None
+        tiles.append(Tile(title, layer_map.picture, limits))
     if result.maximum is not None:
         maximum = result.maximum
         tiles.insert(0, Tile(maximum.name, maximum.picture, maximum.limits))
@@ -554,18 +558,17 @@ def _marked(
 
 
 def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
-    """One scale for the maps of all levels of a head, from the least value to the
-    greatest.
+    """One scale for the maps of all levels of a head, from zero to the greatest value.
 
     Args:
         signed: whether 0 stands in the middle, for evidence for and against.
     """
-    low = min(float(level.maps.data.min()) for level in evidence)
+    low = 0.0
     high = max(float(level.maps.data.max()) for level in evidence)
     if signed:
-        high = max(-low, high)
+        high = max(float(level.maps.data.abs().max()) for level in evidence)
         low = -high
-    # of maps of one value there is no range to draw
+    # of maps of zeros there is no range to draw
     if high <= low:
         return Scale("map")
     return Scale("range", (low, high))

@@ -125,8 +125,9 @@ HELP: dict[str, dict[str, str]] = {
     "DrawOptions": {
         "normalize": (
             "Scale values to brightness: map, layer, symmetric, range:LO,HI,"
-            " percentile:LO,HI, none.\f Modes are {MODES}; auto is map, and for"
-            " gradients symmetric-percentile:99."
+            " percentile:LO,HI, none.\f Modes are {MODES}; auto is map, for gradients"
+            " symmetric-percentile:99, and for class activation maps positive or"
+            " symmetric."
         ),
         "cmap": (
             "Colour maps with grey, viridis, coolwarm or another colormap of"

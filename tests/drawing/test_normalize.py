@@ -75,6 +75,15 @@ def test_map_scale_far_from_zero(offset: float) -> None:
     assert_torchvisions(drawn("map", maps), maps, normalize=True)
 
 
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_positive_scale_begins_at_zero(offset: float) -> None:
+    """It is torchvision's value_range from zero to the largest value, also where all
+    values are above."""
+    maps = random_maps(0, 9, 40, 40) + offset
+    ends = (0.0, float(maps.max()))
+    assert_torchvisions(drawn("positive", maps), maps, normalize=True, value_range=ends)
+
+
 def test_layer_scale_shares_the_extremes_of_all_maps() -> None:
     """The scale `layer` is torchvision's value_range from the smallest value to the
     largest."""

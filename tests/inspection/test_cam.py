@@ -74,6 +74,40 @@ def test_the_map_lies_where_the_evidence_is() -> None:
     assert result.maps[0].limits == pytest.approx((values.min(), values.max()))
 
 
+def cam_of_bias(bias: float) -> fv.CamResult:
+    """Grad-CAM for class 0 at a layer whose one map is a ramp above a bias."""
+    layer = nn.Conv2d(1, 1, 1)
+    nn.init.ones_(layer.weight)
+    nn.init.constant_(layer.bias, bias)
+    head = nn.Linear(1, 2)
+    nn.init.constant_(head.weight, 1.0)
+    pool = nn.AdaptiveAvgPool2d(1)
+    ramp = torch.linspace(0, 1, 256).view(1, 16, 16)
+    model = nn.Sequential(layer, pool, nn.Flatten(), head)
+    options = {"overlay": 1, "cmap": "grey", "preset": "none"}
+    return fv.cam(model, ramp, "class:0", layers="0", **options)
+
+
+@pytest.mark.medium
+def test_a_map_without_negative_values_begins_at_zero() -> None:
+    """Its least value is not the darkest colour, which means no evidence."""
+    result = cam_of_bias(1.0)
+    values = result.tensor.numpy()
+    assert values.min() == pytest.approx(values.max() / 2)
+    assert result.maps[0].limits == pytest.approx((0.0, values.max()))
+    levels = pixels_of(result.image.convert("L"))
+    assert levels.min() == pytest.approx(128, abs=1)
+    assert levels.max() == 255
+
+
+@pytest.mark.medium
+def test_a_map_of_zeros_says_so() -> None:
+    """Its caption does, where Grad-CAM has nothing for the class."""
+    (layer_map,) = cam_of_bias(-2.0).maps
+    assert not layer_map.tensor.any()
+    assert layer_map.caption == "layer 0 (Conv2d): zero everywhere"
+
+
 @pytest.mark.medium
 def test_an_overlay_of_nothing_is_the_image() -> None:
     """With alpha 0 no map is seen."""
