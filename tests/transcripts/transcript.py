@@ -1,0 +1,91 @@
+"""Transcripts: commands, and exactly what each of them shows.
+
+A story is a text file. A line `$ COMMAND` is followed by what the command prints: stdout,
+then stderr with `! ` before each line, then the exit code in parentheses where it is not
+0. Lines that begin with `# ` say what is to be seen. Beside featviz there are the words
+of `shown.WORDS`, which show files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import shown
+from conftest import Outcome
+
+from featviz import __version__
+
+_NOTE = "# "
+_COMMAND = "$ "
+
+
+@dataclass
+class Step:
+    """A command of a story, and the notes above it."""
+
+    line: str
+    notes: list[str] = field(default_factory=list)
+
+
+def read(text: str) -> list[Step]:
+    """The commands of a story, without what they print."""
+    steps = []
+    notes: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(_NOTE):
+            notes.append(line)
+        elif line.startswith(_COMMAND):
+            steps.append(Step(line.removeprefix(_COMMAND), notes))
+            notes = []
+    return steps
+
+
+def played(steps: list[Step], featviz: Callable[..., Outcome], folder: Path) -> str:
+    """The story as it goes now.
+
+    Args:
+        featviz: runs a command line.
+        folder: in which all commands run.
+    """
+    parts = []
+    for step in steps:
+        lines = [*step.notes, _COMMAND + step.line, *_printed(step.line, featviz)]
+        parts.append("\n".join(_without_volatile(line, folder) for line in lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _printed(line: str, featviz: Callable[..., Outcome]) -> Iterator[str]:
+    """The lines that a command prints."""
+    word, *arguments = shlex.split(line)
+    if word in shown.WORDS:
+        yield from shown.WORDS[word](*arguments)
+        return
+    assert word == "featviz", f"unknown word: {word}"
+    done = featviz(*arguments)
+    yield from _of_stdout(done.out)
+    yield from (f"! {line}" for line in done.err.splitlines())
+    if done.code:
+        yield f"(exit {done.code})"
+
+
+def _of_stdout(out: str) -> Iterator[str]:
+    """What stands on stdout; JSON as `json` shows it, be it one document or one a line."""
+    if not out.startswith("{"):
+        yield from out.splitlines()
+        return
+    try:
+        documents = [json.loads(out)]
+    except json.JSONDecodeError:
+        documents = [json.loads(line) for line in out.splitlines()]
+    for document in documents:
+        yield from shown.pretty(shown.without_volatile(document))
+
+
+def _without_volatile(line: str, folder: Path) -> str:
+    """A line without what differs from day to day and from machine to machine."""
+    line = line.replace(str(folder), "/story").replace(__version__, "VERSION")
+    return re.sub(r"\b\d+(\.\d+)? (ms|s)\b", "N s", line)
