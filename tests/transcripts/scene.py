@@ -3,10 +3,15 @@ square."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 NETS = Path(__file__).with_name("nets.py")
@@ -31,21 +36,117 @@ R.......R.......
 .............B..
 R..............R
 """
+LINES = """
+................
+RRRRRRRRRRRR....
+................
+....GGGGGGGGGGGG
+................
+WWWWWWWWWWWWWWWW
+................
+........BBBBBBBB
+"""
+TINY = """
+RR....
+RR..G.
+......
+B....W
+"""
 COLOURS = {".": (0, 0, 0), "R": (255, 0, 0), "G": (0, 255, 0), "B": (0, 0, 255)}
 COLOURS["W"] = (255, 255, 255)
-
-
-def save_drawing(path: Path, drawing: str) -> None:
-    """A picture whose pixels are the letters of a drawing."""
-    rows = [[COLOURS[letter] for letter in line] for line in drawing.split()]
-    Image.fromarray(np.array(rows, np.uint8)).save(path)
+CLASSES = "bar\ndot\nline\nring\ncross\n"
 
 
 def furnish(folder: Path) -> None:
     """Put everything there."""
     shutil.copy(NETS, folder / "net.py")
-    pictures = folder / "pics"
-    pictures.mkdir()
+    (folder / "classes.txt").write_text(CLASSES)
+    save_images(folder)
+    save_arrays(folder)
+    save_weights(folder)
+
+
+def save_drawing(path: Path, drawing: str) -> None:
+    """A picture whose pixels are the letters of a drawing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [[COLOURS[letter] for letter in line] for line in drawing.split()]
+    Image.fromarray(np.array(rows, np.uint8)).save(path)
+
+
+def save_images(folder: Path) -> None:
+    """Pictures of 8 by 16 pixels, alone, in a folder, in an archive, and by class; one
+    that is cut off; a small one."""
     save_drawing(folder / "bar.png", BAR)
-    save_drawing(folder / "pics" / "bar.png", BAR)
-    save_drawing(folder / "pics" / "dots.png", DOTS)
+    save_drawing(folder / "tiny.png", TINY)
+    for name, drawing in (("bar", BAR), ("dots", DOTS), ("lines", LINES)):
+        save_drawing(folder / "pics" / f"{name}.png", drawing)
+        save_drawing(folder / "sorted" / name[0] / f"{name}.png", drawing)
+    save_drawing(folder / "mixed" / "bar.png", BAR)
+    save_drawing(folder / "mixed" / "dots.png", DOTS)
+    whole = (folder / "mixed" / "dots.png").read_bytes()
+    (folder / "mixed" / "cut.png").write_bytes(whole[:60])
+    (folder / "mixed" / "text.png").write_text("no picture")
+    with zipfile.ZipFile(folder / "pics.zip", "w") as archive:
+        for name in ("bar.png", "dots.png"):
+            archive.write(folder / "pics" / name, f"in/{name}")
+    (folder / "list.txt").write_text("pics/lines.png\nbar.png\n")
+    for step, drawing in enumerate((BAR, DOTS, LINES)):
+        save_drawing(folder / "film" / f"{step}.png", drawing)
+
+
+def save_arrays(folder: Path) -> None:
+    """Values of their own: one channel of 6 by 10, a volume, latent numbers, a mask."""
+    rows, columns = np.mgrid[:6, :10].astype(np.float32)
+    np.save(folder / "slope.npy", columns / 4 - rows / 2)
+    np.save(folder / "volume.npy", np.arange(60, dtype=np.float32).reshape(3, 4, 5) / 8)
+    np.save(folder / "latent.npy", np.array([[1, -2, 0.5, 0]], np.float32))
+    mask = np.zeros((1, 1, 8, 16), np.float32)
+    mask[..., 4:12] = 1
+    np.save(folder / "mask.npy", mask)
+
+
+def nets(folder: Path) -> Any:
+    """The module `net.py` of a folder."""
+    spec = importlib.util.spec_from_file_location("nets_of_stories", folder / "net.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def save_weights(folder: Path) -> None:
+    """Weights of `net.py:Small` in some forms, a changed and a pruned one, and whole
+    models."""
+    from safetensors.torch import save_file
+
+    module = nets(folder)
+    model = module.Small()
+    weights = model.state_dict()
+    torch.save(weights, folder / "base.pth")
+    save_file(weights, folder / "base.safetensors")
+    wrapped = {f"module.{name}": tensor for name, tensor in weights.items()}
+    torch.save({"epoch": 3, "state_dict": wrapped}, folder / "wrapped.pth")
+    averaged = {name: tensor / 2 for name, tensor in weights.items()}
+    torch.save({"model": weights, "model_ema": averaged}, folder / "averaged.pth")
+    body = {
+        name: tensor for name, tensor in weights.items() if not name.startswith("head")
+    }
+    torch.save(body, folder / "headless.pth")
+    changed = {name: tensor.clone() for name, tensor in weights.items()}
+    changed["mix.weight"][2] += 1 / 8
+    torch.save(changed, folder / "changed.pth")
+    kept = [0, 1, 3, 4]
+    pruned = dict(weights)
+    for name in ("mix.weight", "mix.bias", "far.weight", "far.bias"):
+        pruned[name] = pruned[name][kept]
+    for name in ("far.weight", "head.weight"):
+        pruned[name] = pruned[name][:, kept]
+    torch.save(pruned, folder / "pruned.pth")
+    torch.save(module.grey(), folder / "grey.pth")
+    wide = module.grey()
+    with torch.no_grad():
+        wide[0].weight[1] += 1 / 4
+    torch.save(wide, folder / "grey-2.pth")
+    torch.save(model, folder / "whole.pth")
+    (folder / "junk.pth").write_text("no weights")

@@ -16,6 +16,7 @@ from PIL import Image
 _WIDTH = 100
 _VOLATILE = {"featviz", "torch", "torchvision", "fingerprint", "bytes"}
 """Keys of JSON documents: versions, and what depends on them."""
+_LONG_NUMBER = re.compile(r"\d+\.\d{6,}")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -183,12 +184,16 @@ def picture(file: str) -> Iterator[str]:
         times = f", {frames} frames" if frames > 1 else ""
         yield f"{image.format} {image.mode} {width}x{height}{times}"
         for name, text in getattr(image, "text", {}).items():
-            yield f"  {name}: {text}"
+            yield f"  {name}: {_LONG_NUMBER.sub(_rounded, text)}"
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.6g}"
 
 
 def pixels(file: str) -> Iterator[str]:
-    """A picture's pixels, too: grey levels or colours in hexadecimal, two signs a level;
-    of a large picture a checksum of them."""
+    """A picture's pixels, too: grey levels or colours in hexadecimal, two signs a level, and
+    dots for black; of a large picture a checksum of them."""
     yield from picture(file)
     with Image.open(file) as image:
         image.load()
@@ -200,7 +205,8 @@ def pixels(file: str) -> Iterator[str]:
         yield f"  crc32 {zlib.crc32(np.ascontiguousarray(levels).tobytes()):08x}"
         return
     for row in levels:
-        yield "  " + " ".join(bytes(pixel).hex() for pixel in row.reshape(width, -1))
+        signs = " ".join(bytes(pixel).hex() for pixel in row.reshape(width, -1))
+        yield "  " + re.sub(r"\b(00)+\b", lambda zeros: "." * len(zeros[0]), signs)
 
 
 WORDS: dict[str, Callable[..., Any]] = {

@@ -2,15 +2,18 @@
 
 A story is a text file. A line `$ COMMAND` is followed by what the command prints: stdout,
 then stderr with `! ` before each line, then the exit code in parentheses where it is not
-0. Lines that begin with `# ` say what is to be seen. Beside featviz there are the words
+0. `COMMAND < FILE` has a file on stdin. Lines that begin with `# ` say what is to be seen. Beside featviz there are the words
 of `shown.WORDS`, which show files."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,16 +63,29 @@ def played(steps: list[Step], featviz: Callable[..., Outcome], folder: Path) -> 
 
 def _printed(line: str, featviz: Callable[..., Outcome]) -> Iterator[str]:
     """The lines that a command prints."""
+    line, _, stdin = line.partition(" < ")
     word, *arguments = shlex.split(line)
     if word in shown.WORDS:
         yield from shown.WORDS[word](*arguments)
         return
     assert word == "featviz", f"unknown word: {word}"
-    done = featviz(*arguments)
+    with _stdin_of(stdin):
+        done = featviz(*arguments)
     yield from _of_stdout(done.out)
     yield from (f"! {line}" for line in done.err.splitlines())
     if done.code:
         yield f"(exit {done.code})"
+
+
+@contextmanager
+def _stdin_of(file: str) -> Iterator[None]:
+    """Have a file on stdin; nothing without a name."""
+    before = sys.stdin
+    with Path(file or os.devnull).open() as sys.stdin:
+        try:
+            yield
+        finally:
+            sys.stdin = before
 
 
 def _of_stdout(out: str) -> Iterator[str]:
