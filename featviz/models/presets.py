@@ -189,7 +189,8 @@ def _check_numbers_of(chain: Chain, options: InputOptions) -> None:
     # fit
     for name, numbers in (("--mean", chain.mean), ("--std", chain.std)):
         if numbers is not None and len(numbers) != chain.channels:
-            message = f"{name} has {len(numbers)} numbers for {chain.channels} channels"
+            count = counted(len(numbers), "number")
+            message = f"{name} has {count} for {counted(chain.channels, 'channel')}"
             raise UsageError(message, f"give {chain.channels}, separated by commas")
     if chain.interpolation == "lanczos" and not chain.antialias:
         message = "--interpolation lanczos smooths, and this model was trained without"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from featviz.errors import LoadError, UsageError
 from featviz.files import missing_file, misspelt, real
 from featviz.options import ModelOptions
-from featviz.text import quoted
+from featviz.text import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -383,15 +383,18 @@ def target(spec: str) -> Any:
     match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
     value: Any = _imported(match["module"], spec)
-    # named where the attribute is misspelt
+    # named where the attribute is misspelt: what the module itself defines
     public = [
-        n for n, v in vars(value).items() if not n.startswith("_") and callable(v)
+        name
+        for name, part in vars(value).items()
+        if getattr(part, "__module__", None) == value.__name__ and name[0] != "_"
     ]
     for attribute in match["attribute"].split("."):
         if not hasattr(value, attribute):
+            message = f"{spec!r}: there is no {match['attribute']!r}"
             names = ", ".join(map(quoted, public)) or "nothing"
             raise UsageError(
-                f"{spec!r}: there is no {match['attribute']!r}", f"there is {names}"
+                message, did_you_mean(attribute, public, f"there is {names}")
             )
         value = getattr(value, attribute)
     return value

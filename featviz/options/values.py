@@ -94,7 +94,7 @@ def split_list(value: Any) -> list[Any]:
     """
     # x is between sides as people type them, × as messages show them
     if isinstance(value, str):
-        return re.split(r"[\s,x×]+", value.strip().lower())
+        return re.split(r"\s*[\s,x×]\s*", value.strip().lower())
     if not hasattr(value, "__len__"):  # a number
         return [value]
     items: list[Any] = []

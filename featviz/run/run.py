@@ -114,7 +114,9 @@ def _draw(
         for result in results:
             document.errors[result.name] = result.error
             if not result.kept:
-                images_by_layer.update({r.label for r in result.rows if r.nonfinite})
+                # in the order of the model, each layer once
+                labels = [row.label for row in result.rows if row.nonfinite]
+                images_by_layer.update(dict.fromkeys(labels, 1))
             # of 10,000 images, rows would fill the memory; the manifests have them
             images.append(
                 replace(result, rows=(), skipped=(), never_ran=(), outcome=Outcome())

@@ -265,12 +265,12 @@ def test_what_is_known_is_no_guess(entry: Any, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mean": (0.5,)}, "--mean has 1 numbers for 3 channels"),
+        ({"mean": (0.5,)}, "--mean has 1 number for 3 channels"),
         ({"std": (0.5, 0.5)}, "--std has 2 numbers for 3 channels"),
         ({"std": (0.5, 0.0, 0.5)}, r"--std \[0\.5, 0, 0\.5\] divides by zero"),
         (
             {"mean": (0.5,) * 3, "input_channels": 1},
-            "--mean has 3 numbers for 1 channels",
+            "--mean has 3 numbers for 1 channel",
         ),
     ],
 )

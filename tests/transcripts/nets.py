@@ -274,7 +274,9 @@ class Bounded(nn.Module):
         self.soft = nn.GELU()
         self.leak = nn.LeakyReLU(0.125)
         self.tanh = nn.Hardtanh(-0.5, 0.5)
-        self.conv.weight.data = torch.tensor([[8.0, 0, 4], [1, 2, -1]])[:, :, None, None]
+        self.conv.weight.data = torch.tensor([[8.0, 0, 4], [1, 2, -1]])[
+            :, :, None, None
+        ]
         self.conv.bias.data = torch.tensor([0.0, -0.5])
 
     def forward(self, image: Tensor) -> Tensor:
@@ -313,7 +315,9 @@ class Steered(nn.Module):
         self.mix = nn.Conv2d(3, 2, 1)
         eighths(self.mix, 2)
 
-    def forward(self, image: Tensor, factor: float, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, image: Tensor, factor: float, mask: Tensor | None = None
+    ) -> Tensor:
         mixed = self.mix(image) * factor
         return mixed if mask is None else mixed * mask
 

@@ -71,12 +71,20 @@ def json_file(file: str, *keys: str) -> Iterator[str]:
     if not keys:
         yield from pretty(document)
     for key in keys:
-        value = document
-        for name in key.split("."):
-            value = value[int(name) if isinstance(value, list) else name]
-        first, *more = pretty(value)
+        first, *more = pretty(_at(document, key.split(".")))
         yield f"{key}: {first}"
         yield from more
+
+
+def _at(document: Any, keys: list[str]) -> Any:
+    """What stands at keys of a document; `None` also where nothing does."""
+    value = document
+    for key in keys:
+        if isinstance(value, list):
+            value = value[int(key)] if int(key) < len(value) else None
+        elif value is not None:
+            value = value.get(key)
+    return value
 
 
 def pretty(value: Any, indent: str = "", key: str = "") -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 A story is a text file. A line `$ COMMAND` is followed by what the command prints: stdout,
 then stderr with `! ` before each line, then the exit code in parentheses where it is not
-0. `COMMAND < FILE` has a file on stdin. Lines that begin with `# ` say what is to be seen. Beside featviz there are the words
-of `shown.WORDS`, which show files."""
+0. `COMMAND < FILE` has a file on stdin. Lines that begin with `# ` say what is to be
+seen. Beside featviz there are the words of `shown.WORDS`, which show files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def _printed(line: str, featviz: Callable[..., Outcome]) -> Iterator[str]:
     line, _, stdin = line.partition(" < ")
     word, *arguments = shlex.split(line)
     if word in shown.WORDS:
-        yield from shown.WORDS[word](*arguments)
+        try:
+            yield from shown.WORDS[word](*arguments)
+        except FileNotFoundError as error:
+            yield f"(no file {error.filename})"
         return
     assert word == "featviz", f"unknown word: {word}"
     with _stdin_of(stdin):
