@@ -25,11 +25,12 @@ from featviz.errors import LayoutError
 from featviz.hooks.layers import EXPORTED, class_names, function_name, modules_by_name
 from featviz.layout import to_floats
 from featviz.options import DrawOptions
+from featviz.options.commands import KernelOptions
 from featviz.records import CaptureSite, GridPlan, Layer
 from featviz.text import by
 
-DRAW = DrawOptions(normalize="symmetric")
-"""How kernels are drawn unless the user says otherwise: zero stays in the middle."""
+DRAW = KernelOptions().draw
+"""How kernels are drawn unless the user says otherwise."""
 
 AUTO_PIXELS = 2**26
 """Pixels of a picture at most under `--scale auto`."""

@@ -145,8 +145,9 @@ class KernelOptions(Struct, frozen=True):
     overwrite: Annotated[bool, OVERWRITE] = False
     all_slices: Annotated[bool, option(DRAWING, first=True)] = False
     tensorboard: Annotated[Folder | None, TENSORBOARD] = None
-    # weights have a sign, and zero is the middle of the colours
-    draw: DrawOptions = DrawOptions(normalize="symmetric")
+    # Weights have a sign, and zero is the middle of the colours. Beside greys around the
+    # middle a grey gap is not seen.
+    draw: DrawOptions = DrawOptions(normalize="symmetric", padding=4, pad_value=1.0)
 
 
 class Thresholds(Struct, frozen=True):

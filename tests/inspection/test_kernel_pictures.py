@@ -15,7 +15,6 @@ from torch.nn.utils import parametrizations, prune
 from torchvision.utils import make_grid
 
 from featviz.drawing import kernels as filters
-from featviz.options import PAD_GREY
 
 from .drawn_kernels import Draw, assert_close, levels, weights
 
@@ -25,7 +24,7 @@ def make_grid_pixels(weight: Tensor, row: dict[str, Any], **options: Any) -> np.
     the manifest says."""
     columns = row["grid"]["nrow"]
     padding = row["grid"]["padding"]
-    options = {"normalize": True, "pad_value": PAD_GREY, **options}
+    options = {"normalize": True, "pad_value": 1.0, **options}
     grid = make_grid(weight, nrow=columns, padding=padding, **options)
     return grid.mul(255).add(0.5).clamp(0, 255).permute(1, 2, 0).byte().numpy()
 
@@ -41,6 +40,7 @@ def test_colour_kernels_are_make_grids(drawn: Draw) -> None:
     row = pictures.rows["first"]
     expected = make_grid_pixels(weight, row, value_range=(-largest, largest))
     assert pictures.image("first").mode == "RGB"
+    assert row["grid"]["padding"] == 4
     assert row["layout"] == "rgb"
     assert row["range"] == pytest.approx([-largest, largest])
     assert_close(pictures.image("first"), expected)
@@ -83,7 +83,7 @@ def test_all_slices_have_a_row_for_each_output(layer: str, drawn: Draw) -> None:
     assert row["grid"]["nrow"] == inputs
     assert row["slices"] == inputs
     assert_close(pictures.tiles(layer), levels(weight.flatten(0, 1)))
-    assert pictures.image(layer).height == outputs * (height + 2) + 2
+    assert pictures.image(layer).height == outputs * (height + 4) + 4
 
 
 def test_zero_is_mid_grey(drawn: Draw) -> None:
