@@ -11,7 +11,7 @@ LeVeque, "Updating Formulae ... for Computing Sample Variances", Stanford CS-79-
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -234,15 +234,27 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
     )
 
 
+class CensusOfBatch(NamedTuple):
+    """What the hooks took of a batch."""
+
+    images: Integers
+    """[B]: their numbers."""
+    measured: list[tuple[Call, Measurement]]
+    refused: dict[Call, str]
+    """Reasons of calls whose outputs cannot be counted."""
+    unforeseen: set[str]
+    """Labels of calls that the pass on a blank image did not make."""
+
+
 class Census:
-    """The tallies of all counted calls. `Study.show` calls `begin` before a batch and
-    `commit` after it; in between, hooks hand outputs to `take`. Of an image that
-    failed, nothing stays."""
+    """The tallies of all counted calls. `Study.show` calls `begin` before a batch,
+    `taken` after it, and `add` with what was taken; in between, hooks hand outputs to
+    `take`. Of an image that failed, nothing stays."""
 
     def __init__(
         self,
         calls: Mapping[Call, CountedCall],
-        correlates: Container[Call],
+        correlates: Collection[Call],
         foreseen: Container[Call],
     ) -> None:
         """Count some calls.
@@ -262,17 +274,27 @@ class Census:
         self._calls = calls
         self._correlates = correlates
         self._foreseen = foreseen
-        self._images: Integers = np.empty(0, np.int64)
-        self._measured: list[tuple[Call, Measurement]] = []
+        self._batch = CensusOfBatch(np.empty(0, np.int64), [], {}, set())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether moments are taken: those of 2048 channels have 32 MB an image."""
+        return bool(self._correlates)
 
     def begin(self, batch: Batch) -> None:
         """Start a batch, and forget measurements of one that failed."""
-        self._images = np.array(batch.images)
-        self._measured = []
+        self._batch = CensusOfBatch(np.array(batch.images), [], {}, set())
 
-    def commit(self) -> None:
-        """Count the batch, now that the model is through with it."""
-        for call, measurement in self._measured:
+    def taken(self) -> CensusOfBatch:
+        """What the hooks took of the batch."""
+        return self._batch
+
+    def add(self, taken: CensusOfBatch) -> None:
+        """Count a batch, now that the model is through with it."""
+        self.unforeseen |= taken.unforeseen
+        for call, reason in taken.refused.items():
+            self.refused.setdefault(call, reason)
+        for call, measurement in taken.measured:
             channels = measurement.statistics.shape[1]
             if call not in self.tallies:
                 self.tallies[call] = Tally.empty(
@@ -282,10 +304,9 @@ class Census:
                 )
             tally = self.tallies[call]
             if len(tally.sums) == channels:
-                tally.add(measurement, self._images)
+                tally.add(measurement, taken.images)
             else:
                 self.refused[call] = f"has {len(tally.sums)} channels, then {channels}"
-        self._measured = []
 
     def take(self, call: Call, output: Any) -> None:
         """The sink of the hooks: measure an output now, count it when the batch is
@@ -295,19 +316,19 @@ class Census:
         counted = self._calls.get(call)
         if counted is None:
             if call not in self._foreseen:
-                self.unforeseen.add(call.label)
+                self._batch.unforeseen.add(call.label)
             return
         try:
             if not isinstance(output, Tensor):
                 raise LayoutError(f"gives a {type(output).__name__}, not a tensor")
             floats = layout.to_floats(output.detach())
-            rows = to_rows(floats, counted.channel_axis, len(self._images))
+            rows = to_rows(floats, counted.channel_axis, len(self._batch.images))
             activation = counted.activation or Activation()
-            self._measured.append(
+            self._batch.measured.append(
                 (call, measure(rows, activation, call in self._correlates))
             )
         except LayoutError as error:
-            self.refused.setdefault(call, error.message)
+            self._batch.refused.setdefault(call, error.message)
         # `Study` takes what a forward pass raises for the fault of an image
         except Exception as error:
             self.fault = error

@@ -111,11 +111,22 @@ class _Candidate(NamedTuple):
     strongest: Strongest
 
 
+class TakenOfBatch(NamedTuple):
+    """What the hooks took of a batch."""
+
+    candidates: list[_Candidate]
+    skipped: Sequence[Skip]
+
+
 class ExemplarCollector:
     """Ranks the images that excite each channel most, for each class apart.
 
-    `Study.show` calls `begin` before a batch and `commit` after it; in between, hooks
-    hand tensors to `take`. Of an image that failed, nothing stays."""
+    `Study.show` calls `begin` before a batch, `taken` after it, and `add` with what was
+    taken; in between, hooks hand tensors to `take`. Of an image that failed, nothing
+    stays."""
+
+    is_large = False
+    """What is taken of an image is six numbers for each channel."""
 
     def __init__(
         self,
@@ -220,16 +231,19 @@ class ExemplarCollector:
         self._books[shape] = book
         return book
 
-    def commit(self) -> None:
-        """Rank the images of the batch, now that the model is through with them."""
-        for candidate in self._candidates:
+    def taken(self) -> TakenOfBatch:
+        """What the hooks took of the batch."""
+        skipped = [] if self.recorder is None else self.recorder.skipped
+        return TakenOfBatch(self._candidates, skipped)
+
+    def add(self, taken: TakenOfBatch) -> None:
+        """Rank the images of a batch, now that the model is through with them."""
+        for candidate in taken.candidates:
             key = candidate.site, self._classes[candidate.image]
             self.tops[key] = self.tops[key].with_image(
                 candidate.image, candidate.strongest
             )
-        if self.recorder is not None:
-            self._note_skipped(self.recorder.skipped)
-        self._candidates = []
+        self._note_skipped(taken.skipped)
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the hooks: keep what each image of the batch gives at a tensor.

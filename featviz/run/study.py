@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Event
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from featviz.run.prepare import (
     read_input,
 )
 from featviz.run.visit import ImageJob, in_batches, read_jobs, visit
+from featviz.run.workers import side_by_side, worker_count
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import FileKind, check_apart, check_file, replacing
 from featviz.rundir.read import Failure
@@ -109,6 +111,39 @@ def begun(
         yield StudyInputs(folder, loaded, grouped(samples, loaded.preprocess, frames))
 
 
+class Collector(Protocol):
+    """What a study makes of the tensors that its hooks take."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether what it takes of an image is too large to be sent from a worker
+        process."""
+
+    @property
+    def fault(self) -> Exception | None:
+        """An exception of its own inside a hook, which is not a failure of the model."""
+
+    def begin(self, batch: Batch) -> None:
+        """Hear that the model is about to run, and forget what was taken before: a batch
+        that failed is shown again image by image."""
+
+    def taken(self) -> Any:
+        """What the hooks took of the batch, which can be pickled."""
+
+    def add(self, taken: Any) -> None:
+        """Add what was taken of a batch, maybe in another process."""
+
+
+class ShownImage(NamedTuple):
+    """What became of an image that was shown to the model."""
+
+    number: int
+    """Its index among the samples."""
+    error: FeatvizError | None = None
+    taken: Any = None
+    """What the collector took of it in a worker process."""
+
+
 @dataclass
 class Study:
     """Images shown to a model, for one result of all of them."""
@@ -122,44 +157,29 @@ class Study:
     errors: dict[int, FeatvizError] = field(default_factory=dict)
     """Of those that could not be shown, by their numbers."""
 
-    def show(self, collector: Any) -> None:
-        """Show all images to the model, whose hooks fill a collector.
-
-        Args:
-            collector: its `begin(batch)` is called before the model runs, and forgets
-                what was not committed: a batch that failed is shown again image by
-                image. `commit()` is called after it. `fault` is an exception of the
-                collector itself, which is not a failure of the model.
+    def show(self, collector: Collector) -> None:
+        """Show all images to the model, whose hooks fill a collector: in this process, or
+        side by side in worker processes. What is taken of each is added here, in the
+        order of the images, so that it does not matter which process took it.
 
         Raises:
             FeatvizError: no image could be shown.
         """
-
-        def show(jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
-            """Show a batch; ForwardError where the model fails."""
-            batch = Batch.of(jobs)
-            collector.begin(batch)
-            try:
-                forward(
-                    self.model.module,
-                    [arg.to(self.model.device) for arg in batch.inputs],
-                )
-            except ForwardError:
-                # what the collector's hooks raise looks like a failure of the model
-                if collector.fault is not None:
-                    raise collector.fault from None
-                raise
-            collector.commit()
-
-        def read(sample: Sample) -> ModelInput:
-            return read_input(sample, self.model.preprocess, self.options.inputs)
-
-        for job in visit(self.samples, read, show, batch_size=self.options.batch_size):
-            if job.error is not None:
-                self._failed(job.number, job.error)
+        count = 1
+        # a batch is one pass of the model, which divides it among the cores by itself
+        if self.options.batch_size == 1 and not collector.is_large:
+            count = worker_count(self.model, self.samples, None, backward=False)
+        if count == 1:
+            shown_images = self._shown_here(collector)
+        else:
+            shown_images = self._shown_side_by_side(collector, count)
+        for image in shown_images:
+            if image.error is not None:
+                self._failed(image.number, image.error)
                 continue
-            self.seen.append(job.number)
-            self.progress(job.sample.name, None, len(self.samples))
+            self.seen.append(image.number)
+            name = self.samples[image.number].name
+            self.progress(name, None, len(self.samples))
         # a result of no image would be one about nothing
         if not self.seen and self.errors:
             first = min(self.errors)
@@ -168,6 +188,59 @@ class Study:
                 f" {self.errors[first].message}"
             )
             raise FeatvizError(message, self.errors[first].hint)
+
+    def _shown_here(self, collector: Collector) -> Iterator[ShownImage]:
+        """Show all images in this process, in batches."""
+
+        def show(jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
+            collector.add(self._take(jobs, collector))
+
+        size = self.options.batch_size
+        for job in visit(self.samples, self._read, show, batch_size=size):
+            yield ShownImage(job.number, job.error)
+
+    def _shown_side_by_side(
+        self, collector: Collector, count: int
+    ) -> Iterator[ShownImage]:
+        """Show the first image in this process, and the others in worker processes."""
+
+        def show(jobs: Sequence[ImageJob[ModelInput, Any]]) -> Any:
+            return self._take(jobs, collector)
+
+        # in a forked child: what it changes of the collector the parent does not see
+        def work(numbers: Iterable[int]) -> Iterator[ShownImage]:
+            for number in numbers:
+                for job in visit(self.samples, self._read, show, numbers=[number]):
+                    yield ShownImage(number, job.error, job.result)
+
+        results = side_by_side(
+            work([0]), len(self.samples), work, count, Event(), ShownImage
+        )
+        for image in results:
+            if image.error is None:
+                collector.add(image.taken)
+            yield image._replace(taken=None)
+
+    def _take(
+        self, jobs: Sequence[ImageJob[ModelInput, Any]], collector: Collector
+    ) -> Any:
+        """Show a batch, and return what a collector took of it; ForwardError where the
+        model fails."""
+        batch = Batch.of(jobs)
+        collector.begin(batch)
+        try:
+            forward(
+                self.model.module, [arg.to(self.model.device) for arg in batch.inputs]
+            )
+        except ForwardError:
+            # what the collector's hooks raise looks like a failure of the model
+            if collector.fault is not None:
+                raise collector.fault from None
+            raise
+        return collector.taken()
+
+    def _read(self, sample: Sample) -> ModelInput:
+        return read_input(sample, self.model.preprocess, self.options.inputs)
 
     def batches(self, numbers: Iterable[int]) -> Iterator[Batch]:
         """The images of these numbers once more."""

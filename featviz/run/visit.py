@@ -54,6 +54,7 @@ def visit(
     read: Callable[[Sample], Input],
     show: Callable[[Sequence[ImageJob[Input, T]]], T],
     *,
+    numbers: Iterable[int] | None = None,
     kept: Callable[[Sample], ImageResult | None] | None = None,
     batch_size: int = 1,
     stop: Event | None = None,
@@ -65,12 +66,13 @@ def visit(
         show: runs the model on an image, or on neighbours whose inputs have the same
             shapes. Its ForwardError or UsageError is the image's own: of several, each
             is shown again alone.
+        numbers: indices of the samples that are shown, in this order; None shows all.
         kept: what an earlier run made of a sample, if that is still good; by the
             reading thread.
         batch_size: how many neighbours are shown together at most.
         stop: ends the loop before the next image.
     """
-    jobs = read_jobs(samples, read, ahead=batch_size, kept=kept, stop=stop)
+    jobs = read_jobs(samples, read, numbers, ahead=batch_size, kept=kept, stop=stop)
     batches: Iterator[list[ImageJob[Input, T]]] = ([job] for job in jobs)
     if batch_size > 1:
         batches = in_batches(jobs, batch_size)

@@ -13,10 +13,12 @@ import torch
 from conftest import ROOT, Run
 from matplotlib import colormaps
 from PIL import Image
+from runs import tree
 from torch import nn
 
 from featviz.audit.chart import ZeroShares, apoz_chart
 from featviz.audit.gates import FINDINGS, parse_gate
+from featviz.run import workers
 
 from .audited import COLOURS, PLANTED, document, filled, read_audit, solid
 from .planted import Planted
@@ -212,3 +214,64 @@ def test_bars_are_as_long_as_the_shares(
     colored_in_row = (pixels == color).all(2).sum(1)
     bars = colored_in_row[[47, 71, 95]]
     assert bars / 500 == pytest.approx(lengths, abs=0.006)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("cores", [2, 5])
+def test_worker_processes_count_what_one_process_counts(
+    featviz: Run,
+    noise: Path,
+    out: Path,
+    cores: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same files and words, with an image that cannot be read among the others."""
+    (noise / "3b.png").write_bytes(b"no image")
+    outcomes = []
+    trees = []
+    for count in (1, cores):
+        monkeypatch.setattr(workers, "usable_cores", lambda count=count: count)
+        command = ["audit", *planted_call("shared"), noise, "--out", out]
+        outcomes.append(featviz(*command, "--overwrite"))
+        trees.append(tree(out))
+    assert outcomes[0].code == 3
+    assert outcomes[0] == outcomes[1]
+    assert trees[0] == trees[1]
+
+
+DEADLY = """
+import os
+import signal
+
+from torch import nn
+
+
+class Deadly(nn.Sequential):
+    def forward(self, images):
+        if images.min() > 0.9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+
+def make():
+    return Deadly(nn.Conv2d(3, 4, 1), nn.ReLU())
+"""
+"""A network whose process dies where an image is white."""
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(not workers.can_fork(), reason="workers are forked on Linux alone")
+def test_an_image_whose_worker_dies_is_named_and_the_others_count(
+    featviz: Run, noise: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code is 3."""
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
+    Path("net.py").write_text(DEADLY)
+    Image.new("RGB", (10, 12), "white").save(noise / "4.png")
+    done = featviz("audit", "net.py:make", noise, *COLOURS, "--out", out)
+    assert done.code == 3, done.err
+    images = read_audit(out)["images"]
+    assert images["seen"] == 5
+    (failure,) = images["failures"]
+    assert failure["image"] == "4.png"
+    assert "its worker process ended by signal 9 (SIGKILL), twice" in failure["error"]
