@@ -21,9 +21,12 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def tree(folder: str) -> Iterator[str]:
-    """The files below a folder, and its empty folders."""
+    """The files below a folder, and its empty folders; without the bytecode that Python
+    may write beside a module."""
     root = Path(folder)
     for path in sorted(root.rglob("*")):
+        if "__pycache__" in path.parts:
+            continue
         name = path.relative_to(root).as_posix()
         if path.is_file():
             yield name
