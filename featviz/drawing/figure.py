@@ -72,6 +72,8 @@ class ColorScale(NamedTuple):
     cmap: str
     low: float
     high: float
+    title: str = ""
+    """What the values are; empty for those of maps."""
 
 
 @dataclass(frozen=True)
@@ -219,11 +221,14 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
         _draw_row(canvas, row, grid, number)
     _draw_blocks(canvas, table.rows, grid)
     if table.scale is not None:
-        cmap, low, high = table.scale
+        cmap, low, high, title = table.scale
         left = layout.width - _BAR_ROOM
         bottom = layout.height - _MARGIN
         bar = Cell(left, grid.top, _BAR, bottom - grid.top)
         draw_color_bar(canvas, bar, (low, high), colormap.ramp(cmap))
+        x = left + 0.5
+        y = grid.top + bar.height / 2
+        canvas.write(title, x, y, _SMALL, max_width=bar.height, upright=True)
 
 
 def _draw_row(canvas: Canvas, row: TableRow, grid: TileGrid, number: int) -> None:

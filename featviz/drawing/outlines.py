@@ -21,6 +21,8 @@ from featviz.text import printable
 _POINTS = 11
 _LINES_A_SIDE = 200
 """Pixels of the picture's longer side for each pixel that a line is wide."""
+_RINGS_A_SIDE = 10
+"""A ring's radius is this part of the longer side."""
 
 
 def with_boxes(
@@ -54,6 +56,25 @@ def with_boxes(
             inside = (x0 + 1, y0 + 1, x1 - 1, y1 - 1)
             draw.rectangle(inside, outline=color, width=thick)
         _label(draw, printable(label), (x0, y0), image.size, color)
+    return np.asarray(image)
+
+
+def with_ring(pixels: Bytes, x: float, y: float) -> Bytes:
+    """A picture with a ring around a spot of it.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        x, y: the spot, 0..1 from the left and from the top.
+    """
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    draw = ImageDraw.Draw(image)
+    centre = (x * image.width, y * image.height)
+    side = max(image.size)
+    radius = side / _RINGS_A_SIDE
+    # a sheet may show the picture at half of its size
+    thick = max(1, round(2 * side / _LINES_A_SIDE))
+    draw.circle(centre, radius + thick, outline=BLACK, width=3 * thick)
+    draw.circle(centre, radius, outline=WHITE, width=thick)
     return np.asarray(image)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from featviz.drawing import colormap
+from featviz.drawing.outlines import with_ring
 from featviz.drawing.readback import (
     PlaceVectors,
     cosines,
@@ -27,6 +28,8 @@ from featviz.text import layer_named, listed, quoted
 
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a component is darkest and brightest."""
+SIMILARITY_CMAP = "inferno"
+"""From the dark of what is unlike to a light that no picture has."""
 _EVERY_PLACE = 2**31
 _ADDRESS = re.compile(r"(.+)@([01]?\.?\d*),([01]?\.?\d*)")
 _NAMED = 12
@@ -98,7 +101,7 @@ def similarity_tiles(
     captures: Mapping[str, ImageCapture], place: Place
 ) -> dict[str, Bytes]:
     """How like each place of all images is to one of them, over what the model saw: the
-    cosine of their vectors, from the least of all images (dark) to 1 (bright).
+    cosine of their vectors, from 0 or less (dark) to 1 (bright).
 
     Args:
         captures: a tensor of one layer, by the image's name.
@@ -110,17 +113,16 @@ def similarity_tiles(
         UsageError: a grid does not hold the values of all channels, or the images have
             no such place.
     """
-    similarities = similarities_to(captures, place)
-    # one scale for all images, so that equal colours are equal likeness
-    least = min(float(grid.min()) for grid in similarities.values())
     tiles = {}
-    for name, grid in similarities.items():
+    # one scale for all images and layers, so that equal colours are equal likeness
+    for name, grid in similarities_to(captures, place).items():
         seen = captures[name].image.picture(INPUT_FILE).convert("RGB")
-        share = (grid - least) / max(1 - least, 1e-6)
-        levels = Image.fromarray(np.rint(255 * share.clip(0, 1)).astype(np.uint8))
+        levels = Image.fromarray(np.rint(255 * grid.clip(0, 1)).astype(np.uint8))
         smooth = levels.resize(seen.size, Image.Resampling.BILINEAR)
-        heat = Image.fromarray(colormap.ramp("turbo")[np.asarray(smooth)])
+        heat = Image.fromarray(colormap.ramp(SIMILARITY_CMAP)[np.asarray(smooth)])
         tiles[name] = np.asarray(Image.blend(seen, heat, 0.6))
+        if name == place.image:
+            tiles[name] = with_ring(tiles[name], place.x, place.y)
     return tiles
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from featviz.drawing.channels import choose_channels
+from featviz.drawing.outlines import with_ring
 from featviz.drawing.place_tiles import (
     ImageCapture,
     component_tiles,
@@ -126,6 +127,12 @@ class _Cells:
             self.rows[key] = replace(row, range=None)
             self.tiles[key] = {ALL: [tile]}
             self._add_input(key.image, image)
+        if options.similar_to is not None:
+            place = parse_place(options.similar_to)
+            frames = self.inputs[place.image]
+            self.inputs[place.image] = [
+                with_ring(frame, place.x, place.y) for frame in frames
+            ]
 
     def add_channels(
         self, captures: Mapping[CellKey, ImageCapture], channels: Sequence[int]

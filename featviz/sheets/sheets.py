@@ -22,6 +22,7 @@ from featviz.drawing.figure import (
     draw_vectors,
     lay_out,
 )
+from featviz.drawing.place_tiles import SIMILARITY_CMAP
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.options.commands import SheetOptions
@@ -114,6 +115,8 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     if format in animation.FORMATS:
         frames = _moving(content, are_steps, options.title)
     scale = _shared_scale(content)
+    if options.similar_to is not None:
+        scale = ColorScale(SIMILARITY_CMAP, 0.0, 1.0, "cosine of the vectors")
     tables = [_table(content, frame, scale) for frame in frames]
     # the frames of an animation have one size: all are laid out as the first
     layout = lay_out(tables[0], options.width)

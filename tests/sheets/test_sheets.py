@@ -19,16 +19,9 @@ from rundirs import Drawn, summed_anew, write_run
 
 import featviz as fv
 from featviz.drawing import figure
-from featviz.drawing.place_tiles import (
-    ImageCapture,
-    component_tiles,
-    parse_place,
-    similarity_tiles,
-)
 from featviz.errors import StoreError, UsageError
 from featviz.options import read
 from featviz.options.commands import SheetOptions
-from featviz.rundir.image import read_image
 from featviz.sheets.sheets import Sheet, make_sheet
 
 LARGE: dict[str, Any] = {"tile": (64, 80), "scale": 8}
@@ -473,51 +466,3 @@ def test_command_line(featviz: Run, root: Path) -> None:
         "frames": 1,
     }
     assert (Path("sheet.png")).is_file()
-
-
-@pytest.fixture(scope="module")
-def run_of_maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two images through a convolution."""
-    torch.manual_seed(0)
-    out = tmp_path_factory.mktemp("places") / "run"
-    images = [
-        Image.fromarray(np.random.default_rng(n).integers(0, 256, (16, 24, 3), "uint8"))
-        for n in range(2)
-    ]
-    fv.run(torch.nn.Conv2d(3, 6, 3, stride=2), images, "*", out, preset="none")
-    return out
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "option", [{"reduce": "pca"}, {"similar_to": "image-1.png@0.5,0.5"}]
-)
-def test_all_places_of_all_images_make_one_tile_for_each(
-    run_of_maps: Path, option: dict[str, str]
-) -> None:
-    """In the colours of drawing.place_tiles, a column for each image."""
-    sheet = sheet_of(run_of_maps, **option)
-    assert sheet.images == ["image-0.png", "image-1.png"]
-    assert list(sheet.channels.values()) == [[]]
-    captures = {}
-    for name in sheet.images:
-        image = read_image(run_of_maps, name)
-        captures[name] = ImageCapture(image, next(iter(image.captures.values())))
-    if "reduce" in option:
-        tiles = component_tiles(captures)
-    else:
-        tiles = similarity_tiles(captures, parse_place(option["similar_to"]))
-    colors = set(map(tuple, sheet.pixels.reshape(-1, 3).tolist()))
-    for tile in tiles.values():
-        height, width = tile.shape[:2]
-        assert tuple(tile[height // 2, width // 2].tolist()) in colors
-
-
-def test_places_and_channels_exclude_each_other(
-    featviz: Run, run_of_maps: Path
-) -> None:
-    """And what is no place is refused before the run is read."""
-    with pytest.raises(UsageError, match="exclude each other"):
-        sheet_of(run_of_maps, reduce="pca", channels="0-3")
-    done = featviz("sheet", "nowhere", "--similar-to", "cat.jpg")
-    assert done.code == 2
