@@ -22,10 +22,8 @@ class ScaleMode:
     """`map`, `range:LO,HI`."""
     description: str
     """For help."""
-    legend: tuple[tuple[int, str], ...]
-    """Grey levels 0..255, and what they stand for."""
-    over: tuple[tuple[int, str], ...] | None = None
-    """The legend of maps that lie over the input, where it is another one."""
+    marks: tuple[tuple[int, str], ...] = ()
+    """Grey levels 0..255 of maps that are marked, and what the marks mean."""
     example: str = ""
     """For the hint of an error; of modes with numbers."""
     within: tuple[float, float] = (-math.inf, math.inf)
@@ -44,10 +42,9 @@ MODES = {
         ScaleMode(
             "map",
             "each map from its smallest to its largest value",
-            ((0, "crossed out: zero everywhere"), (128, "one line across: constant")),
-            over=(
-                (0, "over the input: min of each map"),
-                (255, "over the input: max of each map"),
+            marks=(
+                (0, "crossed out: zero everywhere"),
+                (128, "one line across: constant"),
             ),
             shared=False,
             clips=False,
@@ -55,7 +52,6 @@ MODES = {
         ScaleMode(
             "layer",
             "all maps of a layer from their smallest to their largest value",
-            ((0, "one scale for all maps of an image: min"), (255, "max")),
             clips=False,
         ),
         ScaleMode(
@@ -66,28 +62,21 @@ MODES = {
         ScaleMode(
             "none",
             "values are taken as 0..1",
-            ((0, "0 or less"), (255, "1 or more")),
             fixed=True,
         ),
         ScaleMode(
             "range:LO,HI",
             "from LO to HI",
-            ((0, "the lower limit or less"), (255, "the upper limit or more")),
             example="range:0,6",
             fixed=True,
         ),
         ScaleMode(
             "symmetric",
             "zero in the middle",
-            ((0, "most negative"), (128, "zero"), (255, "most positive")),
         ),
         ScaleMode(
             "percentile:LO,HI",
             "from one percentile of a layer's values to another",
-            (
-                (0, "the lower percentile or less"),
-                (255, "the upper percentile or more"),
-            ),
             example="percentile:1,99",
             within=(0, 100),
         ),
@@ -95,11 +84,6 @@ MODES = {
             "symmetric-percentile:P",
             "zero in the middle, the ends at a percentile of the absolute values but"
             " zeros",
-            (
-                (0, "most negative, from the percentile on"),
-                (128, "zero"),
-                (255, "most positive, from the percentile on"),
-            ),
             example="symmetric-percentile:99",
             within=(0, 100),
         ),

@@ -40,8 +40,8 @@ class LegendEntry(NamedTuple):
 def legend(
     options: Mapping[str, Any], captures: Iterable[Capture]
 ) -> list[LegendEntry]:
-    """What single colours of some pictures of a run mean: ends of scales, components of
-    a reduction, marks of constant maps, and what is not finite.
+    """What single colours of some pictures of a run mean: components of a reduction, marks
+    of constant maps, and what is not finite.
 
     Args:
         options: of the run, as run.json has them; any may be missing.
@@ -52,18 +52,16 @@ def legend(
     for row in captures:
         mode = normalize.MODES.get(row.normalize)
         reduction = REDUCTIONS.get(row.reduce or "")
-        is_overlay = row.overlay is not None
         if reduction is not None and reduction.colors:
             for color, meaning in reduction.colors:
                 entries[LegendEntry(color, meaning)] = None
-        # maps that share no scale (`map`) have a legend of marks, but not over the input
-        elif mode and (mode.shared or is_overlay or shows_marks):
-            levels = mode.over if mode.over and is_overlay else mode.legend
+        # each picture's scale stands beside it
+        elif mode and shows_marks and row.overlay is None:
             colors = scale_colors(
-                _colormap(row, options), tuple(level for level, _ in levels)
+                _colormap(row, options), tuple(level for level, _ in mode.marks)
             )
             # without matplotlib's colormap there are no colours, and no entries
-            for color, (_, meaning) in zip(colors, levels, strict=False):
+            for color, (_, meaning) in zip(colors, mode.marks, strict=False):
                 entries[LegendEntry(color, meaning)] = None
     # of every page: magenta is the one colour that all pictures have in common
     magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)

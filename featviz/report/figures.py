@@ -106,12 +106,9 @@ class Group:
 
     @property
     def aligned(self) -> bool:
-        """Whether each tile is at the same position in all figures."""
-        first = self.figures[0].row
-        return all(
-            (figure.row.plan, figure.row.drawn) == (first.plan, first.drawn)
-            for figure in self.figures
-        )
+        """Whether all figures show the same channels in the same order."""
+        drawn = self.figures[0].row.drawn
+        return all(figure.row.drawn == drawn for figure in self.figures)
 
 
 class LayerNumbers(NamedTuple):

@@ -333,13 +333,3 @@ def test_a_scale_is_in_the_help_and_in_the_hint(mode: normalize.ScaleMode) -> No
     with pytest.raises(UsageError) as caught:
         normalize.parse_scale("?")
     assert mode.spelling in str(caught.value.hint)
-
-
-@EVERY_MODE
-def test_a_scale_has_a_legend(mode: normalize.ScaleMode) -> None:
-    """The record of a scale gives a meaning to some levels."""
-    assert mode.legend
-    levels = [level for level, _ in mode.legend]
-    assert min(levels) >= 0
-    assert max(levels) <= 255
-    assert all(meaning for _, meaning in mode.legend)

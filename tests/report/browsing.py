@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import io
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,12 +93,12 @@ class Page:
         self.settle()
 
     def at(self, frame: Any, tile: int, click: bool = False) -> None:
-        """Move the pointer to the middle of the n-th tile of a grid of 3 × 2 tiles."""
+        """Move the pointer to the middle of the n-th tile of a grid of six tiles."""
         from selenium.webdriver import ActionChains
 
         self.painted(frame)
         box = frame.rect
-        x, y = middle(tile, box["width"], box["height"])
+        x, y = self.middle(frame, tile, box["width"], box["height"])
         chain = ActionChains(self.browser)
         # offsets count from the middle of the element
         chain.move_to_element_with_offset(
@@ -126,11 +127,11 @@ class Page:
         return Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
 
     def colors(self, frame: Any, *tiles: int) -> list[tuple[int, ...]]:
-        """The colours in the middle of tiles of a grid of 3 × 2 tiles: pixels of a
+        """The colours in the middle of tiles of a grid of six tiles: pixels of a
         screenshot, no canvas read."""
         self.painted(frame)
         picture = self.screenshot(frame)
-        points = [middle(tile, *picture.size) for tile in tiles]
+        points = [self.middle(frame, tile, *picture.size) for tile in tiles]
         return [picture.getpixel((int(x), int(y))) for x, y in points]  # type: ignore[misc]
 
     def greys(self, frame: Any, *tiles: int) -> list[int]:
@@ -140,6 +141,18 @@ class Page:
         self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
         return [red for red, *_ in self.colors(frame, *tiles)]
 
+    def middle(
+        self, frame: Any, tile: int, width: float, height: float
+    ) -> tuple[float, float]:
+        """Where the middle of a tile lies in a grid of six tiles of this size, from the
+        left and the top."""
+        # without the scripts the picture itself is seen, with three tiles in a row
+        script = "return frames.get?.(arguments[0])?.view.nrow ?? 3"
+        columns = self.js(script, frame)
+        row, column = divmod(tile, columns)
+        rows = math.ceil(6 / columns)
+        return (column + 0.5) / columns * width, (row + 0.5) / rows * height
+
     def emulate(self, width: int) -> None:
         """Look through a window of this width, until `emulate_nothing`."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -148,13 +161,6 @@ class Page:
     def emulate_nothing(self) -> None:
         """Look through the window as it is."""
         self.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def middle(tile: int, width: float, height: float) -> tuple[float, float]:
-    """Where the middle of a tile lies in a grid of 3 × 2 tiles, from the left and the
-    top."""
-    row, column = divmod(tile, 3)
-    return (column + 0.5) / 3 * width, (row + 0.5) / 2 * height
 
 
 @contextmanager

@@ -147,9 +147,10 @@ def test_search_says_how_many_match(page: Page) -> None:
 
 
 def test_arrows_go_through_the_tiles(page: Page) -> None:
-    """`j` takes the first grid; what is reached is read out, and Enter enlarges it."""
+    """`j` takes the first grid, of five columns; what is reached is read out, and Enter
+    enlarges it."""
     page.open("image-000.html")
-    page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_LEFT)
     assert page.shown(".tip")[0].text.startswith("channel 4\n")
     spoken = page.one(".unseen[aria-live]").get_attribute("textContent")
     assert spoken.startswith("Channel 4:")

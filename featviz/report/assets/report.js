@@ -82,7 +82,7 @@ function mirror(page) {
       control.checked = Boolean(value);
     } else if (control.type === "range") {
       const number = Number(value) || 0;
-      const unset = name === "over" ? "off" : "as drawn";
+      const unset = name === "over" ? "off" : "automatic";
       control.value = number;
       control.nextElementSibling.value = number ? `${number} ${name === "over" ? "%" : "px"}` : unset;
     } else {

@@ -13,11 +13,13 @@
 "use strict";
 
 const MOST_PIXELS = 16e6; // of a canvas
+const GAP = 3; // pixels between tiles that are laid out here
 const CAPTION = 15; // pixels of the line below a tile that has the number of its channel
 const READABLE = 20; // pixels of a tile's width from which on there is room for it
-const FOLDED_TILE = 80; // least pixels of a tile where a layer shows its first channels
-const SMALL_TILE = 128; // and where it shows all: grids of larger ones would stand one below the other
+const SMALL_TILE = 80; // to which larger tiles shrink, so that more of them stand in a row
 const LARGE_TILE = 160; // to which smaller tiles grow where there is room
+const FEWEST = 4; // channels in a row, if there is room
+const WIDER = 1.5; // how many times more stand in a row than in the picture, which is about square
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
 const MARKED = "#ffb000";
 const ACTIVE = "#6cc0ff";
@@ -106,15 +108,12 @@ class Grid {
     return this.channelOf(Math.floor(position / this.slices));
   }
 
-  /** A layout of tiles whose longer side has so many pixels: as many in a row as there is room for,
-      and no more than the picture has. */
-  resized(pixels, room) {
-    const padding = 3;
+  /** A layout of tiles whose longer side has so many pixels, so many of them in a row. */
+  resized(pixels, nrow) {
+    const padding = GAP;
     const zoom = pixels / Math.max(...this.tile);
     const tile = this.tile.map((side) => Math.max(2, Math.round(side * zoom)));
     const [height, width] = tile;
-    const fitting = Math.floor((room - padding) / (width + padding) / this.slices) * this.slices;
-    const nrow = Math.max(this.slices, Math.min(this.nrow, fitting));
     const rows = Math.ceil(this.tileCount / nrow);
     const caption = width * this.slices >= READABLE ? CAPTION : 0; // the number of the channel
     const size = [nrow * (width + padding) + padding, rows * (height + padding + caption) + padding];
@@ -292,9 +291,10 @@ class Frame {
 
   // --- layout
 
-  /** Show tiles whose longer side has so many pixels; with 0 they are as large as they were drawn,
-      or fill the width, with the numbers of their channels below them. */
-  resize(pixels) {
+  /** Show tiles whose longer side has so many pixels, and below them the numbers of their channels;
+      with 0 tiles fill the width.
+      @param columns channels in a row */
+  resize(pixels, columns) {
     const { grid, element } = this;
     const hasTiles = grid.channels.length > 0;
     element.parentElement.classList.toggle("sized", pixels > 0 && hasTiles);
@@ -302,7 +302,8 @@ class Frame {
     this.room = this.width;
     this.view = grid;
     if (this.room > 0 && hasTiles && !this.container.matches(".both > .maps")) {
-      const view = grid.resized(pixels || this.usualPixels(this.room), this.room);
+      const inRow = Math.min(columns, grid.count) * grid.slices;
+      const view = grid.resized(pixels || this.fillingPixels(inRow), inRow);
       const isCaptioned = view.caption > 0 && !element.closest(".labelled");
       if (pixels > 0 || this.group.folded || isCaptioned) this.view = view;
     }
@@ -322,28 +323,35 @@ class Frame {
   /** How many pixels wide it may be; 0 while it is hidden. */
   get width() {
     const { container } = this;
-    if (container.matches(".beside")) return this.element.parentElement.clientWidth;
-    const captionWidth = container.matches(".one") && innerWidth > 720 ? 280 : 0;
-    return container.clientWidth - captionWidth;
+    return (container.matches(".beside") ? this.element.parentElement : container).clientWidth;
   }
 
   /** Lay the tiles out anew where there is another width for them, as when it came out of hiding. */
   fit() {
     if (this.width === this.room) this.paint();
-    else this.resize(this.pixels);
+    else this.group.resize(this.pixels);
   }
 
-  /** Pixels of a tile's longer side while nobody has set them: tiles beside those of other images
-      fill the width, as many in a row as may be. */
-  usualPixels(room) {
-    const { tile, nrow, count, slices } = this.grid;
-    const longer = Math.max(...tile);
-    if (!this.element.closest(".beside")) return longer;
-    const least = this.group.folded ? FOLDED_TILE : Math.min(longer, SMALL_TILE);
-    const fitting = Math.floor((room - 3) / ((least * tile[1]) / longer + 3));
-    const inRow = clamp(fitting, 1, Math.min(nrow, count * slices));
-    const fillingWidth = Math.floor((room - 3) / inRow) - 3;
-    return clamp((fillingWidth * longer) / tile[1], least, Math.max(longer, LARGE_TILE));
+  /** How many channels stand in a row, Infinity while that is not known: as many tiles whose longer
+      side has so many pixels as have room; with 0 as many as make a page short, as long as tiles that
+      were not drawn smaller are not smaller than SMALL_TILE. */
+  columns(pixels) {
+    const { tile: [height, width], nrow, slices, channels } = this.grid;
+    const longer = Math.max(height, width);
+    const fitting = (side) => Math.floor((this.width - GAP) / ((side * width) / longer + GAP) / slices);
+    if (!this.width || !channels.length) return Infinity;
+    if (pixels) return Math.max(1, fitting(pixels));
+    const most = fitting(this.group.folded ? SMALL_TILE : Math.min(longer, SMALL_TILE));
+    const wanted = Math.max(FEWEST, fitting(LARGE_TILE) + 1, Math.round((WIDER * nrow) / slices));
+    return clamp(wanted, 1, Math.max(1, most));
+  }
+
+  /** Pixels of the longer side of tiles that fill the width, so many in a row. */
+  fillingPixels(inRow) {
+    const [height, width] = this.grid.tile;
+    const longer = Math.max(height, width);
+    const filling = Math.floor((this.room - GAP) / inRow) - GAP;
+    return Math.min((filling * longer) / width, Math.max(longer, LARGE_TILE));
   }
 
   // --- painting
@@ -495,8 +503,10 @@ class Group {
     this.paint();
   }
 
+  /** All with as many channels in a row, so that each is at the same place in all. */
   resize(pixels) {
-    for (const frame of this.frames) frame.resize(pixels);
+    const columns = Math.min(...this.frames.map((frame) => frame.columns(pixels)));
+    for (const frame of this.frames) frame.resize(pixels, columns);
   }
 
   lay(over) {
