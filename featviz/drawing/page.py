@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,7 +28,7 @@ _TITLE = 0.45
 FIRST = 16
 """Maps that a figure shows."""
 _SIDE = 1.7
-"""Inches of a tile's side; the input has twice as much."""
+"""Inches of a tile's longer side; of many the input has twice as much."""
 _APART = 0.15
 """Inches between tiles."""
 _HEAD = 0.28
@@ -43,8 +43,8 @@ _LINE = 0.1
 """Inches of a tick's number in height."""
 _ABOVE = 0.08
 """Inches between a tile and its title."""
-_FIRST = 2 * _SIDE + 2 * _APART
-"""Inches from the left edge to the first tile: the input stands there."""
+_IN_A_ROW = 3
+"""Tiles that stand in one row with the input."""
 _TITLE_POINTS = 115
 """A title of n letters fits a line of i inches at 115 · i / n points."""
 _LONG = 8
@@ -103,66 +103,85 @@ class FigureSize(NamedTuple):
     """Pixels."""
     width: int
     """Pixels."""
+    seen: Cell
+    """Where the input lies, in inches."""
     grid: TileGrid
-    """Where the tiles lie beside the input, in inches."""
+    """Where the tiles lie beside it, in inches."""
 
 
-def figure_size(count: int) -> FigureSize:
-    """The geometry of a figure of `count` tiles; one alone is large."""
+def figure_size(count: int, aspect: float = 1.0) -> FigureSize:
+    """The geometry of a figure of `count` tiles. Up to three stand in a row with the
+    input, all of one size; more are half as large as the input.
+
+    Args:
+        aspect: height by width of the tiles and of the input.
+    """
     columns = ceil(sqrt(count))
-    side = 2 * _SIDE if count == 1 else _SIDE
-    across = side + _APART + _BAR + _TICKS
-    down = side + _HEAD + _APART
-    height = _TITLE + max(-(-count // columns) * down, 2 * _SIDE + _HEAD + _APART)
-    width = _FIRST + columns * across + _APART
-    tiles = TileGrid(columns, side, side, _FIRST, _TITLE + _HEAD, across, down)
-    return FigureSize(round(height * DPI), round(width * DPI), tiles)
+    side = _SIDE
+    seen_side = 2 * _SIDE
+    if count <= _IN_A_ROW:
+        columns = count
+        seen_side = side = _SIDE * (2 if count == 1 else 1.5)
+    across = min(1.0, 1 / aspect)
+    down = min(1.0, aspect)
+    tile = _Size(side * across, side * down)
+    seen = Cell(_APART, _TITLE + _HEAD, seen_side * across, seen_side * down)
+    left = seen.width + 2 * _APART
+    step = _Size(tile.width + _APART + _BAR + _TICKS, tile.height + _HEAD + _APART)
+    rows = ceil(count / columns)
+    height = max(_TITLE + rows * step.height, seen.top + seen.height + _APART)
+    width = left + columns * step.width + _APART
+    tiles = TileGrid(columns, *tile, left, seen.top, *step)
+    return FigureSize(round(height * DPI), round(width * DPI), seen, tiles)
 
 
 def write_figure(
     file: BinaryIO,
     title: str,
-    shown: Bytes,
+    seen: Tile,
     tiles: Sequence[Tile],
     cmap: str,
     text: Mapping[str, str],
+    aspect: float = 1.0,
 ) -> None:
     """Write a figure as PNG to an open file.
 
     Args:
         title: one line above all tiles; a long one gets small letters.
-        shown: what the model saw, uint8 [H, W, 1] or [H, W, 3].
+        seen: what the model saw, uint8 [H, W, 1] or [H, W, 3].
         cmap: the name of the colormap of the colour bars.
         text: what the file says of itself, by keyword.
+        aspect: as in `figure_size`.
     """
-    size = figure_size(len(tiles))
+    size = figure_size(len(tiles), aspect)
     canvas = Canvas(size.height, size.width)
     colors = colormap.ramp(cmap)
     width = size.width / DPI
     title = printable(title)
     points = min(10.0, _TITLE_POINTS * width / max(len(title), 1))
     canvas.write(title, width / 2, _TITLE / 2, Letters(points), "middle")
-    seen = Tile("input", np.broadcast_to(shown, (*shown.shape[:2], 3)))
-    _draw_tile(canvas, seen, Cell(_APART, _TITLE + _HEAD, 2 * _SIDE, 2 * _SIDE), colors)
+    height, width = seen.pixels.shape[:2]
+    seen = replace(seen, pixels=np.broadcast_to(seen.pixels, (height, width, 3)))
+    _draw_tile(canvas, seen, size.seen, colors)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, size.grid.cell(number), colors)
     write_png(file, size[:2], [canvas.rows], text=text)
 
 
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
-    """Draw a tile in the middle of a square cell, its title above it, and on its right
-    a colour bar. Pixels are squares where they are large enough to be seen."""
-    size = cell.width
-    longest = max(tile.pixels.shape[:2])
-    shortest = min(tile.pixels.shape[:2])
-    height = size * tile.pixels.shape[0] / longest
-    width = size * tile.pixels.shape[1] / longest
+    """Draw a tile in the middle of a cell, its title above it, and on its right a colour
+    bar. Pixels are squares where they are large enough to be seen."""
+    rows, columns = tile.pixels.shape[:2]
+    share = min(cell.height / rows, cell.width / columns)
+    height = rows * share
+    width = columns * share
     # a strip of numbers would else be a line of a pixel
-    if longest >= _LONG * shortest:
-        height = width = size
-    x = cell.left + (size - width) / 2
-    top = cell.top + (size - height) / 2
-    smooth = longest * 3 > size * DPI
+    if max(rows, columns) >= _LONG * min(rows, columns):
+        height = cell.height
+        width = cell.width
+    x = cell.left + (cell.width - width) / 2
+    top = cell.top + (cell.height - height) / 2
+    smooth = share * DPI < 3
     canvas.paste(tile.pixels, Cell(x, top, width, height), smooth)
     canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above")
     if tile.limits is not None:

@@ -138,6 +138,8 @@ class ImageCam:
     path: Path | None = None
     shown: Bytes | None = field(default=None, repr=False, compare=False)
     """What the model saw, uint8 [H, W, C]."""
+    shown_title: str = "input"
+    """Also what is marked in it."""
     error: FeatvizError | None = None
 
     @property
@@ -147,13 +149,14 @@ class ImageCam:
 
     @property
     def title(self) -> str:
-        """`cat.jpg: tabby 43.1 %; Grad-CAM for lynx 2.5 %`."""
+        """`cat.jpg: tabby (43.1 %); Grad-CAM for lynx (2.5 %)`."""
         title = self.image
         target = self.target
         if self.prediction:
-            title += f": {self.prediction[0].text}"
+            likeliest = self.prediction[0]
+            title += f": {likeliest.title} ({percent(likeliest.probability)})"
         if self.target_probability is not None and self.prediction[0].title != target:
-            target += f" {percent(self.target_probability)}"
+            target += f" ({percent(self.target_probability)})"
         behind = f" for {target}" if target else ""
         return f"{title}; {REDUCTIONS[self.method].title}{behind}"
 
@@ -360,7 +363,9 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     title = f"{result.title} at {', '.join(at.caption for at in result.maps)}"
     text = {"Software": "featviz cam", "Title": title}
     with write_file(path) as file:
-        write_figure(file, result.title, result.shown, tiles, cmap, text)
+        height, width = result.shown.shape[:2]
+        seen = Tile(result.shown_title, result.shown)
+        write_figure(file, result.title, seen, tiles, cmap, text, height / width)
     return replace(result, path=path)
 
 
@@ -430,6 +435,7 @@ def _explain(
         detections=image.in_file(outcome.detections),
         skipped=tuple(skipped),
         shown=_marked(shown, outcome.focus),
+        shown_title=_shown_title(outcome),
     )
 
 
@@ -528,6 +534,13 @@ def _drawn(
         picture=pixels,
         limits=limits,
     )
+
+
+def _shown_title(outcome: Outcome) -> str:
+    """What stands above the input; a box has its name beside it."""
+    if outcome.focus is None or isinstance(outcome.focus, Detection):
+        return "input"
+    return f"input, with the edge of {outcome.target_title}"
 
 
 def _marked(

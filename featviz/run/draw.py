@@ -33,6 +33,7 @@ from featviz.drawing.picture import (
     to_png,
     write_png,
 )
+from featviz.drawing.sheet import Tile
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, ImageError, LayoutError, StoreError
@@ -511,7 +512,9 @@ class ImageWriter:
         tiles = page.figure_tiles(picture, cmap)
         file = self._file(layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
-            page.write_figure(opened, title, self._shown, tiles, cmap, caption(row))
+            page.write_figure(
+                opened, title, Tile("input", self._shown), tiles, cmap, caption(row)
+            )
         return file
 
 

@@ -105,12 +105,15 @@ def figure_of(
     panels: Sequence[Tile],
     title: str = "t",
     shown: Bytes | None = None,
+    aspect: float = 1.0,
 ) -> Image.Image:
     """A figure as Pillow reads it back; the input is green."""
     if shown is None:
         shown = np.full((8, 8, 3), GREEN, np.uint8)
     file = io.BytesIO()
-    page.write_figure(file, title, shown, panels, "viridis", {"Software": "featviz"})
+    seen = Tile("input", shown)
+    text = {"Software": "featviz"}
+    page.write_figure(file, title, seen, panels, "viridis", text, aspect)
     return Image.open(file)
 
 
@@ -134,6 +137,26 @@ def test_figure_has_the_size_that_was_foretold(figure: Image.Image) -> None:
     size = page.figure_size(4)
     assert figure.size == (size.width, size.height)
     assert figure.info["Software"] == "featviz"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(20, 30), (30, 20)])
+def test_few_panels_are_as_high_as_the_input(
+    count: int, shape: tuple[int, int]
+) -> None:
+    """They stand in a row with it, at one height, and nothing is white below them."""
+    colors = [(0, 0, 250 - number) for number in range(count)]
+    maps = [np.full((*shape, 3), color, np.uint8) for color in colors]
+    panels = [Tile("map", picture) for picture in maps]
+    green = np.full((*shape, 3), GREEN, np.uint8)
+    pixels = np.asarray(figure_of(panels, "t", green, shape[0] / shape[1]))
+    seen = box_of(pixels, GREEN)
+    for color in colors:
+        drawn = box_of(pixels, color)
+        assert (drawn.top, drawn.height) == (seen.top, seen.height)
+    assert seen.height / seen.width == pytest.approx(shape[0] / shape[1], abs=0.02)
+    assert pixels.shape[0] - seen.top - seen.height < 30
 
 
 def test_figure_shows_the_input_on_its_left(pixels: np.ndarray) -> None:

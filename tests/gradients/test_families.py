@@ -85,6 +85,7 @@ def test_a_region_is_explained_by_the_sum_of_its_logits(
     result = page.images[0]
     assert result.outcome.target == pytest.approx(number.item(), rel=1e-5)
     assert np.array_equal(result.shown, outlined(x, mask))
+    assert result.shown_title == f"input, with the edge of class {index}"
 
 
 def outlined(image: Tensor, mask: Tensor) -> np.ndarray:

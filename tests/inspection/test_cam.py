@@ -25,7 +25,7 @@ FIVE = DIGITS / "00-5.png"
 SEVEN = DIGITS / "05-7.png"
 
 
-TITLE = "00-5.png: class 5 99.6 %; Grad-CAM for class 5 at layer 7 (ReLU)"
+TITLE = "00-5.png: class 5 (99.6 %); Grad-CAM for class 5 at layer 7 (ReLU)"
 
 
 @pytest.mark.medium
@@ -200,7 +200,7 @@ def test_a_target_has_the_probability_of_torchs_softmax(number: int) -> None:
 def test_the_title_says_how_probable_the_target_is() -> None:
     """It stands behind the target, where that is not the likeliest class."""
     (image,) = fv.cam(DIGITS_MODEL, FIVE, "class:3").images
-    assert image.title == "00-5.png: class 5 99.6 %; Grad-CAM for class 3 0.3 %"
+    assert image.title == "00-5.png: class 5 (99.6 %); Grad-CAM for class 3 (0.3 %)"
 
 
 @pytest.mark.medium
