@@ -13,13 +13,15 @@ import pytest
 import torch
 from conftest import Run
 from numpy.testing import assert_array_equal
-from torch import Tensor
+from torch import Tensor, nn
 
 import featviz as fv
 from featviz import layout
 from featviz.errors import LayoutError, UsageError
+from featviz.hooks.layers import list_layers
 from featviz.layout.layouts import CHOICES, LAYOUTS, Arrangement, Layout
 from featviz.layout.tracing.guess import parse_override
+from featviz.layout.tracing.hints import HintBook
 from featviz.records import Hints, Trace
 
 
@@ -264,3 +266,35 @@ def test_the_table_and_the_option_need_neither_torch_nor_numpy() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_border_of_maps_is_that_of_the_convolution_before_them() -> None:
+    """An activation, a norm and a 1 × 1 convolution have it too; a convolution with a
+    stride has a narrower one, and a block the sum of its convolutions'."""
+    block = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, (3, 5)))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 7),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 4, 1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 7, stride=2),
+        nn.ReLU(),
+        block,
+        nn.ReLU(),
+    )
+    book = HintBook(model, [1, 3, 64, 48])
+    borders = {layer.name: book.of_layer(layer).border for layer in list_layers(model)}
+    assert borders == {
+        "": 3 + 2 + 1 + 2,
+        "0": 3,
+        "1": 3,
+        "2": 3,
+        "3": 3,
+        "4": 2,
+        "5": 2,
+        "6": 1 + 2,
+        "6.0": 1,
+        "6.1": 1,
+        "6.2": 2,
+        "7": 2,
+    }

@@ -278,9 +278,15 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
         input_shape: as that of `HintBook`.
     """
     by_name = {"": _of_model(model, input_shape)}
+    border_before = 1
     for name, module in model.named_modules(remove_duplicate=False):
         outer = by_name[name.rpartition(".")[0]]
-        by_name[name] = _of_module(name, module, outer)
+        hints = _of_module(name, module, outer)
+        # an activation or a norm takes the maps of the convolution that stands before it
+        border = _border(module) or border_before
+        by_name[name] = replace(hints, border=border)
+        if not list(module.children()):
+            border_before = border
     return by_name
 
 
@@ -330,14 +336,13 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
         in_attention=outer.in_attention or is_attention,
         token_count=token_count,
         channels=channels,
-        border=_border(module),
         features_last=class_name.endswith(_FEATURES_LAST),
     )
 
 
 def _border(module: nn.Module) -> int:
-    """How far padding reaches into the maps of a module, in pixels of these, at least
-    one: half of a kernel's field, and the sum of these for several convolutions."""
+    """How far padding reaches into the maps of a module, in pixels of these: half of a
+    kernel's field, and the sum of these for several convolutions; 0 without one."""
     border = 0
     for inner in module.modules():
         if isinstance(inner, nn.modules.conv._ConvNd):
@@ -346,7 +351,7 @@ def _border(module: nn.Module) -> int:
                 ceil(dilation * (size - 1) // 2 / stride)
                 for size, dilation, stride in axes
             )
-    return max(1, border)
+    return border
 
 
 def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:
