@@ -156,7 +156,7 @@ def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None
     y = chart.top + chart.height + 0.6 * _BAR
     shares = " · ".join(f"{100 * share:g}" for share in sorted(tiles[0].sides))
     key = f"side in pixels of the square that holds {shares} %; red: theoretical field"
-    canvas.write(key, chart.left, y, Letters(8, _SOFT), max_width=chart.width)
+    canvas.write(key, chart.left, y, Letters(8, _SOFT))
 
 
 def _draw_bars(

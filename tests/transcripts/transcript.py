@@ -2,7 +2,8 @@
 
 A story is a text file. A line `$ COMMAND` is followed by what the command prints: stdout,
 then stderr with `! ` before each line, then the exit code in parentheses where it is not
-0. `COMMAND < FILE` has a file on stdin. Lines that begin with `# ` say what is to be
+0. `COMMAND < FILE` has a file on stdin; `pages COMMAND` also shows what is written on the
+pages that it draws. Lines that begin with `# ` say what is to be
 seen. Beside featviz there are the words of `shown.WORDS`, which show files."""
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import papers
 import shown
 from conftest import Outcome
 
@@ -71,13 +73,20 @@ def _printed(line: str, featviz: Callable[..., Outcome]) -> Iterator[str]:
         except FileNotFoundError as error:
             yield f"(no file {error.filename})"
         return
-    assert word == "featviz", f"unknown word: {word}"
-    with _stdin_of(stdin):
+    pages: list[papers.Paper] = []
+    with ExitStack() as around:
+        if word == "pages":
+            pages = around.enter_context(papers.noted())
+            word, *arguments = arguments
+        assert word == "featviz", f"unknown word: {word}"
+        around.enter_context(_stdin_of(stdin))
         done = featviz(*arguments)
     yield from _of_stdout(done.out)
     yield from (f"! {line}" for line in done.err.splitlines())
     if done.code:
         yield f"(exit {done.code})"
+    for page in pages:
+        yield from page.told()
 
 
 @contextmanager
