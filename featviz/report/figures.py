@@ -250,10 +250,10 @@ def _image_page(
         layer_numbers: of all layers of the run.
     """
     page_id = f"image-{number:03d}"
-    inputs = {False: _input_view(f"p{number}-i", image, page_id)}
+    inputs = {False: input_view(f"p{number}-i", image, page_id)}
     compared_rows: dict[tuple[str, str], _NumberedRow] = {}
     if compared_image is not None:
-        inputs[True] = _input_view(f"o{number}-i", compared_image, page_id)
+        inputs[True] = input_view(f"o{number}-i", compared_image, page_id)
         for position, row in enumerate(compared_image.captures.values()):
             tensor = (row.layer, row.capture_key.stem)
             compared_rows[tensor] = _NumberedRow(position, row)
@@ -302,7 +302,7 @@ def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
     return {layer: number for number, layer in enumerate(in_order)}
 
 
-def _input_view(id: str, image: ReadImage, home: str) -> PictureView:
+def input_view(id: str, image: ReadImage, home: str) -> PictureView:
     """The picture of what the model saw of an image.
 
     Args:

@@ -24,6 +24,7 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.records import STAT_COLUMNS, Floats, GridPlan
 from featviz.report.figures import Figure
 from featviz.report.stages import is_numbers
+from featviz.rundir.schema import Capture
 
 
 def script(grids: Mapping[str, str]) -> str:
@@ -34,6 +35,14 @@ def script(grids: Mapping[str, str]) -> str:
     """
     lines = ",\n".join(f'"{id}":{grid}' for id, grid in grids.items())
     return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
+
+
+def tiles_of(row: Capture, is_grey: bool) -> str:
+    """Where the tiles of a picture lie, as JSON, without statistics."""
+    grid = _row_grid(row, np.empty((row.maps, 0), np.float32))
+    if is_grey:
+        grid["grey"] = True
+    return as_json(grid)
 
 
 def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
@@ -48,13 +57,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     layout = LAYOUTS.get(row.layout)
     is_reduced = row.reduce is not None
     is_aligned = layout is not None and layout.aligned
-    grid = _grid(row.plan, row.slice_count, stats)
-    # The scripts take a missing list for all channels in order, and an empty one for a
-    # tile that is not a channel.
-    if is_reduced:
-        grid["channels"] = []
-    elif row.channels is not None:
-        grid["channels"] = row.channels
+    grid = _row_grid(row, stats)
     if row.collapsed is not None:
         grid["collapsed"] = row.collapsed
     flags = {
@@ -85,6 +88,22 @@ def changed_grid(
     if is_grey:
         grid["grey"] = True
     return as_json(grid)
+
+
+def _row_grid(row: Capture, stats: Floats) -> dict[str, Any]:
+    """What the grid of a row has, whatever the page.
+
+    Args:
+        stats: [channels, columns] of all channels, drawn or not.
+    """
+    grid = _grid(row.plan, row.slice_count, stats)
+    # The scripts take a missing list for all channels in order, and an empty one for a
+    # tile that is not a channel.
+    if row.reduce is not None:
+        grid["channels"] = []
+    elif row.channels is not None:
+        grid["channels"] = row.channels
+    return grid
 
 
 def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:

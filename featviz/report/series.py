@@ -13,7 +13,10 @@ from typing import NamedTuple
 from featviz.audit.gates import FINDINGS
 from featviz.errors import StoreError
 from featviz.report.audits import AuditView
+from featviz.report.color_keys import ColorKey, color_key
 from featviz.report.descriptions import tile_count
+from featviz.report.figures import input_view
+from featviz.report.grids import tiles_of
 from featviz.report.links import PictureView
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
@@ -49,6 +52,21 @@ class SeriesFrame(NamedTuple):
     step: int
     row: Capture
     picture: PictureView
+    key: ColorKey
+
+    @property
+    def tiles(self) -> str:
+        """Where its tiles lie, for the script."""
+        return tiles_of(self.row, self.key.is_grey)
+
+
+@dataclass
+class SeriesStrip:
+    """The grids of a tensor of one image, step by step."""
+
+    input: PictureView
+    """What the model saw at the first step."""
+    frames: list[SeriesFrame] = field(default_factory=list)
 
 
 @dataclass
@@ -57,7 +75,7 @@ class WatchedTensor:
 
     row: Capture
     """At the first step that has it."""
-    strips: dict[str, list[SeriesFrame]] = field(default_factory=dict)
+    strips: dict[str, SeriesStrip] = field(default_factory=dict)
     """By image."""
     channels: int = 0
     """How many channels were audited."""
@@ -149,9 +167,11 @@ def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
                 alt = f"{tile_count(row)} of {row.label} at step {number}, of {name}"
                 size = (row.plan.width, row.plan.height)
                 picture = PictureView("", image, row.file, size, alt)
-                tensor.strips.setdefault(name, []).append(
-                    SeriesFrame(number, row, picture)
-                )
+                color_scale = color_key(row, run.record.get("options") or {})
+                if name not in tensor.strips:
+                    tensor.strips[name] = SeriesStrip(input_view("", image, ""))
+                frame = SeriesFrame(number, row, picture, color_scale)
+                tensor.strips[name].frames.append(frame)
     return [tensors[key] for key in sorted(tensors)]
 
 

@@ -32,6 +32,6 @@ REPORT_ASSETS = (
     "channel.js",
     "report.js",
 )
-SERIES_ASSETS = ("style.css", "icon.svg", "series.js")
+SERIES_ASSETS = ("style.css", "icon.svg", "tiles.js", "series.js")
 """Files that every report of a run has, whatever it shows, and those of the report of a
 series."""

@@ -89,7 +89,8 @@ class Page:
         self.js("arguments[0].scrollIntoView({block: 'center'})", frame)
         self.js("return arguments[0].querySelector('img').decode()", frame)
         if self.js("return typeof Grid !== 'undefined'"):
-            self.until("return frames.get(arguments[0]).visible", frame)
+            seen = "return frames.get(arguments[0])?.visible ?? true"
+            self.until(seen, frame)
         self.settle()
 
     def at(self, frame: Any, tile: int, click: bool = False) -> None:

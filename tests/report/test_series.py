@@ -81,7 +81,8 @@ def test_every_step_of_every_layer_and_image_is_shown(
     page without scripts."""
     assert page.values("li", "data-step") == ["0", "100", "250"] * 4
     pictures = [image["src"] for image in page.of("img") if "loading" in image]
-    assert len(pictures) == 3 * 2 * 2
+    inputs = 2 * 2
+    assert len(pictures) == 3 * 2 * 2 + inputs
     for address in pictures:
         assert (written / "report" / unquote(str(address))).is_file()
     assert {"step 0 ·", "step 100 ·", "step 250 ·"} <= set(
@@ -89,15 +90,28 @@ def test_every_step_of_every_layer_and_image_is_shown(
     )
 
 
+def test_a_picture_has_its_key_and_its_input(page: Markup) -> None:
+    """At each step the colours are explained; the input stands once at the head."""
+    assert page.text.count("min max, scaled per map") == 3 * 2 * 2
+    assert len(page.pictures("What the model saw of a.png")) == 2
+
+
 @pytest.mark.medium
 def test_nothing_is_inline(written: Path, page: Markup) -> None:
     """A Content-Security-Policy without inline script and style leaves the page whole,
-    which needs five files."""
+    which needs six files."""
     assert page.inline.strip() == ""
     assert not any("style" in attributes for _, attributes in page.tags)
-    assert page.values("script", "src") == ["series.js"]
-    files = sorted(path.name for path in (written / "report").iterdir())
-    assert files == ["icon.svg", "index.html", "report.json", "series.js", "style.css"]
+    assert page.values("script", "src") == ["tiles.js", "series.js"]
+    files = {path.name for path in (written / "report").iterdir()}
+    assert files == {
+        "icon.svg",
+        "index.html",
+        "report.json",
+        "series.js",
+        "style.css",
+        "tiles.js",
+    }
 
 
 def test_nothing_hostile_is_markup(page: Markup) -> None:
@@ -199,7 +213,7 @@ def test_keys_move_the_step(opened: Page) -> None:
     assert steps_of(opened) == ["250", "250"]
     slider.send_keys(Keys.ARROW_LEFT)
     assert steps_of(opened) == ["100", "100"]
-    assert opened.greys(opened.shown(".frames li")[0], 0) == [70]
+    assert opened.greys(opened.shown(".frames .frame")[0], 0) == [70]
     slider.send_keys(Keys.HOME)
     assert steps_of(opened) == ["0", "0"]
     assert missing_pictures(opened) == []
@@ -228,3 +242,20 @@ def test_the_address_says_the_step(opened: Page) -> None:
     opened.one(".step-slider input").send_keys(Keys.ARROW_LEFT)
     opened.settle()
     assert "step=100" in opened.browser.current_url
+
+
+@pytest.mark.slow
+def test_tiles_fill_the_width_with_their_numbers(opened: Page) -> None:
+    """Whatever step is shown, in a wide and in a narrow window; canvases of other steps
+    are hidden with them."""
+    for width in (1200, 390):
+        opened.emulate(width)
+        opened.open("index.html?step=100")
+        opened.one(".step-slider [data-play]")
+        frames = opened.shown(".frames .frame")
+        assert len(frames) == 2
+        room = opened.one(".frames").rect["width"]
+        assert 0.9 * room < frames[0].rect["width"] <= room
+        assert len(opened.shown(".frames canvas.names")) == 2
+        assert opened.js("return document.documentElement.scrollWidth") <= width
+    opened.emulate_nothing()

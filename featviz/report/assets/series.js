@@ -1,6 +1,7 @@
 // Owns the slider of a series (series.html) and the button that plays it: they show one training step
-// at a time, move the line in the charts, and keep the step in the address. Without the script all
-// steps stand side by side.
+// at a time, move the line in the charts, and keep the step in the address. The tiles of the step fill
+// the width, with the numbers of their channels (tiles.js). Without the scripts all steps stand side by
+// side, as they were drawn.
 "use strict";
 
 const PLAYED_EVERY = 700; // milliseconds
@@ -13,6 +14,9 @@ const steps = slider.dataset.steps.trim().split(" ").map(Number); // by position
 const strips = [...document.querySelectorAll(".frames")].map(
   (strip) => new Map([...strip.children].map((figure) => [Number(figure.dataset.step), figure])),
 );
+const frames = new Map([...document.querySelectorAll("[data-tiles]")].map(
+  (element) => [element, new Tiles(element, JSON.parse(element.dataset.tiles))],
+));
 let current = null; // the step that is shown
 let playing = null; // the timer while the series plays
 
@@ -36,6 +40,19 @@ function show(position) {
   const search = new URLSearchParams(location.search);
   search.set("step", step);
   history.replaceState(null, "", `${location.pathname}?${search}${location.hash}`);
+}
+
+/** Lay out the tiles of a picture for the width that it has, and draw them. */
+function paint(tiles) {
+  const { element, image, grid } = tiles;
+  const room = element.closest(".frames").clientWidth;
+  const isReady = room > 0 && image.complete && image.naturalWidth > 0 && grid.channels.length > 0;
+  const view = isReady ? grid.laidOut(room, grid.channelsPerRow(room)) : grid;
+  const isLaidOut = view.caption > 0; // there is room for numbers
+  tiles.show(isLaidOut ? view : grid);
+  element.classList.toggle("redrawn", isLaidOut);
+  tiles.canvas("tiles", isLaidOut, (pen) => tiles.paintTiles(pen));
+  tiles.canvas("names", isLaidOut, (pen) => tiles.paintNames(pen));
 }
 
 /** Move the line of a chart to a step, and show its counts of findings. */
@@ -68,6 +85,12 @@ slider.addEventListener("input", () => {
 });
 for (const figures of strips) {
   for (const figure of figures.values()) figure.hidden = true;
+}
+// also when a step comes out of hiding
+const size = new ResizeObserver((entries) => entries.forEach(({ target }) => paint(frames.get(target))));
+for (const [element, tiles] of frames) {
+  tiles.image.addEventListener("load", () => paint(tiles));
+  size.observe(element);
 }
 document.querySelector("[data-series]").classList.add("sliding");
 document.querySelector(".step-slider").hidden = false;

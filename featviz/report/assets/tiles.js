@@ -1,14 +1,15 @@
 // Owns the grids of feature maps, and the helpers that all scripts use (make, digits, percent, decoded).
 //
 //   Grid    where the tiles of one picture lie, and the statistics of its channels
-//   Frame   a grid on the page: canvases over the picture show its tiles, sorted or enlarged, with the
-//           numbers of their channels, the input below the maps, and outlines
+//   Tiles   a grid on the page: canvases over the picture show its tiles, sorted or enlarged, with the
+//           numbers of their channels; the page of a series has no more
+//   Frame   tiles with the input below the maps, outlines, and what the pointer asks for
 //   Group   the frames of one tensor, which are sorted, folded and marked alike
 //
 // A slot is the number of a tile in the picture, a position that of a tile as it is shown: sorting
 // shows the slots in another order. A box is [left, top, width, height] in pixels.
 //
-// It reads window.FEATVIZ, which the scripts with the numbers of the page have filled (grids.py). It
+// Frames read window.FEATVIZ, which the scripts with the numbers of the page have filled (grids.py). It
 // paints pictures on canvases but never reads pixels back, which a browser refuses from file://.
 "use strict";
 
@@ -86,7 +87,7 @@ class Grid {
   }
 
   /** The box of the tile at a position.
-      @param view this grid in the pixels of its picture, or another layout of it (`resized`) */
+      @param view this grid in the pixels of its picture, or another layout of it (`laidOut`) */
   box(position, view = this) {
     const [height, width] = view.tile;
     const { padding, caption = 0 } = view;
@@ -108,10 +109,27 @@ class Grid {
     return this.channelOf(Math.floor(position / this.slices));
   }
 
-  /** A layout of tiles whose longer side has so many pixels, so many of them in a row. */
-  resized(pixels, nrow) {
+  /** How many channels stand in a row of so many pixels: as many tiles whose longer side has `pixels`
+      as have room; with 0 as many as make a page short, as long as tiles that were not drawn smaller
+      are not smaller than SMALL_TILE. */
+  channelsPerRow(room, pixels = 0, isFolded = false) {
+    const { tile: [height, width], nrow, slices } = this;
+    const longer = Math.max(height, width);
+    const fitting = (side) => Math.floor((room - GAP) / ((side * width) / longer + GAP) / slices);
+    if (pixels) return Math.max(1, fitting(pixels));
+    const most = fitting(isFolded ? SMALL_TILE : Math.min(longer, SMALL_TILE));
+    const wanted = Math.max(FEWEST, fitting(LARGE_TILE) + 1, Math.round((WIDER * nrow) / slices));
+    return clamp(wanted, 1, Math.max(1, most));
+  }
+
+  /** A layout of tiles with so many channels in a row: of tiles that fill `room`, or whose longer side
+      has so many pixels. */
+  laidOut(room, columns, pixels = 0) {
     const padding = GAP;
-    const zoom = pixels / Math.max(...this.tile);
+    const longer = Math.max(...this.tile);
+    const nrow = Math.min(columns, this.count) * this.slices;
+    const filling = ((Math.floor((room - GAP) / nrow) - GAP) * longer) / this.tile[1];
+    const zoom = (pixels || Math.min(filling, Math.max(longer, LARGE_TILE))) / longer;
     const tile = this.tile.map((side) => Math.max(2, Math.round(side * zoom)));
     const [height, width] = tile;
     const rows = Math.ceil(this.tileCount / nrow);
@@ -160,22 +178,87 @@ class Grid {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A grid on the page: canvases over its picture show sorted or enlarged tiles, the input and marks.
+// A grid on the page: canvases over its picture show sorted or enlarged tiles. A frame has the input
+// and marks, too, and answers the pointer and keys.
 
-class Frame {
-  constructor(element, group) {
+class Tiles {
+  /** @param element has the picture
+      @param entry as grids.py writes it */
+  constructor(element, entry) {
     this.element = element;
-    this.group = group;
     this.image = element.querySelector("img");
-    this.grid = new Grid(window.FEATVIZ[element.dataset.grid]);
+    this.grid = new Grid(entry);
     this.view = this.grid; // where tiles are seen: as in the picture, or laid out anew
-    this.last = null; // the channel at which the keyboard's cursor was last
     this.canvases = {}; // by what is on them
+    element.classList.toggle("grey", Boolean(this.grid.grey));
+  }
+
+  /** Show the tiles where another layout has them, or as they were drawn. */
+  show(view) {
+    const isDrawn = view === this.grid;
+    const [width, height] = view.size;
+    this.view = view;
+    this.element.style.width = isDrawn ? "" : "fit-content"; // canvases are as wide as the frame
+    this.image.style.width = isDrawn ? "" : `${width}px`;
+    this.image.style.height = isDrawn ? "" : `${height}px`;
+  }
+
+  /** Draw on a canvas over the picture, or empty it.
+      @param name of the canvas, which is made when it is first drawn on
+      @param paint takes a pen in units of the view, and the size of a pixel of the screen in these */
+  canvas(name, isDrawn, paint) {
+    if (!isDrawn && !this.canvases[name]) return;
+    this.canvases[name] ??= this.element.appendChild(make("canvas", { className: name, ariaHidden: "true" }));
+    const canvas = this.canvases[name];
+    const { clientWidth: width, clientHeight: height } = this.image;
+    const density = Math.min(window.devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (width * height || 1)));
+    canvas.width = isDrawn ? Math.round(width * density) : 0;
+    canvas.height = isDrawn ? Math.round(height * density) : 0;
+    if (!canvas.width) return;
+    const pen = canvas.getContext("2d");
+    const [across, down] = this.view.size;
+    pen.scale(canvas.width / across, canvas.height / down);
+    // every pixel of a map is a value, which stays a square, but where there is no room for it
+    pen.imageSmoothingEnabled = name === "under" || this.view.tile[0] < this.grid.tile[0];
+    paint(pen, across / width);
+  }
+
+  /** All tiles in their order, cut out of the picture. */
+  paintTiles(pen) {
+    const { grid, view, image } = this;
+    const { order, slices } = grid;
+    if (view === grid) pen.drawImage(image, 0, 0, ...grid.size); // the padding
+    for (let position = 0; position < grid.tileCount; position++) {
+      const shown = Math.floor(position / slices);
+      const slot = order ? order[shown] : shown;
+      const source = grid.box(slot * slices + (position % slices));
+      pen.drawImage(image, ...source, ...grid.box(position, view));
+    }
+  }
+
+  /** The numbers of the channels, below their tiles. */
+  paintNames(pen) {
+    const { view, grid } = this;
+    pen.font = "12px system-ui, sans-serif";
+    pen.textAlign = "center";
+    pen.fillStyle = getComputedStyle(this.element).color;
+    for (let position = 0; position < grid.count; position++) {
+      const [left, top, width, height] = grid.box(position * grid.slices, view);
+      const channelWidth = grid.slices * (width + view.padding) - view.padding;
+      pen.fillText(grid.channelOf(position), left + channelWidth / 2, top + height + CAPTION - 4);
+    }
+  }
+}
+
+class Frame extends Tiles {
+  constructor(element, group) {
+    super(element, window.FEATVIZ[element.dataset.grid]);
+    this.group = group;
+    this.last = null; // the channel at which the keyboard's cursor was last
     this.visible = false;
     this.pixels = 0; // of a tile's longer side, as the user has set it
     this.room = 0; // the width for which its tiles are laid out
     element.tabIndex = 0;
-    element.classList.toggle("grey", Boolean(this.grid.grey));
     element.setAttribute("role", "application");
     element.setAttribute("aria-roledescription", "grid of feature maps");
     const keys = this.grid.channels.length ? " Arrow keys move, Enter enlarges." : "";
@@ -300,18 +383,13 @@ class Frame {
     element.parentElement.classList.toggle("sized", pixels > 0 && hasTiles);
     this.pixels = pixels;
     this.room = this.width;
-    this.view = grid;
+    let view = grid;
     if (this.room > 0 && hasTiles && !this.container.matches(".both > .maps")) {
-      const inRow = Math.min(columns, grid.count) * grid.slices;
-      const view = grid.resized(pixels || this.fillingPixels(inRow), inRow);
-      const isCaptioned = view.caption > 0 && !element.closest(".labelled");
-      if (pixels > 0 || this.group.folded || isCaptioned) this.view = view;
+      const laidOut = grid.laidOut(this.room, columns, pixels);
+      const isCaptioned = laidOut.caption > 0 && !element.closest(".labelled");
+      if (pixels > 0 || this.group.folded || isCaptioned) view = laidOut;
     }
-    const isDrawn = this.view === grid;
-    const [width, height] = this.view.size;
-    element.style.width = isDrawn ? "" : "fit-content"; // canvases are as wide as the frame
-    this.image.style.width = isDrawn ? "" : `${width}px`;
-    this.image.style.height = isDrawn ? "" : `${height}px`;
+    this.show(view);
     this.paint();
   }
 
@@ -330,28 +408,6 @@ class Frame {
   fit() {
     if (this.width === this.room) this.paint();
     else this.group.resize(this.pixels);
-  }
-
-  /** How many channels stand in a row, Infinity while that is not known: as many tiles whose longer
-      side has so many pixels as have room; with 0 as many as make a page short, as long as tiles that
-      were not drawn smaller are not smaller than SMALL_TILE. */
-  columns(pixels) {
-    const { tile: [height, width], nrow, slices, channels } = this.grid;
-    const longer = Math.max(height, width);
-    const fitting = (side) => Math.floor((this.width - GAP) / ((side * width) / longer + GAP) / slices);
-    if (!this.width || !channels.length) return Infinity;
-    if (pixels) return Math.max(1, fitting(pixels));
-    const most = fitting(this.group.folded ? SMALL_TILE : Math.min(longer, SMALL_TILE));
-    const wanted = Math.max(FEWEST, fitting(LARGE_TILE) + 1, Math.round((WIDER * nrow) / slices));
-    return clamp(wanted, 1, Math.max(1, most));
-  }
-
-  /** Pixels of the longer side of tiles that fill the width, so many in a row. */
-  fillingPixels(inRow) {
-    const [height, width] = this.grid.tile;
-    const longer = Math.max(height, width);
-    const filling = Math.floor((this.room - GAP) / inRow) - GAP;
-    return Math.min((filling * longer) / width, Math.max(longer, LARGE_TILE));
   }
 
   // --- painting
@@ -378,56 +434,10 @@ class Frame {
     });
   }
 
-  /** Draw on a canvas over the picture, or empty it.
-      @param name of the canvas, which is made when it is first drawn on
-      @param paint takes a pen in units of the view, and the size of a pixel of the screen in these */
-  canvas(name, isDrawn, paint) {
-    if (!isDrawn && !this.canvases[name]) return;
-    this.canvases[name] ??= this.element.appendChild(make("canvas", { className: name, ariaHidden: "true" }));
-    const canvas = this.canvases[name];
-    const { clientWidth: width, clientHeight: height } = this.image;
-    const density = Math.min(window.devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (width * height || 1)));
-    canvas.width = isDrawn ? Math.round(width * density) : 0;
-    canvas.height = isDrawn ? Math.round(height * density) : 0;
-    if (!canvas.width) return;
-    const pen = canvas.getContext("2d");
-    const [across, down] = this.view.size;
-    pen.scale(canvas.width / across, canvas.height / down);
-    // every pixel of a map is a value, which stays a square, but where there is no room for it
-    pen.imageSmoothingEnabled = name === "under" || this.view.tile[0] < this.grid.tile[0];
-    paint(pen, across / width);
-  }
-
   /** The whole input at the position of each tile. */
   paintInput(pen) {
     for (let position = 0; position < this.grid.tileCount; position++) {
       pen.drawImage(this.input, ...this.grid.box(position, this.view));
-    }
-  }
-
-  /** All tiles in their order, cut out of the picture. */
-  paintTiles(pen) {
-    const { grid, view, image } = this;
-    const { order, slices } = grid;
-    if (view === grid) pen.drawImage(image, 0, 0, ...grid.size); // the padding
-    for (let position = 0; position < grid.tileCount; position++) {
-      const shown = Math.floor(position / slices);
-      const slot = order ? order[shown] : shown;
-      const source = grid.box(slot * slices + (position % slices));
-      pen.drawImage(image, ...source, ...grid.box(position, view));
-    }
-  }
-
-  /** The numbers of the channels, below their tiles. */
-  paintNames(pen) {
-    const { view, grid } = this;
-    pen.font = "12px system-ui, sans-serif";
-    pen.textAlign = "center";
-    pen.fillStyle = getComputedStyle(this.element).color;
-    for (let position = 0; position < grid.count; position++) {
-      const [left, top, width, height] = grid.box(position * grid.slices, view);
-      const channelWidth = grid.slices * (width + view.padding) - view.padding;
-      pen.fillText(grid.channelOf(position), left + channelWidth / 2, top + height + CAPTION - 4);
     }
   }
 
@@ -505,7 +515,8 @@ class Group {
 
   /** All with as many channels in a row, so that each is at the same place in all. */
   resize(pixels) {
-    const columns = Math.min(...this.frames.map((frame) => frame.columns(pixels)));
+    const seen = this.frames.filter(({ width, grid }) => width > 0 && grid.channels.length > 0);
+    const columns = Math.min(...seen.map(({ width, grid }) => grid.channelsPerRow(width, pixels, this.folded)));
     for (const frame of this.frames) frame.resize(pixels, columns);
   }
 
