@@ -1,14 +1,15 @@
 """The picture of `field`: a tile for each layer, and below them a chart of how far each
 looks.
 
-    resnet18 layer1    resnet18 layer2
+    layer1             layer2
+    43×43 in theory    99×99 in theory
     +-------------+    +-------------+    the gradient on a logarithmic scale, and the
-    |   +-----+   |    | +---------+ |    theoretical field as a frame
-    |   |  *  |   |    | |    *    | |
+    |   +-----+   |    | +---------+ |    theoretical field as a frame, a little of what
+    |   |  *  |   |    | |    *    | |    lies around it
     |   +-----+   |    | +---------+ |
     +-------------+    +-------------+
-    resnet18 layer1    [##|==|----]  |    squares that hold 20, 30, 50 and 99 %, and the
-    resnet18 layer2    [###|===|------]|  side of the theoretical field as a line
+    layer1    [##|==|----]  |             squares that hold 20, 30, 50 and 99 %, and the
+    layer2    [###|===|------]|           side of the theoretical field as a line
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from featviz.drawing.outlines import with_boxes
 from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, TileGrid
 from featviz.layout.tracing.fields import PixelBox
 from featviz.records import Bytes
-from featviz.text import counted, printable
+from featviz.text import by, counted, printable
 
 _DECADES = 4
 """Powers of ten from the brightest colour to the darkest."""
 _PIXELS = 220
 """Pixels of the longer side of a tile at least."""
+_AROUND = 8
+"""What lies around a field is shown as wide as this part of the field, on each side."""
 _COLUMNS = 5
 _MARGIN = 0.3
 """Inches around the picture."""
@@ -52,6 +55,7 @@ class FieldTile(NamedTuple):
     """A layer's field, as it is drawn."""
 
     model: str
+    """Empty for the only model, which the title names."""
     layer: str
     values: np.ndarray
     """float64 [H, W], none below zero."""
@@ -62,8 +66,35 @@ class FieldTile(NamedTuple):
     @property
     def theoretical_side(self) -> int | None:
         """The longer side of the theoretical field in pixels."""
+        return self.theoretical and max(self.theoretical.size)
+
+    @property
+    def numbers(self) -> str:
+        """The sides of the squares, and that of the theoretical field: `3 · 4 · 5 · 7`."""
+        sides = map(str, sorted(self.sides.values()))
+        return f"{' · '.join(sides)} · {self.theoretical_side or '?'}"
+
+    @property
+    def caption(self) -> str:
+        """`resnet18: 43×43 in theory`, or of the only model `43×43 in theory`."""
+        size = "unknown" if self.theoretical is None else by(self.theoretical.size)
+        model = f"{self.model}: " if self.model else ""
+        return f"{model}{size} in theory"
+
+    def cut(self) -> FieldTile:
+        """The part around the theoretical field: a field of 7 pixels is a dot in an image
+        of 224."""
         box = self.theoretical
-        return box and max(box.right - box.left, box.bottom - box.top)
+        if box is None:
+            return self
+        margin = ceil(max(box.size) / _AROUND)
+        left = max(0, box.left - margin)
+        top = max(0, box.top - margin)
+        values = self.values[top : box.bottom + margin, left : box.right + margin]
+        moved = PixelBox(
+            box.left - left, box.top - top, box.right - left, box.bottom - top
+        )
+        return self._replace(values=values, theoretical=moved)
 
 
 def drawn_field(values: np.ndarray, theoretical: PixelBox | None, cmap: str) -> Bytes:
@@ -108,14 +139,31 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     height = chart_top + (len(tiles) + 1) * _BAR + _MARGIN
     canvas = Canvas(round(height * DPI), round(width * DPI))
     title = "Effective receptive fields of the middle units"
-    note = f"mean of {counted(images, 'image')}, logarithmic: four powers of ten"
-    x = _MARGIN + canvas.write(title, _MARGIN, _MARGIN, Letters(12, INK, bold=True))
-    canvas.write(note, x + 0.2, _MARGIN, Letters(8, _SOFT), max_width=width - x - 0.4)
+    if len({tile.model for tile in tiles}) == 1:
+        title = f"{title} of {tiles[0].model}"
+        tiles = [tile._replace(model="") for tile in tiles]
+    bold = Letters(12, INK, bold=True)
+    canvas.write(title, _MARGIN, _MARGIN, bold, max_width=width - 2 * _MARGIN)
+    _draw_key(canvas, images, cmap)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, grid.cell(number), cmap)
     chart = Cell(_MARGIN, chart_top, width - 2 * _MARGIN, len(tiles) * _BAR)
     _draw_chart(canvas, tiles, chart)
     return canvas.pixels
+
+
+def _draw_key(canvas: Canvas, images: int, cmap: str) -> None:
+    """Draw the colour bar below the title, and say what the tiles show.
+
+    Args:
+        images: how many images the fields are the mean of.
+    """
+    soft = Letters(8, _SOFT)
+    y = _MARGIN + 0.25
+    x = _MARGIN + canvas.write("0.0001", _MARGIN, y, soft) + 0.08
+    canvas.paste(colormap.ramp(cmap)[None], Cell(x, y - 0.06, 1.2, 0.12))
+    note = f"1 of the largest gradient, logarithmic; mean of {counted(images, 'image')}"
+    canvas.write(f"{note}; frame: theoretical field", x + 1.28, y, soft)
 
 
 def _draw_tile(canvas: Canvas, tile: FieldTile, cell: Cell, cmap: str) -> None:
@@ -124,7 +172,8 @@ def _draw_tile(canvas: Canvas, tile: FieldTile, cell: Cell, cmap: str) -> None:
     bold = Letters(9, INK, bold=True)
     soft = Letters(8, _SOFT)
     canvas.write(tile.layer, cell.left, cell.top - 0.28, bold, max_width=cell.width)
-    canvas.write(tile.model, cell.left, cell.top - 0.1, soft, max_width=cell.width)
+    canvas.write(tile.caption, cell.left, cell.top - 0.1, soft, max_width=cell.width)
+    tile = tile.cut()
     pixels = drawn_field(tile.values, tile.theoretical, cmap)
     scale = _TILE / max(pixels.shape[:2])
     size = Cell(cell.left, cell.top, pixels.shape[1] * scale, pixels.shape[0] * scale)
@@ -139,24 +188,24 @@ def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None
         chart: the rectangle of all bars; the key stands below it.
     """
     # names in a file need not be UTF-8, which matplotlib takes alone
-    names = [printable(f"{tile.model} {tile.layer}") for tile in tiles]
+    names = [printable(f"{tile.model} {tile.layer}").lstrip() for tile in tiles]
     letters = Letters(8, INK)
     column = min(max(canvas.width(name, letters) for name in names), chart.width / 3)
     zero = chart.left + column + 0.15
-    # one scale for all layers, so that the bars can be compared; 0.9 inches behind the
-    # longest one are for the numbers
+    # one scale for all layers, so that the bars can be compared, with room for numbers
+    # behind the longest one
     longest = max(max(tile.values.shape) for tile in tiles)
-    inches_per_pixel = (chart.left + chart.width - zero - 0.9) / longest
+    room = max(canvas.width(tile.numbers, letters) for tile in tiles) + 0.15
+    inches_per_pixel = (chart.left + chart.width - zero - room) / longest
     for number, (name, tile) in enumerate(zip(names, tiles, strict=True)):
         y = chart.top + (number + 0.5) * _BAR
         canvas.write(name, chart.left, y, letters, max_width=column)
         _draw_bars(canvas, tile, zero, y, inches_per_pixel)
-        numbers = " · ".join(str(pixels) for pixels in sorted(tile.sides.values()))
-        canvas.write(numbers, chart.left + chart.width, y, letters, "left")
+        canvas.write(tile.numbers, chart.left + chart.width, y, letters, "left")
     y = chart.top + chart.height + 0.6 * _BAR
     shares = " · ".join(f"{100 * share:g}" for share in sorted(tiles[0].sides))
-    key = f"side in pixels of the square that holds {shares} %; red: theoretical field"
-    canvas.write(key, chart.left, y, Letters(8, _SOFT))
+    key = f"side in pixels of the square that holds {shares} %, and of the field in theory"
+    canvas.write(f"{key} (red)", chart.left, y, Letters(8, _SOFT))
 
 
 def _draw_bars(

@@ -15,8 +15,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
+from featviz.drawing import colormap
 from featviz.errors import FeatvizError, UsageError
 from featviz.inspection.field import square_side
+from featviz.inspection.field_picture import FieldTile, drawn_fields
 from featviz.layout.tracing.fields import PixelBox
 
 FIVE = DIGITS / "00-5.png"
@@ -164,6 +166,57 @@ def test_two_models_are_in_one_picture(featviz: Run) -> None:
     with Image.open("one.png") as one, Image.open("two.png") as two:
         assert one.info["Software"] == "featviz field"
         assert two.height > one.height
+
+
+def tile_of(model: str, theoretical: PixelBox | None) -> FieldTile:
+    """A field of ones in pixels 100 to 107 of an image of 224."""
+    values = np.zeros((224, 224))
+    values[100:107, 100:107] = 1.0
+    return FieldTile(model, "conv", values, theoretical, {0.2: 4, 0.3: 4, 0.5: 5, 1: 7})
+
+
+SEVENTH = PixelBox(100, 100, 107, 107)
+
+
+@pytest.mark.parametrize(
+    ("box", "corner", "size"),
+    [
+        (SEVENTH, (1, 1), (9, 9)),
+        # no more than the image has
+        (PixelBox(0, 40, 224, 44), (0, 28), (60, 224)),
+        (None, None, (224, 224)),
+    ],
+)
+def test_a_tile_shows_the_field_and_a_little_around_it(
+    box: PixelBox | None, corner: tuple[int, int] | None, size: tuple[int, int]
+) -> None:
+    """An eighth of its longer side is left on each side, and the frame moves along."""
+    tile = tile_of("net", box)
+    cut = tile.cut()
+    if box is None or cut.theoretical is None:
+        assert cut is tile
+        assert corner is None
+        return
+    assert cut.values.shape == size
+    assert (cut.theoretical.left, cut.theoretical.top) == corner
+    assert cut.theoretical.size == box.size
+
+
+def test_a_small_field_fills_its_tile() -> None:
+    """Seven pixels of 224 are most of the tile, not a dot."""
+    picture = drawn_fields([tile_of("net", SEVENTH)], 1, "magma")
+    brightest = colormap.ramp("magma")[-1]
+    assert (picture == brightest).all(2).sum() > (0.7 * 220) ** 2
+
+
+def test_captions_name_the_theoretical_size() -> None:
+    """It is a number beside the sides, too, and behind the model where there are
+    several."""
+    assert tile_of("", SEVENTH).caption == "7×7 in theory"
+    assert tile_of("net", SEVENTH).caption == "net: 7×7 in theory"
+    assert tile_of("net", None).caption == "net: unknown in theory"
+    assert tile_of("net", SEVENTH).numbers == "4 · 4 · 5 · 7 · 7"
+    assert tile_of("net", None).numbers == "4 · 4 · 5 · 7 · ?"
 
 
 DARK = """

@@ -74,6 +74,11 @@ class PixelBox(NamedTuple):
     right: int
     bottom: int
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.right - self.left, self.bottom - self.top
+
 
 @dataclass(frozen=True)
 class ReceptiveField:
