@@ -95,6 +95,13 @@ def layer_named(label: str) -> str:
     return f"layer {label}" if label[:1].isdecimal() else label
 
 
+def of_image(image: str, message: str) -> str:
+    """A message with the name of its image, which some begin with already."""
+    if message.startswith((f"{image} ", f"{image}:")):
+        return message
+    return f"{image}: {message}"
+
+
 def gaps(
     skipped: Mapping[str, str],
     never_ran: Collection[str],

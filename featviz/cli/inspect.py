@@ -238,7 +238,7 @@ def cam(values: Values) -> int:
             output.document(result.as_json(), indent=None)
         if result.error is not None:
             failed += 1
-            output.error(f"{result.image}: {result.error.message}", result.error.hint)
+            output.image_error(result.image, result.error.message, result.error.hint)
             continue
         output.left_out(result.skipped)
         layers = [class_map.caption for class_map in result.maps]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.errors import FeatvizError, StoreError
-from featviz.text import gaps, printable, printable_json
+from featviz.text import gaps, of_image, printable, printable_json
 
 if TYPE_CHECKING:
     from featviz.records import Skip
@@ -75,9 +75,7 @@ def error(message: str, hint: str | None = None) -> None:
 
 def image_error(image: str, message: str, hint: str | None = None) -> None:
     """Print on stderr what went wrong with an image, which is named once."""
-    # some messages begin with the image's name already
-    is_named = message.startswith((f"{image} ", f"{image}:"))
-    error(message if is_named else f"{image}: {message}", hint)
+    error(of_image(image, message), hint)
 
 
 def left_out(skipped: Iterable[Skip], never_ran: Collection[str] = ()) -> None:

@@ -159,7 +159,9 @@ def draw_filters(
     if steps > 1:
         description += f", {steps} time steps a channel"
     slices = tiles.data.shape[1]
-    shape = (count_chosen(options.channels, outputs), slices, height, width)
+    # of no channel at all, `draw_tiles` gives the reason
+    count = max(1, count_chosen(options.channels, outputs))
+    shape = (count, slices, height, width)
     # the columns that a grid of these tiles would have
     plan = grid.plan(shape, options)
     if options.nrow is None and slices > 1:

@@ -445,7 +445,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     group is not full."""
     if len(samples) % count:
         raise UsageError(
-            f"the model takes {count} images at once, and there are {len(samples)}",
+            f"the model takes {count} images at once, not {len(samples)}",
             f"give a multiple of {count}; --images-per-pass says otherwise, and "
             "--forward-arg NAME=VALUE gives an argument that is no image",
         )

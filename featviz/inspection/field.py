@@ -48,7 +48,7 @@ from featviz.run.prepare import (
 )
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
-from featviz.text import by, counted, layer_named, listed, safe_name
+from featviz.text import by, counted, layer_named, listed, of_image, safe_name
 
 SHARES = (0.2, 0.3, 0.5, 0.99)
 """Those of which Ding et al. (RepLKNet, arXiv 2203.06717, table 8) report the sides."""
@@ -416,7 +416,7 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
     seen = len(prepared.samples) - len(errors)
     if not seen:
         image, error = next(iter(errors.items()))
-        raise FeatvizError(f"{image}: {error.message}", error.hint)
+        raise FeatvizError(of_image(image, error.message), error.hint)
     fields = []
     for site, unit in measure.units.items():
         if site in measure.reasons:
@@ -431,8 +431,9 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
         reasons = []
         for site, reason in measure.reasons.items():
             reasons.append(f"{layer_named(site.layer.label)} {reason}")
+        why = listed(reasons, 3, "; ") or "none gives a tensor"
         raise UsageError(
-            f"no layer of {model_name} has a receptive field: {listed(reasons, 3, '; ')}",
+            f"no layer of {model_name} has a receptive field: {why}",
             "--layers names others; `featviz layers MODEL` lists them",
         )
     failures = {image: error.message for image, error in errors.items()}

@@ -32,7 +32,7 @@ from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
 from featviz.rundir.place import RUN, check_apart, replacing
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
-from featviz.text import layer_named
+from featviz.text import counted, layer_named
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,8 @@ def draw_kernels(
                 stats[drawn.key] = drawn.stats
                 if board is not None:
                     post_filters(board, layer, layer_filters, options.draw)
+        if not captures:
+            raise UsageError(_nothing_to_draw(skipped), "take other --channels")
         manifest = {
             "captures": captures,
             "skipped": manifest_rows((), skipped)["skipped"],
@@ -156,10 +158,15 @@ def _read(
         return filters, skipped
     message = "the model has no convolutions"
     if skipped:
-        first = skipped[0]
-        message = f"none of {len(skipped)} layers has kernels to draw: "
-        message += f"{layer_named(first.label)}: {first.reason}"
+        message = _nothing_to_draw(skipped)
     raise UsageError(message, f"types here: {types_present(layers)}")
+
+
+def _nothing_to_draw(skipped: Sequence[Skip]) -> str:
+    first = skipped[0]
+    layers = counted(len(skipped), "layer")
+    reason = f"{layer_named(first.label)}: {first.reason}"
+    return f"none of {layers} has kernels to draw: {reason}"
 
 
 class _Drawn(NamedTuple):

@@ -29,7 +29,7 @@ from featviz.models import sources
 from featviz.models.preprocess import Chain, Preprocess, input_dtype
 from featviz.models.weights import ADDRESS, add_values, read_tensor
 from featviz.records import Raster
-from featviz.text import listed, quoted
+from featviz.text import did_you_mean, listed, quoted
 
 IMAGE = "image"
 """The VALUE that stands for the image itself."""
@@ -90,15 +90,20 @@ def parse(
         match = _NAMED_VALUE.fullmatch(text)
         if match is None:
             message = f"{option} {quoted(text)} is not NAME=VALUE"
-            raise UsageError(message, f"VALUE is {_VALUES}; NAME.KEY=VALUE a dict's")
+            hint = f"VALUE is {_VALUES}; NAME.KEY=VALUE a dict's"
+            raise UsageError(message, hint, options=(option,))
         name, key, value_text = match.groups()
         label = f"{name}.{key}" if key else name
-        value, description = _value(f"{option} {label}", value_text, random)
+        try:
+            value, description = _value(f"{option} {label}", value_text, random)
+        except UsageError as error:
+            error.options = (option,)
+            raise
         for earlier in arguments:
             if earlier.name == name and (key is None or earlier.key in (None, key)):
-                raise UsageError(
-                    f"{option} {label} is given twice", "give it once, or its keys"
-                )
+                message = f"{option} {label} is given twice"
+                hint = "give it once, or its keys"
+                raise UsageError(message, hint, options=(option,))
         arguments.append(Argument(name, key, value, f"{label}={description}"))
     return arguments
 
@@ -422,8 +427,11 @@ def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[st
     for name in names:
         if name not in accepted and not takes_any:
             takes = listed(list(map(quoted, accepted)), 12) or "nothing"
-            message = f"forward of {type(module).__name__} takes {takes}"
-            raise UsageError(f"{option} {name}: {message}", "one of these")
+            message = (
+                f"{option} {name}: forward of {type(module).__name__} takes {takes}"
+            )
+            hint = did_you_mean(name, accepted, "give one of these")
+            raise UsageError(message, hint, options=(option,))
     return accepted
 
 

@@ -594,7 +594,7 @@ def _at(content: Any, key: str) -> Any:
             inner = inner[name if isinstance(inner, Mapping) else int(name)]
         except (LookupError, ValueError, TypeError) as error:
             message = f"--key {key!r}: there is no {name!r}"
-            raise LoadError(message, f"there is {_describe(inner)}") from error
+            raise LoadError(message, f"found {_describe(inner)}") from error
     return inner
 
 

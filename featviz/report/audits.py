@@ -39,6 +39,11 @@ class AuditedLayer:
                 findings[name] = channels
         return findings
 
+    @property
+    def call(self) -> int | None:
+        """Which call of the layer at its home it is; None at one that feeds it."""
+        return self.row.call if self.home == self.row.layer else None
+
 
 @dataclass(frozen=True)
 class AuditView:
@@ -113,11 +118,12 @@ class AuditView:
             where = f"{sum(counts):,} in {counted(sum(map(bool, counts)), 'layer')}"
         return f"{where}, by the audit of {counted(self.record.images.seen, 'image')}"
 
-    def findings_of(self, name: str) -> dict[str, list[int]]:
-        """What was found of a layer, all its calls together.
+    def findings_of(self, name: str, call: int | None = None) -> dict[str, list[int]]:
+        """What was found of a layer.
 
         Args:
             name: of the layer whose page asks; one without findings has none.
+            call: its call, which has channels of its own; None for all together.
 
         Returns:
             Channels, rising, by what was found of them.
@@ -125,6 +131,8 @@ class AuditView:
         findings: dict[str, list[int]] = {}
         for layer in self.layers:
             if layer.home != name:
+                continue
+            if None not in (call, layer.call) and layer.call != call:
                 continue
             for finding, channels in layer.findings.items():
                 findings[finding] = sorted({*findings.get(finding, ()), *channels})

@@ -63,10 +63,12 @@ def read_companions(
         StoreError: something is of none of the run's layers.
     """
     groups = {}
+    groups_of_calls: dict[tuple[str, int | None], str] = {}
     for page in pages:
         for group in page.groups:
             groups[_Tensor(page.name, group.stem)] = group.id
-    # kernels and audits know layers, not tensors: they stand at the first one
+            groups_of_calls.setdefault((page.name, group.call), group.id)
+    # kernels know layers, not tensors, and audits calls: they stand at the first one
     first_groups = {page.name: page.groups[0].id for page in pages}
     extras: dict[str, list[Extra]] = {id: [] for id in groups.values()}
     if options.kernels is not None:
@@ -78,7 +80,9 @@ def read_companions(
     if audit is not None:
         for audited in audit.layers:
             if audited.home in first_groups:
-                extras[first_groups[audited.home]].extend(audited.suspects)
+                first = first_groups[audited.home]
+                id = groups_of_calls.get((audited.home, audited.call), first)
+                extras[id].extend(audited.suspects)
     if options.exemplars is not None:
         for tensor, sheets in _shared_exemplars(run, options.exemplars, groups).items():
             extras[groups[tensor]] += sheets

@@ -100,6 +100,11 @@ class Group:
             yield tuple(figures)
 
     @property
+    def call(self) -> int:
+        """Which call of the layer gave the tensor."""
+        return self.figures[0].row.call
+
+    @property
     def of_this_run(self) -> list[Figure]:
         """The figures without those of the run that this one is compared with."""
         return [figure for figure in self.figures if not figure.other]

@@ -166,6 +166,8 @@ class TensorView:
     totals: ChannelTotals
     rows: Iterable[ChannelRow]
     extras: Sequence[Extra]
+    audited: ChannelFindings
+    """Of the call that gave the tensor."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,6 @@ class LayerPage:
     legend: Sequence[LegendEntry]
     tensors: Sequence[TensorView]
     audit: AuditView | None
-    audited: ChannelFindings
     shown_channels: int = 24
     """How many channels the page shows of a layer of more, until it is unfolded."""
 
@@ -433,21 +434,21 @@ class RunReport:
     def _layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
         """The page of a layer; the totals have to be complete."""
         audit = self.companions.audit
-        audited = {} if audit is None else audit.findings_of(page.name)
         tensors = []
         for group in page.groups:
             totals = self._totals_of(group)
+            audited = {}
+            if audit is not None:
+                audited = audit.findings_of(page.name, group.call)
             rows = channel_rows(totals, audited)
-            tensors.append(
-                TensorView(group, totals, rows, self.companions.extras[group.id])
-            )
+            extras = self.companions.extras[group.id]
+            tensors.append(TensorView(group, totals, rows, extras, audited))
         content = LayerPage(
             layer=page,
             neighbours=_neighbours(page, self.pages.layers),
             legend=_legend(page, site),
             tensors=tensors,
             audit=audit,
-            audited=audited,
         )
         return render("layer", site, content)
 

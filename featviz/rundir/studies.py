@@ -231,6 +231,7 @@ class AuditRow:
     channels: Count
     findings: dict[Text, list[schema.Channel]]
     layer: Text | None = None
+    call: Count = 0
     type: Text = ""
     apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Average percentage of zeros, as a share; None where no activation gives zeros."""

@@ -121,7 +121,7 @@ def test_the_manifest_names_both_images(pair: Path) -> None:
 def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     """Three images for pairs are refused before anything is written."""
     images = folder_of(tmp_path / "all", 3)
-    with pytest.raises(UsageError, match="takes 2 images at once, and there are 3"):
+    with pytest.raises(UsageError, match="takes 2 images at once, not 3"):
         fv.run(Three(), images, "body", tmp_path / "out", size=8, **AS_IS)
     assert not (tmp_path / "out").exists()
 

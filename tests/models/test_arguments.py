@@ -158,18 +158,18 @@ def test_a_tensor_is_the_same_for_every_image(code: Path, picture: Path) -> None
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["foo=1"], "forward_args foo: forward of Conditional takes x, t, ids, mask"),
-        (["t=1", "t.k=2"], "forward_args t.k is given twice"),
+        (["foo=1"], "--forward-arg foo: forward of Conditional takes x, t, ids, mask"),
+        (["t=1", "t.k=2"], "--forward-arg t.k is given twice"),
         (
             ["t=zeros:99999,9999999"],
-            "forward_args t=zeros:99999,9999999 has 999,989,900,001 values",
+            "--forward-arg t=zeros:99999,9999999 has 999,989,900,001 values",
         ),
-        (["t=open('x')"], "forward_args t=open('x') is no value"),
-        (["t=none.npy"], "forward_args t: none.npy is no file"),
-        (["t=bad.npy"], "forward_args t: bad.npy cannot be read: it is no array"),
+        (["t=open('x')"], "--forward-arg t=open('x') is no value"),
+        (["t=none.npy"], "--forward-arg t: none.npy is no file"),
+        (["t=bad.npy"], "--forward-arg t: bad.npy cannot be read: it is no array"),
         (
             ["t=bad.pt"],
-            "forward_args t: bad.pt is no whole file of torch.save: it is no pickle",
+            "--forward-arg t: bad.pt is no whole file of torch.save: it is no pickle",
         ),
     ],
 )

@@ -173,8 +173,8 @@ def test_a_prefix_is_stripped() -> None:
 @pytest.mark.parametrize(
     ("key", "message", "hint"),
     [
-        ("nets.D", "--key 'nets.D': there is no 'D'", "there is keys 'G'"),
-        ("list.2", "there is no '2'", "there is a list of 2"),
+        ("nets.D", "--key 'nets.D': there is no 'D'", "found keys 'G'"),
+        ("list.2", "there is no '2'", "found a list of 2"),
     ],
 )
 def test_a_key_that_is_not_there(key: str, message: str, hint: str) -> None:
