@@ -3,6 +3,7 @@ of 1/8 and their images are black and white, so that float32 holds every sum exa
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -96,12 +97,15 @@ class Boxes(nn.Module):
         maps = self.backbone(image)[0]
         boxes = []
         for colour in maps:
-            rows, columns = (colour > 0).nonzero().T
-            ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-            boxes.append(torch.stack(ends).float())
+            rows, columns = (colour > 0).nonzero(as_tuple=True)
+            if len(rows):
+                ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                boxes.append(torch.stack(ends).float())
         scores = maps.amax((1, 2))
-        labels = torch.tensor([1, 2])
-        return [{"boxes": torch.stack(boxes), "labels": labels, "scores": scores}]
+        found = scores > 0
+        corners = torch.stack(boxes) if boxes else torch.zeros(0, 4)
+        labels = torch.tensor([1, 2])[found]
+        return [{"boxes": corners, "labels": labels, "scores": scores[found]}]
 
 
 class Masks(nn.Module):
@@ -324,7 +328,6 @@ class Steered(nn.Module):
 
 def twice_as_red(image: Image.Image) -> Tensor:
     """A transform: red alone, doubled, at half the resolution."""
-    pixels = torch.tensor(image.getdata(), dtype=torch.float32)
-    pixels = pixels.reshape(image.height, image.width, 3) / 255
+    pixels = torch.tensor(np.asarray(image), dtype=torch.float32) / 255
     pixels[:, :, 0] *= 2
     return pixels.permute(2, 0, 1)[:, ::2, ::2]

@@ -7,6 +7,8 @@ import importlib.util
 import shutil
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,8 @@ def furnish(folder: Path) -> None:
     (folder / "classes.txt").write_text(CLASSES)
     save_images(folder)
     save_arrays(folder)
-    save_weights(folder)
+    with nets(folder) as module:
+        save_weights(folder, module)
 
 
 def save_drawing(path: Path, drawing: str) -> None:
@@ -105,23 +108,25 @@ def save_arrays(folder: Path) -> None:
     np.save(folder / "mask.npy", mask)
 
 
-def nets(folder: Path) -> Any:
-    """The module `net.py` of a folder."""
-    spec = importlib.util.spec_from_file_location("nets_of_stories", folder / "net.py")
+@contextmanager
+def nets(folder: Path) -> Iterator[Any]:
+    """The module `net.py` of a folder, under its name, which pickles of whole models
+    hold."""
+    spec = importlib.util.spec_from_file_location("net", folder / "net.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules["net"] = module
     spec.loader.exec_module(module)
-    return module
+    yield module
+    del sys.modules["net"]
 
 
-def save_weights(folder: Path) -> None:
+def save_weights(folder: Path, nets: Any) -> None:
     """Weights of `net.py:Small` in some forms, a changed and a pruned one, and whole
     models."""
     from safetensors.torch import save_file
 
-    module = nets(folder)
-    model = module.Small()
+    model = nets.Small()
     weights = model.state_dict()
     torch.save(weights, folder / "base.pth")
     save_file(weights, folder / "base.safetensors")
@@ -143,8 +148,8 @@ def save_weights(folder: Path) -> None:
     for name in ("far.weight", "head.weight"):
         pruned[name] = pruned[name][:, kept]
     torch.save(pruned, folder / "pruned.pth")
-    torch.save(module.grey(), folder / "grey.pth")
-    wide = module.grey()
+    torch.save(nets.grey(), folder / "grey.pth")
+    wide = nets.grey()
     with torch.no_grad():
         wide[0].weight[1] += 1 / 4
     torch.save(wide, folder / "grey-2.pth")

@@ -156,6 +156,8 @@ def without_volatile(value: Any) -> Any:
     """A JSON value without versions and digests, and with floats of six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
+    if isinstance(value, str):
+        return re.sub(r"sha256 [0-9a-f]{16}", "sha256 ...", value)
     if isinstance(value, list):
         return [without_volatile(part) for part in value]
     if isinstance(value, dict):
@@ -195,11 +197,12 @@ def picture(file: str) -> Iterator[str]:
         times = f", {frames} frames" if frames > 1 else ""
         yield f"{image.format} {image.mode} {width}x{height}{times}"
         for name, text in getattr(image, "text", {}).items():
-            yield f"  {name}: {_LONG_NUMBER.sub(_rounded, text)}"
+            yield f"  {name}: {with_short_numbers(text)}"
 
 
-def _rounded(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.6g}"
+def with_short_numbers(text: str) -> str:
+    """A text whose numbers have six digits at most."""
+    return _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.6g}", text)
 
 
 def pixels(file: str) -> Iterator[str]:

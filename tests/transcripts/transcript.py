@@ -3,8 +3,8 @@
 A story is a text file. A line `$ COMMAND` is followed by what the command prints: stdout,
 then stderr with `! ` before each line, then the exit code in parentheses where it is not
 0. `COMMAND < FILE` has a file on stdin; `pages COMMAND` also shows what is written on the
-pages that it draws. Lines that begin with `# ` say what is to be
-seen. Beside featviz there are the words of `shown.WORDS`, which show files."""
+pages that it draws. Lines that begin with `# ` say what is to be seen. Beside featviz
+there are the words of `_WORDS`, which show files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from pathlib import Path
 
 import papers
 import shown
+import shown_pages
 from conftest import Outcome
 
 from featviz import __version__
 
 _NOTE = "# "
 _COMMAND = "$ "
+_WORDS = shown.WORDS | {"page": shown_pages.page, "script": shown_pages.script}
 
 
 @dataclass
@@ -67,9 +69,9 @@ def _printed(line: str, featviz: Callable[..., Outcome]) -> Iterator[str]:
     """The lines that a command prints."""
     line, _, stdin = line.partition(" < ")
     word, *arguments = shlex.split(line)
-    if word in shown.WORDS:
+    if word in _WORDS:
         try:
-            yield from shown.WORDS[word](*arguments)
+            yield from _WORDS[word](*arguments)
         except FileNotFoundError as error:
             yield f"(no file {error.filename})"
         return
@@ -116,4 +118,6 @@ def _of_stdout(out: str) -> Iterator[str]:
 def _without_volatile(line: str, folder: Path) -> str:
     """A line without what differs from day to day and from machine to machine."""
     line = line.replace(str(folder), "/story").replace(__version__, "VERSION")
+    line = re.sub(r"\b(torch|torchvision) \d[\w.+]*", r"\1 VERSION", line)
+    line = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", line)
     return re.sub(r"\b\d+(\.\d+)? (ms|s)\b", "N s", line)
