@@ -85,6 +85,8 @@ class TileTable:
     rows: Sequence[TableRow]
     title: str = ""
     scale: ColorScale | None = None
+    note: str = ""
+    """A small line below all rows."""
 
 
 class TableLayout(NamedTuple):
@@ -139,9 +141,12 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
         across=cell_width + _GAP,
         down=down,
     )
+    height = grid.top + len(table.rows) * down - _GAP + _MARGIN
+    if table.note:
+        height += _CAPTION
     return TableLayout(
         width=first_column + columns * grid.across - _GAP + right,
-        height=grid.top + len(table.rows) * down - _GAP + _MARGIN,
+        height=height,
         grid=grid,
     )
 
@@ -220,6 +225,10 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     for number, row in enumerate(table.rows):
         _draw_row(canvas, row, grid, number)
     _draw_blocks(canvas, table.rows, grid)
+    if table.note:
+        y = layout.height - _CAPTION / 2
+        room = layout.width - grid.left - _MARGIN
+        canvas.write(table.note, grid.left, y, _SMALL, max_width=room)
     if table.scale is not None:
         cmap, low, high, title = table.scale
         left = layout.width - _BAR_ROOM

@@ -124,7 +124,7 @@ class _Cells:
         for key, tile in _place_tiles(captures, options).items():
             image, row = captures[key]
             # its colours are not values of the layer: no colour bar may name any
-            self.rows[key] = replace(row, range=None)
+            self.rows[key] = replace(row, range=None, normalize="")
             self.tiles[key] = {ALL: [tile]}
             self._add_input(key.image, image)
         if options.similar_to is not None:

@@ -39,7 +39,7 @@ from featviz.sheets.cells import (
     SheetRun,
     read_content,
 )
-from featviz.text import printable, quoted
+from featviz.text import layer_named, printable, quoted
 
 FORMATS = ("png", *vector.FORMATS, *animation.FORMATS)
 _SHEET_FILE = picture_of("sheet")
@@ -263,7 +263,13 @@ def _table(
         heads += [""] * (len(rows[0].tiles) - 1)
     else:
         rows = _rows_of_images(content, frame)
-    return TileTable(heads, rows, frame.title, scale)
+    notes = []
+    # what the labels leave out, since it holds for all rows
+    if len(content.layers) == 1 and len(content.runs) > 1:
+        notes.append(layer_named(printable(content.layers[0].label)))
+    if all(row.normalize == "map" for row in content.rows.values()):
+        notes.append("each map from its least to its greatest value")
+    return TileTable(heads, rows, frame.title, scale, ", ".join(notes))
 
 
 def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
@@ -280,9 +286,10 @@ def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
                 by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
                 tiles.append(content.shown(by_channel.get(channel), frame.slice))
             label = _label(content, layer)
-            if channel != ALL:
-                # of one layer the channels alone tell rows apart
-                label = f"{label}  {channel}" if has_several else str(channel)
+            if channel != ALL and has_several:
+                label = f"{label}  {channel}"
+            elif channel != ALL:
+                label = f"{label}, channel {channel}".removeprefix(", ")
             rows.append(TableRow(label, tiles, _block(content, frame, run)))
     return rows
 
@@ -337,7 +344,7 @@ def _label(content: SheetContent, layer: SheetLayer) -> str:
     """The name of a layer; nothing where the names of runs alone tell rows apart."""
     if len(content.layers) == 1 and len(content.runs) > 1:
         return ""
-    return printable(layer.label)
+    return layer_named(printable(layer.label))
 
 
 def _shared_scale(content: SheetContent) -> ColorScale | None:
