@@ -255,8 +255,12 @@ class _Formatter(logging.Formatter):
         line = printable(record.getMessage())
         if record.levelno != logging.INFO:
             line = f"{record.levelname.lower()}: {line}"
+        # of a worker process it comes as text
+        trace = record.exc_text
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + _indented(self.formatException(record.exc_info))
+            trace = self.formatException(record.exc_info)
+        if trace:
+            line += "\n" + _indented(trace)
         return line
 
 

@@ -431,7 +431,7 @@ def _run_worker(
     # a log line of several processes would be torn
     records: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logger = logging.getLogger("featviz")
-    logger.handlers = [QueueHandler(records)]
+    logger.handlers = [_RecordQueue(records)]
     logger.propagate = False
     number = -1
 
@@ -452,6 +452,19 @@ def _run_worker(
             if not isinstance(error, FeatvizError):
                 error.add_note(traceback.format_exc())
             connection.send(Answer(number, error=error, records=_drained(records)))
+
+
+class _RecordQueue(QueueHandler):
+    """Keeps records for the parent, and tracebacks beside their messages."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Make a record that can be pickled, which a traceback cannot."""
+        if record.exc_info:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+            record.exc_info = None
+        record.msg = record.getMessage()
+        record.args = None
+        return record
 
 
 def _drained(records: SimpleQueue[logging.LogRecord]) -> list[logging.LogRecord]:
