@@ -58,11 +58,28 @@ COLOURS = {".": (0, 0, 0), "R": (255, 0, 0), "G": (0, 255, 0), "B": (0, 0, 255)}
 COLOURS["W"] = (255, 255, 255)
 CLASSES = "bar\ndot\nline\nring\ncross\n"
 
+CONFIGS = {
+    "whole": """model = "net.py:Small"
+images = ["pics"]
+preset = "none"
+weights = "none"
+layers = "pool"
+out = "of-config"
+""",
+    "misspelt": 'layer = "pool"\n',
+    "wrong": "padding = -1\n",
+    "broken": "layers = pool\n",
+    "other": 'fail_on = "dead>3"\n',
+}
+"""Values of options, by the name of the file."""
+
 
 def furnish(folder: Path) -> None:
     """Put everything there."""
     shutil.copy(NETS, folder / "net.py")
     (folder / "classes.txt").write_text(CLASSES)
+    for name, text in CONFIGS.items():
+        (folder / f"{name}.toml").write_text(text)
     save_images(folder)
     save_arrays(folder)
     with nets(folder) as module:
@@ -74,6 +91,15 @@ def save_drawing(path: Path, drawing: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [[COLOURS[letter] for letter in line] for line in drawing.split()]
     Image.fromarray(np.array(rows, np.uint8)).save(path)
+
+
+def save_clear_drawing(path: Path, drawing: str) -> None:
+    """A picture that is transparent where the drawing is black."""
+    save_drawing(path, drawing)
+    with Image.open(path) as opened:
+        pixels = np.array(opened.convert("RGBA"))
+    pixels[(pixels[..., :3] == 0).all(axis=2), 3] = 0
+    Image.fromarray(pixels).save(path)
 
 
 def save_images(folder: Path) -> None:
@@ -93,6 +119,10 @@ def save_images(folder: Path) -> None:
         for name in ("bar.png", "dots.png"):
             archive.write(folder / "pics" / name, f"in/{name}")
     (folder / "list.txt").write_text("pics/lines.png\nbar.png\n")
+    save_clear_drawing(folder / "clear.png", TINY)
+    for name in ("one", "two"):
+        for number, drawing in enumerate((BAR, DOTS, LINES)):
+            save_drawing(folder / "six" / f"{number}-{name}.png", drawing)
     for step, drawing in enumerate((BAR, DOTS, LINES)):
         save_drawing(folder / "film" / f"{step}.png", drawing)
 

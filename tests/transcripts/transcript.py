@@ -84,7 +84,7 @@ def _printed(line: str, featviz: Callable[..., Outcome]) -> Iterator[str]:
         around.enter_context(_stdin_of(stdin))
         done = featviz(*arguments)
     yield from _of_stdout(done.out)
-    yield from (f"! {line}" for line in done.err.splitlines())
+    yield from _of_stderr(done.err)
     if done.code:
         yield f"(exit {done.code})"
     for page in pages:
@@ -113,6 +113,15 @@ def _of_stdout(out: str) -> Iterator[str]:
         documents = [json.loads(line) for line in out.splitlines()]
     for document in documents:
         yield from shown.pretty(shown.without_volatile(document))
+
+
+def _of_stderr(err: str) -> Iterator[str]:
+    """What stands on stderr; of a traceback, whose lines are indented, the last one."""
+    lines = err.splitlines()
+    for number, line in enumerate(lines):
+        is_within = line[:1] == " " and lines[number + 1 : number + 2]
+        if not is_within or lines[number + 1][:1] != " ":
+            yield f"! {line}"
 
 
 def _without_volatile(line: str, folder: Path) -> str:
