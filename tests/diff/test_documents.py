@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +11,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import colormaps
 from PIL import Image
 from report.markup import Markup
 from rundirs import Drawn, write_run
+from torch import nn
 
 from featviz import __version__
 from featviz.rundir import REPORT_ASSETS
@@ -21,6 +24,7 @@ from featviz.rundir import REPORT_ASSETS
 from .changed_network import (
     CHANGED,
     CLI,
+    KEPT,
     Document,
     Pair,
     Run,
@@ -114,6 +118,16 @@ def test_the_page_of_equal_runs(featviz: CLI, run: Run) -> None:
     assert "data-group" not in text
 
 
+def test_the_page_names_the_first_run_as_the_base(featviz: CLI, run: Run) -> None:
+    """In the title, and at each run: BASE first."""
+    base = run("older")
+    new = run("newer", change=one_weight)
+    featviz("diff", base, new, "--html", "d.html")
+    text = " ".join(Markup(Path("d.html").read_text("utf-8")).text.split())
+    assert "older → newer" in text
+    assert re.search(r"BASE[^A-Z]*older\b.*NEW[^A-Z]*newer\b", text)
+
+
 MAPS = Path("maps")
 
 
@@ -184,6 +198,52 @@ def tile_of(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     return pixels[gap : gap + height : factor, gap : gap + width : factor]
 
 
+def tiles_of(path: Path, size: tuple[int, int]) -> np.ndarray:
+    """The maps of a grey picture at their own size, [count, h, w]: lines of one grey are
+    between them."""
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))[..., 0]
+    rows = spans((pixels != 51).any(axis=1))
+    columns = spans((pixels != 51).any(axis=0))
+    factor = len(rows[0]) // size[0]
+    tiles = [pixels[row[0] :, column[0] :] for row in rows for column in columns]
+    return np.stack(
+        [tile[: len(rows[0]) : factor, : len(columns[0]) : factor] for tile in tiles]
+    )
+
+
+def spans(inside: np.ndarray) -> list[np.ndarray]:
+    """The runs of true values, by their indices."""
+    indices = np.flatnonzero(inside)
+    return np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
+
+
+@pytest.mark.parametrize(("depth", "shown"), [(3, 3), (19, 16)])
+def test_slices_of_volumes_are_drawn_before_and_after(
+    featviz: CLI, depth: int, shown: int
+) -> None:
+    """The first 16 of each changed channel, in their order, and no other channel."""
+    volume = np.arange(depth * 15, dtype=np.float32).reshape(depth, 3, 5) % 11
+    np.save("volume.npy", volume)
+    weights = {"before": [1, 2, 3, 4], "after": [1, -2, 3.5, 6]}
+    for name, values in weights.items():
+        conv = nn.Conv3d(1, 4, 1, bias=False)
+        conv.weight.data[:] = torch.tensor(values).reshape(4, 1, 1, 1, 1)
+        torch.save(nn.Sequential(conv), f"{name}.pth")
+    models = [f"{name}.pth" for name in weights]
+    done = documented(featviz, *models, "volume.npy", "--layers", "0", "--out", MAPS)
+    (row,) = done.document["maps"]
+    assert sorted(row["channels"]) == [1, 2, 3]
+    for name, values in weights.items():
+        factors = np.array(values)[row["channels"], None, None, None]
+        expected = (factors * volume[:shown]).reshape(-1, 3, 5)
+        levels = level_of(expected, *row["range"]) * 255 / 253
+        tiles = tiles_of(MAPS / "diff-maps" / row[name], (3, 5))
+        np.testing.assert_allclose(tiles[: 3 * shown], levels, atol=1.01)
+        # cells without a map are as grey as the gaps
+        assert (tiles[3 * shown :] == 51).all()
+
+
 def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run) -> None:
     """All of the channel that became NaN."""
     featviz("diff", run("base"), run("new", change=nan_bias), "--out", MAPS)
@@ -191,6 +251,23 @@ def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run) -> No
     assert picture.text["Channels"] == str(CHANGED)  # type: ignore[attr-defined]
     magenta = (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all(axis=2)
     assert magenta.sum() == 96 * 96
+
+
+def infinite_bias(model: nn.Sequential) -> None:
+    model[2].bias[CHANGED] = float("inf")
+
+
+def test_what_is_finite_on_no_side_is_magenta(featviz: CLI, run: Run) -> None:
+    """A channel that was NaN and is infinite, in all three pictures; its range is 0."""
+    base = run("base", *KEPT, change=nan_bias)
+    new = run("new", *KEPT, change=infinite_bias)
+    row = documented(featviz, base, new, "--out", MAPS).document["maps"][0]
+    assert row["channels"] == [CHANGED]
+    assert row["range"] == [0, 0]
+    for name in ("file", "before", "after"):
+        with Image.open(MAPS / row[name]) as picture:
+            magenta = np.asarray(picture.convert("RGB")) == (255, 0, 255)
+        assert magenta.all(axis=2).sum() == 96 * 96
 
 
 def test_the_folder_of_the_maps_has_the_document(featviz: CLI, run: Run) -> None:
