@@ -29,12 +29,13 @@ from featviz.diff.comparison import (
 from featviz.diff.tensors import TensorPair, ValuePair, map_shape
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
+from featviz.drawing.sheet import pixel_font
 from featviz.drawing.values import ValueLimits, to_levels
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import GridPlan
+from featviz.records import Bytes, GridPlan
 from featviz.rundir.read import ReadRun
-from featviz.text import safe_name
+from featviz.text import printable, safe_name
 
 # layers that are drawn at most, each in the image in which it differs most
 _MAX_LAYERS = 60
@@ -43,6 +44,8 @@ _DRAW_OPTIONS = DrawOptions(min_tile=96)
 # A page scales a picture to its column, and the numbers with it: their size is a share
 # of the picture's width, and the gap holds one line of them.
 _GAP = 0.045
+# pixels from the left edge to the line above all tiles
+_MARGIN = 4
 # the grey between tiles, on which white numbers can be read
 _GAP_GREY = 51
 
@@ -240,11 +243,12 @@ def _pictures(
         (difference.before_file, values.base),
         (difference.after_file, values.new),
     ):
-        described = {**text, "Range": f"{low:g} to {high:g}"}
+        described = {**text, "Range": f"{low:.3g} (black) to {high:.3g} (white)"}
         pictures[file] = _png(difference.plan, data, scale, greys, described)
     signed_scale = ValueLimits.fixed(-limit, limit)
     signed_colors = colormap.colored("coolwarm", _GAP_GREY)
-    described = {**text, "Range": f"NEW - BASE, relative: {-limit:g} to {limit:g}"}
+    ends = f"{-limit:.3g} (blue) to {limit:.3g} (red)"
+    described = {**text, "Range": f"NEW - BASE, relative: {ends}"}
     pictures[difference.file] = _png(
         difference.plan, values.signed, signed_scale, signed_colors, described
     )
@@ -267,7 +271,31 @@ def _png(
     """
     maps = data.reshape(-1, *data.shape[2:])
     tiles = to_levels(maps, limits, colors.levels, colors.nonfinite)
+    # each piece is overwritten by the next one, so it is copied
+    pixels = np.concatenate(
+        [piece.copy() for piece in grid.strips(plan, tiles, colors)]
+    )
+    line = f"{text['Layer']}: {text['Range']}"
+    # the middle of both colormaps is light enough on the grey of the gap
+    _write_above(pixels[: plan.padding], line, colors.levels // 2)
     file = io.BytesIO()
-    pieces = grid.strips(plan, tiles, colors)
-    write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
+    size = (plan.height, plan.width)
+    write_png(file, size, [pixels], colors=colors.colors, text=text)
     return file.getvalue()
+
+
+def _write_above(gap: Bytes, text: str, level: int) -> None:
+    """Write a line into the gap above all tiles, where it has room; the text chunks say
+    the same.
+
+    Args:
+        gap: levels [H, W].
+        level: of the letters: there is no colour that is not one of values.
+    """
+    letters = pixel_font(max(8, int(0.6 * len(gap))))
+    # without grey edges, which would be values, too
+    mask = letters.getmask(printable(text), mode="1")
+    width, height = mask.size
+    spot = gap[(len(gap) - height) // 2 :, _MARGIN:][:height, :width]
+    if spot.shape == (height, width):
+        spot[np.asarray(mask, bool).reshape(spot.shape)] = level

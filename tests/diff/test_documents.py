@@ -355,3 +355,18 @@ def test_names_that_are_no_text(featviz: CLI) -> None:
     assert featviz("diff", base, new, "--html", html, "--junit", junit).code == 4
     assert "b?.png" in html.read_text("utf-8")
     assert "b\N{REPLACEMENT CHARACTER}.png" in junit.read_text("utf-8")
+
+
+def test_difference_maps_name_their_layer(mapped: Document) -> None:
+    """Where the gap above the tiles has room, the layer and the ends of the colours stand
+    in it, in the middle of the colours; and where it has none, the gap is empty."""
+    pictures = [np.asarray(picture) for picture in drawn(MAPS).values()]
+    gap = pictures[0][0, 0]
+    assert pictures[0].shape[1] < 200
+    assert {*np.unique(pictures[0][:4])} == {gap}
+    wide = pictures[2]
+    last_row = np.flatnonzero((wide != gap).any(1))[-1]
+    # the gap below all tiles is as high as the one above
+    letters = wide[: len(wide) - 1 - last_row]
+    assert {*np.unique(letters)} == {127, gap}
+    assert 200 < np.count_nonzero(letters == 127) < letters.size / 4
