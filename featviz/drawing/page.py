@@ -263,6 +263,8 @@ _SCALED = "max of each map without its border (padding), beyond which is clipped
 """The end of the key of the colours."""
 _LEADING = 0.18
 """Inches from a line of text to the next."""
+_WIDEST_STEP = 0.5
+"""Inches from a bar of the prediction to the next at most."""
 _PICTURE = 2.2
 """Inches of the height of the input's picture beside a prediction."""
 _ALONE = 3.0
@@ -494,7 +496,8 @@ def _draw_prediction(
     widest = max(canvas.width(name, Letters(10, bold=True)) for name in names)
     column = min(widest, (right - x) * 0.45) + 0.15
     full = right - x - column - 0.7
-    step = _PICTURE / len(bars)
+    # few bars stand together, not each in its half of the picture's height
+    step = min(_PICTURE / len(bars), _WIDEST_STEP)
     for number, (name, bar) in enumerate(zip(names, bars, strict=True)):
         y = top + _CAPTION + step * (number + 0.5)
         bold = number == 0

@@ -400,6 +400,18 @@ def test_bars_are_as_long_as_the_shares() -> None:
     assert bar(1.0).width == pytest.approx(2 * bar(0.5).width, abs=1)
 
 
+@pytest.mark.medium
+def test_two_bars_stand_together() -> None:
+    """They are half an inch apart, as the bars of five classes nearly are."""
+    green = np.array(GREEN, np.uint8)
+    blue = np.array((0, 0, 250), np.uint8)
+    bars = [page.PageBar("cat", 0.6, green), page.PageBar("dog", 0.4, blue)]
+    drawn = look(QUARTERS, bars=bars)
+    first = box_of(drawn[:330], GREEN)
+    second = box_of(drawn[:330], (0, 0, 250))
+    assert second.top - first.top == pytest.approx(50, abs=1)
+
+
 def test_a_strip_is_as_wide_as_the_row() -> None:
     """The numbers of a vector reach from the names to the margin."""
     strip = Tile("4", solid(1, 4, COLOURS[0]))
