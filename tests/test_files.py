@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,27 @@ def test_arrays_together_have_a_bound() -> None:
     assert npy.read_npz(single.getvalue()).nbytes == 2000
     with pytest.raises(ValueError, match="unpacks to more than 3,000 bytes"):
         npy.read_arrays(pair.getvalue(), max_bytes=3000)
+
+
+def test_headers_of_arrays_are_read_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads that read arrays do so one after the other: Python 3.11 fails to parse
+    a header now and then, while another thread parses one."""
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3))
+    reading: list[int] = []
+    most: list[int] = []
+    real = np.load
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        reading.append(1)
+        most.append(len(reading))
+        time.sleep(0.01)
+        reading.pop()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(np, "load", load)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(npy.read_npy, [stream.getvalue()] * 8))
+    assert max(most) == 1

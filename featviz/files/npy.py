@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,6 +23,10 @@ _MAX_UNPACKED = 2**30
 """Bytes of all arrays of a file together."""
 
 _NUMBERS = "biufc"
+
+_PARSING = Lock()
+"""numpy reads headers by `ast`, which in Python 3.11 counts its recursion for all threads
+together: of two at once one can fail on a sound file (python/cpython#106905)."""
 
 
 def read_npy(file: bytes | BinaryIO) -> np.ndarray:
@@ -101,7 +106,8 @@ def _opened(file: bytes | BinaryIO) -> BinaryIO:
 def _errors_as_one() -> Iterator[None]:
     """Whatever a file makes numpy and zipfile raise, as a ValueError of one line."""
     try:
-        yield
+        with _PARSING:
+            yield
     except Exception as error:
         reason = quoted(str(error).partition("\n")[0]) or type(error).__name__
         raise ValueError(f"it is no array as numpy writes it: {reason}") from error

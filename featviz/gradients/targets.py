@@ -408,10 +408,10 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
     of_gradients = {
         "target": options.target is not None,
         "grad_rule": options.grad_rule != "plain",
-        "edit=grad": any(change.operation == "grad" for change in changes),
+        "edit grad": any(change.operation == "grad" for change in changes),
     }
     for name, is_set in of_gradients.items():
         if is_set and not options.gradients:
             hint = "add --capture output,grad, or --reduce gradcam"
             message = f"{name} does nothing without gradients"
-            raise UsageError(message, hint, options=(name,))
+            raise UsageError(message, hint, options=(name.split()[0],))

@@ -71,7 +71,7 @@ COMMANDS = [
 ]
 
 OPTIONS = [
-    (f"{RUN} --edit conv1:grad*2", "--edit=grad does nothing", "--capture output,grad"),
+    (f"{RUN} --edit conv1:grad*2", "--edit grad does nothing", "--capture output,grad"),
     (
         f"{RUN} --layer b1",
         "No such option '--layer'",
