@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def eighths(module: nn.Module, step: int) -> None:
-    """Set all weights to multiples of 1/8 from -3/8 to 3/8, in an order that no flip and
-    no exchange of axes leaves as it is.
+def eighths(module: nn.Module, step: int, period: int = 7) -> None:
+    """Set all weights to multiples of 1/8 around 0, in an order that no flip and no
+    exchange of axes leaves as it is.
 
     Args:
-        step: no multiple of 7, and so that no two filters are alike.
+        step: no multiple of `period`, and so that no two filters are alike.
+        period: how many different values there are.
     """
     with torch.no_grad():
         for parameter in module.parameters():
-            numbers = torch.arange(parameter.numel()) * step % 7 - 3
+            numbers = torch.arange(parameter.numel()) * step % period - period // 2
             parameter.copy_(numbers.reshape(parameter.shape) / 8)
 
 
@@ -71,8 +72,8 @@ class Tokens(nn.Module):
         self.narrow = nn.Linear(12, 8)
         self.head = nn.Linear(8, 3)
         for step, module in enumerate((self.patch, self.widen, self.narrow, self.head)):
-            eighths(module, step + 2)
-        eighths(self.attention, 3)
+            eighths(module, step + 2, 11)
+        eighths(self.attention, 3, 11)
 
     def forward(self, image: Tensor) -> Tensor:
         patches = self.patch(image).flatten(2).transpose(1, 2)
@@ -142,7 +143,8 @@ class Odd(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         left, right = self.pair(image)
         named = self.named(left)
-        self.silent(right)
+        for value in (left, right):
+            self.silent(value)
         return self.steps[0](named["twice"])
 
 
@@ -331,3 +333,44 @@ def twice_as_red(image: Image.Image) -> Tensor:
     pixels = torch.tensor(np.asarray(image), dtype=torch.float32) / 255
     pixels[:, :, 0] *= 2
     return pixels.permute(2, 0, 1)[:, ::2, ::2]
+
+
+class Residual(nn.Module):
+    """Adds in place, upsamples, and calls one convolution by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 2, 2, stride=2)
+        self.body = nn.Conv2d(2, 2, 3, padding=1)
+        self.again = self.body
+        self.norm = nn.BatchNorm2d(2)
+        self.up = nn.Upsample(scale_factor=2)
+        for step, module in ((2, self.stem), (5, self.body)):
+            eighths(module, step)
+        self.norm.running_mean = torch.tensor([0.5, -0.25])
+        self.norm.running_var = torch.tensor([1.0, 4.0])
+        self.norm.eps = 0.0
+
+    def forward(self, image: Tensor) -> Tensor:
+        out = self.stem(image)
+        for module in (self.body, self.again):
+            identity = out
+            out = module(out)
+            out += identity
+        return self.up(self.norm(out))
+
+
+class Phase(nn.Module):
+    """Complex numbers: red is their real part, green their imaginary part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = Join()
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.join(image).abs()
+
+
+class Join(nn.Module):
+    def forward(self, image: Tensor) -> Tensor:
+        return torch.complex(image[:, :1], image[:, 1:2])
