@@ -69,9 +69,12 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     Returns:
         None where there is nothing to advise.
     """
+    if isinstance(error, UsageError):
+        # before what the error itself takes for it: `mix` of `edges, mix` is no image
+        joined = _joined_words(error.message, arguments)
+        if joined is not None:
+            return joined
     if not error.add and error.replace is None:
-        if isinstance(error, UsageError):
-            return _joined_words(error.message, arguments) or error.hint
         return error.hint
     corrected = list(arguments)
     # What is wrong is replaced where it stands, so that all else that was typed stays
@@ -134,7 +137,7 @@ def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
     items = takewhile(
         lambda word: word[:1] != "-" and not _exists(word), arguments[position:]
     )
-    values = [arguments[position - 1], *items]
+    values = [word.strip(",") for word in (arguments[position - 1], *items)]
     rest = arguments[position - 1 + len(values) :]
     corrected = [*arguments[: position - 1], ",".join(values), *rest]
     return _with_command("a list has commas", corrected)
@@ -183,6 +186,10 @@ def _option_hint(
         wrong: as it was typed, with its dashes.
         arguments: the command line, in which it is replaced.
     """
+    # click takes `-layers` for `-l ayers`
+    for argument in arguments:
+        if len(wrong) == 2 and argument.startswith(wrong):
+            wrong = argument.partition("=")[0]
     option_names = ["--help"]
     for param in command.params:
         flags = [*param.opts, *param.secondary_opts]
