@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ def test_it_goes_as_it_was_told(
         monkeypatch.delenv(name, raising=False)
     path = HERE / f"{story}.txt"
     told = path.read_text("utf-8")
+    # each story imports its own `net.py`
+    monkeypatch.delitem(sys.modules, "net", raising=False)
     now = transcript.played(transcript.read(told), featviz, folder)
     if os.environ.get("FEATVIZ_TRANSCRIPTS") == "write":
         path.write_text(now, "utf-8")
