@@ -227,17 +227,20 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     _draw_blocks(canvas, table.rows, grid)
     if table.note:
         y = layout.height - _CAPTION / 2
-        room = layout.width - grid.left - _MARGIN
-        canvas.write(table.note, grid.left, y, _SMALL, max_width=room)
+        width = layout.width - grid.left - _MARGIN
+        canvas.write(table.note, grid.left, y, _SMALL, max_width=width)
     if table.scale is not None:
-        cmap, low, high, title = table.scale
-        left = layout.width - _BAR_ROOM
-        bottom = layout.height - _MARGIN
-        bar = Cell(left, grid.top, _BAR, bottom - grid.top)
-        draw_color_bar(canvas, bar, (low, high), colormap.ramp(cmap))
-        x = left + 0.5
-        y = grid.top + bar.height / 2
-        canvas.write(title, x, y, _SMALL, max_width=bar.height, upright=True)
+        _draw_scale(canvas, table.scale, layout)
+
+
+def _draw_scale(canvas: Canvas, scale: ColorScale, layout: TableLayout) -> None:
+    """Draw the colour bar on the right of all tiles, with what its values are."""
+    x = layout.width - _BAR_ROOM
+    height = layout.height - _MARGIN - layout.grid.top
+    bar = Cell(x, layout.grid.top, _BAR, height)
+    draw_color_bar(canvas, bar, (scale.low, scale.high), colormap.ramp(scale.cmap))
+    y = bar.top + height / 2
+    canvas.write(scale.title, x + 0.5, y, _SMALL, max_width=height, upright=True)
 
 
 def _draw_row(canvas: Canvas, row: TableRow, grid: TileGrid, number: int) -> None:

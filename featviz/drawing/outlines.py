@@ -69,10 +69,10 @@ def with_ring(pixels: Bytes, x: float, y: float) -> Bytes:
     image = Image.fromarray(np.ascontiguousarray(pixels))
     draw = ImageDraw.Draw(image)
     centre = (x * image.width, y * image.height)
-    side = max(image.size)
-    radius = side / _RINGS_A_SIDE
+    longest = max(image.size)
+    radius = longest / _RINGS_A_SIDE
     # a sheet may show the picture at half of its size
-    thick = max(1, round(2 * side / _LINES_A_SIDE))
+    thick = max(1, round(2 * longest / _LINES_A_SIDE))
     draw.circle(centre, radius + thick, outline=BLACK, width=3 * thick)
     draw.circle(centre, radius, outline=WHITE, width=thick)
     return np.asarray(image)

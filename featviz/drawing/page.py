@@ -117,21 +117,21 @@ def figure_size(count: int, aspect: float = 1.0) -> FigureSize:
         aspect: height by width of the tiles and of the input.
     """
     columns = ceil(sqrt(count))
-    side = _SIDE
-    seen_side = 2 * _SIDE
+    length = _SIDE
+    seen_length = 2 * _SIDE
     if count <= _IN_A_ROW:
         columns = count
-        seen_side = side = _SIDE * (2 if count == 1 else 1.5)
+        seen_length = length = _SIDE * (2 if count == 1 else 1.5)
     across = min(1.0, 1 / aspect)
     down = min(1.0, aspect)
-    tile = _Size(side * across, side * down)
-    seen = Cell(_APART, _TITLE + _HEAD, seen_side * across, seen_side * down)
-    left = seen.width + 2 * _APART
+    tile = _Size(length * across, length * down)
+    seen = Cell(_APART, _TITLE + _HEAD, seen_length * across, seen_length * down)
+    x = seen.width + 2 * _APART
     step = _Size(tile.width + _APART + _BAR + _TICKS, tile.height + _HEAD + _APART)
     rows = ceil(count / columns)
     height = max(_TITLE + rows * step.height, seen.top + seen.height + _APART)
-    width = left + columns * step.width + _APART
-    tiles = TileGrid(columns, *tile, left, seen.top, *step)
+    width = x + columns * step.width + _APART
+    tiles = TileGrid(columns, *tile, x, seen.top, *step)
     return FigureSize(round(height * DPI), round(width * DPI), seen, tiles)
 
 

@@ -278,14 +278,20 @@ def limits(
     if mode.startswith("symmetric"):
         largest = max(abs(lowest), abs(highest)) or 1.0
         if numbers:
-            # zeros do not count: a sparse gradient would have most values beyond
-            values = abs(_finite(maps))
-            values = values[values != 0]
-            largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
+            largest = _percentile_of_sizes(maps, numbers[0])
         return ValueLimits.fixed(-largest, largest, mode)
     if mode == "positive":
-        return ValueLimits.fixed(0.0, max(highest, 0.0), mode)
+        return ValueLimits.fixed(0.0, abs(highest), mode)
     return ValueLimits.fixed(lowest, highest, "layer")
+
+
+def _percentile_of_sizes(maps: Tensor, percentile: float) -> float:
+    """A percentile of the absolute values of maps; 1 where there are none but zeros.
+
+    Zeros do not count: a sparse gradient would have most of its values beyond."""
+    sizes = abs(_finite(maps))
+    sizes = sizes[sizes != 0]
+    return float(np.percentile(sizes, percentile)) if len(sizes) else 1.0
 
 
 def _finite(maps: Tensor) -> Floats:

@@ -88,12 +88,10 @@ class FieldTile(NamedTuple):
         if box is None:
             return self
         margin = ceil(max(box.size) / _AROUND)
-        left = max(0, box.left - margin)
-        top = max(0, box.top - margin)
-        values = self.values[top : box.bottom + margin, left : box.right + margin]
-        moved = PixelBox(
-            box.left - left, box.top - top, box.right - left, box.bottom - top
-        )
+        x = max(0, box.left - margin)
+        y = max(0, box.top - margin)
+        values = self.values[y : box.bottom + margin, x : box.right + margin]
+        moved = PixelBox(box.left - x, box.top - y, box.right - x, box.bottom - y)
         return self._replace(values=values, theoretical=moved)
 
 
@@ -195,8 +193,9 @@ def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None
     # one scale for all layers, so that the bars can be compared, with room for numbers
     # behind the longest one
     longest = max(max(tile.values.shape) for tile in tiles)
-    room = max(canvas.width(tile.numbers, letters) for tile in tiles) + 0.15
-    inches_per_pixel = (chart.left + chart.width - zero - room) / longest
+    numbers_width = max(canvas.width(tile.numbers, letters) for tile in tiles)
+    bars_end = chart.left + chart.width - numbers_width - 0.15
+    inches_per_pixel = (bars_end - zero) / longest
     for number, (name, tile) in enumerate(zip(names, tiles, strict=True)):
         y = chart.top + (number + 0.5) * _BAR
         canvas.write(name, chart.left, y, letters, max_width=column)

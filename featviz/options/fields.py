@@ -339,9 +339,9 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
         for field_name, inner_type in nested(record_type).items():
             for name, inner in every_option(inner_type).items():
                 default = getattr(defaults[field_name], name)
-                # the words are of the default that they stand for
-                words = inner.default_text if default == inner.default else ""
-                outer = replace(inner, default=default, default_text=words)
+                # what help says of a default holds for that one alone
+                default_text = inner.default_text if default == inner.default else ""
+                outer = replace(inner, default=default, default_text=default_text)
                 # `setdefault`: a command may say something else of an option that it
                 # shares
                 options.setdefault(name, outer)

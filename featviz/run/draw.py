@@ -33,7 +33,6 @@ from featviz.drawing.picture import (
     to_png,
     write_png,
 )
-from featviz.drawing.sheet import Tile
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, ImageError, LayoutError, StoreError
@@ -503,6 +502,7 @@ class ImageWriter:
         """
         # matplotlib is slow to import, and few runs draw figures
         from featviz.drawing import page
+        from featviz.drawing.sheet import Tile
 
         layer = site.layer
         title = f"{self.sample.name}   {layer.label} ({layer.type})   {site.stem}"

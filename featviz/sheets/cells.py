@@ -128,11 +128,9 @@ class _Cells:
             self.tiles[key] = {ALL: [tile]}
             self._add_input(key.image, image)
         if options.similar_to is not None:
-            place = parse_place(options.similar_to)
-            frames = self.inputs[place.image]
-            self.inputs[place.image] = [
-                with_ring(frame, place.x, place.y) for frame in frames
-            ]
+            name, x, y = parse_place(options.similar_to)
+            frames = self.inputs[name]
+            self.inputs[name] = [with_ring(frame, x, y) for frame in frames]
 
     def add_channels(
         self, captures: Mapping[CellKey, ImageCapture], channels: Sequence[int]
