@@ -22,6 +22,7 @@ from featviz.gradients import passes
 from featviz.gradients import targets as gradients
 from featviz.gradients.attention import AttentionPath, attended, with_attention
 from featviz.gradients.passes import PassPlan
+from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import decode, find
@@ -39,6 +40,7 @@ from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import Bytes, Detection, Layer, Outcome, Raster, Sample
 from featviz.run.choose import choose_layers
 from featviz.rundir.place import model_files
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +218,10 @@ def prepare(
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
+    for text in options.draw.tensor_layout:
+        chosen = parse_override(text).selectors
+        if chosen is not None and not selectors.select(layers, chosen):
+            log.warning("--tensor-layout %s matches no layer drawn", quoted(repr(text)))
     book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
     plan = passes.plan(loaded, options.passes, blank, book)
     return Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
