@@ -54,6 +54,20 @@ RR..G.
 ......
 B....W
 """
+TALL = """
+R.....
+R.G...
+..G...
+......
+BB..W.
+BB..W.
+......
+......
+......
+....RR
+....RR
+....RR
+"""
 COLOURS = {".": (0, 0, 0), "R": (255, 0, 0), "G": (0, 255, 0), "B": (0, 0, 255)}
 COLOURS["W"] = (255, 255, 255)
 CLASSES = "bar\ndot\nline\nring\ncross\n"
@@ -119,6 +133,7 @@ def save_images(folder: Path) -> None:
         for name in ("bar.png", "dots.png"):
             archive.write(folder / "pics" / name, f"in/{name}")
     (folder / "list.txt").write_text("pics/lines.png\nbar.png\n")
+    save_drawing(folder / "tall.png", TALL)
     save_clear_drawing(folder / "clear.png", TINY)
     for name in ("one", "two"):
         for number, drawing in enumerate((BAR, DOTS, LINES)):
@@ -133,6 +148,15 @@ def save_arrays(folder: Path) -> None:
     np.save(folder / "slope.npy", columns / 4 - rows / 2)
     np.save(folder / "volume.npy", np.arange(60, dtype=np.float32).reshape(3, 4, 5) / 8)
     np.save(folder / "latent.npy", np.array([[1, -2, 0.5, 0]], np.float32))
+    deep = np.arange(60, dtype=np.uint16).reshape(6, 10) * 64
+    np.save(folder / "deep.npy", deep)
+    Image.fromarray(deep).save(folder / "deep.png")
+    last = np.zeros((4, 5, 3), np.uint8)
+    last[1, 2] = (255, 0, 51)
+    np.save(folder / "last.npy", last)
+    np.savez(folder / "two.npz", first=last, second=deep)
+    np.savez(folder / "named.npz", first=last, image=deep)
+    torch.save(torch.ones(1, 6, 10) / 4, folder / "quarter.pt")
     mask = np.zeros((1, 1, 8, 16), np.float32)
     mask[..., 4:12] = 1
     np.save(folder / "mask.npy", mask)

@@ -51,6 +51,7 @@ def test_it_goes_as_it_was_told(
     # each story imports its own `net.py`
     monkeypatch.delitem(sys.modules, "net", raising=False)
     now = transcript.played(transcript.read(told), featviz, folder)
+    sys.modules.pop("net", None)
     if os.environ.get("FEATVIZ_TRANSCRIPTS") == "write":
         path.write_text(now, "utf-8")
         return
