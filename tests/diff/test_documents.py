@@ -202,7 +202,10 @@ def tiles_of(path: Path, size: tuple[int, int]) -> np.ndarray:
     """The maps of a grey picture at their own size, [count, h, w]: lines of one grey are
     between them."""
     with Image.open(path) as picture:
-        pixels = np.asarray(picture.convert("RGB"))[..., 0]
+        pixels = np.asarray(picture.convert("RGB"))[..., 0].copy()
+    # a line of text may stand in the gap above, which is as high as the one below
+    last_row = np.flatnonzero((pixels != 51).any(axis=1))[-1]
+    pixels[: len(pixels) - 1 - last_row] = 51
     rows = spans((pixels != 51).any(axis=1))
     columns = spans((pixels != 51).any(axis=0))
     factor = len(rows[0]) // size[0]
