@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from featviz.audit.graph import CallGraph
 from featviz.audit.parts import Activation, Call
 from featviz.errors import LayoutError, UsageError
-from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, forward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import placed, unwatched
@@ -26,8 +24,6 @@ from featviz.models.load import LoadedModel
 from featviz.records import Layer
 from featviz.run.choose import choose_layers, no_channels
 from featviz.text import layer_named
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -140,8 +136,10 @@ def plan_audit(
             layer for layer in graph.layers if layer.name in names
         ]
     else:
-        layers = _selected_layers(model, graph, text, blank)
+        layers = choose_layers(model, text, blank)
         names = {layer.name for layer in layers}
+        # functions that are not activations, too
+        graph.layers += layers
     plan = AuditPlan(graph)
     # In the order in which calls finish, so that the calls of a layer come by their
     # index. A call whose output has no channels is skipped, and the others are audited.
@@ -179,30 +177,6 @@ def _default_names(graph: CallGraph) -> set[str]:
         message = "the model has neither activations nor convolutions nor linear layers"
         raise UsageError(message, "--layers says what to look at")
     return names
-
-
-def _selected_layers(
-    model: LoadedModel, graph: CallGraph, text: str, blank: Sequence[Tensor]
-) -> Sequence[Layer]:
-    """The layers that are audited by `--layers`; warns of selectors that match nothing.
-
-    Args:
-        text: the selectors.
-        blank: zeros, as the model takes them.
-
-    Raises:
-        UsageError: a selector cannot be read, or none matches anything.
-    """
-    parsed = selectors.parse(text)
-    # among the layers that the pass has met: modules, and activations that are functions
-    layers = selectors.select(graph.layers, parsed)
-    # functions that are not activations, or a message that says what there is
-    if not layers:
-        layers = choose_layers(model, text, blank)
-    for selector in parsed:
-        if not selector.pick(graph.layers):
-            log.warning("selector %r matches no layer", selector.text)
-    return layers
 
 
 def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:

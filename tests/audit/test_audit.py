@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,69 @@ def test_each_activation_is_asked_its_own_question(
     content = document(nn.Sequential(conv, activation), noise, tmp_path)
     for name, channels in column(content, "findings")["1"].items():
         assert channels == ([0] if name == finding else [])
+
+
+@pytest.mark.parametrize(
+    ("function", "module"),
+    [
+        (F.relu, nn.ReLU()),
+        (F.relu6, nn.ReLU6()),
+        (F.hardtanh, nn.Hardtanh()),
+        (torch.ops.aten.hardtanh, nn.Hardtanh()),
+        (partial(F.hardtanh, min_val=0), nn.Hardtanh(0, 1)),
+        (partial(F.hardtanh, max_val=3), nn.Hardtanh(-1, 3)),
+        (torch.sigmoid, nn.Sigmoid()),
+        (torch.tanh, nn.Tanh()),
+        (F.hardswish, nn.Hardswish()),
+    ],
+)
+def test_a_function_is_asked_what_its_module_is_asked(
+    function: Callable[[Tensor], Tensor], module: nn.Module, noise: Path, tmp_path: Path
+) -> None:
+    """With the same ends by default: channels far below, at, between and above them."""
+    biases = [-20.0, -1.6, -0.7, 0.2, 0.8, 1.6, 2.7, 3.5, 6.0, 20.0]
+    found = []
+    for way in (function, module):
+        conv = filled(nn.Conv2d(3, 10, 1), torch.tensor([[0.1, 0, 0]] * 10), biases)
+        net = Net(lambda net, x, way=way: way(net.conv(x)), conv=conv)
+        if way is module:
+            net.act = module
+        (of_layer,) = column(document(net, noise, tmp_path), "findings").values()
+        found.append(of_layer)
+    assert found[0] == found[1]
+
+
+class Sums(nn.Module):
+    """Three modules of one class, two activations that are functions, and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.ReLU(), nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.two(torch.sigmoid(self.one(x)))
+        return torch.tanh(self.three(x + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("ReLU#0", ["one"]),
+        ("ReLU#1", ["two"]),
+        ("ReLU#-1", ["three"]),
+        ("ReLU#:2", ["one", "two"]),
+        ("ReLU#::2", ["one", "three"]),
+        ("fn:sigmoid#0,ReLU#2", ["fn:sigmoid", "three"]),
+        ("fn:add", ["fn:add"]),
+        ("fn:add,two,fn:tanh", ["two", "fn:add", "fn:tanh"]),
+    ],
+)
+def test_selectors_count_each_layer_once(
+    text: str, labels: list[str], noise: Path, tmp_path: Path
+) -> None:
+    """As they do in a run: modules, and the activations that are functions."""
+    content = document(Sums(), noise, tmp_path, layers=text)
+    assert list(column(content, "findings")) == labels
 
 
 class Picky(nn.Module):

@@ -145,6 +145,22 @@ def test_a_channel_with_nan_is_judged_for_nothing_else() -> None:
     }
 
 
+@pytest.mark.parametrize("nonfinite", [0, 1])
+def test_a_channel_of_no_value_has_no_finding(nonfinite: int) -> None:
+    """It is unknown, not dead: its maps are empty; one that gave only NaN is not."""
+    seen = evidence(
+        [np.inf],
+        [-np.inf],
+        count=[0],
+        ceiling=[-np.inf],
+        saturated=[1],
+        nonfinite=[nonfinite],
+    )
+    found = findings.judge(seen, Thresholds())
+    assert found.pop("nonfinite") == [0] * nonfinite
+    assert found == {"dead": [], "constant": [], "saturated": []}
+
+
 def test_a_channel_at_the_threshold_is_not_saturated() -> None:
     """More values than the share are to be at a bound."""
     seen = evidence([0, 0, 0], [6, 6, 6], saturated=[0.7, 0.75, 0.8])

@@ -111,9 +111,11 @@ def activations_of(module: nn.Module) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_hardtanh_keeps_its_ends(tmp_path: Path) -> None:
-    """Where an exported activation saturates is read from its operator."""
-    module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(-2.0, 2.0)).eval()
+@pytest.mark.parametrize("ends", [(-2.0, 2.0), (-2.0, 1.0), (0.0, 1.0)])
+def test_a_hardtanh_keeps_its_ends(ends: tuple[float, float], tmp_path: Path) -> None:
+    """Where an exported activation saturates is read from its operator, which leaves out
+    an upper end of 1."""
+    module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(*ends)).eval()
     activations = activations_of(module)
     assert activations[0] is not None
     assert activations_of(read(export_mixed(module, tmp_path))) == activations
