@@ -374,3 +374,55 @@ class Phase(nn.Module):
 class Join(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         return torch.complex(image[:, :1], image[:, 1:2])
+
+
+class Points(nn.Module):
+    """Answers as estimators of poses do: a map for red, green and blue each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1, bias=False)
+        self.heads = nn.Conv2d(4, 3, 1, bias=False)
+        self.stem.weight.data = torch.eye(4, 3)[:, :, None, None]
+        self.heads.weight.data = torch.eye(3, 4)[:, :, None, None] * 2
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        return {"heatmaps": self.heads(self.stem(image))}
+
+
+class Depth(nn.Module):
+    """Answers as estimators of depth do: a number for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 2, 3, padding=1)
+        self.far = nn.Conv2d(2, 1, 1)
+        eighths(self.stem, 3)
+        eighths(self.far, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.far(self.stem(image))[:, 0]
+
+
+class Embedding(nn.Module):
+    """Answers as encoders do: a vector that is no class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 2, stride=2)
+        eighths(self.stem, 3, 11)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        return {"pooler_output": self.stem(image).mean((2, 3))}
+
+
+class Both(nn.Module):
+    """Takes two images of any sizes, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 2, 1)
+        eighths(self.stem, 2)
+
+    def forward(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        return self.stem(left), self.stem(right)
