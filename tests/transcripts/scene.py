@@ -136,7 +136,7 @@ def save_images(folder: Path) -> None:
     save_drawing(folder / "tall.png", TALL)
     save_clear_drawing(folder / "clear.png", TINY)
     for name in ("a:b", "con", "two words", "é%"):
-        save_drawing(folder / "odd" / f"{name}.png", TINY)
+        save_drawing(folder / "strange" / f"{name}.png", TINY)
     for name in ("one", "two"):
         for number, drawing in enumerate((BAR, DOTS, LINES)):
             save_drawing(folder / "six" / f"{number}-{name}.png", drawing)
