@@ -132,8 +132,9 @@ def test_small_maps_keep_half_of_each_side(size: tuple[int, int], inner: slice) 
 def test_deviations_without_a_border_are_those_of_numpy(
     scale: float, offset: float, hole: float | None
 ) -> None:
-    """They are those of all finite values inside, whatever the frame of zeros is."""
-    inner = (torch.rand(4, 2, 17, 30) * scale + offset).float()
+    """They are those of all finite values inside, of more slices than the border is
+    wide, whatever the frame is."""
+    inner = (torch.rand(4, 9, 17, 30) * scale + offset).float()
     if hole is not None:
         inner[2, 1, 8, 8] = hole
     framed = nn.functional.pad(inner, (3, 3, 3, 3))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 from featviz.cli.run import run
-from featviz.drawing import normalize, values
+from featviz.drawing import colormap, normalize, values
 from featviz.drawing.values import ValueLimits
 from featviz.errors import UsageError
 
@@ -333,3 +333,26 @@ def test_a_scale_is_in_the_help_and_in_the_hint(mode: normalize.ScaleMode) -> No
     with pytest.raises(UsageError) as caught:
         normalize.parse_scale("?")
     assert mode.spelling in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduce", "scale", "cmap"),
+    [
+        ("output", None, ("map", ()), "grey"),
+        ("input", None, ("map", ()), "grey"),
+        ("grad", None, ("symmetric-percentile", (99,)), "coolwarm"),
+        ("grad-input", None, ("symmetric-percentile", (99,)), "coolwarm"),
+        # of the gradient of the image, one picture of all channels, and kernels
+        ("saliency", None, ("map", ()), "grey"),
+        ("output", "mean", ("map", ()), "grey"),
+        ("output", "gradcam", ("positive", ()), "grey"),
+        ("output", "xgradcam", ("symmetric", ()), "coolwarm"),
+        ("grad", "gradxact", ("symmetric", ()), "coolwarm"),
+    ],
+)
+def test_each_kind_of_capture_has_a_scale_and_colours_of_its_own(
+    kind: str, reduce: str | None, scale: tuple[str, tuple[float, ...]], cmap: str
+) -> None:
+    """What has a sign is drawn around zero, in two colours."""
+    assert normalize.parse_scale("auto", kind, reduce) == scale
+    assert colormap.resolved("auto", kind, reduce=reduce) == cmap

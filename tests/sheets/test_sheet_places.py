@@ -46,12 +46,13 @@ def captures_of(run: Path) -> dict[str, ImageCapture]:
 
 @pytest.fixture(scope="module")
 def run_of_maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two images through a convolution."""
+    """A run of two images of different sizes through a convolution, to 7 by 11 places
+    and to 5 by 8."""
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("places") / "run"
     images = [
-        Image.fromarray(np.random.default_rng(n).integers(0, 256, (16, 24, 3), "uint8"))
-        for n in range(2)
+        Image.fromarray(np.random.default_rng(n).integers(0, 256, (*size, 3), "uint8"))
+        for n, size in enumerate(((16, 24), (12, 18)))
     ]
     conv = torch.nn.Conv2d(3, 6, 3, stride=2)
     fv.run(conv, images, "*", out, preset="none", tensors=True)
@@ -91,15 +92,29 @@ def test_places_and_channels_exclude_each_other(
 
 
 @pytest.mark.medium
-def test_the_colours_of_likeness_are_cosines_from_0_to_1(run_of_maps: Path) -> None:
-    """They are torch's cosines of the tensors, enlarged by Pillow, over the input; the
-    colour bar says so."""
-    tile = similarity_tiles(captures_of(run_of_maps), parse_place("image-1.png@0,0"))
+@pytest.mark.parametrize(
+    ("spot", "row", "column"),
+    [
+        ("0,0", 0, 0),
+        ("1,1", 4, 7),
+        ("0.97,0.1", 0, 7),
+        ("0.15,0.97", 4, 1),
+        ("0.5,0.3", 1, 4),
+    ],
+)
+def test_the_colours_of_likeness_are_cosines_from_0_to_1(
+    run_of_maps: Path, spot: str, row: int, column: int
+) -> None:
+    """They are torch's cosines of the tensors with the place that the spot lies in,
+    enlarged by Pillow, over the input; the colour bar says so."""
+    place = f"image-1.png@{spot}"
+    tile = similarity_tiles(captures_of(run_of_maps), parse_place(place))
     maps = []
     for number in range(2):
         path = next(run_of_maps.glob(f"image-{number}.png/*/output.npy"))
         maps.append(torch.from_numpy(np.load(path))[0])
-    cosines = torch.cosine_similarity(maps[0], maps[1][:, :1, :1], dim=0)
+    vector = maps[1][:, row, column, None, None]
+    cosines = torch.cosine_similarity(maps[0], vector, dim=0)
     likeness = Image.fromarray(cosines.clamp(0, 1).numpy())
     levels = np.asarray(likeness.resize((24, 16), Image.Resampling.BILINEAR)) * 255
     with Image.open(run_of_maps / "image-0.png" / "input.png") as opened:
@@ -108,7 +123,7 @@ def test_the_colours_of_likeness_are_cosines_from_0_to_1(run_of_maps: Path) -> N
     expected = 0.4 * seen + 0.6 * heat
     assert np.abs(tile["image-0.png"] - expected).max() < 12
 
-    sheet = sheet_of(run_of_maps, similar_to="image-1.png@0,0")
+    sheet = sheet_of(run_of_maps, similar_to=place)
     bar = sheet.pixels[:, -70:].reshape(-1, 3).tolist()
     assert colormap.ramp("inferno")[200].tolist() in bar
 
