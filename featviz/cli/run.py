@@ -192,6 +192,9 @@ class RunPrinter:
                 missing,
                 len(complete),
             )
+        # of more shards than images
+        if not result.images and not result.missing:
+            log.info("no image is left for this shard")
         if not complete or result.drew_nothing:
             return
         images = counted(len(complete), "image")
