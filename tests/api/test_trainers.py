@@ -179,7 +179,7 @@ class TestTransformers:
         )
 
     def train(
-        self, transformers: Any, folder: Path, callbacks: list[Any]
+        self, transformers: Any, folder: Path, callbacks: list[Any], steps: int = 4
     ) -> Classifier:
         """Train from a fixed seed, where accelerate runs forward under autocast."""
         pixels, labels = digits()
@@ -189,7 +189,7 @@ class TestTransformers:
         ]
         arguments = transformers.TrainingArguments(
             output_dir=str(folder / "run"),
-            max_steps=4,
+            max_steps=steps,
             per_device_train_batch_size=5,
             learning_rate=1e-2,
             report_to=[],
@@ -215,6 +215,20 @@ class TestTransformers:
         watched = self.train(transformers, tmp_path, [callback])
         alone = self.train(transformers, tmp_path, [])
         check_training(tmp_path, watched, alone)
+
+    def test_the_last_step_is_drawn(self, transformers: Any, tmp_path: Path) -> None:
+        """Also where it is not due."""
+        self.train(transformers, tmp_path, [self.watcher(tmp_path / "s")], steps=3)
+        assert list(read_steps(tmp_path / "s")) == [0, 2, 3]
+
+    def test_a_part_that_is_missing(self, transformers: Any, tmp_path: Path) -> None:
+        """The hint names the first eight that there are."""
+        callback = self.watcher(tmp_path / "s", part="nett")
+        model = nn.Sequential(*(nn.Identity() for _ in range(10)))
+        state = transformers.TrainerState()
+        with pytest.raises(UsageError, match="'nett' is no module") as caught:
+            callback.on_train_begin(None, state, None, model=model)
+        assert caught.value.hint == "one of '0, 1, 2, 3, 4, 5, 6, 7 and 2 more'"
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,28 @@ def test_a_crop_is_the_receptive_field(featviz: Run) -> None:
     assert np.array_equal(tile, quarters)
 
 
+@pytest.mark.parametrize("row", [0, 2])
+@pytest.mark.parametrize("column", [0, 1, 3])
+@pytest.mark.parametrize("size", [(64, 32), (32, 64), (96, 96)])
+def test_the_mark_lies_around_the_cell_of_the_map(
+    size: tuple[int, int], column: int, row: int
+) -> None:
+    """Of a map of 3 × 4 cells that covers the image, whichever side of the image is the
+    longer one; a cell is at least 12 pixels wide and high here."""
+    picture = Image.new("RGB", size, "#336699")
+    position = MapPosition(row=row, column=column, rows=3, columns=4)
+    tile = cut(picture, PixelBox(0, 0, *size), size[::-1], position)
+    image = of_colour(np.asarray(tile), (0x33, 0x66, 0x99))
+    first = image.min(0)
+    height, width = image.max(0) - first + 1
+    assert max(height, width) == TILE
+    mark = of_colour(np.asarray(tile), (255, 212, 0))
+    middle = (mark.min(0) + mark.max(0) + 1) / 2
+    offset = np.array([height * (row + 0.5) / 3, width * (column + 0.5) / 4])
+    np.testing.assert_allclose(middle, first + offset, atol=1)
+    np.testing.assert_allclose(np.ptp(mark, axis=0), [height / 3, width / 4], atol=2)
+
+
 def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     """Around the middle of the cell of the map, and nowhere where the crop tells the
     place."""

@@ -188,6 +188,40 @@ def test_exemplars_have_the_names_of_their_images(searched: Rows, noise: Path) -
             assert exemplar["map"] == list(SIZE)
 
 
+def test_the_mean_of_a_map_is_that_of_its_finite_values(noise: Path) -> None:
+    """numpy's, of as many values as each map of each image has; not a channel of
+    none."""
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        x[:, 0, :3, :2] = torch.nan
+        x[:, 1] = torch.nan
+        x[:, 2][x[:, 2] > 0.6] = torch.inf
+        return self.last(x)
+
+    net = Net(way, last=nn.Identity())
+    found = search(net, noise, layers="last", top=20, rank_by="mean")["layers"]
+    images = [np.asarray(Image.open(path)) / 255 for path in pictures(noise)]
+    holes, empty, bright = channels_of(found)
+    expected = sorted(
+        [image[..., 0] for image in images], key=lambda red: -mean_but(red)
+    )
+    assert column(holes["exemplars"], "value") == pytest.approx(
+        [mean_but(red) for red in expected], rel=1e-5
+    )
+    assert empty["exemplars"] == []
+    blues = [image[..., 2][image[..., 2] <= 0.6].mean() for image in images]
+    assert column(bright["exemplars"], "value") == pytest.approx(
+        sorted(blues, reverse=True), rel=1e-5
+    )
+
+
+def mean_but(values: np.ndarray) -> float:
+    """The mean without the upper left corner of 3 × 2."""
+    rest = values.copy()
+    rest[:3, :2] = np.nan
+    return float(np.nanmean(rest))
+
+
 def test_nan_and_infinities_excite_nothing(noise: Path) -> None:
     """The largest finite value counts; a channel without one has no exemplars and no
     picture."""

@@ -277,6 +277,21 @@ def test_what_has_no_field_is_named_with_the_reason() -> None:
         fv.field(nn.Sequential(nn.Linear(4, 2)), {"input": torch.rand(1, 4)}, "Linear")
 
 
+def test_a_layer_of_no_image_has_no_field() -> None:
+    """It is named with the reason; the others have theirs, before it and behind it."""
+    noise = torch.rand(1, 3, 9, 9)
+    net = Net(
+        lambda self, x: self.last(self.first(x) + self.apart(noise)),
+        first=nn.Conv2d(3, 2, 3),
+        apart=nn.Conv2d(3, 2, 3),
+        last=nn.Conv2d(2, 2, 3),
+    )
+    result = fv.field(net, torch.rand(3, 9, 9), "Conv2d", preset="none")
+    assert [layer.layer for layer in result.layers] == ["first", "last"]
+    reasons = [(skip.label, skip.reason) for skip in result.skipped]
+    assert reasons == [("apart", "does not depend on the input")]
+
+
 def test_functions_have_fields_too() -> None:
     """Each call has its own, by its number."""
     net = Net(

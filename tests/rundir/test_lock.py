@@ -34,7 +34,8 @@ def test_beside_a_shard_only_others_of_its_division_write(
     out = tmp_path / "out"
     with held(out, Shard(0, 2)):
         with held(out, Shard(1, 2)):
-            pass
+            locks_held = sorted(path.name for path in out.iterdir())
+        assert locks_held == [".featviz.1-of-2.lock", ".featviz.2-of-2.lock"]
         refusal = pytest.raises(StoreError, match="being written by process")
         with refusal, held(out, other):
             pytest.fail("two draw one image")
