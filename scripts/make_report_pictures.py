@@ -55,7 +55,7 @@ SHOTS = (
     Shot("findings", "digits/report/index.html#findings"),
     Shot("audit", "audit/report/index.html", (1280, 640)),
     Shot("compare", "diff.html?changed=1#compared"),
-    Shot("series", "series/report/index.html?step=100#layer-002", (1000, 470)),
+    Shot("series", "series/report/index.html?step=100#layer-002", (1000, 580)),
     Shot("phone", "colour/report/index.html", (400, 860), dark=True),
 )
 

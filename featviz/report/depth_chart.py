@@ -75,6 +75,8 @@ class _DepthMeasure(NamedTuple):
     style: str
     of_layer: Callable[[ComparedLayer], float]
     format: str
+    unit: str
+    """Behind the ends of the axis."""
     axis_step: float
     """Both ends of the axis are multiples of it."""
     top: float
@@ -83,9 +85,11 @@ class _DepthMeasure(NamedTuple):
 
 _MEASURES = (
     _DepthMeasure(
-        "SQNR", "sqnr", lambda layer: layer.sqnr, "{:.1f} dB", 10.0, math.inf
+        "SQNR", "sqnr", lambda layer: layer.sqnr, "{:.1f} dB", " dB", 10.0, math.inf
     ),
-    _DepthMeasure("cosine", "cosine", lambda layer: layer.cosine, "{:.4f}", 0.05, 1.0),
+    _DepthMeasure(
+        "cosine", "cosine", lambda layer: layer.cosine, "{:.4f}", "", 0.05, 1.0
+    ),
 )
 
 
@@ -147,8 +151,8 @@ def _curve(
     return DepthCurve(
         name=measure.name,
         style=measure.style,
-        low=f"{low:g}",
-        high=f"{high:g}",
+        low=f"{low:g}{measure.unit}",
+        high=f"{high:g}{measure.unit}",
         points=points,
         summary=f"{measure.name} from {ends[0]} to {ends[1]}, lowest {ends[2]}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +18,7 @@ from rundirs import Drawn, write_image, write_run
 
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report
+from featviz.report.depth_chart import depth_chart
 from featviz.rundir.folder import Folder
 from featviz.rundir.write import RunDirectory
 
@@ -343,3 +345,15 @@ def test_an_unknown_colormap_has_no_colours(tmp_path: Path) -> None:
     """Of a colormap of a later matplotlib the legend leaves out what it cannot show."""
     root = built(tmp_path / "out", {"a.png": [Drawn("x")]}, options={"cmap": "no such"})
     assert "NaN or infinite" in page_of(root, "image-000.html").text
+
+
+def test_the_axis_of_a_comparison_has_its_unit() -> None:
+    """Its ends are round numbers: of SQNR decibels, of the cosine numbers alone."""
+    layers: Any = [
+        SimpleNamespace(label="conv", sqnr=38.0, cosine=0.999),
+        SimpleNamespace(label="head", sqnr=21.5, cosine=0.97),
+    ]
+    chart = depth_chart(layers)
+    assert chart is not None
+    ends = {curve.name: (curve.low, curve.high) for curve in chart.curves}
+    assert ends == {"SQNR": ("20 dB", "40 dB"), "cosine": ("0.95", "1")}
