@@ -293,16 +293,25 @@ def draw_tiles(
     is_flat = is_constant(stats)
     drawn = data
     constant = None
-    if as_values and options.marks and _are_worth_a_strip(data, stats):
+    if (
+        as_values
+        and options.marks
+        and is_flat.all()
+        and _are_worth_a_strip(data, stats)
+    ):
         constant = (data.shape[1], *data.shape[3:])
         drawn = data[:, :1, :, :1, :1]
         strip = True
-    channels, groups = choose(rows, stats, deviations, options, strip)
-    if channels is not None:
-        drawn = drawn[channels]
+    channels = None
+    groups: dict[int, list[int]] = {}
+    if options.channels or options.order != "index" or options.collapse is not None:
+        channels, groups = choose(rows, stats, deviations, options, strip)
+        drawn = drawn if channels is None else drawn[channels]
     slices = drawn.shape[1]
-    steps = _steps(layout, slices, options.max_slices)
-    drawn = drawn[:, steps]
+    steps: list[int] | slice = slice(None)
+    if slices > 1:
+        steps = _steps(layout, slices, options.max_slices)
+        drawn = drawn[:, steps]
     count, shown_slices, colors, height, width = drawn.shape
     shape = (count, shown_slices, height, width)
     plan = grid.plan(shape, options, strip=strip, alone=alone)
@@ -311,13 +320,20 @@ def draw_tiles(
     # a bright frame would leave the rest of a map one colour
     scaled = values.inner_statistics(data, border) if inner else stats
     ends = limits(scale, rows, scaled[:, MIN], scaled[:, MAX], together=strip or alone)
-    ends = replace(ends.of_tiles(channels, shown_slices), clips=inner)
+    ends = replace(ends, clips=inner)
+    if len(ends.low) > 1 and (channels is not None or shown_slices > 1):
+        ends = ends.of_tiles(channels, shown_slices)
     has_holes = bool(stats[:, NONFINITE].any())
     palette = colormap.chosen(options, has_holes, rgb=colors == 3)
+    maps = drawn.flatten(0, 1)
+    if colors == 3:
+        tiles = _rgb_tiles(maps, ends, palette.levels, has_holes)
+    else:
+        tiles = values.to_levels(maps[:, 0], ends, palette.levels, palette.nonfinite)
     return GridPicture(
         layout=layout,
         plan=plan,
-        tiles=_tiles(drawn.flatten(0, 1), ends, palette, has_holes),
+        tiles=tiles,
         palette=palette,
         limits=ends,
         stats=stats,
@@ -335,25 +351,18 @@ def draw_tiles(
 
 
 def _are_worth_a_strip(data: Tensor, stats: Floats) -> bool:
-    """Whether all maps are constant, and say more as a strip of their values: not one
-    alone, not maps of one number. Maps that are all zero are a finding, and stay a
-    grid."""
-    are_several = len(data) > 1 and data[0].numel() > 1
-    return are_several and bool(is_constant(stats).all() and stats[:, MIN].any())
+    """Whether constant maps say more as a strip of their values: not one alone, not
+    maps of one number. Maps that are all zero are a finding, and stay a grid."""
+    return len(data) > 1 and data[0].numel() > 1 and bool(stats[:, MIN].any())
 
 
-def _tiles(
-    maps: Tensor, ends: ValueLimits, palette: colormap.Palette, has_holes: bool
-) -> Bytes:
-    """Tiles: levels uint8 [N, H, W], or RGB [N, H, W, 3].
+def _rgb_tiles(maps: Tensor, ends: ValueLimits, levels: int, has_holes: bool) -> Bytes:
+    """RGB tiles, uint8 [N, H, W, 3].
 
     Args:
-        maps: float32 [N, 1, H, W], or [N, 3, H, W] for RGB.
+        maps: float32 [N, 3, H, W].
         has_holes: whether values may not be finite.
     """
-    levels = palette.levels
-    if maps.shape[1] == 1:
-        return values.to_levels(maps[:, 0], ends, levels, palette.nonfinite)
     tiles = values.to_levels(maps, ends, levels, 0 if has_holes else None)
     tiles = tiles.transpose(0, 2, 3, 1).copy()
     tiles[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA
@@ -408,8 +417,7 @@ def choose(
     if options.channels is not None:
         means = stats[:, MEAN]
         channels = choose_channels(options.channels, channels, means, deviations)
-    # a copy of all maps takes as long as drawing them
-    if not strip and options.order != "index":
+    if not strip:
         order = _order(maps[channels], stats[channels], options)
         channels = [channels[i] for i in order]
     shared = {n: groups[n] for n in channels if len(groups.get(n, ())) > 1}
@@ -419,14 +427,15 @@ def choose(
 
 
 def _order(maps: Tensor, stats: Floats, options: DrawOptions) -> Sequence[int]:
-    """The order of the tiles of maps [N, values], by mean or similarity: numbers 0 to
-    N - 1."""
+    """The order of the tiles of maps [N, values]: numbers 0 to N - 1."""
+    if options.order == "mean":
+        # without a finite value last
+        keys = np.nan_to_num(-stats[:, MEAN], nan=np.inf)
+        order: list[int] = np.argsort(keys, kind="stable").tolist()
+        return order
     if options.order == "similarity":
         return by_similarity(maps, stats)
-    # without a finite value last
-    keys = np.nan_to_num(-stats[:, MEAN], nan=np.inf)
-    order: list[int] = np.argsort(keys, kind="stable").tolist()
-    return order
+    return range(len(maps))
 
 
 def correlations(maps: Tensor) -> Floats:

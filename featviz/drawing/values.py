@@ -243,8 +243,6 @@ class ValueLimits:
             channels: those that are drawn; None for all.
             slices: tiles of each channel.
         """
-        if len(self.low) == 1:  # one for all tiles
-            return self
         drawn = slice(None) if channels is None else channels
         low = self.low[drawn].repeat(slices)
         return replace(self, low=low, high=self.high[drawn].repeat(slices))
