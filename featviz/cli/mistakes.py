@@ -190,31 +190,36 @@ def _option_hint(
     for argument in arguments:
         if len(wrong) == 2 and argument.startswith(wrong):
             wrong = argument.partition("=")[0]
-    option_names = ["--help"]
-    for param in command.params:
-        flags = [*param.opts, *param.secondary_opts]
-        option_names += [flag for flag in flags if flag.startswith("--")]
-    name = wrong.lstrip("-").replace("_", "-")
-    meant = _SYNONYMS.get(f"--{name}", f"--{name}")
-    if meant.partition("=")[0] not in option_names:
-        # without dashes, which are alike in all; and nobody should trust a file by
-        # mistake
-        names = [option[2:] for option in option_names if option != "--trust"]
-        close = []
-        if len(name) > 2:  # one or two letters begin too many options
-            close = [option for option in names if option.startswith(name)]
-        # the beginning of one option alone means that one, else likeness decides
-        if len(close) != 1:
-            close = close_to(name, names, 0.7)
-        if not close:
-            return None
-        meant = f"--{close[0]}"
+    meant = _meant_option(wrong, command)
+    if meant is None:
+        return None
     corrected = []
     for argument in arguments:
         if argument.partition("=")[0] == wrong:
             argument = meant + argument[len(wrong) :]
         corrected.append(argument)
     return _with_command(f"did you mean {meant}?", corrected)
+
+
+def _meant_option(wrong: str, command: click.Command) -> str | None:
+    """The option of a command that is most like a wrong one; None where none is near."""
+    option_names = ["--help"]
+    for param in command.params:
+        flags = [*param.opts, *param.secondary_opts]
+        option_names += [flag for flag in flags if flag.startswith("--")]
+    name = wrong.lstrip("-").replace("_", "-")
+    meant = _SYNONYMS.get(f"--{name}", f"--{name}")
+    if meant.partition("=")[0] in option_names:
+        return meant
+    # without dashes, which are alike in all; and nobody should trust a file by mistake
+    names = [option[2:] for option in option_names if option != "--trust"]
+    close = []
+    if len(name) > 2:  # one or two letters begin too many options
+        close = [option for option in names if option.startswith(name)]
+    # the beginning of one option alone means that one, else likeness decides
+    if len(close) != 1:
+        close = close_to(name, names, 0.7)
+    return f"--{close[0]}" if close else None
 
 
 def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
