@@ -16,6 +16,11 @@ def in_place(x: Tensor) -> Tensor:
     return F.relu(x, inplace=True)
 
 
+def as_a_statement(x: Tensor) -> Tensor:
+    x.relu_()
+    return x
+
+
 RELUS: dict[str, Callable[[Tensor], Tensor]] = {
     "module": nn.ReLU(),
     "module in place": nn.ReLU(inplace=True),
@@ -23,6 +28,7 @@ RELUS: dict[str, Callable[[Tensor], Tensor]] = {
     "function in place": in_place,
     "method": Tensor.relu,
     "method in place": Tensor.relu_,
+    "statement": as_a_statement,
 }
 
 
@@ -77,6 +83,7 @@ def by_hand(model: Rectified, image: Tensor, weights: Tensor, rule: str) -> Tens
         ("function in place", "guided"),
         ("method", "guided"),
         ("method in place", "deconv"),
+        ("statement", "guided"),
     ],
 )
 def test_rules_equal_a_backward_pass_by_hand(rule: str, relu: str) -> None:

@@ -211,8 +211,13 @@ class Remembers(nn.Module):
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("value", "description"),
-    [({}, "cache={}"), ([7], "cache=[7]"), ({"k": 7}, "cache.k=7")],
-    ids=["empty", "list", "dict"],
+    [
+        ({}, "cache={}"),
+        ([7], "cache=[7]"),
+        ({"k": 7}, "cache.k=7"),
+        ("seven", "cache='seven'"),
+    ],
+    ids=["empty", "list", "dict", "text"],
 )
 def test_lists_and_dicts_reach_forward_as_they_are(
     value: Any, description: str, picture: Path

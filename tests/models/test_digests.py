@@ -77,39 +77,40 @@ class Packed(Tensor):
     scale: Tensor
 
     @staticmethod
-    def __new__(cls, whole: Tensor, scale: Tensor) -> Any:
+    def __new__(cls, whole: Tensor, scale: Tensor, bits: int = 8) -> Any:
         return Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype)
 
-    def __init__(self, whole: Tensor, scale: Tensor) -> None:
-        self.whole, self.scale = whole, scale
+    def __init__(self, whole: Tensor, scale: Tensor, bits: int = 8) -> None:
+        self.whole, self.scale, self.bits = whole, scale, bits
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
+    def __tensor_flatten__(self) -> tuple[list[str], dict[str, int]]:
         if self.scale.isnan():
             raise NotImplementedError
-        return ["whole", "scale"], None
+        return ["whole", "scale"], {"bits": self.bits}
 
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return cls(args[0].whole, args[0].scale)
+            return cls(args[0].whole, args[0].scale, args[0].bits)
         raise NotImplementedError(func)
 
 
-def packed(number: int, scale: float) -> nn.Module:
+def packed(number: int, scale: float, bits: int = 8) -> nn.Module:
     module = nn.Conv2d(3, 2, 1, bias=False)
     whole = torch.full((2, 3, 1, 1), number, dtype=torch.int8)
-    weight = Packed(whole, torch.tensor(scale))
+    weight = Packed(whole, torch.tensor(scale), bits)
     module.weight = nn.Parameter(weight, requires_grad=False)
     return module
 
 
 def test_tensors_that_consist_of_others_count_by_these() -> None:
-    """Quantised weights of torchao have a digest; a tensor that tells nothing has none."""
-    packs = [packed(1, 0.5), packed(2, 0.5), packed(1, 0.25)]
+    """And by their settings. Quantised weights of torchao have a digest; a tensor that
+    tells nothing has none."""
+    packs = [packed(1, 0.5), packed(2, 0.5), packed(1, 0.25), packed(1, 0.5, bits=4)]
     assert digest(packs[0]) == digest(packed(1, 0.5))
-    assert len(set(map(digest, packs))) == 3
+    assert len(set(map(digest, packs))) == 4
     assert digest(packed(1, float("nan"))) is None
 
 

@@ -143,6 +143,49 @@ def test_an_image_may_not_become_huge() -> None:
         Chain(224)(Image.new("RGB", (1, 90000)))
 
 
+def test_a_large_square_and_an_image_that_stays_are_taken() -> None:
+    """Whatever their pixels are: a square has as many as were asked for."""
+    limit = 5793  # its square is above 2 ** 25
+    square = (limit, limit)
+    assert Chain(limit).placed(square, square) == (0, 0, limit, limit)
+    assert Chain(4096).placed((8192, 4096), (4096, 8192)) == (0, 0, 4096, 8192)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # what resizing may make of a picture is clipped
+        ([-0.5, 0.0, 0.25, 1.5], [0.0, 0.0, 0.25, 1.0]),
+        # what it does not is stretched
+        ([-1.0, 0.0, 2.0, 3.0], [0.0, 0.25, 0.75, 1.0]),
+        ([0.0, 1.0, 2.0, 2.0], [0.0, 0.5, 1.0, 1.0]),
+    ],
+)
+def test_inputs_are_shown_as_pictures_where_they_are(
+    values: list[float], expected: list[float]
+) -> None:
+    """Values near 0..1 are clipped, others go from their least to their largest."""
+    (shown,) = prepare(GREY, preset="none").pictures([torch.tensor([[[values]]])])
+    assert shown.flatten().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "numbers"),
+    [((1, 6), 1, 6), ((1, 2, 3), 2, 3), ((1, 6, 1, 1), 1, 6)],
+    ids=str,
+)
+def test_inputs_that_are_no_pictures_are_shown_as_rows(
+    shape: tuple[int, ...], rows: int, numbers: int
+) -> None:
+    """A row for each row of the input, of which a single one is drawn thick."""
+    values = torch.arange(6.0).reshape(shape)
+    (shown,) = prepare(GREY, preset="none").pictures([values])
+    height = shown.shape[2]
+    assert shown.shape[3] == numbers
+    assert height == rows if rows > 1 else height > 1
+    assert shown[0, 0, 0].tolist() == (values.flatten()[:numbers] / 5).tolist()
+
+
 ENTRIES = [
     RESNET,
     models.EfficientNet_B0_Weights.IMAGENET1K_V1,
