@@ -121,6 +121,12 @@ def test_a_command_lists_every_form_of_model(name: str, featviz: Run) -> None:
         assert source.spelling in text
 
 
+@pytest.mark.parametrize("name", TAKING_MODEL)
+def test_the_first_options_pass_arguments_to_a_model(name: str, featviz: Run) -> None:
+    """Most classes of one's own have some."""
+    assert "--model-arg" in options_in(featviz(name, "--help").out)
+
+
 def differ_by_one_letter(name: str, second: str) -> bool:
     """Whether one letter is another, or too many."""
     shorter, longer = sorted((name, second), key=len)
