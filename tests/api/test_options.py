@@ -95,6 +95,7 @@ GOOD: list[OptionValue] = [
     OptionValue(InputOptions, "mean", ".5,.5,.5", (0.5, 0.5, 0.5)),
     OptionValue(DrawOptions, "order", "Similarity", "similarity"),
     OptionValue(DrawOptions, "format", "WebP", "webp"),
+    OptionValue(DrawOptions, "format", True, "png"),
     OptionValue(ModelOptions, "weights", "None", "none"),
     OptionValue(ModelOptions, "model_args", ["@hparams"], {}),
     OptionValue(PassOptions, "target", 281, "class:281"),

@@ -74,6 +74,31 @@ def test_the_graph_may_come_first(featviz: Run, graph: Path, picture: Path) -> N
     assert pairs["blocks.1.conv2"] == "blocks.1.conv2"
 
 
+@pytest.mark.parametrize("layers", ["Conv", "Conv2d"])
+def test_selectors_may_match_one_of_both(
+    layers: str, featviz: Run, graph: Path, picture: Path
+) -> None:
+    """Nodes of a graph have types of their own; their partners are drawn, too."""
+    _, document = compared(featviz, NETWORK, graph, picture, "--layers", layers)
+    convolutions = [
+        name
+        for name, module in small_net().named_modules()
+        if isinstance(module, torch.nn.Conv2d)
+    ]
+    names = [layer["layer"] for layer in document["layers"]]
+    assert set(convolutions) <= {*names, *document["folded"]}
+
+
+def test_selectors_that_match_neither_are_refused(
+    featviz: Run, graph: Path, picture: Path
+) -> None:
+    """The message says what there is in the network."""
+    done = featviz("diff", NETWORK, graph, picture, "--layers", "Nix")
+    assert done.code == 2
+    assert "no layer matches --layers 'Nix'" in done.err
+    assert "Conv2d" in done.err
+
+
 def test_without_layers_the_stages_are_compared(
     featviz: Run, graph: Path, picture: Path
 ) -> None:

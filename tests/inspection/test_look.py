@@ -220,6 +220,27 @@ def test_an_output_that_is_a_picture_is_shown(see: See) -> None:
     assert not result.prediction
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("low", "high", "green"),
+    [
+        (0, 1, 0.25),
+        (-0.04, 1.04, 0.25),
+        (-0.06, 1, (0.25 + 0.06) / 1.06),
+        (0, 1.06, 0.25 / 1.06),
+        (-3, 2, 3.25 / 5),
+    ],
+)
+def test_values_of_a_picture_are_stretched_where_they_leave_its_range(
+    low: float, high: float, green: float, see: See
+) -> None:
+    """A network that denoises may miss the range by a twentieth, which is cut off."""
+    colour = torch.tensor([high, 0.25, low]).reshape(1, 3, 1, 1).expand(1, 3, 20, 20)
+    result = see(fixed(colour), np.zeros((1, 20, 20)))
+    expected = (255, round(255 * green), 0)
+    assert (result.picture == expected).all(2).sum() == 240**2
+
+
 TURBO = {tuple(color) for color in colormap.ramp("turbo")[[0, 97, 194]].tolist()}
 """The colours of three classes."""
 
@@ -410,6 +431,10 @@ def test_nothing_is_written_for_a_broken_image(tiny: nn.Module, tmp_path: Path) 
         (-5.4e-7, 2.3e-4, "-5.4e-7 … 2.3e-4"),
         (0.013, 0.0134, "≈0.013"),
         (0.002, 0.0025, "2e-3 … 2.5e-3"),
+        (0.0099, 0.01, "9.9e-3 … 0.01"),
+        (-9.4, 10.4, "-9.4 … 10"),
+        (0.0, 99999.0, "0 … 99999"),
+        (-123456.0, 350.4, "-1.2e5 … 350"),
         (None, 1.0, ""),
     ],
 )

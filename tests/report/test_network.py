@@ -85,6 +85,20 @@ def test_the_maps_of_a_strip_vary(capture: Capture) -> None:
     assert every[-1] in (1, 3, 5)
 
 
+@pytest.mark.parametrize(("deviation", "second"), [(0.18, 1), (0.14, 2)])
+def test_maps_differ_by_mean_and_deviation_alike(
+    capture: Capture, deviation: float, second: int
+) -> None:
+    """Of a range, a deviation has half at most, so it counts twice: against a mean that
+    is 0.3 away, a deviation of 0.12 less is nearer, one of 0.16 less is farther."""
+    table = np.zeros((6, 6), np.float32)
+    table[:, 1] = 1
+    table[:, 2] = 0.5
+    table[:, 3] = [0.3, 0.29, deviation, 0.01, 0.01, 0.01]
+    table[1, 2] = 0.8
+    assert most_varied(capture, table, 2) == [0, second]
+
+
 def test_constant_maps_go_by_magnitude(capture: Capture) -> None:
     """Where no map varies, the one of the largest value comes first."""
     constant = VALUES.copy()

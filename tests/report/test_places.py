@@ -224,6 +224,20 @@ def test_of_many_layers_six_have_places(deep: Path) -> None:
 
 
 @pytest.mark.medium
+def test_of_many_resolutions_the_first_and_the_last_have_places(tmp_path: Path) -> None:
+    """Of eight between which a network goes back and forth, six are spread over all."""
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers.append(nn.ConvTranspose2d(3, 3, 2, 2))
+        layers.append(nn.Conv2d(3, 3, 2, 2))
+    out = tmp_path / "run"
+    net = nn.Sequential(*layers)
+    fv.run(net, torch.rand(3, 12, 20), "_ConvNd", out, preset="none")
+    fv.report(out)
+    assert answering_of(out) == [0, 1, 3, 4, 6, 7]
+
+
+@pytest.mark.medium
 def test_the_next_layer_answers_for_one_without_places(deep: Path) -> None:
     """The index names it; a layer with vectors answers itself."""
     answering = answering_of(deep)

@@ -297,3 +297,15 @@ def test_files_that_nothing_lists_are_named(featviz: Run, run: Path) -> None:
     (row,) = rows_of(done.out)
     strange = ["notes.txt", "report.zip", "00.png/001_0/output.call7.png"]
     assert row["unlisted"] == strange
+
+
+@pytest.mark.parametrize("command", ["verify", "report", "sheet", "merge"])
+def test_of_a_folder_of_runs_four_are_named(command: str, featviz: Run) -> None:
+    """In their order; the others are counted."""
+    for number in range(6):
+        folder = Path(f"many/{number}")
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+    done = featviz(command, "many")
+    assert done.code != 0
+    assert "hint: give a run: many/0, many/1, many/2, many/3 and 2 more" in done.err
