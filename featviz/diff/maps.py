@@ -30,7 +30,7 @@ from featviz.diff.tensors import TensorPair, ValuePair, map_shape
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
 from featviz.drawing.sheet import pixel_font
-from featviz.drawing.values import ValueLimits, to_levels
+from featviz.drawing.values import MEAN, ValueLimits, to_levels
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.records import Bytes, GridPlan
@@ -150,6 +150,10 @@ def _changed_values(
         return None
     old = values.base[index]
     now = values.new[index]
+    # of a single number, eight bits of a pixel know less than the statistics
+    if source == "pixels" and old.size == len(channels):
+        means = [stats[channels, MEAN].reshape(old.shape) for stats in pair.stats]
+        old, now = means
     differences = signed(old, now, scale_of(*pair.stats), values.slack[index])
     shape = (len(channels), slices, height, width)
     shown = slice(_DRAW_OPTIONS.max_slices)

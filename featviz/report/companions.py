@@ -63,11 +63,9 @@ def read_companions(
         StoreError: something is of none of the run's layers.
     """
     groups = {}
-    groups_of_calls: dict[tuple[str, int | None], str] = {}
     for page in pages:
         for group in page.groups:
             groups[_Tensor(page.name, group.stem)] = group.id
-            groups_of_calls.setdefault((page.name, group.call), group.id)
     # kernels know layers, not tensors, and audits calls: they stand at the first one
     first_groups = {page.name: page.groups[0].id for page in pages}
     extras: dict[str, list[Extra]] = {id: [] for id in groups.values()}
@@ -78,15 +76,28 @@ def read_companions(
             extras[first_groups[layer]].append(kernels)
     audit = _audit(run, options.audit, first_groups)
     if audit is not None:
-        for audited in audit.layers:
-            if audited.home in first_groups:
-                first = first_groups[audited.home]
-                id = groups_of_calls.get((audited.home, audited.call), first)
-                extras[id].extend(audited.suspects)
+        for id, suspects in _suspects_of_groups(audit, pages):
+            extras[id].extend(suspects)
     if options.exemplars is not None:
         for tensor, sheets in _shared_exemplars(run, options.exemplars, groups).items():
             extras[groups[tensor]] += sheets
     return Companions(extras, audit)
+
+
+def _suspects_of_groups(
+    audit: AuditView, pages: Sequence[ReportPage]
+) -> Iterator[tuple[str, Sequence[Extra]]]:
+    """The pictures of each layer's suspects, and the id of the group where they stand:
+    the first one of the layer's call, else that of the page."""
+    first_groups: dict[tuple[str, int | None], str] = {}
+    for page in pages:
+        first_groups[page.name, None] = page.groups[0].id
+        for group in page.groups:
+            first_groups.setdefault((page.name, group.call), group.id)
+    for layer in audit.layers:
+        call = layer.call if (layer.home, layer.call) in first_groups else None
+        if (layer.home, call) in first_groups:
+            yield first_groups[layer.home, call], layer.suspects
 
 
 def _shared_kernels(
