@@ -212,3 +212,19 @@ def test_random_weights_may_explain_nothing(featviz: Run) -> None:
     assert done.code == 1
     hint = "hint: load trained weights: random ones may let no gradient through"
     assert done.err.splitlines()[-1] == hint
+
+
+@pytest.mark.parametrize("images", ["nowhere.png", "p.png nowhere.png", "*.jpg"])
+def test_an_image_that_is_not_there_is_said_before_the_model_is_loaded(
+    images: str, featviz: Run
+) -> None:
+    """A network of some gigabytes is not waited for."""
+    code = "from pathlib import Path\nfrom torch import nn\nPath('loaded').touch()\n"
+    Path("slow.py").write_text(code + "Net = nn.ReLU\n")
+    Image.new("RGB", (8, 8)).save("p.png")
+    done = featviz("run", "slow.py:Net", *images.split(), "-o", "out")
+    assert done.code == 2
+    assert images.split()[-1] in done.err
+    assert not Path("loaded").exists()
+    assert featviz("run", "slow.py:Net", "p.png", "-q", "-o", "out").code == 0
+    assert Path("loaded").exists()

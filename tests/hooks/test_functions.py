@@ -18,8 +18,10 @@ from torchvision import models
 from torchvision.models.resnet import BasicBlock
 
 import featviz as fv
+from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import list_functions
+from featviz.records import CaptureSite
 
 from .small_net import SUMS, Maps, assert_equal, grab
 
@@ -147,6 +149,22 @@ def test_what_a_call_is_called(call: Callable[[Tensor], Tensor], name: str) -> N
     image = torch.rand(1, 2, 4, 4)
     maps = grab(Net(lambda self, x: call(x)), f"fn:{name}", image)
     assert torch.equal(maps[f"fn:{name}"][-1], call(image))
+
+
+def test_the_input_of_a_function_is_what_it_was_given() -> None:
+    """Before the function overwrites it; by name, too."""
+    image = torch.randn(1, 2, 4, 4)
+    model = Net(lambda self, x: F.relu(input=(x - 1).relu_() - 0.5, inplace=True))
+    taken: dict[str, Tensor] = {}
+
+    def keep(site: CaptureSite, tensor: Tensor) -> None:
+        taken[f"{site.layer.name} {site.call}"] = tensor.clone()
+
+    with hooked(model, [], keep, ("input",), lambda layer: layer.name == "fn:relu"):
+        model(image)
+
+    expected = {"fn:relu 0": image - 1, "fn:relu 1": (image - 1).relu() - 0.5}
+    torch.testing.assert_close(taken, expected, rtol=0, atol=0)
 
 
 def test_a_call_that_gives_several_tensors() -> None:

@@ -123,6 +123,17 @@ def test_two_factories_of_one_name_are_two_modules(tmp_path: Path) -> None:
         assert type(pickle.loads(pickle.dumps(module))) is type(module)
 
 
+def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    """Wherever the command is run, and before another module of the name."""
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        text = f"from torch import nn\n\nclass Block(nn.ReLU):\n    path = {folder!r}\n"
+        (tmp_path / folder / "blocks_beside.py").write_text(text)
+    (tmp_path / "there" / "net.py").write_text("from blocks_beside import Block as Net")
+    with contextlib.chdir(tmp_path / "here"):
+        assert load("../there/net.py:Net").path == "there"
+
+
 def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     """Neither a half-loaded module nor its folder on sys.path; mended, the file loads."""
     path = tmp_path / "user_half.py"

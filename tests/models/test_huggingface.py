@@ -361,6 +361,16 @@ def test_the_same_pixels(family: str, size: tuple[int, int], tmp_path: Path) -> 
     assert torch.equal(tensor, processor_of(family)(photo(*size)))
 
 
+def test_the_same_pixels_of_a_tall_input(tmp_path: Path) -> None:
+    """Four times as high as it is wide."""
+    size = {"height": 64, "width": 16}
+    config = {"image_processor_type": "ViTImageProcessor", "size": size}
+    (tensor,) = prepared(folder(tmp_path, config))([photo(90, 60)])
+    assert tensor.shape == (1, 3, 64, 16)
+    expected = processor_of("vit", size=size)(photo(90, 60))
+    assert torch.allclose(tensor, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_the_model_saw_is_a_picture(family: str, tmp_path: Path) -> None:
     """Undoing the normalisation gives the picture of the processor that does not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from featviz.errors import FeatvizError, LoadError, UsageError  # noqa: E402
 from featviz.hooks.capture import forward, hooked  # noqa: E402
 from featviz.hooks.eval_mode import in_eval_mode  # noqa: E402
 from featviz.hooks.layers import list_layers  # noqa: E402
-from featviz.models import onnx_model  # noqa: E402
+from featviz.models import onnx_file, onnx_model  # noqa: E402
 from featviz.options import InputOptions  # noqa: E402
 from featviz.records import CaptureSite  # noqa: E402
 from models.loading import load, load_whole  # noqa: E402
@@ -259,6 +260,86 @@ def test_a_module_may_be_called_body(tmp_path: Path) -> None:
     image = torch.rand(1, 3, 8, 8)
     values = captured(load(path), image)
     assert torch.allclose(values["0", "output", 0], net[0](image), atol=1e-6)
+
+
+class Twice(nn.Module):
+    """A module of two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 3, 1)
+        self.second = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.first(x)
+        return x, self.second(x)
+
+
+class OfTwo(nn.Module):
+    """Takes both of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = Twice()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.twice(x)
+        return first.relu() * second
+
+
+def test_a_module_of_two_outputs_has_none_of_its_own(tmp_path: Path) -> None:
+    """Which of them it returned first nobody knows; what is in it has its own."""
+    net = OfTwo().eval()
+    path = exported(net, tmp_path / "two.onnx", dynamo=False, size=8)
+    image = torch.rand(1, 3, 8, 8)
+    values = captured(load(path), image)
+    assert ("twice", "output", 0) not in values
+    expected = net.twice(image)[1]
+    assert torch.allclose(values["twice.second", "output", 0], expected, atol=1e-6)
+
+
+PARTS = [f"s{number}" for number in range(62)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("conv", "conv"),
+        (".a..b.", "a.b"),
+        (".", "node"),
+        ("", "y"),
+        (".".join(PARTS), ".".join([*PARTS[:60], "s60_s61"])),
+    ],
+    ids=["plain", "empty parts", "dot", "none", "deep"],
+)
+def test_what_a_node_is_called(name: str, expected: str, tmp_path: Path) -> None:
+    """By its name, without empty parts, and not too deep; else by its value."""
+    path = graph_file(tmp_path / "named.onnx", [node("Relu", "x", "y", name)])
+    assert [layer.name for layer in list_layers(load(path)) if layer.name][
+        -1
+    ] == expected
+
+
+def test_a_graph_of_too_many_nodes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted where they stand, and as functions become them."""
+    monkeypatch.setattr(onnx_file, "MOST_NODES", 3)
+    names = ["x", "a", "b", "c", "y"]
+    chain = [node("Relu", *pair) for pair in pairwise(names)]
+    opset = helper.make_opsetid("", 18)
+    twice = [node("Relu", "i", "t"), node("Relu", "t", "o")]
+    function = helper.make_function("own", "Twice", ["i"], ["o"], twice, [opset])
+    calls = [node("Twice", *pair, domain="own") for pair in (("x", "a"), ("a", "y"))]
+    for nodes, functions, message in (
+        (chain, [], "has 4 nodes"),
+        (calls, [function], "its functions become 4 nodes"),
+    ):
+        path = graph_file(tmp_path / "many.onnx", nodes, functions=functions)
+        with pytest.raises(LoadError, match=message) as caught:
+            load(path)
+        assert caught.value.hint == "at most 3"
+    assert load(graph_file(tmp_path / "few.onnx", chain[:2], outputs=["b"]))
 
 
 # Quantised graphs
