@@ -94,3 +94,18 @@ def test_a_bad_value_is_refused_before_anything_heavy_is_imported(
         assert done.code == 2
         assert done.imported == []
         assert message in done.err
+
+
+@pytest.mark.medium
+def test_an_image_that_is_not_there_is_said_before_torch_is_imported(
+    tmp_path: Path,
+) -> None:
+    """Also behind others that are."""
+    Image.effect_noise((80, 60), 50).save(tmp_path / "noise.png")
+    lines = []
+    for command in ("run resnet18", "look resnet18", "diff resnet18 resnet34"):
+        lines += [f"{command} cat.png", f"{command} noise.png cat.png"]
+    for done in apart(lines, tmp_path):
+        assert done.code == 2
+        assert "no image 'cat.png'" in done.err
+        assert "torch" not in done.imported

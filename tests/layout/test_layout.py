@@ -57,6 +57,24 @@ def test_every_real_dtype_becomes_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize(
+    ("shape", "facts", "expected"),
+    [
+        ((1, 9, 9), {"in_attention": True}, "attention"),
+        ((1, 9, 12), {"in_attention": True}, "tokens"),
+        ((1, 9, 9), {"in_attention": True, "features_last": True}, "tokens"),
+        ((1, 9, 9), {}, "tokens"),
+    ],
+)
+def test_three_axes_are_attention_where_a_square_of_it_can_be(
+    shape: tuple[int, ...], facts: dict[str, bool], expected: str
+) -> None:
+    """A linear layer inside an attention that makes as many numbers as there are tokens
+    makes no weights."""
+    hints = Hints(input_size=(12, 12), **facts)
+    assert layout.to_maps(torch.rand(shape), hints)[""].layout == expected
+
+
 def test_quantized_tensor_shows_its_real_values() -> None:
     """A quantized tensor is dequantized, not shown as its integers."""
     values = torch.tensor([[0.0, 0.5, 1.0]])

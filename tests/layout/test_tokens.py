@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from followed import followed
+from networks import Net
 from numpy.testing import assert_array_equal
 from PIL import Image
 from ramps import PATCH, Look, PositionViT, look, positions, save
 from tiles import assert_drawn, assert_row, levels
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision import models
 
 from featviz import layout
@@ -130,6 +132,22 @@ def test_tokens_with_channels_first(tmp_path: Path) -> None:
     assert row["layout"] == "ncl"
     assert_drawn(seen.folder, row, positions(8, 25))
     assert seen.row("blocks.0", "class_token")["max"] < 0
+
+
+@pytest.mark.parametrize("channels", [15, 16])
+def test_tokens_that_are_mixed_stay_where_they_are(channels: int) -> None:
+    """A linear layer over tokens, as an MLP mixer has them, here of 3 by 5 patches."""
+    model = Net(
+        lambda self, x: self.after(self.mix(self.patches(x).flatten(2))),
+        patches=nn.Conv2d(3, channels, 4, 4),
+        mix=nn.Linear(15, 15),
+        after=nn.Identity(),
+    )
+    drawn = followed(model, 12, 20)
+    for layer in ("mix", "after"):
+        seen = drawn[layer, ""]
+        assert seen.layout == "ncl"
+        assert_array_equal(seen.maps, seen.tensor[0].unflatten(1, (3, 5)))
 
 
 def test_heads_come_one_behind_the_other() -> None:

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -239,6 +240,33 @@ def test_a_whole_model_says_what_it_said_before(
     with torch.no_grad():
         assert same_weights(loaded, module)
         assert torch.equal(loaded(image), module(image))
+
+
+def test_a_partial_keeps_its_arguments(tmp_path: Path) -> None:
+    """Those by position and those by name."""
+    module = nn.ReLU()
+    module.named = partial(nn.LayerNorm, eps=0.25)
+    module.counted = partial(nn.LayerNorm, 3)
+    torch.save(module, tmp_path / "whole.pth")
+    loaded = load(tmp_path / "whole.pth")
+    assert loaded.named.keywords == {"eps": 0.25}
+    assert loaded.counted.args == (3,)
+
+
+def test_a_storage_of_the_older_format_is_no_longer_than_the_file(
+    tmp_path: Path,
+) -> None:
+    """Memory for numbers that are not there is not reserved."""
+    path = tmp_path / "old.pth"
+    weights = {"w": torch.arange(16.0)}
+    torch.save(weights, path, _use_new_zipfile_serialization=False)
+    data = path.read_bytes()
+    short = pickle.BININT1 + b"\x10" + pickle.NONE
+    terabytes = pickle.LONG1 + b"\x06" + (2**40).to_bytes(6, "little") + pickle.NONE
+    assert data.count(short) == 1
+    path.write_bytes(data.replace(short, terabytes))
+    with pytest.raises(LoadError, match="a storage of 1,099,511,627,776 numbers"):
+        load("resnet18", weights=str(path))
 
 
 def _tied() -> nn.Module:
