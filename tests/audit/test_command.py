@@ -128,6 +128,47 @@ def test_suspects_have_the_colour_key_of_matplotlibs_viridis(
 
 
 @pytest.mark.medium
+def test_suspects_show_their_maps_in_viridis(
+    featviz: Run, tmp_path: Path, out: Path
+) -> None:
+    """From the least to the largest value of the channel in all its images, each map
+    right of its image, of equal ones the first; so do the ends of the key."""
+    folder = tmp_path / "ramps"
+    folder.mkdir()
+    ramps = {"a": [255] * 6 + [0, 32, 64, 96], "b": [0, 20, 100] + [255] * 7}
+    for name, reds in ramps.items():
+        pixels = np.zeros((12, 10, 3), np.uint8)
+        pixels[..., 0] = reds
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    conv = filled(nn.Conv2d(3, 1, 1), torch.tensor([[4.0, 0, 0]]), [-1.0])
+    torch.save(nn.Sequential(conv, nn.Hardtanh()), "m.pth")
+    options = ["--out", out, *COLOURS, "--saturated-at", 0.5]
+    assert featviz("audit", "m.pth", folder, *options).code == 0
+    (record,) = read_audit(out)["drawn"]
+    picture = np.asarray(Image.open(out / record["file"]).convert("RGB")).astype(int)
+
+    line = picture[record["rows"][0] + 20]
+    inked = np.flatnonzero((line != 255).any(1))
+    spans = np.split(inked, np.flatnonzero(np.diff(inked) > 1) + 1)
+    tiles = [line[span] for span in spans if len(span) > 40]
+    assert len(tiles) == 4
+    # the middles of ten columns
+    columns = [
+        tile[((np.arange(10) + 0.5) * len(tile) / 10).astype(int)] for tile in tiles
+    ]
+    for number, name in enumerate("ab"):
+        image, heat = columns[2 * number : 2 * number + 2]
+        assert image[:, 0].tolist() == ramps[name]
+        shares = (np.clip(np.array(ramps[name]) / 255 * 4 - 1, -1, 1) + 1) / 2
+        expected = colormaps["viridis"](shares, bytes=True)[:, :3].astype(int)
+        assert np.abs(heat - expected).max() <= 4
+    ends = colormaps["viridis"]([0.0, 1.0], bytes=True)[:, :3].astype(int)
+    label = picture[record["rows"][0] :, : spans[-4][0]]
+    dark, bright = (np.abs(label - end).max(2) <= 4 for end in ends)
+    assert dark.any(0).nonzero()[0].max() < bright.any(0).nonzero()[0].min()
+
+
+@pytest.mark.medium
 def test_a_broken_image_is_named_and_the_others_count(
     featviz: Run, noise: Path, out: Path
 ) -> None:
