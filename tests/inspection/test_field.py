@@ -157,6 +157,46 @@ def test_the_command_prints_a_table_or_json(featviz: Run) -> None:
     assert row["sides"]["99"] == 3
 
 
+def bar_ends(line: np.ndarray) -> list[int]:
+    """Where the first shade of blue in a line of pixels [W, 3] begins, and where each
+    ends, from the left."""
+    red, blue = line[:, 0].astype(int), line[:, 2].astype(int)
+    ends = []
+    shaded = np.flatnonzero(blue > red + 30)
+    for color in np.unique(line[shaded], axis=0):
+        same = (line == color).all(1).nonzero()[0]
+        ends.append(int(same.max()) + 1)
+    return [int(shaded.min()), *sorted(ends)]
+
+
+def test_bars_are_as_long_as_the_sides_of_the_squares() -> None:
+    """On one scale for all layers, from one zero; a red line stands where the
+    theoretical field would end, and nowhere where it is not known."""
+    values = np.ones((60, 90))
+    sides = ({0.2: 10, 0.3: 21, 0.5: 40, 0.99: 72}, {0.2: 4, 0.3: 9, 0.5: 13, 0.99: 30})
+    box = PixelBox(20, 10, right=76, bottom=50)
+    tiles = [
+        FieldTile("net", "one", values, box, sides[0]),
+        FieldTile("net", "two", values, None, sides[1]),
+    ]
+    picture = drawn_fields(tiles, 1, "grey")
+
+    red, green, blue = (picture[..., n].astype(int) for n in range(3))
+    rows = np.flatnonzero((blue > red + 30).sum(1) > 50)
+    first, second = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    zero, *ends = bar_ends(picture[first[len(first) // 2]])
+    scale = (ends[-1] - zero) / 72
+    assert scale > 2
+    np.testing.assert_allclose(ends, zero + scale * np.array([10, 21, 40, 72]), atol=1)
+    of_second = bar_ends(picture[second[len(second) // 2]])
+    expected = zero + scale * np.array([0, 4, 9, 13, 30])
+    np.testing.assert_allclose(of_second, expected, atol=1)
+    is_line = (red > 150) & (green < 60) & (blue < 60)
+    columns = is_line[first[0] : first[-1] + 1].all(0).nonzero()[0]
+    assert columns.mean() == pytest.approx(zero + scale * 56, abs=1.5)
+    assert not is_line[second[0] : second[-1] + 1].any()
+
+
 @pytest.mark.medium
 def test_two_models_are_in_one_picture(featviz: Run) -> None:
     """It is higher than that of one."""
