@@ -50,7 +50,8 @@ def remove(path: str) -> list[str]:
 
 
 def copy(source: str, target: str) -> list[str]:
-    """Copy a file or a folder."""
+    """Copy a file or a folder, also into a folder that is not there yet."""
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
     if Path(source).is_dir():
         shutil.copytree(source, target)
     else:
