@@ -18,6 +18,9 @@ from torch.nn import functional
 import featviz as fv
 from featviz.drawing.outlines import with_outline
 from featviz.errors import UsageError
+from featviz.gradients.families import read
+from featviz.models.load import adopt
+from featviz.options import InputOptions
 
 
 class UNet(nn.Module):
@@ -124,6 +127,23 @@ def test_a_segmentation_of_one_class_is_the_mean_of_its_pixels() -> None:
     scores = model(x[None])[0, 0]
     expected = scores[scores > 0].mean().item()
     assert result.outcome.target == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("classes", [1, 5])
+def test_a_share_is_of_all_pixels(classes: int) -> None:
+    """Pixels count that no class wins, which there are where one class is alone."""
+    model = UNet(classes).eval()
+    x = pixels()
+    output = model(x[None])
+    reading = read(adopt(model, InputOptions(preset="none")), output, x[None])
+    scores = output[0].detach().numpy()
+    winners = scores.argmax(axis=0) if classes > 1 else (scores[0] > 0) - 1
+    expected = [(winners == index).sum() / winners.size for index in range(classes)]
+    assert reading is not None
+    assert reading.regions is not None
+    assert 0 < expected[0] < 1
+    shares = [reading.regions.share(index) for index in range(classes)]
+    assert shares == pytest.approx(expected)
 
 
 def test_a_region_has_an_outline() -> None:

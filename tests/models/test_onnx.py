@@ -372,6 +372,86 @@ def test_the_value_behind_dequantize_stands_for_the_layer(tmp_path: Path) -> Non
     torch.testing.assert_close(steps, steps.round(), atol=1e-3, rtol=0)
 
 
+def module_of_convolutions(path: Path, is_quantised: bool) -> Path:
+    """Two convolutions and an addition inside the module `block`, by torch's older names,
+    of which the second and the addition take what is made inside."""
+    tensors = {
+        "weight": conv_weights(3),
+        "scale": np.float32(0.02).reshape(()),
+        "zero": np.uint8(128).reshape(()),
+    }
+    steps = {
+        "a": node("Relu", "x", "a", "/stem/Relu"),
+        "b": node("Conv", "a weight", "b", "/block/conv1/Conv", pads=[1] * 4),
+        "c": node("Conv", "b weight", "c", "/block/conv2/Conv", pads=[1] * 4),
+        "y": node("Add", "c b", "y", "/block/Add"),
+    }
+    nodes = []
+    for value, step in steps.items():
+        nodes.append(step)
+        if is_quantised and value != "y":
+            # as onnxruntime.quantization does, whoever takes the value takes the last name
+            step.output[0] = f"{value}0"
+            nodes.append(node("QuantizeLinear", f"{value}0 scale zero", f"{value}q"))
+            nodes.append(node("DequantizeLinear", f"{value}q scale zero", value))
+    return graph_file(path, nodes, tensors)
+
+
+def inputs_of_layers(model: nn.Module) -> list[str]:
+    """The name of a layer for each tensor that it takes."""
+    names: list[str] = []
+
+    def keep(site: CaptureSite, tensor: Tensor) -> None:
+        names.append(site.layer.name)
+
+    with in_eval_mode(model), hooked(model, list_layers(model), keep, ("input",)):
+        forward(model, [ONES])
+    return names
+
+
+def test_a_quantised_module_takes_what_the_same_one_in_floats_takes(
+    tmp_path: Path,
+) -> None:
+    """Values that are made inside of it are not among its inputs."""
+    floats = load(module_of_convolutions(tmp_path / "floats.onnx", False))
+    integers = load(module_of_convolutions(tmp_path / "integers.onnx", True))
+    inputs = inputs_of_layers(floats)
+    assert inputs.count("block") == 1
+    assert inputs_of_layers(integers) == inputs
+
+
+# Local functions
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_function_may_be_called_as_often_as_one_likes(
+    calls: int, depth: int, tmp_path: Path
+) -> None:
+    """Each call counts, also those of functions inside functions, of which the last one
+    doubles its values."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 18)]
+    names = [f"F{number}" for number in range(depth)]
+
+    def chain(callee: str) -> list[Any]:
+        """Nodes from x to y, each of which calls the same."""
+        values = ["x", *(f"v{number}" for number in range(1, calls)), "y"]
+        domain = "f" if callee in names else ""
+        inputs = "{0} {0}" if callee == "Add" else "{0}"
+        return [
+            node(callee, inputs.format(before), after, domain=domain)
+            for before, after in pairwise(values)
+        ]
+
+    functions = []
+    for name, callee in zip(names, [*names[1:], "Add"], strict=True):
+        body = chain(callee)
+        functions.append(helper.make_function("f", name, ["x"], ["y"], body, opsets))
+    file = graph_file(tmp_path / "f.onnx", chain(names[0]), functions=functions)
+    doubled = calls ** (depth + 1)
+    assert torch.equal(load(file)(ONES), ONES * 2**doubled)
+
+
 # What is refused
 
 

@@ -96,23 +96,26 @@ def test_pictures_have_texts_and_sizes(gallery: Path) -> None:
             assert (image["width"], image["height"]) == tuple(map(str, size))
 
 
+SKIP = {
+    "layer": "head",
+    "type": "Head",
+    "index": 9,
+    "kind": "output",
+    "call": 0,
+    "key": "",
+    "reason": "it is a string",
+}
+"""Of a manifest: a layer's call that gave nothing to draw."""
+
+
 @pytest.fixture
 def silent(tmp_path: Path) -> Path:
     """A report of three images, two of which have a layer that was skipped, and one
     that never ran."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
-    skip = {
-        "layer": "head",
-        "type": "Head",
-        "index": 9,
-        "kind": "output",
-        "call": 0,
-        "key": "",
-        "reason": "it is a string",
-    }
     run = RunDirectory(Folder.open(root))
     for name in ("b.png", "c.png"):
-        write_image(run, name, [], [skip], ["aux.conv"])
+        write_image(run, name, [], [SKIP], ["aux.conv"])
     build_report(root, ReportOptions())
     return root
 
@@ -132,6 +135,18 @@ def test_the_first_page_counts_images_without_a_layer(
 ) -> None:
     """The reason stands beside the number of its images."""
     assert f'<td>{reason}</td><td class="n">2</td>' in source(silent)
+
+
+def test_an_image_counts_once_for_all_calls_that_were_skipped(tmp_path: Path) -> None:
+    """Of a layer that was skipped at two calls in one image, and at three in another,
+    the first page counts two images."""
+    root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
+    run = RunDirectory(Folder.open(root))
+    for name, calls in (("b.png", 2), ("c.png", 3)):
+        skips = [{**SKIP, "call": call} for call in range(calls)]
+        write_image(run, name, [], skips)
+    build_report(root, ReportOptions())
+    assert re.findall(r'a string</td><td class="n">(\d+)<', source(root)) == ["2"]
 
 
 def test_dark_in_every_image(gallery: Path) -> None:

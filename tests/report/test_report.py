@@ -260,6 +260,23 @@ def test_one_file_shows_all_maps_where_they_fit(noise: Path, tmp_path: Path) -> 
     assert "the most varied ones" not in read(out).text
 
 
+@pytest.mark.parametrize(("share", "is_whole"), [(0.99, False), (1.01, True)])
+def test_the_limit_counts_pictures_as_the_text_that_they_become(
+    share: float,
+    is_whole: bool,
+    noise: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All maps are shown just where the pictures in base64 stay below the limit."""
+    pictures = filter(Path.is_file, noise.rglob("*.png"))
+    sizes = [len(base64.b64encode(path.read_bytes())) for path in pictures]
+    out = tmp_path / "one.html"
+    monkeypatch.setattr(fitting, "MOST_BYTES", int(share * sum(sizes)))
+    build_report(noise, ReportOptions(single_file=True, out=out))
+    assert ("the most varied ones" not in read(out).text) is is_whole
+
+
 @pytest.mark.parametrize(("byte_limit", "remaining"), [(90_000, 18), (1_000, 4)])
 def test_one_file_shows_fewer_maps_where_it_must(
     byte_limit: int,
