@@ -401,9 +401,11 @@ class Preprocess:
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image,
         frame and slice; C is 1 or 3. Values that are no picture's go from their least
-        to their largest."""
+        to their largest. Of a transform that gives other tensors beside a picture, only
+        the first is one."""
         pictures: list[Tensor] = []
-        for arg in args[:1] if self.transform is not None else args:
+        are_alike = all(arg.shape[:-2] == args[0].shape[:-2] for arg in args)
+        for arg in args if self.transform is None or are_alike else args[:1]:
             if self.frames_first:
                 arg = arg.transpose(1, 2)
             values = self._shown_values(arg.float())

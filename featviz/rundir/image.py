@@ -107,11 +107,12 @@ class Input:
     @property
     def shown(self) -> tuple[int, int] | None:
         """Width and height of input.png: frames and several images stand side by side;
-        None where an input is not a picture."""
-        if not all(
-            len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes
-        ):
-            return None
+        None where an input is not a picture, or not one like the first."""
+        first = self.shapes[0]
+        for shape in self.shapes:
+            is_picture = len(shape) in (4, 5) and shape[-2:] != [1, 1]
+            if not is_picture or shape[:-2] != first[:-2]:
+                return None
         # [1, C, H, W] has one frame, [1, C, T, H, W] has T
         frames = [self.frames or math.prod(shape[2:-2]) for shape in self.shapes]
         width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))

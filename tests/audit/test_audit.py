@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from featviz.audit import plan
 from featviz.audit.audit import audit
-from featviz.errors import ForwardError
+from featviz.errors import FeatvizError, ForwardError
 from featviz.options.commands import AuditOptions, Thresholds
+from featviz.run import workers
 
 from . import planted
 from .audited import (
@@ -322,3 +323,22 @@ def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> N
     (skipped,) = document(fickle, noise, tmp_path)["skipped"]
     assert skipped["layer"] == "relu"
     assert "channels, then" in skipped["reason"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("cores", [1, 2])
+def test_progress_is_told_of_each_image_and_of_how_many_there_are(
+    cores: int, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names in their order, an error for the one that is broken, and always seven."""
+    monkeypatch.setattr(workers, "usable_cores", lambda: cores)
+    (noise / "3b.png").write_bytes(b"no image")
+    told: list[tuple[str, bool, int]] = []
+
+    def progress(image: str, error: FeatvizError | None, total: int) -> None:
+        told.append((image, error is None, total))
+
+    options = AuditOptions(out=tmp_path / "out", inputs=PLAIN)
+    audit(loaded(planted.Planted("modules")), [str(noise)], options, progress)
+    names = ["0", "1", "2", "3", "3b", "4", "5"]
+    assert told == [(f"{name}.png", name != "3b", 7) for name in names]

@@ -122,6 +122,15 @@ def test_ignored_signals_stay_ignored() -> None:
             signal.signal(number, handler)
 
 
+def test_signals_are_given_back_after_an_error() -> None:
+    """A program whose run has failed is interrupted by the next Ctrl-C as before."""
+    before = {number: signal.getsignal(number) for number in pipeline.SIGNALS}
+    with pytest.raises(ZeroDivisionError), pipeline.stop_requests():
+        raise ZeroDivisionError
+    after = {number: signal.getsignal(number) for number in pipeline.SIGNALS}
+    assert after == before
+
+
 WAITS = """
 import time
 from pathlib import Path

@@ -25,6 +25,10 @@ from featviz.rundir.write import RunDirectory, as_json
 pytestmark = pytest.mark.medium
 
 
+ODD_NAMES = ["a?b.png", "a:b.png", "con.png", "end .png"]
+"""Of images; their folders have other names, which all systems can have."""
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Four pictures."""
@@ -267,3 +271,20 @@ def test_an_image_that_does_not_fit_is_drawn_again(
     assert kept == [True, None, True, True]
     assert tree(undisturbed) == before
     assert not (undisturbed / "01.png" / "004_left").exists()
+
+
+def test_images_whose_names_no_folder_can_have_are_found_complete(
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+) -> None:
+    """The second shard names those of the first in run.json, and no shard is drawn
+    twice."""
+    for photo, name in zip(sorted(photos.iterdir()), ODD_NAMES, strict=True):
+        photo.rename(photos / name)
+    out = tmp_path / "out"
+    command = ["run", tiny_file, photos, *SMALL, "--out", out]
+    for shard in ("1/2", "2/2"):
+        done = featviz(*command, "--shard", shard)
+        assert done.code == 0, done.err
+    images = run_json(out)["images"]
+    assert (sorted(images["complete"]), images["missing"]) == (sorted(ODD_NAMES), [])
+    refused(featviz(*command, "--shard", "1/2"), 1, "2 images of shard 1/2")
