@@ -73,6 +73,14 @@ def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _nothing_stays_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ultralytics replaces these at its import, and its own `open` says more of a broken
+    image than Pillow's: the next test has them as they were."""
+    monkeypatch.setattr(Image, "open", Image.open)
+    monkeypatch.setattr(torch, "save", torch.save)
+
+
+@pytest.fixture(autouse=True)
 def _no_handlers_left() -> Iterator[None]:
     """A command line run in this process sends messages to the stderr of its own test
     only."""
