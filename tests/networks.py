@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Net(nn.Module):
@@ -19,3 +20,10 @@ class Net(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.way(self, *inputs)
+
+
+def attend(self: nn.Module, x: Tensor) -> Tensor:
+    """A way of `Net`: each pixel of [1, C, H, W] looks at all of them."""
+    tokens = x.flatten(2).transpose(1, 2)[:, None]
+    output = functional.scaled_dot_product_attention(tokens, tokens, tokens)
+    return output[:, 0].transpose(1, 2).reshape(x.shape)

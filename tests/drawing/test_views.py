@@ -13,6 +13,7 @@ import pytest
 import torch
 from drawn_maps import NAN, SITE, captured, colours, is_magenta, noise, row_of, tiles_of
 from matplotlib import colormaps
+from networks import Net, attend
 from numpy.testing import assert_array_equal
 from PIL import Image
 from tiles import assert_row
@@ -22,7 +23,7 @@ import featviz as fv
 from featviz.drawing import drawer
 from featviz.drawing.picture import GridPicture, caption, encode
 from featviz.options import DrawOptions
-from featviz.records import Bytes, Hints
+from featviz.records import ATTENTION_MAPS, CLASS_MAPS, SIGNED, Bytes, Hints
 
 RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "input_channels": 3}
 """An input whose values are the picture's, 0..1."""
@@ -295,3 +296,20 @@ def test_gradients_under_an_overlay_keep_their_colours() -> None:
     pixels = colours(laid_over(tensor, background, capture="grad", overlay=1.0))
     expected = colormaps["coolwarm"]([1.0, 0.5, 0.0], bytes=True)[:, :3]
     assert np.abs(pixels[0] - expected).max() <= 2
+
+
+@pytest.mark.parametrize("method", [*CLASS_MAPS, *ATTENTION_MAPS])
+def test_evidence_over_an_image_has_the_colours_of_papers(method: str) -> None:
+    """Every pixel is one of matplotlib's turbo, or of coolwarm where values have signs."""
+    cmap = "coolwarm" if method in SIGNED else "turbo"
+    ramp = colormaps[cmap](np.linspace(0, 1, 254), bytes=True)[:, :3].astype(int)
+    head = nn.Linear(192, 2)
+    nn.init.ones_(head.weight)
+    net = nn.Sequential(Net(attend), nn.Flatten(), head)
+    image = noise(3, 8, 8).sigmoid()
+
+    picture = fv.cam(net, image, None, method, "0", overlay=1, preset="none")
+
+    pixels = np.asarray(picture.image).reshape(-1, 1, 3).astype(int)
+    assert len(np.unique(pixels, axis=0)) > 2
+    assert np.abs(pixels - ramp).max(2).min(1).max() <= 1

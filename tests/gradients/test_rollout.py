@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from borrowed import assert_same, state_of
-from networks import Net
+from networks import Net, attend
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -217,12 +217,6 @@ def attention_of(image: Tensor, way: Callable[[Any, Tensor], Any]) -> Tensor:
     return fv.cam(net, image, None, "attention", "Net", preset="none").tensor
 
 
-def by_position(self: nn.Module, x: Tensor) -> Tensor:
-    tokens = x.flatten(2).transpose(1, 2)[:, None]
-    output = functional.scaled_dot_product_attention(tokens, tokens, tokens)
-    return output[:, 0].transpose(1, 2).reshape(x.shape)
-
-
 def by_name(self: nn.Module, x: Tensor) -> Tensor:
     tokens = x.flatten(2).transpose(1, 2)[:, None]
     arguments = {"query": tokens, "key": tokens, "value": tokens}
@@ -233,7 +227,7 @@ def by_name(self: nn.Module, x: Tensor) -> Tensor:
 def test_arguments_of_attention_may_be_named() -> None:
     """`query=`, `key=` and `value=` are those by position."""
     image = torch.rand(3, 8, 8)
-    maps = [attention_of(image, way) for way in (by_position, by_name)]
+    maps = [attention_of(image, way) for way in (attend, by_name)]
     assert torch.equal(*maps)
 
 

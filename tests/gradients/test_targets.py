@@ -148,6 +148,25 @@ def test_a_class_that_has_no_such_name_is_refused(
     assert caught.value.hint == hint
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("target", "sum"),
+        ("grad_rule", "guided"),
+        ("edit", "conv:grad*0.5"),
+        ("edit", ["conv:noise=0.1", "act:grad*2"]),
+    ],
+)
+def test_what_changes_gradients_alone_is_refused_without_them(
+    option: str, value: Any
+) -> None:
+    """The message begins with the option, and nothing is written."""
+    with pytest.raises(UsageError, match="does nothing without gradients") as caught:
+        fv.run(Heads(plain), SPHERES, "conv", "out", **{option: value}, **inputs(8))
+    assert caught.value.message.startswith(option)
+    assert not Path("out").exists()
+
+
 UNREADABLE = [
     "",
     "top2",

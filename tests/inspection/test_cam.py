@@ -11,15 +11,17 @@ import pytest
 import torch
 from borrowed import assert_same, state_of
 from conftest import DIGITS, DIGITS_MODEL, Run
+from networks import Net, attend
 from PIL import Image
 from pixels import assert_same_pixels, pixels_of
 from runs import refused, tree
-from torch import nn
+from torch import Tensor, nn
 
 import featviz as fv
 from featviz.errors import FeatvizError
 from featviz.inspection.cam import picture_files
-from featviz.records import Sample
+from featviz.models import preprocess
+from featviz.records import ATTENTION_MAPS, CLASS_MAPS, Sample
 
 FIVE = DIGITS / "00-5.png"
 SEVEN = DIGITS / "05-7.png"
@@ -340,3 +342,49 @@ def test_a_module_is_given_back_as_it_was() -> None:
     result = fv.cam(net, image, size=16)
     assert result.tensor.shape == (14, 14)
     assert_same(before, state_of(net))
+
+
+@pytest.mark.parametrize("method", [*CLASS_MAPS, *ATTENTION_MAPS])
+def test_maps_stand_in_the_order_in_which_layers_run(method: str) -> None:
+    """The order of the model's own hooks, whatever the maps are made of."""
+    net = nn.Sequential(*(Net(attend) for _ in range(3)))
+    ran: list[str] = []
+    for name, layer in net.named_children():
+        layer.register_forward_hook(lambda *_, name=name: ran.append(name))
+
+    result = fv.cam(net, torch.rand(3, 6, 6), None, method, "2,0,1", preset="none")
+
+    assert ran[:3] == ["0", "1", "2"]
+    assert [layer_map.layer for layer_map in result.maps] == ran[:3]
+
+
+def detect(self: nn.Module, x: Tensor) -> list[dict[str, Tensor]]:
+    """A way of `Net`: one box, from column 20 to 36 and row 24 to 40 of the input."""
+    score = self.conv(x).mean().sigmoid()
+    boxes = torch.tensor([[20.0, 24.0, 36.0, 40.0]])
+    return [{"boxes": boxes, "labels": torch.ones(1).long(), "scores": score[None]}]
+
+
+@pytest.mark.parametrize(("top", "left"), [(9, 0), (0, 7), (13, 5)])
+def test_a_box_is_marked_where_it_is_without_the_padding(
+    top: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All four edges of its dark line move by what numpy has padded above and to the
+    left."""
+
+    def pad(image: np.ndarray) -> np.ndarray:
+        margins = ((top, 0), (left, 0), (0, 0))
+        return np.pad(image, margins, constant_values=114)
+
+    # in place of Ultralytics' LetterBox, which takes seconds to import
+    monkeypatch.setattr(preprocess, "letterbox", lambda: lambda *_, **__: pad)
+    net = Net(detect, conv=nn.Conv2d(3, 2, 1))
+    photo = np.full((64 - top, 64 - left, 3), 90, np.uint8)
+
+    result = fv.cam(net, photo, preset="yolo", size=64, overlay=0)
+
+    drawn = np.asarray(result.image)
+    assert drawn.shape == photo.shape
+    rows, columns = np.nonzero((drawn == 0).all(2))
+    assert (columns.min(), columns.max()) == (20 - left, 36 - left)
+    assert (rows.min(), rows.max()) == (24 - top, 40 - top)

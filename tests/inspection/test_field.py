@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -315,6 +318,48 @@ def test_what_has_no_field_is_named_with_the_reason() -> None:
         fv.field(net, torch.rand(3, 8, 8), "Flatten", preset="none")
     with pytest.raises(FeatvizError, match="has no height and width"):
         fv.field(nn.Sequential(nn.Linear(4, 2)), {"input": torch.rand(1, 4)}, "Linear")
+
+
+CHANGES_IN_PLACE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "+=": operator.iadd,
+    "-=": operator.isub,
+    "*=": operator.imul,
+    "add_": lambda out, identity: out.add_(identity, alpha=2),
+    "mul_": lambda out, identity: out.mul_(identity),
+    "relu_": lambda out, identity: torch.relu_(out.add_(identity)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_IN_PLACE)
+def test_layers_behind_a_change_in_place_have_fields(change: str) -> None:
+    """They are the boxes of pixels that have a gradient by autograd."""
+
+    def block(self: nn.Module, x: Tensor) -> Tensor:
+        identity = self.wide(x)
+        out = self.narrow(x)
+        CHANGES_IN_PLACE[change](out, identity)
+        return self.last(self.next(out))
+
+    torch.manual_seed(1)
+    sizes = {"wide": 5, "narrow": 1, "next": 3, "last": 3}
+    layers = {
+        name: nn.Conv2d(1, 1, size, padding=size // 2) for name, size in sizes.items()
+    }
+    for layer in layers.values():
+        # nothing is cut off by a ReLU
+        nn.init.constant_(layer.weight, 0.1)
+        nn.init.constant_(layer.bias, 9.0)
+    net = Net(block, **layers)
+    pixels = torch.rand(1, 1, 15, 17, requires_grad=True)
+    (gradient,) = torch.autograd.grad(net(pixels)[0, 0, 7, 8], pixels)
+    _, _, rows, columns = gradient.nonzero().T.tolist()
+
+    fields = fv.field(net, pixels[0].detach(), "next,last", preset="none").layers
+
+    assert [layer.layer for layer in fields] == ["next", "last"]
+    expected = PixelBox(min(columns), min(rows), max(columns) + 1, max(rows) + 1)
+    assert fields[1].theoretical == expected
+    assert fields[0].theoretical is not None
 
 
 def test_a_layer_of_no_image_has_no_field() -> None:
