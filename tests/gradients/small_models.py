@@ -93,7 +93,12 @@ def unsure_yolo(name: str = "yolo11n") -> Any:
 def sure_yolo(name: str = "yolo11n") -> Any:
     """A detector whose classes are likely enough to give boxes."""
     model = unsure_yolo(name)
-    for branch in model.model[-1].cv3:
+    head = model.model[-1]
+    # of a head that can select boxes itself, the branch that does
+    selecting = getattr(head, "one2one_cv3", ())
+    if selecting:
+        head.end2end = True
+    for branch in (*head.cv3, *selecting):
         branch[-1].weight *= 1000
         branch[-1].bias[:] = 0
     return model

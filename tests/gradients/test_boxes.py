@@ -315,6 +315,27 @@ def test_boxes_of_yolo_are_those_of_its_predictor(name: str, scale: int) -> None
     np.testing.assert_allclose(boxes.corners, inside, atol=1)
 
 
+@pytest.mark.slow
+def test_boxes_that_a_head_selects_itself_are_its_own() -> None:
+    """All that are likely, the most confident first."""
+    model = sure_yolo("yolov10n")
+    x = pixels()
+    rows = model(x[None])[0][0]
+    rows = rows[rows[:, 4] > 0.25]
+    rows = rows[rows[:, 4].argsort(descending=True, stable=True)].numpy()
+
+    boxes = located(fv.look(model, x, preset="none").detections)
+
+    assert len(boxes.indices) == len(rows) > 1
+    np.testing.assert_allclose(boxes.scores, rows[:, 4], atol=1e-5)
+    # boxes of equal scores may stand in another order
+    inside = rows[:, :4].clip(0, [*x.shape[:0:-1], *x.shape[:0:-1]])
+    distances = abs(boxes.corners[:, None] - inside).max(axis=2)
+    distances += abs(np.array(boxes.indices)[:, None] - rows[:, 5])
+    assert distances.min(axis=0).max() < 0.01
+    assert distances.min(axis=1).max() < 0.01
+
+
 # transformers
 
 

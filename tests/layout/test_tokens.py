@@ -150,6 +150,23 @@ def test_tokens_that_are_mixed_stay_where_they_are(channels: int) -> None:
         assert_array_equal(seen.maps, seen.tensor[0].unflatten(1, (3, 5)))
 
 
+@pytest.mark.parametrize("step", [1, -1, 4], ids=["as is", "back", "jumping"])
+def test_tokens_that_are_picked_are_drawn_where_they_lay(step: int) -> None:
+    """Whatever order their numbers are picked in, here of 3 by 5 patches."""
+    order = torch.arange(15) * step % 15
+    model = Net(
+        lambda self, x: self.after(
+            self.patches(x).flatten(2).transpose(1, 2)[:, order]
+        ),
+        patches=nn.Conv2d(3, 16, 4, 4),
+        after=nn.Identity(),
+    )
+    seen = followed(model, 12, 20)["after", ""]
+    in_place = torch.empty_like(seen.tensor)
+    in_place[:, order] = seen.tensor
+    assert_array_equal(seen.maps, in_place[0].T.unflatten(1, (3, 5)))
+
+
 def test_heads_come_one_behind_the_other() -> None:
     """[1, heads, T, D], queries for example: the channels of head 0, then those of head
     1."""

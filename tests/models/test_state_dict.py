@@ -124,6 +124,20 @@ def test_the_effective_weights_load(
     torch.testing.assert_close(loaded(picture), net(picture), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.medium
+def test_a_recognised_file_is_told_in_the_order_of_what_was_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was taken of it, what was stripped, and then what it is."""
+    weights = models.squeezenet1_1(num_classes=7).state_dict()
+    prefixed = {f"module.{name}": tensor for name, tensor in weights.items()}
+    torch.save({"state_dict": prefixed}, tmp_path / "weights.pth")
+    with caplog.at_level(logging.INFO, "featviz"):
+        load(tmp_path / "weights.pth")
+    steps = "took 'state_dict'; stripped 'module.'; it is squeezenet1_1 with 7 classes"
+    assert f"weights.pth: {steps}" in caplog.messages
+
+
 @pytest.mark.parametrize("change", [weight_norm, new_spectral_norm])
 def test_norms_ask_for_code_that_applies_them(
     change: Callable[[nn.Module], nn.Module], arch: str, tmp_path: Path
