@@ -127,6 +127,13 @@ def test_suspects_have_the_colour_key_of_matplotlibs_viridis(
         assert np.abs(label - end).max(1).min() <= 4
 
 
+def spans_of_tiles(line: np.ndarray) -> list[np.ndarray]:
+    """Where a line of pixels [W, 3] shows tiles on white paper, each wider than 40."""
+    inked = np.flatnonzero((line != 255).any(1))
+    spans = np.split(inked, np.flatnonzero(np.diff(inked) > 1) + 1)
+    return [span for span in spans if len(span) > 40]
+
+
 @pytest.mark.medium
 def test_suspects_show_their_maps_in_viridis(
     featviz: Run, tmp_path: Path, out: Path
@@ -148,9 +155,8 @@ def test_suspects_show_their_maps_in_viridis(
     picture = np.asarray(Image.open(out / record["file"]).convert("RGB")).astype(int)
 
     line = picture[record["rows"][0] + 20]
-    inked = np.flatnonzero((line != 255).any(1))
-    spans = np.split(inked, np.flatnonzero(np.diff(inked) > 1) + 1)
-    tiles = [line[span] for span in spans if len(span) > 40]
+    spans = spans_of_tiles(line)
+    tiles = [line[span] for span in spans]
     assert len(tiles) == 4
     # the middles of ten columns
     columns = [
@@ -163,7 +169,7 @@ def test_suspects_show_their_maps_in_viridis(
         expected = colormaps["viridis"](shares, bytes=True)[:, :3].astype(int)
         assert np.abs(heat - expected).max() <= 4
     ends = colormaps["viridis"]([0.0, 1.0], bytes=True)[:, :3].astype(int)
-    label = picture[record["rows"][0] :, : spans[-4][0]]
+    label = picture[record["rows"][0] :, : spans[0][0]]
     dark, bright = (np.abs(label - end).max(2) <= 4 for end in ends)
     assert dark.any(0).nonzero()[0].max() < bright.any(0).nonzero()[0].min()
 

@@ -120,14 +120,20 @@ def overlap(one: Cell, other: Cell) -> bool:
     return across > TOLERANCE and down > TOLERANCE
 
 
+def is_within(cell: Cell, paper: Paper) -> bool:
+    begins_inside = min(cell.left, cell.top) > -TOLERANCE
+    ends_inside = (
+        right(cell) < paper.width + TOLERANCE
+        and bottom(cell) < paper.height + TOLERANCE
+    )
+    return begins_inside and ends_inside
+
+
 def check(paper: Paper) -> None:
     """All texts stand on the paper, and lie over no picture and no other text."""
     assert paper.texts
     for text, cell in paper.texts:
-        assert cell.left > -TOLERANCE, text
-        assert cell.top > -TOLERANCE, text
-        assert right(cell) < paper.width + TOLERANCE, text
-        assert bottom(cell) < paper.height + TOLERANCE, text
+        assert is_within(cell, paper), text
         assert not any(overlap(cell, other) for other in paper.pictures), text
     for one, other in combinations(paper.texts, 2):
         assert not overlap(one.cell, other.cell), (one, other)

@@ -142,13 +142,18 @@ def test_the_smallest_square_is_that_of_all_squares(share: float) -> None:
 
 
 @pytest.mark.medium
-def test_the_command_prints_a_table_or_json(featviz: Run) -> None:
-    """Both have the sides of the squares, and what the unit can see."""
+def test_the_command_prints_a_table(featviz: Run) -> None:
+    """It has the sides of the squares, and what the unit can see."""
     command = ("field", DIGITS_MODEL, FIVE, SEVEN, "--layers", "Conv2d")
     table = featviz(*command).out.splitlines()
     headings, row, *_ = (" ".join(line.split()) for line in table)
     assert headings == "model layer 20 % 30 % 50 % 99 % theoretical"
     assert row == "digits_cnn.pth 0 2 2 2 3 3×3"
+
+
+def test_the_command_prints_json(featviz: Run) -> None:
+    """It has the file, the sides of the squares, and what the unit can see."""
+    command = ("field", DIGITS_MODEL, FIVE, SEVEN, "--layers", "Conv2d")
     done = featviz(*command, "--overwrite", "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)

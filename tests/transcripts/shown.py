@@ -167,12 +167,15 @@ def without_volatile(value: Any) -> Any:
     if isinstance(value, list):
         return [without_volatile(part) for part in value]
     if isinstance(value, dict):
-        return {
-            name: without_volatile(part)
-            for name, part in value.items()
-            if name not in _VOLATILE and not _is_digest(part)
-        }
+        return {name: without_volatile(value[name]) for name in _lasting(value)}
     return value
+
+
+def _lasting(document: dict[str, Any]) -> Iterator[str]:
+    """The names in a document whose values do not change from run to run."""
+    for name, value in document.items():
+        if name not in _VOLATILE and not _is_digest(value):
+            yield name
 
 
 def _is_digest(value: Any) -> bool:

@@ -74,25 +74,37 @@ class _Page(HTMLParser):
 
 def _of_element(tag: str, attributes: dict[str, str]) -> str:
     """What is shown of an element beside its text."""
+    text = _of_attributes(attributes)
+    classes = attributes.get("class", "").split()
+    if tag == "img":
+        text += _of_image(attributes)
+    elif tag == "rect":
+        text += _of_rectangle(attributes, "part" in classes)
+    elif tag == "svg" and "crop" in classes:
+        text += f" {{{attributes['viewbox']}}} "
+    return text
+
+
+def _of_attributes(attributes: dict[str, str]) -> str:
     said = [
         f"{name}={value}" if value else name
         for name, value in attributes.items()
         if name in _SAID or name.startswith("data-")
     ]
-    text = f" <{' '.join(said)}> " if said else ""
-    classes = attributes.get("class", "").split()
-    if tag == "img":
-        size = f"{attributes.get('width')}x{attributes.get('height')}"
-        # bytes of a picture within a page depend on the version of what packed them
-        source = re.sub(r",.*", "", attributes.get("src", ""))
-        text += f" [{source} {size} {attributes.get('alt', '')}] "
-    elif tag == "rect" and "part" in classes:
-        text += f" |{attributes.get('x', '0')}+{attributes['width']}| "
-    elif tag == "svg" and "crop" in classes:
-        text += f" {{{attributes['viewbox']}}} "
-    elif tag == "rect" and "fill" in attributes:
-        text += f" {attributes['fill']} "
-    return text
+    return f" <{' '.join(said)}> " if said else ""
+
+
+def _of_image(attributes: dict[str, str]) -> str:
+    size = f"{attributes.get('width')}x{attributes.get('height')}"
+    # bytes of a picture within a page depend on the version of what packed them
+    source = re.sub(r",.*", "", attributes.get("src", ""))
+    return f" [{source} {size} {attributes.get('alt', '')}] "
+
+
+def _of_rectangle(attributes: dict[str, str], is_part: bool) -> str:
+    if is_part:  # of a bar
+        return f" |{attributes.get('x', '0')}+{attributes['width']}| "
+    return f" {attributes['fill']} " if "fill" in attributes else ""
 
 
 def page(file: str, until: str = "") -> Iterator[str]:
