@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import featviz as fv
 from featviz.errors import FeatvizError
 from featviz.inspection.cam import picture_files
-from featviz.models import preprocess
+from featviz.models import preprocess, presets
 from featviz.records import ATTENTION_MAPS, CLASS_MAPS, Sample
 
 FIVE = DIGITS / "00-5.png"
@@ -377,7 +377,8 @@ def test_a_box_is_marked_where_it_is_without_the_padding(
         return np.pad(image, margins, constant_values=114)
 
     # in place of Ultralytics' LetterBox, which takes seconds to import
-    monkeypatch.setattr(preprocess, "letterbox", lambda: lambda *_, **__: pad)
+    for module in (preprocess, presets):
+        monkeypatch.setattr(module, "letterbox", lambda: lambda *_, **__: pad)
     net = Net(detect, conv=nn.Conv2d(3, 2, 1))
     photo = np.full((64 - top, 64 - left, 3), 90, np.uint8)
 
