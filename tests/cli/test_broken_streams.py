@@ -231,7 +231,10 @@ def test_a_hangup_that_nohup_ignores_ends_no_command() -> None:
 
 SIGNALLED_AT_THE_END = """
 import atexit, os, signal, sys
-atexit.register(os.kill, os.getpid(), getattr(signal, sys.argv.pop(1)))
+number = getattr(signal, sys.argv.pop(1))
+if number != signal.SIGINT:
+    signal.signal(number, signal.SIG_DFL)  # which nohup may have ignored
+atexit.register(os.kill, os.getpid(), number)
 from featviz.cli import main
 main()
 """
