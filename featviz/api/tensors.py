@@ -35,6 +35,7 @@ from featviz.hooks.selectors import (
     remedy,
     select,
     types_present,
+    warn_of_unmatched,
 )
 from featviz.images import arrays
 from featviz.layout import recognise
@@ -94,6 +95,9 @@ def capture(
             raise UsageError(
                 f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed)
             )
+        # of functions it is not known before the block ends
+        if not by_functions:
+            warn_of_unmatched(every_layer, parsed)
     # filled by hooks while the caller's block runs
     captured: dict[str, list[Tensor]] = {}
     # whether each function that was called is taken, in the order of the first calls
@@ -117,7 +121,9 @@ def capture(
     )
     with alone_with(model), as_written(), hooks:
         yield captured
-    if by_functions and not captured:
+    if by_functions and captured:
+        warn_of_unmatched([*every_layer, *called], parsed)
+    elif by_functions:
         present = types_present([*called]) or "none, but inside torch's own modules"
         note = f"functions called in the block: {present}"
         hint = remedy([*every_layer, *called], parsed, note)

@@ -121,6 +121,7 @@ def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[L
     if not chosen:
         message = f": no layer matches {change.selectors!r}"
         raise change.error(message, selectors.remedy(layers, parsed))
+    selectors.warn_of_unmatched(layers, parsed, option=change.title)
     return chosen
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 
 from featviz.errors import UsageError
 from featviz.records import Layer
-from featviz.text import listed
+from featviz.text import listed, quoted
+
+log = logging.getLogger(__name__)
 
 _INDEX = re.compile(
     r"(?P<body>.*)#(?P<index>-?\d{1,18}|-?\d{,18}:-?\d{,18}(:-?\d{,18})?)$"
@@ -156,6 +159,29 @@ def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
         return "; ".join(outside)
     close = nearest(layers, unmatched)
     return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def warn_of_unmatched(
+    layers: Sequence[Layer],
+    selectors: Iterable[Selector],
+    where: str = "layer",
+    option: str = "",
+) -> None:
+    """Warn of each selector that takes no layer, beside others that do: these are what
+    was asked for, and that one is misspelt.
+
+    Args:
+        where: what it does not match, `layer of the runs`.
+        option: that has the selectors, and its text; empty for --layers.
+    """
+    beginning = f"{option}: " if option else ""
+    for selector in selectors:
+        if selector.pick(layers):
+            continue
+        message = f"selector {quoted(selector.text)!r} matches no {where}"
+        suggestion = meant(layers, [selector])
+        ending = f"; {suggestion}" if suggestion else ""
+        log.warning("%s%s%s", beginning, message, ending)
 
 
 def remedy(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -18,8 +17,6 @@ from featviz.hooks.layers import like_module, list_layers
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
 from featviz.text import gaps
-
-log = logging.getLogger(__name__)
 
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
@@ -69,12 +66,7 @@ def choose_layers(
             notes.append(f"functions here: {selectors.types_present(called)}")
         hint = selectors.remedy(layers, parsed, *notes)
         raise UsageError(f"no layer matches --layers {text!r}", hint)
-    # one of several that is misspelt is a warning: the others are what was asked for
-    for selector in parsed:
-        if not selector.pick(layers):
-            meant = selectors.meant(layers, [selector])
-            suggestion = f"; {meant}" if meant else ""
-            log.warning("selector %r matches no layer%s", selector.text, suggestion)
+    selectors.warn_of_unmatched(layers, parsed)
     return chosen
 
 

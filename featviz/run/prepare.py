@@ -219,9 +219,9 @@ def prepare(
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     for text in options.draw.tensor_layout:
-        chosen = parse_override(text).selectors
-        if chosen is not None and not selectors.select(layers, chosen):
-            log.warning("--tensor-layout %s matches no layer drawn", quoted(repr(text)))
+        chosen = parse_override(text).selectors or ()
+        option = f"--tensor-layout {quoted(repr(text))}"
+        selectors.warn_of_unmatched(layers, chosen, "layer drawn", option)
     book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
     plan = passes.plan(loaded, options.passes, blank, book)
     return Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)

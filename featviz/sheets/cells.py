@@ -317,10 +317,12 @@ def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
             message = f"the runs have {len(layers)} layers"
             raise UsageError(message, f"--layers takes some of {names}")
         return list(by_label)
-    selected = selectors.select(layers, selectors.parse(text))
+    parsed = selectors.parse(text)
+    selected = selectors.select(layers, parsed)
     if not selected:
         message = f"the runs have no layer {quoted(text)!r}"
         raise UsageError(message, f"they have {names}")
+    selectors.warn_of_unmatched(layers, parsed, "layer of the runs")
     return [layer.label for layer in selected]
 
 

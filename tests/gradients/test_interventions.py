@@ -311,6 +311,18 @@ def test_layers_that_do_not_run_are_warned_of(
     assert "edit 'spare:noise=1': spare did not run" in warnings
 
 
+def test_selectors_that_take_nothing_are_warned_of(
+    messages: pytest.LogCaptureFixture,
+) -> None:
+    """Beside one that takes a layer, a misspelt one would change nothing, unnoticed."""
+    model = Net(lambda self, x: self.other(x), other=nn.Conv2d(3, 2, 1))
+
+    changed(model, "other", ablate="other,othre:0")
+
+    warning = "ablate 'other,othre:0': selector 'othre' matches no layer"
+    assert f"{warning}; did you mean other?" in messages.messages
+
+
 HINTS = {
     "ablate": "for example 'layer3.*.relu:5,17' or 'conv1:0-3'",
     "edit": (

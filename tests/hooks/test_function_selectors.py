@@ -184,6 +184,19 @@ def test_capture_of_a_function_nobody_calls(net: nn.Module) -> None:
     assert "fn:add 3" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("layers", ["layer1,fn:gelu", "layer1,gelu"])
+def test_capture_warns_of_a_selector_that_takes_nothing(
+    layers: str, net: nn.Module, messages: pytest.LogCaptureFixture
+) -> None:
+    """A function shows so at the end of the block, a module before it."""
+    with fv.capture(net, layers):
+        is_known = bool(messages.messages)
+        net(torch.zeros(1, 3, 6, 8))
+    name = layers.partition(",")[2]
+    assert messages.messages[0].startswith(f"selector {name!r} matches no layer")
+    assert is_known == (name == "gelu")
+
+
 def test_capture_of_a_function_where_none_is_called() -> None:
     """Modules of torch's own call none, and the error names what is there."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())

@@ -100,6 +100,16 @@ def test_channels_of_one_image_stand_side_by_side(root: Path) -> None:
     assert sheet.images == ["b.png"]
 
 
+def test_a_selector_that_takes_no_layer_is_warned_of(
+    root: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    """The others are drawn; the warning names what may be meant."""
+    sheet = sheet_of(root, layers="relu,relo")
+    assert list(sheet.channels) == ["relu"]
+    (warning,) = messages.messages
+    assert warning == "selector 'relo' matches no layer of the runs; did you mean relu?"
+
+
 @pytest.mark.medium
 def test_layers_and_runs_are_rows() -> None:
     """Layers in the order of the model, runs one below the other."""
