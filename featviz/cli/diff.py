@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
     DiffModels,
     ModelOptions,
     arguments=[BASE, NEW, ANY_IMAGES],
-    first=("arch", "weights", "size"),
 )
 def diff(values: Values) -> int:
     """Compare two runs, or two models on the same images, layer by layer.

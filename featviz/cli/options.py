@@ -221,7 +221,6 @@ def command(
     flags: Sequence[click.Option] = (),
     json: str = "one JSON document",
     but: Collection[str] = (),
-    first: Collection[str] = (),
     result: str = "",
     check: Callable[[Values], object] | None = None,
     **defaults: Any,
@@ -232,8 +231,6 @@ def command(
         *records: its options are the fields of these records, and of those nested in
             them, `but` for some; `flags` are options that only the command line has.
         json: what --json prints on stdout.
-        first: fields whose options `--help` shows, beside those that it shows of each
-            command.
         result: the record of its result, such as `run.json`, where it fills the folder
             of --out.
         check: refuses options that cannot go together, before torch is imported.
@@ -242,8 +239,6 @@ def command(
     options = every_option(*records)
     for name, value in defaults.items():
         options[name] = replace(options[name], default=value)
-    for name in first:
-        options[name] = replace(options[name], first=True)
     params: list[click.Parameter] = [
         *arguments,
         *(click_option(option) for name, option in options.items() if name not in but),

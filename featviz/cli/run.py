@@ -64,7 +64,6 @@ def _passes(values: Values) -> PassOptions:
         ),
     ],
     json="one JSON line for each image",
-    first=("trust",),
     result=RUN_FILE,
 )
 def run(values: Values) -> int:

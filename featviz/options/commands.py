@@ -68,7 +68,7 @@ class LookOptions(Struct, frozen=True):
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     maps: Annotated[PositiveInt, option(LAYERS, first=True)] = 8
-    channels: Annotated[Channels | None, option(LAYERS)] = None
+    channels: Annotated[Channels | None, option(LAYERS, first=True)] = None
     cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "viridis"
     inputs: InputOptions = InputOptions()
 

@@ -80,7 +80,10 @@ HELP: dict[str, dict[str, str]] = {
         "device": "Run the model on auto, cpu, cuda, cuda:N or mps.",
     },
     "InputOptions": {
-        "preset": f"Prepare images as these models expect them. {_PRESETS}.",
+        "preset": (
+            f"Prepare images for {', '.join(list(PRESETS)[:-1])} or {list(PRESETS)[-1]}."
+            f"\f These are: {_PRESETS}."
+        ),
         "size": (
             "Resize images to HxW, or their shorter side to N.\f A YOLO makes the longer"
             " side N pixels."

@@ -81,7 +81,7 @@ class ModelOptions(Struct, frozen=True):
     hparams: bool = False
     """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args`
     win."""
-    trust: Annotated[bool, option(MODEL)] = False
+    trust: Annotated[bool, option(MODEL, first=True)] = False
     key: Annotated[str | None, option(MODEL, "KEY")] = None
     strip_prefix: Annotated[str | None, option(MODEL, "PREFIX")] = None
     ema: Annotated[bool | None, option(MODEL, default_text="no-ema")] = None
@@ -104,7 +104,13 @@ class InputOptions(Struct, frozen=True):
 
     preset: Annotated[
         str | None,
-        option(INPUT, choices=PRESETS, default_text="as the model says, else imagenet"),
+        option(
+            INPUT,
+            "PRESET",
+            first=True,
+            choices=PRESETS,
+            default_text="as the model says, else imagenet",
+        ),
     ] = None
     size: Annotated[Size | None, option(INPUT, first=True)] = None
     crop: Annotated[Size | None, option(INPUT)] = None

@@ -35,7 +35,7 @@ OPTIONS = {
     for option in options_of(command)
 }
 WIDTH = 80
-SCREEN = 40
+SCREEN = 42
 
 FRAGMENTS = (
     "Its ",
@@ -173,7 +173,7 @@ def test_no_line_is_longer_than_a_terminal(
 def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In 40 lines it has the forms of MODEL, five examples, fifteen options, and how to
+    """In 42 lines it has the forms of MODEL, five examples, sixteen options, and how to
     see the others."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = featviz("run", "--help").out
@@ -181,7 +181,7 @@ def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     assert len(re.findall(r"^    featviz run ", text, re.MULTILINE)) == 5
     needed = ["--layers", "-o", "--overwrite", "--resume", "--normalize", "--cmap"]
     needed += ["--channels", "--labels"]
-    model = ["--size", "--arch", "--weights", "--model-arg", "--trust"]
+    model = ["--preset", "--size", "--arch", "--weights", "--model-arg", "--trust"]
     assert options_in(text) == [*needed, *model, "--open", "--report"]
     count = re.search(r"`featviz run --help-all` shows all (\d+) options", text)
     assert count
@@ -200,6 +200,19 @@ def test_a_long_help_begins_on_one_screen(
     assert len(lines) <= SCREEN + 2
     count = len(options_of(COMMANDS[name])) + 1  # --help is click's
     assert f"`featviz {name} --help-all` shows all {count} options" in text
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_a_model_of_ones_own_needs_is_among_the_first(
+    name: str, featviz: Run
+) -> None:
+    """--help has how images are prepared, whether code may run, and which channels
+    are shown, wherever the command has the option."""
+    flags = [option.opts[0] for option in options_of(COMMANDS[name])]
+    needed = {"--preset", "--trust"} & set(flags)
+    if name == "look":
+        needed.add("--channels")
+    assert needed <= set(options_in(featviz(name, "--help").out))
 
 
 @pytest.mark.parametrize("name", LONG)
