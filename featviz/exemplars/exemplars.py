@@ -53,11 +53,9 @@ def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
         headings.append("class")
     rows = []
     for row in record.layers:
-        call = f".call{row.call}" if row.call else ""
-        key = f".{row.key}" if row.key else ""
         view = row.receptive_field
         cells = [
-            row.layer + call + key or row.type,
+            row.title,
             row.type,
             str(len(row.channels)),
             by(view.size),
@@ -298,8 +296,7 @@ def _draw_layer(
     channels = len(chosen)
     # fewer images than --top leave no empty columns
     tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))
-    label = printable(row.label + (f".{row.key}" if row.key else ""))
-    label += f" call {row.call}" if row.call else ""
+    label = printable(row.title)
     lines = _sheet_title(row, label, channels, options.rank_by, len(reader.study.seen))
     sheet = LayerPicture(lines, channels, tiles_per_channel)
     drawn_channels = []

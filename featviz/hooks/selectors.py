@@ -128,7 +128,8 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
     close: dict[str, None] = {}
     for selector in selectors:
         pattern = selector.text.lstrip("!").removeprefix(_REGULAR_EXPRESSION)
-        name = re.split(r"[@#]", pattern)[0].strip().lower()
+        # tables name a call of a layer `relu.call1`
+        name = re.split(r"[@#]|\.call\d", pattern)[0].strip().lower()
         # the model may stand inside another one: `layer4` is `backbone.layer4`
         inner = [
             by_lower[lower] for lower in by_lower if name and lower.endswith(f".{name}")

@@ -86,11 +86,8 @@ class LayerCam:
 
     @property
     def name(self) -> str:
-        """`layer4`, `relu call 1`."""
-        if self.title:
-            return self.title
-        call = f"call {self.site.call}" if self.site.call else ""
-        return " ".join(filter(None, (self.site.layer.label, call, self.site.key)))
+        """`layer4`, `relu.call1`."""
+        return self.title or self.site.layer.label + self.site.suffix
 
     @property
     def caption(self) -> str:

@@ -38,7 +38,7 @@ from featviz.models.load import LoadedModel
 from featviz.models.requirements import first_line
 from featviz.options import ModelOptions, RunOptions
 from featviz.options.commands import FieldOptions
-from featviz.records import CaptureSite, Layer, Skip
+from featviz.records import CaptureKey, CaptureSite, Layer, Skip
 from featviz.run.prepare import (
     ModelInput,
     Prepared,
@@ -75,9 +75,9 @@ class LayerField:
 
     @property
     def title(self) -> str:
-        """`layer4`, `relu call 1`; the class of the model itself."""
-        call = f"call {self.call}" if self.call else ""
-        return " ".join(filter(None, (self.layer or self.type, call, self.key)))
+        """`layer4`, `relu.call1`; the class of the model itself."""
+        address = CaptureKey(self.layer, "output", self.call, self.key)
+        return (self.layer or self.type) + address.suffix
 
     @property
     def sides(self) -> dict[float, int]:

@@ -32,6 +32,7 @@ from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.options.commands import LookOptions
 from featviz.records import (
     Bytes,
+    CaptureKey,
     CaptureSite,
     ClassScore,
     Detection,
@@ -110,6 +111,12 @@ class ShownLayer:
     numbers."""
     all_zero: int = 0
     """How many maps are zero everywhere."""
+
+    @property
+    def name(self) -> str:
+        """`relu`, or `relu.call1` for its second call; the class of the model itself."""
+        address = CaptureKey(self.layer, "output", self.call, "")
+        return (self.layer or self.type) + address.suffix
 
 
 @dataclass(frozen=True, repr=False)
@@ -685,7 +692,8 @@ def page_row(layer: ShownLayer) -> PageRow:
     if not layer.strip and layer.tiles[0].shape[:2] == (1, 1):
         lines.append("one scale for all")
     if layer.calls > 1:
-        lines.append(f"call {layer.call + 1} of {layer.calls}")
+        which = "one" if layer.call else "first"
+        lines.append(f"{which} of {layer.calls} calls")
     if layer.constant:
         adjective = "all zero" if layer.all_zero == layer.constant else "constant"
         lines.append(f"{layer.constant} of {layer.maps} {adjective}")
@@ -702,7 +710,7 @@ def page_row(layer: ShownLayer) -> PageRow:
     tiles = []
     for title, pixels, span in zip(titles, layer.tiles, layer.ranges, strict=True):
         tiles.append(Tile(title, pixels, note=_span(span)))
-    return PageRow(layer.layer or layer.type, lines, tiles, layer.strip)
+    return PageRow(layer.name, lines, tiles, layer.strip)
 
 
 def _span(span: Span) -> str:

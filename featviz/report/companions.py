@@ -280,7 +280,7 @@ def _exemplar_extras(
             text += (
                 f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
             )
-        alt = f"Exemplars of all channels of {layer.label}"
+        alt = f"Exemplars of all channels of {layer.title}"
         size = pictures.pixels[layer.sheet]
         extra = Extra(
             title=f"Exemplars: {layer.class_name}" if layer.class_name else "Exemplars",
@@ -288,7 +288,7 @@ def _exemplar_extras(
             picture=PictureView(f"e{n}", pictures, layer.sheet, size, alt),
             pictures=_exemplar_channels(layer, pictures),
         )
-        extras[_Tensor(layer.label, layer.stem)].append(extra)
+        extras[_Tensor(layer.label, layer.address.stem)].append(extra)
     return extras
 
 
@@ -303,7 +303,7 @@ def _exemplar_channels(
             for exemplar in row.exemplars:
                 images.append(f"{exemplar.image} {number(exemplar.value)}")
             alt = (
-                f"What excites channel {row.channel} of {layer.label} most:"
+                f"What excites channel {row.channel} of {layer.title} most:"
                 f" {', '.join(images)}"
             )
             size = pictures.pixels[row.file]

@@ -123,9 +123,14 @@ class ExemplarLayer:
         return self.layer or self.type
 
     @property
-    def stem(self) -> str:
-        """`output`, `output.call1`."""
-        return CaptureKey(self.layer, "output", self.call, self.key).stem
+    def title(self) -> str:
+        """`relu`, `relu.call1`: which tensor of the layer it is, too."""
+        return self.label + self.address.suffix
+
+    @property
+    def address(self) -> CaptureKey:
+        """Which capture it is of."""
+        return CaptureKey(self.layer, "output", self.call, self.key)
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,11 @@ LAYERS = [
         "no layer matches --layers 'stem'",
         "did you mean '*stem' or backbone.stem?",
     ),
+    (
+        "run net.py:Wrapped cat.jpg --layers stem.call1",
+        "no layer matches --layers 'stem.call1'",
+        "did you mean '*stem' or backbone.stem?",
+    ),
     (f"{RUN} --layers re:b[", "is no regular expression", "for example re:^layer[34]"),
     (f"{RUN} --ablate b4:1", "no layer matches 'b4'", "types here: Conv2d 2, ReLU 2"),
     (

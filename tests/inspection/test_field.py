@@ -383,7 +383,7 @@ def test_a_layer_of_no_image_has_no_field() -> None:
 
 
 def test_functions_have_fields_too() -> None:
-    """Each call has its own, by its number."""
+    """Each call has its own, by the number that its file has in a run."""
     net = Net(
         lambda self, x: torch.sigmoid(self.conv(torch.sigmoid(self.conv(x)))),
         conv=nn.Conv2d(3, 3, 3, padding=1),
@@ -391,3 +391,5 @@ def test_functions_have_fields_too() -> None:
     result = fv.field(net, torch.rand(3, 12, 12), "fn:sigmoid", preset="none")
     fields = [(layer.call, layer.theoretical) for layer in result.layers]
     assert fields == [(0, PixelBox(5, 5, 8, 8)), (1, PixelBox(4, 4, 9, 9))]
+    titles = [layer.title for layer in result.layers]
+    assert titles == ["fn:sigmoid", "fn:sigmoid.call1"]

@@ -375,7 +375,8 @@ def test_of_a_shared_activation_the_last_call_is_shown(
     assert row.call == call
     assert row.shape[2:] == (8, 8)
     assert (row.ranges[0][0] > 1.5) is bool(call)
-    assert f"call {call + 1} of 2" in page_row(row).lines
+    assert page_row(row).name == ("relu.call1" if call else "relu")
+    assert f"{'one' if call else 'first'} of 2 calls" in page_row(row).lines
 
 
 @pytest.mark.medium
