@@ -20,7 +20,11 @@ sides interleaved in rounds:
            difference
 
 Medians over the rounds in milliseconds an image, the ratios, and the megabytes of the
-pictures."""
+pictures.
+
+Files are written into memory where the system has a folder for that (/dev/shm), by all
+sides: ext4 makes files slowly for minutes after many were deleted, as those of each
+round are, which no user does between two images."""
 
 from __future__ import annotations
 
@@ -50,6 +54,7 @@ from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.records import Sample
 
+MEMORY = Path("/dev/shm")
 PHOTO = Path(__file__).parent.parent / "sample_images" / "scenes" / "landscape.jpg"
 INPUTS = InputOptions(
     size=256,
@@ -253,7 +258,7 @@ def main() -> None:
         "model       plain   bare  floor   busy  featviz  plain/featviz  featviz/floor"
         "  featviz/busy  MB plain  MB featviz"
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         for name in args.models.split(","):
             print(
                 measure(name, args.rounds, args.images, Path(folder) / name), flush=True

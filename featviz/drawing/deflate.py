@@ -154,9 +154,10 @@ class _Deflated(NamedTuple):
     data: bytes
     """Its whole bytes."""
     bits: int = 0
-    """Of an unfinished byte, with which the next block goes on."""
+    """Of an unfinished byte, with which the next block goes on; before the first block,
+    of the stream's head."""
     length: int = 0
-    """How many bits these are, 0 to 7."""
+    """How many bits these are."""
 
 
 def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
@@ -169,9 +170,10 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
     Yields:
         The parts of a zlib stream, one for each piece.
     """
-    chunks = [b"\x78\x01"]  # deflate, a window of 32 KiB, the fastest of levels
+    chunks: list[bytes] = []
     checksum = 1
-    last = _Deflated(b"")
+    # bytes 78 01: deflate, a window of 32 KiB, the fastest of levels
+    last = _Deflated(b"", bits=0x0178, length=16)
     out = np.empty(2 * min(size, _BLOCK) + 512, np.uint8)
     for data in pieces:
         size -= len(data)

@@ -495,7 +495,6 @@ def write_png(
             loops.filter_rows(piece, above, depth, rows.reshape(len(piece), -1))
             yield rows
 
-    # the head goes with the first pixels: most pictures are two writes
     head = _head(size, depth, colors, tuple((text or {}).items()))
     if repeats:
         compressed = _compressed_by_isal(filtered())
@@ -504,7 +503,9 @@ def write_png(
     for data in compressed:
         length = struct.pack(">I", len(data))
         checksum = struct.pack(">I", isal_zlib.crc32(data, _IDAT_CHECKSUM))
-        file.write(b"".join((head, length, b"IDAT", data, checksum)))
+        file.write(b"".join((head, length, b"IDAT")))
+        file.write(data)  # by itself, without a copy of it
+        file.write(checksum)
         head = b""
     file.write(_END)
 
