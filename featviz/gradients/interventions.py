@@ -62,6 +62,13 @@ class Intervention:
         """For messages: `ablate 'conv1:5'`."""
         return f"{self.option} {quoted(repr(self.text))}"
 
+    @property
+    def zeroed(self) -> tuple[int, ...]:
+        """The channels that it sets to zero."""
+        if self.operation == "ablate":
+            return self.channels
+        return self.channels if self.numbers[:1] == (0,) else ()
+
     def error(self, message: str, hint: str | None = None) -> UsageError:
         """What is wrong with the change; the message goes on behind its title."""
         return refusal(self.option, self.text, message, hint)

@@ -122,8 +122,8 @@ def interventions(images: Iterable[ReadImage]) -> str:
     """What interventions changed while these images ran; empty for nothing."""
     changes: dict[str, None] = {}
     for image in images:
-        for row in image.manifest.interventions or ():
-            changes[" ".join(row.values())] = None
+        for row in image.manifest.interventions:
+            changes[f"{row.kind} {row.what}"] = None
     return ", ".join(changes)
 
 

@@ -5,11 +5,13 @@ all."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
+from featviz.records import RECTIFIERS, CaptureKey
 from featviz.report.descriptions import percent, tile_count
 from featviz.report.links import PictureView
 from featviz.rundir import INPUT_FILE
@@ -27,6 +29,11 @@ _MIDDLE = 16
 # shows then, an image's page up to eight times: it has fewer grids.
 _GRIDS_PER_SCRIPT = 16
 IMAGES_PER_SCRIPT = 8
+# types of layers that make each channel of one channel, modules and functions
+_CHANNELWISE = re.compile(
+    r"(fn:)?(relu|batch_?norm|(adaptive_?)?(max|avg)_?pool|dropout|identity)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,8 @@ class Group:
     page: str
     """The id of the layer's page."""
     figures: tuple[Figure, ...]
+    zeroed: frozenset[int] = frozenset()
+    """Channels that interventions set to zero, here or directly before."""
 
     @property
     def pairs(self) -> Iterator[tuple[Figure, ...]]:
@@ -263,6 +272,7 @@ def _image_page(
             tensor = (row.layer, row.capture_key.stem)
             compared_rows[tensor] = _NumberedRow(position, row)
     groups = []
+    zeroed = _zeroed_channels(image)
     for position, row in enumerate(image.captures.values()):
         layer_number = layer_numbers[_LayerKey(row.index, row.layer)]
         stem = row.capture_key.stem
@@ -279,6 +289,7 @@ def _image_page(
             stem=stem,
             page=_layer_id(layer_number),
             figures=tuple(figures),
+            zeroed=zeroed.get(row.capture_key, frozenset()),
         )
         groups.append(group)
     return ReportPage(
@@ -288,6 +299,32 @@ def _image_page(
         inputs=inputs,
         missing_layers=_missing_layers(image),
     )
+
+
+def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
+    """Channels of outputs that interventions set to zero: in the layers that they
+    change, and in what stands directly behind these and keeps channels apart."""
+    zeroed_of: dict[str, frozenset[int]] = {}
+    for change in image.manifest.interventions:
+        for layer in change.layers:
+            before = zeroed_of.get(layer, frozenset())
+            zeroed_of[layer] = before.union(change.zeroed)
+    zeroed = {}
+    passed_on: frozenset[int] = frozenset()
+    is_rectified = False
+    for row in image.captures.values():
+        if row.kind != "output":
+            continue
+        is_rectifier = row.type in RECTIFIERS
+        # A ReLU behind another one has a layer before it that mixes channels, be it drawn
+        # or not.
+        if row.layer in zeroed_of:
+            passed_on = zeroed_of[row.layer]
+        elif not _CHANNELWISE.match(row.type) or (is_rectifier and is_rectified):
+            passed_on = frozenset()
+        is_rectified = is_rectifier or (is_rectified and row.layer not in zeroed_of)
+        zeroed[row.capture_key] = passed_on
+    return zeroed
 
 
 def _layer_id(number: int) -> str:

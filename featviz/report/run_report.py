@@ -412,7 +412,8 @@ class RunReport:
                 grids.setdefault(figure.script, {})[id] = grid
             # the first is of this run, whose numbers alone are totalled
             figure = group.figures[0]
-            self._totals_of(group).add(figure.row, stats[figure.picture.id])
+            table = stats[figure.picture.id]
+            self._totals_of(group).add(figure.row, table, group.zeroed)
         # the page of the run shows this image, long after its statistics are gone
         self._first_stats = self._first_stats or stats
         stages = network(page, stats)

@@ -127,7 +127,7 @@ def network(
             totals = over[n]
         else:
             totals = ChannelTotals()
-            totals.add(figure.row, image_stats)
+            totals.add(figure.row, image_stats, group.zeroed)
         steps.append(_step(group, image_stats, totals, page.image.manifest.prediction))
     stages: list[NetworkStage] = []
     for is_backward, direction in groupby(steps, key=lambda step: step.is_backward):

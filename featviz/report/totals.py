@@ -20,6 +20,7 @@ ChannelFindings = Mapping[str, Sequence[int]]
 
 EXPLANATIONS = {
     "all zero": "zero at every pixel; dead if it is so in many images after a ReLU",
+    "ablated": "set to zero by --ablate or --edit, here or in the layer before",
     "constant": "one non-zero value at every pixel",
     "NaN or infinite": "at least one value is NaN or infinite",
 }
@@ -44,13 +45,17 @@ class ChannelTotals:
         self.is_judged = False
         """Whether a constant map says something of its channel: not with a single
         value, and not of a gradient."""
+        self._zeroed: frozenset[int] = frozenset()
 
-    def add(self, row: Capture, stats: Floats) -> None:
+    def add(
+        self, row: Capture, stats: Floats, zeroed: frozenset[int] = frozenset()
+    ) -> None:
         """Add an image's statistics.
 
         Args:
             row: the tensor in this image.
             stats: [channels, 6] in the order of `records.STAT_COLUMNS`.
+            zeroed: channels that interventions set to zero.
         """
         # images of other sizes may give other numbers of channels: the table grows, and
         # counts the images of each channel by itself
@@ -68,6 +73,7 @@ class ChannelTotals:
         columns[NONFINITE] += nonfinite
         columns[ALL_ZERO] *= (zeros == 1) & (nonfinite == 0)
         self.images += 1
+        self._zeroed |= zeroed
         # one number in one image is constant, and says nothing
         has_maps = row.plan.map_size != (1, 1) and row.layout != "vector"
         self.is_judged = (self.images > 1 or has_maps) and row.kind not in BACKWARD
@@ -92,9 +98,13 @@ class ChannelTotals:
         table = self.table.T
         # NaN, of a channel without a finite value, equals nothing
         has_one_value = (table[LOW] == table[HIGH]) & (table[NONFINITE] == 0)
+        # behind an ablated channel a batch normalisation is constant, and a ReLU zero
+        is_zeroed = np.isin(np.arange(len(self.table)), [*self._zeroed])
+        is_judged = self.is_judged & ~is_zeroed
         masks = {
-            "all zero": self.all_zero & self.is_judged,
-            "constant": has_one_value & ~self.all_zero & self.is_judged,
+            "all zero": self.all_zero & is_judged,
+            "ablated": has_one_value & is_zeroed,
+            "constant": has_one_value & ~self.all_zero & is_judged,
             "NaN or infinite": table[NONFINITE] > 0,
         }
         findings = {}

@@ -36,6 +36,7 @@ from featviz.drawing.picture import (
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, ImageError, LayoutError, StoreError
+from featviz.gradients import interventions
 from featviz.gradients.passes import PassPlan
 from featviz.images import decode
 from featviz.records import CaptureSite, Floats, Hints, Outcome, Sample, finite
@@ -532,13 +533,24 @@ def _pass_fields(plan: PassPlan, outcome: Outcome) -> dict[str, Any]:
             "grad_rule": plan.options.grad_rule,
         }
     if plan.changes:
-        content["interventions"] = [
-            {"kind": option, "what": text}
-            for option, text in plan.options.interventions
-        ]
+        content["interventions"] = _intervention_fields(plan)
     if outcome.intervened:
         content["effect"] = outcome.effect
     return content
+
+
+def _intervention_fields(plan: PassPlan) -> list[dict[str, Any]]:
+    """What the manifest says of the interventions, in the order in which they are made."""
+    rows = []
+    for option, text in plan.options.interventions:
+        change = interventions.parse(option, text)
+        fields: dict[str, Any] = {"kind": option, "what": text}
+        fields["layers"] = [
+            layer.name for layer, changes in plan.changes.items() if change in changes
+        ]
+        fields["zeroed"] = list(change.zeroed)
+        rows.append(fields)
+    return rows
 
 
 DrawnJob: TypeAlias = ImageJob[ModelInput, ImageWriter]

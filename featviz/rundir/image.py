@@ -37,7 +37,7 @@ from featviz.records import (
     Skip,
 )
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, SCHEMA_VERSION, STATS_FILE, schema
-from featviz.rundir.schema import MOST_RECORD, Capture, Count, Text
+from featviz.rundir.schema import MOST_RECORD, Capture, Channel, Count, Text
 from featviz.text import by, quoted
 
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
@@ -128,6 +128,18 @@ class TargetFields:
     grad_rule: Text
 
 
+@dataclass(frozen=True)
+class InterventionFields:
+    """A row of `interventions`."""
+
+    kind: Text
+    what: Text
+    layers: list[Text] = field(default_factory=list)
+    """Names of the layers that it changes."""
+    zeroed: list[Channel] = field(default_factory=list)
+    """The channels of these layers that it sets to zero."""
+
+
 class InputBox(NamedTuple):
     """A box in input.png, in pixels."""
 
@@ -162,8 +174,7 @@ class Manifest:
     detections: list[Detection] = field(default_factory=list)
     """In pixels of the file's image."""
     target: TargetFields | None = None
-    interventions: list[dict[Text, Text]] = field(default_factory=list)
-    """The kind of each, and what it changes."""
+    interventions: list[InterventionFields] = field(default_factory=list)
 
     @property
     def boxes(self) -> list[InputBox]:

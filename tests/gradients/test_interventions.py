@@ -270,21 +270,28 @@ def test_grad_scale_multiplies_what_flows_back() -> None:
         assert_close(tensors[layer, stem], tensor * (-0.5 if is_scaled else 1))
     assert not result.images[0].outcome.intervened
     content = manifest(FOLDER)
-    assert content["interventions"] == [{"kind": "edit", "what": "b:grad*-0.5"}]
+    (row,) = content["interventions"]
+    assert row == {
+        "kind": "edit",
+        "what": "b:grad*-0.5",
+        "layers": ["b"],
+        "zeroed": [],
+    }
     assert "effect" not in content
 
 
 @pytest.mark.medium
 def test_manifest_lists_interventions_and_their_effect() -> None:
-    """They stand in the order in which they were made; the run record has the options."""
+    """They stand in the order in which they were made, with the layers that they change
+    and the channels that they set to zero; the run record has the options."""
     ablated = ["relu:1", "a:0"]
     _, result = changed(edit="a:noise=0.1", ablate=ablated)
 
     content = manifest(FOLDER)
-    assert content["interventions"] == [
-        {"kind": "ablate", "what": "relu:1"},
-        {"kind": "ablate", "what": "a:0"},
-        {"kind": "edit", "what": "a:noise=0.1"},
+    assert [tuple(row.values()) for row in content["interventions"]] == [
+        ("ablate", "relu:1", ["relu"], [1]),
+        ("ablate", "a:0", ["a"], [0]),
+        ("edit", "a:noise=0.1", ["a"], []),
     ]
     outcome = result.images[0].outcome
     assert content["effect"]["largest_change"] == outcome.largest_change

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rundirs import Drawn, write_run
+from torch import nn
 
+import featviz
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.report.figures import arrange
@@ -365,6 +368,33 @@ def test_the_first_page_begins_with_the_dead_channels(
     )
     assert f"Dead channels (zero in every image): {verdict}" in page_of(root).text
     assert f'<a href="#findings">{verdict}' in source(root)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"ablate": "0:1"}, {"edit": "0:channel 1*0"}], ids=["ablate", "edit"]
+)
+def test_ablated_channels_are_not_dead(tmp_path: Path, changes: dict[str, str]) -> None:
+    """Neither in the layer nor in the ReLU behind it; what a later convolution leaves
+    dark is, though it has the same number."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU())
+    with torch.no_grad():
+        for convolution in (model[0], model[2]):
+            convolution.weight.fill_(1)
+            convolution.bias.copy_(torch.tensor([1, 1, 1, 1]))
+        model[2].bias.copy_(torch.tensor([1, -9, -9, 1]))  # type: ignore[operator]
+    ramp = np.tile(np.linspace(0, 1, 8, dtype=np.float32), (8, 1))
+    images = [ramp, ramp.T]
+
+    featviz.run(model, images, "Conv2d,ReLU", tmp_path / "out", **changes)
+    build_report(tmp_path / "out", ReportOptions())
+
+    assert_says(
+        page_of(tmp_path / "out").text,
+        "Dead channels (zero in every image): 2 in 1 layer",
+        "0 1 channel ablated in every image: 1 1 1 channel ablated in every image: 1"
+        " 3 2 channels all zero (dead) in every image: 1–2",
+    )
+    assert_says(page_of(tmp_path / "out", "layer-001.html").text, "1 ablated")
 
 
 def test_one_image_proves_no_channel_dead(tmp_path: Path) -> None:
