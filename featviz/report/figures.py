@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from featviz.records import RECTIFIERS, CaptureKey
-from featviz.report.descriptions import percent, tile_count
+from featviz.report.descriptions import tile_count
 from featviz.report.links import PictureView
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, same_content
@@ -109,6 +109,16 @@ class Group:
             yield tuple(figures)
 
     @property
+    def kind(self) -> str:
+        """`output`, `grad`: what was captured."""
+        return self.figures[0].row.kind
+
+    @property
+    def name(self) -> str:
+        """`relu`, and `relu.call1` for its second call."""
+        return self.layer + self.stem.removeprefix(self.kind)
+
+    @property
     def call(self) -> int:
         """Which call of the layer gave the tensor."""
         return self.figures[0].row.call
@@ -123,16 +133,6 @@ class Group:
         """Whether all figures show the same channels in the same order."""
         drawn = self.figures[0].row.drawn
         return all(figure.row.drawn == drawn for figure in self.figures)
-
-
-class LayerNumbers(NamedTuple):
-    """A layer in the table of all layers."""
-
-    maps: str
-    """`64`, or `64 + 128` of several tensors."""
-    zeros: str
-    """Mean over the images."""
-    nonfinite: int
 
 
 class MissingLayer(NamedTuple):
@@ -170,19 +170,6 @@ class ReportPage:
             if same_content(files[0], files[1]):
                 del views[True]
         return views
-
-    @property
-    def numbers(self) -> LayerNumbers:
-        """The numbers of a layer's page."""
-        maps = dict.fromkeys(str(group.figures[0].row.maps) for group in self.groups)
-        rows: list[Capture] = []
-        for group in self.groups:
-            rows.extend(figure.row for figure in group.of_this_run)
-        # each has at least one row: a layer that no image has is on no page
-        zeros = sum(row.zero_fraction for row in rows) / len(rows)
-        return LayerNumbers(
-            " + ".join(maps), percent(zeros), sum(row.nonfinite for row in rows)
-        )
 
 
 class ReportPages(NamedTuple):

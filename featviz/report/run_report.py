@@ -63,21 +63,19 @@ _COMPARISON_GRIDS = "grids-comparison.js"
 
 
 class LayerFinding(NamedTuple):
-    """What was found of a tensor's channels in all images. A layer of two tensors may
-    have the same finding twice."""
+    """What was found of a tensor's channels in all images."""
 
-    layer: ReportPage
+    group: Group
     name: str
     channels: Sequence[int]
     is_dead: bool
 
 
-class LayerTableRow(NamedTuple):
-    """A layer in the table of all layers."""
+class TensorRow(NamedTuple):
+    """A tensor in the table of all layers."""
 
-    layer: ReportPage
-    all_zero: int
-    """How many channels are zero in every image."""
+    group: Group
+    totals: ChannelTotals
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,8 @@ class RunPage:
     strip_keys: Sequence[ColorKey]
     dead: str
     findings: Sequence[LayerFinding]
-    layer_rows: Sequence[LayerTableRow]
+    rows: Sequence[TensorRow]
+    """Of all layers, in the order in which they ran."""
     missing_layers: Mapping[MissingLayer, int]
     """With the number of images that lack them."""
     comparison: RunComparison | None
@@ -324,6 +323,7 @@ class RunReport:
             totals = [self._totals_of(group) for group in first.groups]
             stages = network(first, self._first_stats, totals)
         # an audit has seen more images than most runs, and its count comes first
+        groups = _in_order(self.pages)
         audit = self.companions.audit
         dead = None if audit is None else audit.dead_summary
         page = RunPage(
@@ -333,8 +333,8 @@ class RunReport:
             stages=stages,
             strip_keys=_strip_keys(stages, site),
             dead=dead or dead_summary(layers, self._totals_of),
-            findings=self._findings(),
-            layer_rows=[self._layer_row(layer) for layer in layers],
+            findings=self._findings(groups),
+            rows=[TensorRow(group, self._totals_of(group)) for group in groups],
             missing_layers=_missing_layers(images),
             comparison=self.comparison,
             audit=audit,
@@ -342,22 +342,15 @@ class RunReport:
         )
         return render("run", site, page)
 
-    def _findings(self) -> list[LayerFinding]:
-        """The findings of all tensors of all layers, in the model's order."""
+    def _findings(self, groups: Iterable[Group]) -> list[LayerFinding]:
+        """The findings of these tensors, in their order."""
         findings = []
-        for layer in self.pages.layers:
-            for group in layer.groups:
-                totals = self._totals_of(group)
-                for name, channels in totals.findings.items():
-                    is_dead = name == "all zero" and totals.is_activation
-                    findings.append(LayerFinding(layer, name, channels, is_dead))
+        for group in groups:
+            totals = self._totals_of(group)
+            for name, channels in totals.findings.items():
+                is_dead = name == "all zero" and totals.is_activation
+                findings.append(LayerFinding(group, name, channels, is_dead))
         return findings
-
-    def _layer_row(self, layer: ReportPage) -> LayerTableRow:
-        totals = [self._totals_of(group) for group in layer.groups]
-        return LayerTableRow(
-            layer, sum(int(tensor.all_zero.sum()) for tensor in totals)
-        )
 
     # The page of the comparison with another run
 
@@ -460,6 +453,19 @@ def _document(
     """The document of an image or a layer, which loads the grids of its figures."""
     scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
     return render_document(site, Document(article, page.name, list(scripts)))
+
+
+def _in_order(pages: ReportPages) -> list[Group]:
+    """The tensors of all layers with their figures of all images, in the order in which
+    they ran, that of the first image that has them."""
+    groups = {}
+    for page in pages.layers:
+        for group in page.groups:
+            groups[page.id, group.stem] = group
+    order: dict[tuple[str, str], None] = {}
+    for image in pages.images:
+        order.update(dict.fromkeys((group.page, group.stem) for group in image.groups))
+    return [groups[key] for key in order]
 
 
 def _neighbours(page: ReportPage, pages: Sequence[ReportPage]) -> Neighbours:

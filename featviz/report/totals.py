@@ -87,9 +87,14 @@ class ChannelTotals:
         )
 
     @property
+    def _is_zeroed(self) -> np.ndarray:
+        """[channels]: set to zero by interventions."""
+        return np.isin(np.arange(len(self.table)), [*self._zeroed])
+
+    @property
     def all_zero(self) -> np.ndarray:
-        """[channels]: all zero in every image that has it."""
-        return np.asarray(self.table[:, ALL_ZERO] == 1)
+        """[channels]: all zero in every image that has it, and not set to zero."""
+        return np.asarray((self.table[:, ALL_ZERO] == 1) & ~self._is_zeroed)
 
     @property
     def findings(self) -> ChannelFindings:
@@ -98,13 +103,12 @@ class ChannelTotals:
         table = self.table.T
         # NaN, of a channel without a finite value, equals nothing
         has_one_value = (table[LOW] == table[HIGH]) & (table[NONFINITE] == 0)
-        # behind an ablated channel a batch normalisation is constant, and a ReLU zero
-        is_zeroed = np.isin(np.arange(len(self.table)), [*self._zeroed])
-        is_judged = self.is_judged & ~is_zeroed
+        is_other = ~self.all_zero & ~self._is_zeroed
         masks = {
-            "all zero": self.all_zero & is_judged,
-            "ablated": has_one_value & is_zeroed,
-            "constant": has_one_value & ~self.all_zero & is_judged,
+            "all zero": self.all_zero & self.is_judged,
+            # behind an ablated channel a batch normalisation has another constant
+            "ablated": has_one_value & self._is_zeroed,
+            "constant": has_one_value & is_other & self.is_judged,
             "NaN or infinite": table[NONFINITE] > 0,
         }
         findings = {}
@@ -121,6 +125,11 @@ class ChannelTotals:
         if not np.isfinite(low).any() or not np.isfinite(high).any():
             return np.nan, np.nan
         return float(low[np.isfinite(low)].min()), float(high[np.isfinite(high)].max())
+
+    @property
+    def nonfinite(self) -> int:
+        """Values of all images and channels that are NaN or infinite."""
+        return int(self.table[:, NONFINITE].sum())
 
     @property
     def zero_share(self) -> float:

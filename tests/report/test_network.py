@@ -391,8 +391,9 @@ def test_ablated_channels_are_not_dead(tmp_path: Path, changes: dict[str, str]) 
     assert_says(
         page_of(tmp_path / "out").text,
         "Dead channels (zero in every image): 2 in 1 layer",
-        "0 1 channel ablated in every image: 1 1 1 channel ablated in every image: 1"
-        " 3 2 channels all zero (dead) in every image: 1–2",
+        "0 Conv2d 1 channel ablated in every image: 1"
+        " 1 ReLU 1 channel ablated in every image: 1"
+        " 3 ReLU 2 channels all zero (dead) in every image: 1–2",
     )
     assert_says(page_of(tmp_path / "out", "layer-001.html").text, "1 ablated")
 

@@ -157,9 +157,47 @@ def test_dark_in_every_image(gallery: Path) -> None:
         "2 channels all zero in every one of 3 images: 1, 5",
         "3 channels all zero in the one image: 1, 3, 5",
     )
-    table = source(gallery).split('id="layers-table"')[1]
-    row = table.split("<code>relu</code>")[1].split("</tr>")[0]
-    assert re.findall(r'class="n">([^<]*)<', row) == ["6", "45.8\u00a0%", "5", "0"]
+    rows = table_rows(gallery)
+    # shares of zeros of six channels: 3 in one image and 2.5 in two; 3 in one image
+    assert rows["relu"] == ["6", "44.4\u00a0%", "2", "0"]
+    assert rows["relu.call1"] == ["6", "50.0\u00a0%", "3", "0"]
+
+
+def table_rows(root: Path) -> dict[str, list[str]]:
+    """The numbers of each row in the table of layers, by what the row is called."""
+    table = source(root).split('id="layers-table"')[1].split("</table>")[0]
+    rows = {}
+    for text in table.split("<tr ")[1:]:
+        name = re.search("<code>(.*?)</code></a> <small>(.*?)</small>", text)
+        assert name is not None
+        numbers = re.findall(r'class="n">([^<]*)<', text)
+        rows[" ".join(name.groups()).strip().replace("<wbr>", "")] = numbers
+    return rows
+
+
+def test_tensors_stand_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
+    """In the table and among the findings, not in the model's order, each call of a
+    layer by itself, and gradients behind the outputs."""
+    dark = np.zeros((6, 6), np.float32)
+    dark[:, 4] = 1
+    drawn = [
+        Drawn("conv", index=1, maps=5),
+        Drawn("act", index=3, stats=dark),
+        Drawn("down", index=2, stats=dark),
+        Drawn("act", index=3, call=1, stats=dark),
+        Drawn("act", index=3, call=1, kind="grad"),
+        Drawn("act", index=3, kind="grad"),
+    ]
+    root = built(tmp_path / "out", {"a.png": drawn, "b.png": drawn})
+
+    names = ["conv", "act", "down", "act.call1", "act.call1 grad", "act grad"]
+    assert list(table_rows(root)) == names
+    findings = source(root).split('class="findings">')[1].split("</ul>")[0]
+    assert re.findall("<code>(.*?)</code>", findings) == [
+        "act",
+        "down",
+        "act.<wbr>call1",
+    ]
 
 
 RANDOM = np.random.default_rng(0).random((6, 6), dtype=np.float32)
