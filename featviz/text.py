@@ -107,21 +107,26 @@ def gaps(
     never_ran: Collection[str],
     others: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
-    """What a message says of layers that have no result, a line for each reason, with
-    the first three of them.
+    """What a message says of layers that have no result, a line for each kind, with the
+    first three layers of a reason, which is said once.
 
     Args:
         skipped: reasons, by the label of the layer.
         never_ran: labels.
         others: texts that begin with a label, by what is said of them.
     """
-    reasons = [f"{label} ({reason})" for label, reason in skipped.items()]
-    layers = {"never ran": never_ran, "skipped": reasons, **(others or {})}
-    return [
-        f"{title}: {listed([*map(layer_named, texts)], 3)}"
-        for title, texts in layers.items()
-        if texts
-    ]
+    labels: dict[str, list[str]] = {}
+    for label, reason in skipped.items():
+        labels.setdefault(reason, []).append(layer_named(label))
+    reasons = [f"{listed(names, 3)} ({reason})" for reason, names in labels.items()]
+    beyond = sum(map(len, [*labels.values()][3:]))
+    lines = {
+        "never ran": listed([*map(layer_named, never_ran)], 3),
+        "skipped": listed(reasons, 3, remaining=beyond),
+    }
+    for title, texts in (others or {}).items():
+        lines[title] = listed([*map(layer_named, texts)], 3)
+    return [f"{title}: {line}" for title, line in lines.items() if line]
 
 
 def cut(text: str, limit: int, mark: str = "…") -> str:

@@ -67,7 +67,7 @@ from featviz.run.prepare import (
 from featviz.run.run import stop_requests
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
-from featviz.text import layer_named, listed, percent, printable, quoted, safe_name
+from featviz.text import gaps, layer_named, percent, printable, quoted, safe_name
 
 
 @dataclass(frozen=True)
@@ -468,20 +468,21 @@ def _shown_to_model(
         evidence.reverse()  # gradients come from the last layer to the first
     if evidence:
         return _Explanation(evidence, outcome, recorder.skipped)
-    reasons = []
-    for skip in recorder.skipped:
-        reasons.append(f"layer {quoted(skip.layer)} ({skip.type}) {skip.reason}")
-    for layer in recorder.never_ran:
-        reasons.append(f"layer {quoted(layer.label)} did not run")
+    # of several calls of a layer, and of its output and gradient, the last reason
+    skipped = {quoted(skip.label): skip.reason for skip in recorder.skipped}
+    never_ran = [quoted(layer.label) for layer in recorder.never_ran]
     hint = "--layers names another one; `featviz layers MODEL` lists all"
+    if method in ATTENTION_MAPS:
+        hint = "--method gradcam needs no attention"
+    elif channels is not None:
+        hint = "take other --channels, or other --layers"
     # torchvision's heads of transformers begin with zeros
-    if prepared.model.source.get("weights") == "none":
+    elif prepared.model.source.get("weights") == "none":
         hint = "load trained weights: random ones may let no gradient through"
     elif prepared.options.layers is not None:  # the user has named some
         hint = "leave --layers out for the last layer that has a map"
-    raise UsageError(
-        f"there is no class activation map: {listed(reasons, 3, '; ')}", hint
-    )
+    reasons = "; ".join(gaps(skipped, never_ran))
+    raise UsageError(f"there is no class activation map; {reasons}", hint)
 
 
 def _chosen(text: str, output: Maps, border: int) -> list[int]:

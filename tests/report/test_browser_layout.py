@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from rundirs import Drawn
 
+from featviz.audit.chart import ZeroShares, apoz_chart
+from featviz.options.commands import ReportOptions
+from featviz.report import build_report
+
 from .browsing import Page
-from .markup import built
+from .markup import built, write_audit
 
 pytestmark = pytest.mark.slow
 PHONE = 390
@@ -107,3 +113,59 @@ def test_the_maps_of_a_channel_keep_their_shape_on_a_phone(page: Page) -> None:
     assert over["width"] / over["height"] == seen["width"] / seen["height"]
     assert over["y"] > seen["y"]
     assert page.js("return document.documentElement.scrollWidth") <= PHONE
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a layer of tall maps, one of a sequence, and one of wide ones."""
+    drawn = [
+        Drawn("tall", 40, 0, nrow=20, tile=(128, 8), scale=1),
+        Drawn("sequence", 8, 1, nrow=8, tile=(900, 1), scale=1),
+        Drawn("wide", 8, 2, nrow=2, tile=(4, 128), scale=1),
+    ]
+    images = dict.fromkeys(["a.png", "b.png"], drawn)
+    return built(tmp_path_factory.mktemp("narrow") / "out", images)
+
+
+@pytest.mark.parametrize("width", [1200, PHONE])
+@pytest.mark.parametrize("layer", range(3))
+def test_tall_maps_do_not_make_tall_pages(
+    browser: Any, narrow: Path, layer: int, width: int
+) -> None:
+    """A map is no higher than a third of a screen, wide enough for its number, and all
+    fit into the page."""
+    page = Page(browser, narrow)
+    page.emulate(width)
+    page.open(f"layer-{layer:03d}.html")
+    for view in views(page):
+        height, breadth = view["tile"]
+        assert height <= 320
+        assert breadth >= 20
+        assert view["caption"] > 0
+        assert view["size"][0] <= view["room"]
+    page.emulate_nothing()
+
+
+def test_the_chart_of_an_audit_is_dark_in_the_dark(
+    browser: Any, tmp_path: Path
+) -> None:
+    """Its ground is that of the page, its letters are bright, and its bars keep their
+    hues."""
+    audit = write_audit(tmp_path / "audit")
+    chart = apoz_chart([ZeroShares("relu", 1.0, 0.5)], "Zeros")
+    Image.fromarray(chart).save(audit / "apoz.png")
+    build_report(audit, ReportOptions())
+    page = Page(browser, audit)
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    picture = page.open("index.html").one(".abreast img")
+    pixels = np.asarray(page.screenshot(picture)).astype(int)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+    assert abs(pixels[0, 0] - [0x12, 0x16, 0x1B]).max() <= 1
+    assert pixels[:30].min(2).max() > 200
+    red = pixels[..., 0]
+    blue = pixels[..., 2]
+    assert (red > blue + 60).sum() > 100
+    assert (blue > red + 40).sum() > 1000
