@@ -71,7 +71,7 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     """
     if isinstance(error, UsageError):
         # before what the error itself takes for it: `mix` of `edges, mix` is no image
-        joined = _joined_words(error.message, arguments)
+        joined = _joined_words(error.message, arguments) or _run_to_report(arguments)
         if joined is not None:
             return joined
     if not error.add and error.replace is None:
@@ -168,6 +168,8 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
         hint = _option_hint(error.option_name, ctx.command, arguments)
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
+    elif message.startswith("Got unexpected extra argument"):
+        hint = _run_to_report(arguments)
     # the short help of a long command leaves options out: all are in the long one
     if hint is None:
         option = "--help"
@@ -175,6 +177,17 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
             option = "--help-all"
         hint = f"{ctx.command_path} {option} lists all options"
     return Advice(message, hint)
+
+
+def _run_to_report(arguments: Sequence[str]) -> str | None:
+    """The run to make where `report` was given a model and an image; else None."""
+    if list(arguments[:1]) != ["report"] or len(arguments) < 3:
+        return None
+    model, image = arguments[1:3]
+    if Path(model).is_dir() or not looks_like_image(image):
+        return None
+    corrected = ["run", *arguments[1:], "--report"]
+    return _with_command("a report is made of a run", corrected)
 
 
 def _option_hint(

@@ -48,6 +48,7 @@ from featviz.rundir.studies import (
     read_steps,
 )
 from featviz.rundir.write import write_record
+from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,8 @@ def _compared(run: ReadRun, base: ReadRun) -> RunComparison:
     try:
         result = compare_runs(base, run)
     except CompareError as error:
+        other = quoted(str(base.location))
+        log.warning("not compared with %s: %s", other, error.message)
         return RunComparison(base, reason=error.message)
     layers, pictures = maps.draw(result.layers, base, run)
     return RunComparison(base, replace(result, layers=layers), pictures)

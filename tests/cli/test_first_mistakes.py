@@ -137,6 +137,16 @@ COMMANDS = [
         " 'class:tabby cat'",
     ),
     (
+        "report resnet18 p.png",
+        "Directory 'resnet18' does not exist.",
+        "a report is made of a run: featviz run resnet18 p.png --report",
+    ),
+    (
+        "report seven.pth p.png --open",
+        "Got unexpected extra argument (p.png)",
+        "a report is made of a run: featviz run seven.pth p.png --open --report",
+    ),
+    (
         "report exemplars",
         "exemplars is no run directory: it has no run.json",
         "exemplars stand beside a run: featviz report RUN --exemplars exemplars",

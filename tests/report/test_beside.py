@@ -125,12 +125,14 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Run, base: Path) ->
 
 @pytest.mark.medium
 def test_runs_that_cannot_be_compared_say_why(featviz: Run, base: Path) -> None:
-    """The pictures stand beside one another all the same."""
+    """On the page and on stderr. The pictures stand beside one another all the same."""
     options = {"layers": None, "normalize": "layer", "cmap": "grey", "nrow": None}
     root = write_changed(base, options=options)
-    assert featviz("report", root, "--compare", base).code == 0
-    reason = "Not compared these runs cannot be compared: the scale mode is"
-    assert reason in page_of(root).text
+    outcome = featviz("report", root, "--compare", base)
+    assert outcome.code == 0
+    reason = "these runs cannot be compared: the scale mode is"
+    assert f"Not compared {reason}" in page_of(root).text
+    assert f"warning: not compared with {base}: {reason}" in outcome.err
 
 
 @pytest.fixture
