@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -354,11 +355,13 @@ class _Collector:
             stages: the layers of which maps are kept.
         """
         self.hints = hints
-        self.layers: dict[str, ShownLayer] = {}
-        """By name, in the order in which they ran."""
+        self.layers: list[ShownLayer] = []
+        """In the order in which they ran; `rows` are shown of them."""
         self.output_shapes: list[str] = []
         self.output_picture: Tile | None = None
         self._stages = {layer.name for layer in stages}
+        self._positions: dict[str, int] = {}
+        """Of the latest row of each layer in `layers`."""
         self._draw_options = draw_options
         self._options = options
 
@@ -372,9 +375,11 @@ class _Collector:
                 input_size = self.hints.input_shape[-2:]
                 self.output_picture = _output_picture(site.key, tensor, input_size)
             self.output_shapes.append(by(tensor.shape))
-        before = self.layers.get(name)
         if name not in self._stages:
             return
+        before = None
+        if name in self._positions:
+            before = self.layers[self._positions[name]]
         if before is not None and not before.strip and site.call == before.call:
             return
         hints = self.hints.of_tensor(site, tensor)
@@ -383,14 +388,35 @@ class _Collector:
             halves = magnitude_and_phase(site, tensor, hints, DrawOptions())
             site, tensor, hints = next(halves)
         picture = draw(self._draw_options, site, tensor, hints, inner=True)[""]
+        if before is not None and picture.strip:
+            return
+        row = _most_telling(site, tensor, picture, self._options)
+        size = picture.plan.map_size
+        size_before = size
+        if before is not None and not before.strip:
+            size_before = before.tiles[0].shape[:2]
+        # A module that ends several stages, as the one ReLU of a network may, has a row
+        # for each of them.
+        ends_stages = self._options.layers is None and size != size_before
+        if before is None or ends_stages:
+            self._positions[name] = len(self.layers)
+            self.layers.append(row)
         # The activation that a block runs twice gives the block's output at the end; a
         # head runs on one level after the other, of which the first is the largest.
-        if before is not None:
-            size = before.tiles[0].shape[:2]
-            is_smaller = not before.strip and picture.plan.map_size < size
-            if picture.strip or is_smaller:
-                return
-        self.layers[name] = _most_telling(site, tensor, picture, self._options)
+        elif size >= size_before:
+            self.layers[self._positions[name]] = row
+
+    @property
+    def rows(self) -> list[ShownLayer]:
+        """The first row of each layer, and those of its later calls that end a stage:
+        the row below has maps of another size."""
+        rows: list[ShownLayer] = []
+        for row, below in zip_longest(self.layers, self.layers[1:]):
+            is_first = all(row.layer != earlier.layer for earlier in rows)
+            size = row.tiles[0].shape
+            if is_first or below is None or below.tiles[0].shape != size:
+                rows.append(row)
+        return rows
 
 
 def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer, ...]:
@@ -403,7 +429,7 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
         raise FeatvizError(f"no picture was drawn; {reason}", NOTHING_DRAWN)
     layers = []
     # how often a layer ran is known only now, when the pass has ended
-    for layer in collector.layers.values():
+    for layer in collector.rows:
         if layer.nonfinite:
             message = "%s holds %d NaN or infinite values, shown in magenta"
             log.warning(

@@ -379,6 +379,37 @@ def test_of_a_shared_activation_the_last_call_is_shown(
     assert f"{'one' if call else 'first'} of 2 calls" in page_row(row).lines
 
 
+def test_an_activation_that_ends_every_stage_has_a_row_for_each(see: See) -> None:
+    """The one ReLU of a network shows its last call at each resolution, up to the
+    deepest, where no layers are named."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.relu(self.relu(self.conv(x)) + 1)
+        x = self.relu(self.deeper(self.pool(x)))
+        x = self.relu(self.deepest(self.pool(x)))
+        return self.last(self.relu(self.pool(x)))
+
+    net = Net(
+        forward,
+        conv=nn.Conv2d(1, 2, 3, padding=1),
+        deeper=nn.Conv2d(2, 3, 3, padding=1),
+        deepest=nn.Conv2d(3, 4, 3, padding=1),
+        last=nn.Conv2d(4, 5, 1),
+        relu=nn.ReLU(),
+        pool=nn.MaxPool2d(2),
+    )
+    result = see(net, noise(1, 16, 16), layers=None)
+    rows = [(page_row(row).name, row.shape) for row in result.layers]
+    assert rows == [
+        ("conv", (1, 2, 16, 16)),
+        ("relu.call1", (1, 2, 16, 16)),
+        ("relu.call2", (1, 3, 8, 8)),
+        ("relu.call3", (1, 4, 4, 4)),
+        ("last", (1, 5, 2, 2)),  # which ends its stage, not the ReLU before it
+    ]
+    assert result.layers[1].ranges[0][0] >= 1
+
+
 @pytest.mark.medium
 def test_nan_is_magenta_and_warned_of(
     see: See, messages: pytest.LogCaptureFixture
