@@ -281,7 +281,10 @@ class SheetOptions(Struct, frozen=True):
         Channels | None,
         option(LAYERS, first=True, default_text="all, of more than 24 top:24"),
     ] = None
-    tensor: Annotated[str, option(LAYERS, "FILE")] = "output"
+    tensor: Annotated[
+        str | None,
+        option(LAYERS, "FILE", default_text="output of every call"),
+    ] = None
     reduce: Annotated[Literal["pca"] | None, option(DRAWING, first=True)] = None
     similar_to: Annotated[str | None, option(DRAWING, "IMAGE@X,Y", first=True)] = None
     title: Annotated[str, option(DRAWING, "TEXT")] = ""

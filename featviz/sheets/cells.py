@@ -3,7 +3,8 @@ which are cut from the runs' grids."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -49,6 +50,7 @@ class SheetLayer(NamedTuple):
     """A tensor of a layer, and the channels of it that a sheet shows."""
 
     label: str
+    """`relu`, or `relu.call1` for its second call."""
     channels: Sequence[int]
     """The same for all images; ALL alone for the one tile of all channels."""
 
@@ -59,7 +61,7 @@ class CellKey(NamedTuple):
     run: int
     """Its number among the runs of the sheet."""
     layer: str
-    """The label of the layer, as in `SheetLayer`."""
+    """The label of the tensor, as in `SheetLayer`."""
     image: str
     """Its name in the run."""
 
@@ -168,7 +170,7 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
         names |= dict.fromkeys(run.run.images)
     images = _chosen_images(list(names), options.images)
     captures = _captures(runs, images, options.tensor)
-    labels = _chosen_layers([row for _, row in captures.values()], options.layers)
+    labels = _chosen_layers(captures, options.layers)
     is_of_places = options.reduce is not None or options.similar_to is not None
     layers = []
     cells = _Cells()
@@ -234,14 +236,14 @@ def _place_tiles(
 
 
 def _captures(
-    runs: Sequence[SheetRun], images: Sequence[str], tensor: str
+    runs: Sequence[SheetRun], images: Sequence[str], tensor: str | None
 ) -> dict[CellKey, ImageCapture]:
     """The tensors of a name, of all layers and images.
 
     Args:
         images: names; a run that has not all of them leaves cells white.
         tensor: the stem of a capture's file, as --tensor takes it: `output`,
-            `output.call1`.
+            `output.call1`. None for the outputs of all calls.
 
     Raises:
         UsageError: no image of any run has such a tensor.
@@ -254,12 +256,16 @@ def _captures(
             if image is None:
                 continue
             for row in image.captures.values():
-                stems.add(row.capture_key.stem)
-                if row.capture_key.stem == tensor:
-                    key = CellKey(number, row.label, name)
+                address = row.capture_key
+                stems.add(address.stem)
+                is_taken = address.stem == tensor
+                if tensor is None:
+                    is_taken = address.kind == "output" and not address.key
+                if is_taken:
+                    key = CellKey(number, row.label + address.suffix, name)
                     captures[key] = ImageCapture(image, row)
     if not captures:
-        message = f"the runs have no {quoted(tensor)!r}"
+        message = f"the runs have no {quoted(tensor or 'output')!r}"
         there = listed(sorted(stems), _NAMED)
         raise UsageError(message, f"they have {there}; see --tensor")
     return captures
@@ -296,8 +302,11 @@ def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return list(chosen)
 
 
-def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
-    """The labels of the layers that `--layers` selects, in the order of the model.
+def _chosen_layers(
+    captures: Mapping[CellKey, ImageCapture], text: str | None
+) -> list[str]:
+    """The labels of the layers that `--layers` selects, in the order of the model; of
+    one with several calls a label for each.
 
     Args:
         text: selectors; None is enough where the runs have a single layer.
@@ -307,23 +316,29 @@ def _chosen_layers(rows: Iterable[Capture], text: str | None) -> list[str]:
     """
     # a manifest names the class of a layer, not its ancestors
     by_label = {}
-    for row in rows:
+    # by the label of the layer, as ordered sets
+    labels_of_calls: dict[str, dict[str, None]] = defaultdict(dict)
+    for key, (_, row) in captures.items():
         layer = Layer(row.index, row.layer, row.type, classes=(row.type,))
         by_label[row.label] = layer
+        labels_of_calls[row.label][key.layer] = None
     layers = sorted(by_label.values(), key=lambda layer: layer.index)
     names = listed([quoted(layer.label) for layer in layers], _NAMED)
-    if text is None:
-        if len(layers) > 1:
-            message = f"the runs have {len(layers)} layers"
-            raise UsageError(message, f"--layers takes some of {names}")
-        return list(by_label)
-    parsed = selectors.parse(text)
-    selected = selectors.select(layers, parsed)
-    if not selected:
-        message = f"the runs have no layer {quoted(text)!r}"
-        raise UsageError(message, f"they have {names}")
-    selectors.warn_of_unmatched(layers, parsed, "layer of the runs")
-    return [layer.label for layer in selected]
+    selected = layers
+    if text is None and len(layers) > 1:
+        message = f"the runs have {len(layers)} layers"
+        raise UsageError(message, f"--layers takes some of {names}")
+    if text is not None:
+        parsed = selectors.parse(text)
+        selected = selectors.select(layers, parsed)
+        if not selected:
+            message = f"the runs have no layer {quoted(text)!r}"
+            raise UsageError(message, f"they have {names}")
+        selectors.warn_of_unmatched(layers, parsed, "layer of the runs")
+    labels: list[str] = []
+    for layer in selected:
+        labels += labels_of_calls[layer.label]
+    return labels
 
 
 def _chosen_channels(

@@ -56,7 +56,8 @@ class Sheet:
     """Its file; None where none was asked for."""
     images: list[str]
     channels: Mapping[str, list[int]]
-    """The channels of each layer, by its name; none where all are one tile."""
+    """The channels of each layer, or call of it, by its name; none where all are one
+    tile."""
     frames: int
     left_out: Mapping[str, str]
     """Images that are not on it, and why."""

@@ -205,6 +205,17 @@ def test_a_channel_that_one_image_lacks_leaves_its_place_white() -> None:
     assert (sheet.pixels[y : y + 64, of_b.x : of_b.x + 80] == 255).all()
 
 
+def test_every_call_of_a_layer_has_rows_of_its_own() -> None:
+    """The calls of a layer stand below each other, by the names that tables give
+    them."""
+    second = Drawn("relu", call=1, shade=70, **LARGE)
+    sheet = sheet_of(run_of(A, second), channels="2,4")
+    assert sheet.channels == {"relu": [2, 4], "relu.call1": [2, 4]}
+    above = corner_of(sheet, cut(A, 4))
+    below = corner_of(sheet, cut(second, 4))
+    assert (below.x, below.y > above.y) == (above.x, True)
+
+
 def test_another_tensor_of_the_layer() -> None:
     """--tensor takes the second call; a wrong one names those that there are."""
     second = Drawn("relu", call=1, shade=90, **LARGE)
