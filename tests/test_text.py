@@ -33,6 +33,15 @@ def test_ranges_beyond_a_limit_are_counted_by_their_numbers(
     assert text.ranges([0, 1, 2, 5, 7, 8, 9, 12], limit) == written
 
 
+def test_gaps_say_a_reason_once() -> None:
+    """With its first three layers; what is left out counts layers, not reasons."""
+    skipped = dict.fromkeys("abcde", "is None") | dict.fromkeys("xyz", "")
+    skipped |= {str(number): f"reason {number % 2}" for number in range(5)}
+    (line,) = text.gaps(skipped, [])
+    assert line.startswith("skipped: a, b, c and 2 more (is None), x, y, z ()")
+    assert line.endswith(", layer 0, layer 2, layer 4 (reason 0) and 2 more")
+
+
 @pytest.mark.parametrize(
     "wrong", ["", "a", "3-1", "1,,2", "-1", "1-", "0-1000000", "٣", "1 2"]
 )

@@ -154,8 +154,8 @@ def test_tokens_stand_on_their_grid(reads_all: bool, layer: str) -> None:
     assert torch.allclose(layer_map.tensor, expected, atol=1e-6)
 
 
-LINEAR = r"4 \(Linear\) has no places of the image: its output has the layout vector"
-POOLED = "2 .* has no places of the image: its output has one value for each channel"
+LINEAR = r"4 \(has no places of the image: its output has the layout vector"
+POOLED = r"2 \(has no places of the image: its output has one value for each channel"
 
 
 @pytest.mark.parametrize(("layer", "message"), [("4", LINEAR), ("2", POOLED)])
@@ -185,7 +185,7 @@ def half_cut_off() -> nn.Module:
 )
 def test_a_layer_without_a_gradient_is_refused(layer: str, message: str) -> None:
     """Its output is cut off, or the target does not depend on it at any place."""
-    with pytest.raises(FeatvizError, match=rf"layer {layer} \(Conv2d\) {message}"):
+    with pytest.raises(FeatvizError, match=rf"skipped: {layer} \({message}"):
         maps_of(half_cut_off(), "class:1", layers=layer)
 
 

@@ -253,6 +253,17 @@ def test_what_has_no_weights_is_refused_in_a_line(
         fv.cam(nn.Sequential(layer), image, None, "rollout", "0", preset="none")
 
 
+def test_a_reason_is_said_once() -> None:
+    """Of a ReLU that runs twice, and of two layers; the hint is a method that fits."""
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), relu, nn.Conv2d(4, 4, 3), relu)
+    with pytest.raises(UsageError) as caught:
+        fv.cam(model, torch.rand(3, 8, 8), None, "rollout", "Conv2d,1", preset="none")
+    assert caught.value.message.count("has no attention weights") == 1
+    assert "skipped: layer 0, layer 1, layer 2 (has no" in caught.value.message
+    assert caught.value.hint == "--method gradcam needs no attention"
+
+
 def test_attention_has_no_target() -> None:
     """It does not depend on one."""
     message = "target does nothing without gradients"

@@ -270,11 +270,11 @@ def test_a_broken_image_among_others_is_a_failure_of_the_result(broken: Path) ->
     assert "data:image/png" in html
 
 
-NO_PLACES = "layer 9 (Flatten) has no places of the image: its output has the layout"
+NO_PLACES = "layer 9 (has no places of the image: its output has the layout"
 BAD = [
     (("--target", "class:10"), 2, "target 'class:10': there are 10 classes, 0 to 9"),
     (("--method", "gradcan"), 2, "rollout, attention\nhint: did you mean gradcam?"),
-    (("--layers", "9"), 1, f"{NO_PLACES} vector [N, F]"),
+    (("--layers", "9"), 1, f"{NO_PLACES} vector [N, F])"),
     (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),
     (("--out", "notes"), 2, "--out notes is no folder"),
     (
