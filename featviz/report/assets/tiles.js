@@ -19,6 +19,7 @@ const CAPTION = 15; // pixels of the line below a tile that has the number of it
 const READABLE = 20; // pixels of a tile's width from which on there is room for it
 const SMALL_TILE = 80; // to which larger tiles shrink, so that more of them stand in a row
 const LARGE_TILE = 160; // to which smaller tiles grow where there is room
+const TALLEST = 320; // of a tile that is more than twice as high as wide, where nobody has set a size
 const FEWEST = 4; // channels in a row, if there is room
 const WIDER = 1.5; // how many times more stand in a row than in the picture, which is about square
 const STATS = ["min", "max", "mean", "std", "zeros", "nonfinite"];
@@ -115,11 +116,18 @@ class Grid {
   channelsPerRow(room, pixels = 0, isFolded = false) {
     const { tile: [height, width], nrow, slices } = this;
     const longer = Math.max(height, width);
-    const fitting = (side) => Math.floor((room - GAP) / ((side * width) / longer + GAP) / slices);
+    const least = this.narrowest(pixels);
+    const fitting = (side) => Math.floor((room - GAP) / (Math.max(least, (side * width) / longer) + GAP) / slices);
     if (pixels) return Math.max(1, fitting(pixels));
     const most = fitting(isFolded ? SMALL_TILE : Math.min(longer, SMALL_TILE));
     const wanted = Math.max(FEWEST, fitting(LARGE_TILE) + 1, Math.round((WIDER * nrow) / slices));
     return clamp(wanted, 1, Math.max(1, most));
+  }
+
+  /** Pixels to which a side of a tile shrinks at most: as many as its number takes, but for stripes, which
+      have no padding, and where the user has set the size. */
+  narrowest(pixels) {
+    return pixels || !this.padding ? 2 : READABLE;
   }
 
   /** A layout of tiles with so many channels in a row: of tiles that fill `room`, or whose longer side
@@ -127,10 +135,11 @@ class Grid {
   laidOut(room, columns, pixels = 0) {
     const padding = GAP;
     const longer = Math.max(...this.tile);
+    const most = this.tile[0] > 2 * this.tile[1] ? TALLEST : Infinity;
     const nrow = Math.min(columns, this.count) * this.slices;
     const filling = ((Math.floor((room - GAP) / nrow) - GAP) * longer) / this.tile[1];
-    const zoom = (pixels || Math.min(filling, Math.max(longer, LARGE_TILE))) / longer;
-    const tile = this.tile.map((side) => Math.max(2, Math.round(side * zoom)));
+    const zoom = (pixels || Math.min(filling, most, Math.max(longer, LARGE_TILE))) / longer;
+    const tile = this.tile.map((side) => Math.max(this.narrowest(pixels), Math.round(side * zoom)));
     const [height, width] = tile;
     const rows = Math.ceil(this.tileCount / nrow);
     const caption = width * this.slices >= READABLE ? CAPTION : 0; // the number of the channel
