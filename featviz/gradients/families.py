@@ -80,7 +80,9 @@ def _is_yolo(output: ModelOutput) -> bool:
 
 
 def _yolo_layers(module: Any) -> list[str]:
-    return [f"model.{number}" for number in module.model[-1].f]
+    # a head may count back from itself: -1 is the module before it
+    head = len(module.model) - 1
+    return [f"model.{number % head}" for number in module.model[-1].f]
 
 
 def _yolo(output: ModelOutput) -> Boxes:

@@ -43,8 +43,11 @@ def default_layers(prepared: Prepared) -> list[Layer]:
     if reading is None or prepared.plan.target.layer is not None:
         return [seen.last()]
     names = reading.family.layers(model.module)
-    if names:
-        return [layer for layer in layers if layer.name in names]
+    of_family = [
+        layer for layer in layers if not {layer.name, *layer.aliases}.isdisjoint(names)
+    ]
+    if of_family:
+        return of_family
     # layers that give the scores stand at the end, and are none of the maps before them
     while len(seen.ran) > 1 and seen.channels[seen.ran[-1]] == reading.score_channels:
         seen.ran.pop()

@@ -52,6 +52,35 @@ def test_the_map_of_a_box_peaks_in_the_box(
     assert page.images[0].detections[rank].box == square.box()
 
 
+class SharedBackbone(RedDetector):
+    """Its backbone has another name, too, which comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        backbone = self._modules.pop("backbone")
+        self.features = backbone
+        self.backbone = backbone
+
+
+def test_a_backbone_of_two_names_is_found() -> None:
+    """Of a detector the layer is its `backbone`, also where that is the second name."""
+    image, _ = squares(0)
+    page = fv.cam(SharedBackbone(), image, None, "layercam", **PLAIN)
+    expected = fv.cam(RedDetector(), image, None, "layercam", **PLAIN)
+    assert torch.equal(page.tensor, expected.tensor)
+
+
+def test_a_yolo_whose_head_counts_back_is_explained() -> None:
+    """A head of `[[-1], 1, Detect, [nc]]` takes the maps of the module before it."""
+    tasks = pytest.importorskip("ultralytics.nn.tasks")
+    layers = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]]
+    head = [[[-1], 1, "Detect", ["nc"]]]
+    config = {"nc": 3, "backbone": layers, "head": head}
+    model = tasks.DetectionModel(config, verbose=False).eval()
+    page = fv.cam(model, squares(0)[0], size=SIDE)
+    assert [layer_map.layer for layer_map in page.maps] == ["model.1"]
+
+
 def test_a_box_is_drawn_on_its_map_and_on_the_input() -> None:
     """Its edge is light inside dark; around it the picture is untouched."""
     image, (square, _) = squares(3)
