@@ -276,5 +276,6 @@ def safe_way(name: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 image`, `2,000 images`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    """`1 image`, `2,000 images`, `3 classes`."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}" + ("" if count == 1 else ending)

@@ -71,3 +71,18 @@ def test_a_way_is_as_long_as_its_bytes() -> None:
     long."""
     assert text.safe_way("/".join(["e" * 90] * 8)).count("/") == 7
     assert "/" not in text.safe_way("/".join(["é" * 90] * 8))
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "words"),
+    [
+        (1, "image", "1 image"),
+        (0, "image", "0 images"),
+        (2000, "image", "2,000 images"),
+        (1, "class", "1 class"),
+        (3, "class", "3 classes"),
+    ],
+)
+def test_one_thing_is_no_plural(count: int, noun: str, words: str) -> None:
+    """Of a noun that ends in s, too."""
+    assert text.counted(count, noun) == words

@@ -26,6 +26,7 @@ from featviz.drawing import values
 from featviz.errors import LayoutError
 from featviz.records import Floats, Integers
 from featviz.run.study import Batch
+from featviz.text import counted
 
 TOP = 4
 """Images kept for each channel: those that excite it most."""
@@ -306,7 +307,9 @@ class Census:
             if len(tally.sums) == channels:
                 tally.add(measurement, taken.images)
             else:
-                self.refused[call] = f"has {len(tally.sums)} channels, then {channels}"
+                self.refused[call] = (
+                    f"has {counted(len(tally.sums), 'channel')}, then {channels}"
+                )
 
     def take(self, call: Call, output: Any) -> None:
         """The sink of the hooks: measure an output now, count it when the batch is

@@ -13,7 +13,7 @@ from featviz.audit.gates import FINDINGS, Evidence, Flags, Gate, correlated
 from featviz.errors import UsageError
 from featviz.options.commands import Thresholds
 from featviz.records import Verdict
-from featviz.text import layer_named, listed
+from featviz.text import counted, layer_named, listed
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class _GateFigure(NamedTuple):
     def text(self) -> str:
         """`4 of 64 channels dead (6.25 %)`."""
         return (
-            f"{self.affected} of {self.channels} channels {self.finding}"
+            f"{self.affected} of {counted(self.channels, 'channel')} {self.finding}"
             f" ({self.percent:.2f} %)"
         )
 
@@ -197,7 +197,8 @@ def check_baseline(
     if len(missing) == len(rows):
         return Verdict("baseline", False, "it has none of these layers")
     if missing:
-        log.warning("the baseline lacks %d layers, %s first", len(missing), missing[0])
+        layers = counted(len(missing), "layer")
+        log.warning("the baseline lacks %s, %s first", layers, missing[0])
     worsened = []
     for row in rows:
         before = baseline.get(row["label"], {})

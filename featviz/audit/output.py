@@ -44,7 +44,8 @@ def write_files(
         )
     bars = _bars(document["layers"])
     if bars:
-        title = f"Average percentage of zeros, {document['images']['seen']} images"
+        images = counted(document["images"]["seen"], "image")
+        title = f"Average percentage of zeros, {images}"
         pixels = apoz_chart(bars, title)
         with folder.write(APOZ_FILE) as file:
             write_png(file, pixels.shape[:2], [pixels.reshape(len(pixels), -1)])

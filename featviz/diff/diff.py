@@ -22,6 +22,7 @@ from featviz.rundir.mirror import copied
 from featviz.rundir.read import ReadRun, read_run, warn_of
 from featviz.rundir.studies import junit
 from featviz.rundir.write import write_record
+from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -170,5 +171,6 @@ def _read(title: str, root: Path, origin: Path | Url) -> ReadRun:
     run = replace(read_run(root), url=origin if isinstance(origin, Url) else None)
     warn_of(run.left_out, f"{title}: ", ", and left out")
     if run.missing:
-        log.warning("%s: the run did not come to %d more images", title, run.missing)
+        images = counted(run.missing, "more image")
+        log.warning("%s: the run did not come to %s", title, images)
     return run

@@ -18,7 +18,7 @@ from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, Tile, TileGri
 from featviz.errors import UsageError
 from featviz.models.requirements import require_matplotlib
 from featviz.records import REDUCTIONS, Bytes
-from featviz.text import by, percent, printable
+from featviz.text import by, counted, percent, printable
 
 _TITLE = 0.45
 """Inches of the title's line."""
@@ -86,7 +86,8 @@ def _figure_titles(picture: GridPicture) -> list[str]:
         )
         return [f"{len(picture.drawn)} {description}"]
     if picture.reduce is not None:
-        return [f"{REDUCTIONS[picture.reduce].title} of {len(picture.stats)} channels"]
+        channels = counted(len(picture.stats), "channel")
+        return [f"{REDUCTIONS[picture.reduce].title} of {channels}"]
     titles = []
     marks = picture.marks[:: picture.slices[0]]
     for channel, mark in zip(picture.drawn[:FIRST], marks, strict=False):

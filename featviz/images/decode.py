@@ -32,6 +32,7 @@ from featviz.files.urls import Url
 from featviz.images import arrays
 from featviz.images.arrays import ExpectedImage, Frames
 from featviz.records import Raster, Sample
+from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -487,7 +488,7 @@ def _stills(data: bytes, container: str, decoding: _Decoding) -> Frames:
     expected = decoding.expected
     if expected.channels not in (1, 3) and not expected.raw:
         raise ImageError(
-            f"is a video, and the model takes {expected.channels} channels"
+            f"is a video, and the model takes {counted(expected.channels, 'channel')}"
         )
     return video
 

@@ -139,16 +139,16 @@ class Listing:
         called = f", {counted(functions, 'function')}" if functions else ""
         selected = sum(row.selected for row in self.rows)
         lines.append(
-            f"{total.modules} modules{called}; * {selected} taken by the selectors"
+            f"{counted(total.modules, 'module')}{called}; * {selected} taken by the"
+            " selectors"
         )
         return lines
 
     def __repr__(self) -> str:
         total = self.totals
         macs = "" if total.macs is None else f", {total.macs:,} MACs"
-        return (
-            f"<Listing: {total.modules} modules, {total.parameters:,} parameters{macs}>"
-        )
+        modules = counted(total.modules, "module")
+        return f"<Listing: {modules}, {counted(total.parameters, 'parameter')}{macs}>"
 
     def __str__(self) -> str:
         return str(self.table)

@@ -16,7 +16,7 @@ from featviz.errors import LoadError
 from featviz.models import weights
 from featviz.models.rebuild import UnbuiltModule
 from featviz.models.weights import Weights
-from featviz.text import quoted
+from featviz.text import counted, quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
 
@@ -73,7 +73,7 @@ class Match:
         """For people."""
         if not self.names:
             near = [
-                f"{name} ({fit} of {total} tensors fit)"
+                f"{name} ({fit} of {counted(total, 'tensor')} fit)"
                 for name, fit, total in self.nearest
             ]
             if not near:
@@ -81,7 +81,7 @@ class Match:
             return f"nearest: {', '.join(near)}"
         text = f"it is {self.name}"
         if "num_classes" in self.arguments:
-            text += f" with {self.arguments['num_classes']} classes"
+            text += f" with {counted(self.arguments['num_classes'], 'class')}"
         # the builders have two names for the same thing
         for argument in {"aux_loss", "aux_logits"} & self.arguments.keys():
             preposition = "with" if self.arguments[argument] else "without"
@@ -146,7 +146,7 @@ def _facts(match: Match, class_name: str | None, arch: str | None) -> list[str]:
         class_name: Of the whole model in it, if there is one.
         arch: What a config.json beside it names.
     """
-    facts = [*match.state_dict.steps, f"{len(match.state_dict.tensors)} tensors"]
+    facts = [*match.state_dict.steps, counted(len(match.state_dict.tensors), "tensor")]
     if class_name is not None:
         facts.append(f"a whole model ({quoted(class_name)}), which is run as it stands")
     if arch is not None:

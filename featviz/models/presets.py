@@ -635,7 +635,8 @@ def _measured(processor: Any, channels: int) -> Chain:
     narrow = _pixels(processor, Image.new(mode, (width, height * 3 // 4), 0))
     if black.shape[1] != channels:
         raise ValueError(
-            f"it gives {black.shape[1]} channels, and the model takes {channels}"
+            f"it gives {counted(black.shape[1], 'channel')}, and the model takes"
+            f" {channels}"
         )
     mean, std = _normalisation(black, white)
     settings = {"size": {}, "resample": 2, **processor.to_dict()}

@@ -23,7 +23,7 @@ from featviz.report.descriptions import number, span
 from featviz.report.figures import Figure, Group, ReportPage
 from featviz.report.totals import ChannelFindings, ChannelTotals
 from featviz.rundir.schema import Capture
-from featviz.text import by
+from featviz.text import by, counted
 
 # maps of a layer in its strip: as many as a screen shows 96 pixels wide
 STRIP = 10
@@ -158,7 +158,7 @@ def _step(
     if is_numbers(row):
         bars = largest_bars(row, stats, prediction)
         size = ""
-        shape = f"{row.maps} values"
+        shape = counted(row.maps, "value")
     else:
         tiles = [_map_tile(row, channel, stats) for channel in most_varied(row, stats)]
         slices = [str(row.slice_count)] if row.slice_count > 1 else []

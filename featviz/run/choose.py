@@ -16,7 +16,7 @@ from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import like_module, list_layers
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
-from featviz.text import gaps
+from featviz.text import counted, gaps
 
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
@@ -80,7 +80,7 @@ def no_channels(
         skipped: reasons, by the label of the layer.
         never_ran: labels.
     """
-    message = f"none of the {count} selected layers gives a tensor with channels"
+    message = f"no tensor with channels in {counted(count, 'selected layer')}"
     return UsageError(message, "; ".join(gaps(skipped, never_ran)))
 
 
@@ -98,8 +98,9 @@ def _functions_like(
     for selector in parsed:
         for name, count in calls.items():
             if like_module(name, selector.text):
+                times = "once" if count == 1 else f"{count} times"
                 notes.append(
-                    f"the model calls the function {name} {count} times, which is no"
+                    f"the model calls the function {name} {times}, which is no"
                     f" module: --layers fn:{name}"
                 )
     return notes

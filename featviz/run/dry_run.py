@@ -54,15 +54,18 @@ def render(plan: Mapping[str, Any]) -> str:
     rows: list[str] = []
     for file in plan["per_image"]:
         size = by((file["width"], file["height"]))
-        numbers = f"{file['maps']} maps  {size}  ~{file['bytes'] / 1e3:.0f} kB"
+        numbers = (
+            f"{counted(file['maps'], 'map')}  {size}  ~{file['bytes'] / 1e3:.0f} kB"
+        )
         rows.append(f"{file['layer']}  {file['file']}  {numbers}")
     for row in plan["skipped"]:
         rows.append(f"{row['layer']}  skipped: {row['reason']}")
     images = counted(plan["images"], "image")
     files = counted(plan["files"], "file")
     layers = counted(plan["layers"], "layer")
+    maps = counted(plan["maps"], "map")
     rows.append(
-        f"{images}: {files} of {layers}, {plan['maps']} maps, {plan['megapixels']:.1f}"
+        f"{images}: {files} of {layers}, {maps}, {plan['megapixels']:.1f}"
         f" megapixels, about {plan['estimated_bytes'] / 1e6:.1f} MB in"
         f" {plan['all_files']} files in all"
     )

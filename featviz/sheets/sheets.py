@@ -39,7 +39,7 @@ from featviz.sheets.cells import (
     SheetRun,
     read_content,
 )
-from featviz.text import layer_named, printable, quoted
+from featviz.text import counted, layer_named, printable, quoted
 
 FORMATS = ("png", *vector.FORMATS, *animation.FORMATS)
 _SHEET_FILE = picture_of("sheet")
@@ -71,7 +71,7 @@ class Sheet:
 
     def __repr__(self) -> str:
         width, height = self.image.size
-        return f"<Sheet of {len(self.images)} images: {width}×{height}>"
+        return f"<Sheet of {counted(len(self.images), 'image')}: {width}×{height}>"
 
 
 class _Sources(NamedTuple):

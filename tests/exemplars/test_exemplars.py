@@ -395,7 +395,7 @@ def test_nothing_to_look_at(noise: Path) -> None:
     """A layer that gives no channels is a usage error with its reason, and nothing is
     written."""
     net = Net(lambda self, x: self.last(torch.fft.fft(x)), last=nn.Identity())
-    message = "none of the 1 selected layers gives a tensor"
+    message = "no tensor with channels in 1 selected layer"
     with pytest.raises(UsageError, match=message):
         search(net, noise, layers="last")
     assert not OUT.exists()

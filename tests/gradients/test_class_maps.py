@@ -218,7 +218,7 @@ def test_a_dry_run_tells_which_layers_have_maps(
     """A layer without places is skipped, with the reason."""
     planned = featviz("run", tiny_file, picture, *RUN, "--dry-run")
     assert "4  skipped: has no places" in planned.out
-    assert "1 maps" in planned.out
+    assert "1 map  " in planned.out
 
 
 @pytest.fixture

@@ -309,7 +309,7 @@ def test_identify_says_that_nothing_fits(identified: Callable[..., Outcome]) -> 
     done = identified({"w": torch.ones(3)})
     assert done.code == 0
     assert done.out == (
-        "a.pth: 1 tensors; no architecture of torchvision has such tensors; "
+        "a.pth: 1 tensor; no architecture of torchvision has such tensors; "
         "--arch names the class or the architecture\n"
     )
 
