@@ -282,14 +282,16 @@ def _read_choice(value: Any, choices: Sequence[str]) -> str:
     """One of the choices, in any case.
 
     Args:
-        value: a text; True stands for the first choice, as in `tensors=True`.
+        value: a text; True stands for a choice without others, as in `tensors=True`.
         choices: at least one, of which the result is one, in its own case.
 
     Raises:
         ValueError: a text that is not among the choices.
         AttributeError: what is not a text.
     """
-    name = choices[0] if value is True else value.strip().lower()
+    if value is True and len(choices) == 1:
+        return choices[0]
+    name = value.strip().lower()
     # both are usual, and files have one ending
     if name == "jpeg":
         name = "jpg"
