@@ -55,7 +55,10 @@ def test_what_is_no_range_is_named(wrong: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["RUN.JSON", "stats.npz", "con.txt", ".hidden", "a:b.png", "x" * 150, "é" * 150],
+    [
+        *("RUN.JSON", "stats.npz", "con.txt", ".hidden", "a:b.png"),
+        *("x" * 150, "é" * 150, "漢" * 90, "x." + "y" * 150, "x" * 150 + ".tiff"),
+    ],
 )
 def test_names_that_a_system_or_we_refuse_are_changed(name: str) -> None:
     """Each becomes one that stays, and that no other name becomes."""
@@ -86,3 +89,64 @@ def test_a_way_is_as_long_as_its_bytes() -> None:
 def test_one_thing_is_no_plural(count: int, noun: str, words: str) -> None:
     """Of a noun that ends in s, too."""
     assert text.counted(count, noun) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "written"),
+    [
+        (0, "0.0 %"),
+        (0.0001, "< 0.1 %"),
+        (0.0005, "0.1 %"),
+        (0.4321, "43.2 %"),
+        (0.9994, "99.9 %"),
+        (0.9995, "> 99.9 %"),
+        (1, "100.0 %"),
+    ],
+)
+def test_only_nothing_and_all_are_written_so(share: float, written: str) -> None:
+    """A share that is nearly 0 or 1 says so."""
+    assert text.percent(share) == written
+    assert text.percent(share, "") == written.replace(" ", "")
+
+
+def test_a_table_escapes_what_a_terminal_would_obey() -> None:
+    """Names in cells, totals and lines below come from files; columns stay aligned."""
+    rows = [["\x1b[2J", "1"], ["é", "20"]]
+    table = text.TextTable(["name", "count"], ["count"], rows, [["\r", "21"]], ["\n"])
+    assert str(table).split("\n") == [
+        "name     count",
+        r"\x1b[2J      1",
+        "é           20",
+        r"\r          21",
+        r"\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("label", "named"),
+    [
+        ("4", "layer 4"),
+        ("0.conv", "layer 0.conv"),
+        ("layer1.0", "layer1.0"),
+        ("", ""),
+    ],
+)
+def test_a_label_that_begins_with_a_number_is_called_a_layer(
+    label: str, named: str
+) -> None:
+    """Others are read as a name within a sentence."""
+    assert text.layer_named(label) == named
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ("a.png is no picture", "a.png is no picture"),
+        ("a.png: cut off", "a.png: cut off"),
+        ("a.pngs are no pictures", "a.png: a.pngs are no pictures"),
+        ("cut off", "a.png: cut off"),
+    ],
+)
+def test_a_message_names_its_image_once(message: str, named: str) -> None:
+    """Not again where it begins with it."""
+    assert text.of_image("a.png", message) == named

@@ -183,7 +183,9 @@ def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"workers": 0}, "workers=0: expected a number"),
+        ({"workers": 0}, "workers=0: expected a number ≥ 1"),
+        ({"cpus": float("nan")}, "cpus=nan: expected a number ≥ 0"),
+        ({"gpus": -0.5}, "gpus=-0.5: expected a number ≥ 0"),
         ({"shard": "1/2"}, "shard is not for workers of Ray"),
         ({"cmap": "greyy"}, "greyy"),
     ],

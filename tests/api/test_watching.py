@@ -216,6 +216,22 @@ def test_health_is_the_audits_finding(series: Path) -> None:
     assert audited == {layer: last[layer] for layer in ("0", "1")}
 
 
+def test_health_is_of_the_layers_that_are_drawn(series: Path) -> None:
+    """Their names may hold what means something else in a pattern."""
+    parts = {"c+": nn.Conv2d(1, 4, 3), "cc": nn.Conv2d(4, 4, 3)}
+    net = Net(
+        lambda self, x: self.parts["cc"](self.parts["c+"](x)),
+        parts=nn.ModuleDict(parts),
+    )
+
+    with fv.Watcher(net, SHOWN, "*c+", 1, series, size=12):
+        pass
+
+    (step,) = read_steps(series).values()
+    audit = json.loads((step / "audit.json").read_text())
+    assert list(findings_of(audit)) == ["parts.c+"]
+
+
 def test_functions_have_no_health(
     series: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,6 +116,22 @@ def test_at_the_end_of_the_model_dead_is_refused(noise: Path, tmp_path: Path) ->
     assert column(content, "not_judged")["head"]["dead"] == reason
 
 
+def test_at_an_activation_of_other_channels_dead_is_refused(
+    noise: Path, tmp_path: Path
+) -> None:
+    """Channels that lie last are what pooling makes fewer of: the first of one is not
+    the first of the other."""
+    net = Net(
+        lambda self, x: self.act(self.pool(self.fc(x))),
+        fc=nn.Linear(10, 8),
+        pool=nn.MaxPool2d(2),
+        act=nn.ReLU(),
+    )
+    content = document(net, noise, tmp_path, layers="fc")
+    reason = "act, which follows, has other channels"
+    assert column(content, "not_judged") == {"fc": {"dead": reason}}
+
+
 @pytest.mark.medium
 def test_apoz_and_statistics_are_those_of_all_images(
     noise: Path, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from featviz.audit.chart import ZeroShares, apoz_chart
 from featviz.audit.gates import FINDINGS, parse_gate
+from featviz.audit.output import audit_table
 from featviz.run import workers
 
 from .audited import COLOURS, PLANTED, document, filled, read_audit, solid
@@ -322,3 +324,38 @@ def test_an_image_whose_worker_dies_is_named_and_the_others_count(
     (failure,) = images["failures"]
     assert failure["image"] == "4.png"
     assert "its worker process ended by signal 9 (SIGKILL), twice" in failure["error"]
+
+
+def test_a_bar_has_the_name_of_the_first_layer_that_is_judged_there(
+    noise: Path, tmp_path: Path
+) -> None:
+    """A convolution and the ReLU behind it are one bar; the picture is as wide as the
+    name in front of it."""
+    name = "the_convolution_before"
+    net = nn.Sequential(OrderedDict([(name, nn.Conv2d(3, 4, 1)), ("relu", nn.ReLU())]))
+    document(net, noise, tmp_path, layers=f"{name},relu")
+    with Image.open(tmp_path / "audit" / "apoz.png") as picture:
+        assert picture.width == round(100 * (0.3 + 0.07 * len(name) + 5 + 0.3))
+
+
+@pytest.mark.parametrize(
+    ("count", "last"),
+    [
+        (12, "dead in r11: channels 0-1"),
+        (13, "dead in 1 more layer"),
+        (20, "dead in 8 more layers"),
+    ],
+)
+def test_of_many_layers_with_dead_channels_twelve_are_named(
+    count: int, last: str
+) -> None:
+    """The others are counted; audit.json has all."""
+    rows = []
+    for number in range(count):
+        row = {"label": f"r{number}", "type": "ReLU", "channels": 4, "apoz": 0.5}
+        rows.append({**row, "findings": {"dead": [0, 1]}})
+    total = {"channels": 4 * count, "apoz": 0.5, "findings": {"dead": 2 * count}}
+    footer = audit_table({"layers": rows, "total": total}).footer
+    assert footer[0] == "dead in r0: channels 0-1"
+    assert footer[-1] == last
+    assert len(footer) == min(count, 13)

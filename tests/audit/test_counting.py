@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featviz.audit import counting, findings
 from featviz.audit.audit import layer_row
 from featviz.audit.counting import TOP, Measurement, Tally
 from featviz.audit.gates import Evidence
-from featviz.audit.parts import PARTS, Activation, Call
+from featviz.audit.parts import PARTS, Activation, Call, module_parts
 from featviz.audit.plan import CountedCall
 from featviz.errors import LayoutError
 from featviz.options.commands import Thresholds
@@ -120,6 +120,32 @@ def test_values_at_a_bound(
     """One bound is a ceiling; of two, both count; the margin is inclusive."""
     rows = torch.tensor([[[0.0, 0.001, 0.5, 0.999, 1.0]]])
     assert np.array_equal(counting.measure(rows, activation).at_bound, at_bound)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.ReLU6(), Activation(zero=True, bounds=(6.0,), margin=0.006)),
+        (nn.Hardtanh(0, 2), Activation(zero=True, bounds=(2,), margin=0.002)),
+        (nn.Hardtanh(-3, 1), Activation(bounds=(-3, 1), margin=0.004)),
+        (nn.Tanh(), Activation(bounds=(-1, 1), margin=0.002)),
+        (nn.Sigmoid(), Activation(bounds=(0, 1), margin=0.001)),
+        (nn.ReLU(), Activation(zero=True)),
+        (nn.LeakyReLU(), Activation()),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, nn.Module) else "",
+)
+def test_a_margin_is_a_thousandth_of_the_range(
+    module: nn.Module, expected: Activation
+) -> None:
+    """From zero to a ceiling, or between both ends; what can be zero has no lower end."""
+    part = module_parts(nn.Sequential(module))["0"]
+    assert part.activation is not None
+    assert (part.activation.zero, part.activation.bounds) == (
+        expected.zero,
+        expected.bounds,
+    )
+    assert part.activation.margin == pytest.approx(expected.margin)
 
 
 def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:

@@ -65,6 +65,17 @@ def test_the_total_of_apoz_is_that_of_all_channels() -> None:
         ("layer1.relu.call1:dead>1", False, "2 of 20 channels dead (10.00 %)"),
         ("layer3/fn:relu:dead>0", True, "0 of 60 channels dead (0.00 %)"),
         ("GELU:nonfinite>0", False, "1 of 100 channels nonfinite (1.00 %)"),
+        (
+            "any:dead>2",
+            True,
+            "at most 2 of 20 channels dead (10.00 %) in layer1.relu.call1",
+        ),
+        ("any:dead>=10%", False, "layer1.relu.call1: 2 of 20 channels dead (10.00 %)"),
+        (
+            "any:layer3*:dead>0",
+            True,
+            "at most 0 of 60 channels dead (0.00 %) in layer3/fn:relu",
+        ),
     ],
 )
 def test_gates_count_what_they_say(text: str, held: bool, message: str) -> None:

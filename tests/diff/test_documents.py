@@ -19,6 +19,8 @@ from rundirs import Drawn, write_run
 from torch import nn
 
 from featviz import __version__
+from featviz.diff.comparison import DifferenceMap, ValueSpan
+from featviz.records import GridPlan
 from featviz.rundir import REPORT_ASSETS
 
 from .changed_network import (
@@ -245,6 +247,28 @@ def test_slices_of_volumes_are_drawn_before_and_after(
         np.testing.assert_allclose(tiles[: 3 * shown], levels, atol=1.01)
         # cells without a map are as grey as the gaps
         assert (tiles[3 * shown :] == 51).all()
+
+
+def test_the_number_of_a_channel_stands_below_the_middle_of_its_slices() -> None:
+    """In a gap of 10 pixels, at 0.8 of its height; a channel may begin amid a row."""
+    plan = GridPlan(
+        tile_count=4, columns=4, rows=1, map_size=(3, 5), scale=(10, 10), padding=10
+    )
+    maps = DifferenceMap(
+        file="",
+        before_file="",
+        after_file="",
+        image="",
+        label="",
+        stem="",
+        channels=(7, 2),
+        source="",
+        limit=1,
+        range=ValueSpan(0, 1),
+        plan=plan,
+        slices=2,
+    )
+    assert maps.numbered_tiles == [(7, 65, 48), (2, 185, 48)]
 
 
 def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run) -> None:

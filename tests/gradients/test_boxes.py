@@ -224,6 +224,20 @@ def test_a_detector_of_torchvision_without_boxes_names_its_strongest_candidate()
     assert fv.look(model, pixels()).remark == "no box above the threshold"
 
 
+def test_a_threshold_is_that_of_the_boxes_and_not_of_proposals() -> None:
+    """An R-CNN has one for each; both are as before afterwards."""
+    torch.manual_seed(0)
+    model: Any = TORCHVISION["fasterrcnn"]().eval()
+    model.rpn.score_thresh = 0.01
+    model.roi_heads.score_thresh = 0.9
+
+    page = fv.cam(model, pixels()).images[0]
+
+    assert page.detections == ()
+    assert page.title.endswith("(below 0.9: no box)")
+    assert (model.rpn.score_thresh, model.roi_heads.score_thresh) == (0.01, 0.9)
+
+
 NAMES = ("cat", "dog", "bird")
 
 

@@ -4,6 +4,7 @@ that a model does not have."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn import functional
 import featviz as fv
 from featviz.drawing.outlines import with_outline
 from featviz.errors import UsageError
-from featviz.gradients.families import read
+from featviz.gradients.families import Reading, read
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 
@@ -282,3 +283,41 @@ def test_a_wrong_target_is_answered_with_targets_of_this_model(
     listed = caught.value.hint.partition("targets here: ")[2]
     for text in listed.replace("'", "").replace(" to ", ", ").split(", "):
         assert fv.cam(model, x, text, **PLAIN).maps
+
+
+class Queries(UNet):
+    """A detector of transformers for three classes, by what it says of itself."""
+
+    config = SimpleNamespace(num_labels=3)
+
+
+def reading_of(output: Any, size: tuple[int, int], model: nn.Module) -> Reading:
+    """An output of a model for an image of this height and width, as it is read."""
+    loaded = adopt(model, InputOptions(preset="none"))
+    reading = read(loaded, output, torch.zeros(1, 3, *size))
+    assert reading is not None
+    return reading
+
+
+def test_there_are_as_many_boxes_as_queries() -> None:
+    """Where each class has a sigmoid of its own, as `post_process_object_detection` of
+    RT-DETR has it: the best of all classes, one query twice."""
+    output = {
+        "logits": torch.tensor([[[3.0, 2.5, -1.0], [1.0, 2.0, -2.0]]]),
+        "pred_boxes": torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.1, 0.1, 0.1, 0.1]]]),
+    }
+    first, second = reading_of(output, (10, 20), Queries(3)).detections
+    assert (first.index, second.index) == (0, 1)
+    assert first.box == second.box == pytest.approx((8, 3, 12, 7))
+    assert second.score == pytest.approx(1 / (1 + np.exp(-2.5)))
+
+
+def test_boxes_that_are_not_finite_are_none() -> None:
+    """They could neither be drawn nor be written as JSON."""
+    boxes = torch.tensor([[0, 0, np.nan, 4], [1, 2, 3, 4], [0, np.inf, 3, 4]])
+    labels = torch.tensor([1, 2, 1])
+    output = [
+        {"boxes": boxes, "labels": labels, "scores": torch.tensor([0.9, 0.8, 0.7])}
+    ]
+    (detection,) = reading_of(output, (10, 20), UNet(1)).detections
+    assert (detection.index, detection.box) == (2, (1, 2, 3, 4))

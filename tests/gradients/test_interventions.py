@@ -397,6 +397,7 @@ def test_channels_can_be_lists_and_ranges(
     [
         ("a,b:channel 1*-1.5E-2", (-0.015,)),
         ("Conv2d@layer1.*#0:clamp=-.5,+6.", (-0.5, 6.0)),
+        ("a:CLAMP = 3, 3", (3.0, 3.0)),
     ],
 )
 def test_numbers_are_written_as_python_writes_them(

@@ -34,22 +34,24 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Patches of 8×8 pixels, with or without a class token, and three blocks."""
+    """Patches of 8×8 pixels, with a class token, two registers, or neither, and three
+    blocks."""
 
-    def __init__(self, has_class: bool = True) -> None:
+    def __init__(self, has_class: bool = True, has_registers: bool = False) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.patches = nn.Conv2d(3, 16, 8, stride=8)
         if has_class:
             self.cls_token = nn.Parameter(torch.randn(1, 1, 16))
+        if has_registers:
+            self.register_tokens = nn.Parameter(torch.randn(1, 2, 16))
         self.blocks = nn.ModuleList(Block(16) for _ in range(3))
 
     def tokens(self, image: Tensor) -> Tensor:
         """What enters the first block."""
         patches = 3 * self.patches(image).flatten(2).transpose(1, 2)
-        if not hasattr(self, "cls_token"):
-            return patches
-        return torch.cat([self.cls_token, patches], dim=1)
+        beside = [parameter for _, parameter in self.named_parameters(recurse=False)]
+        return torch.cat([*beside, patches], dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.tokens(x)
@@ -196,6 +198,23 @@ def test_without_a_class_token_it_is_the_mean_token() -> None:
 
 
 @pytest.mark.medium
+def test_registers_stand_for_nothing() -> None:
+    """Without a class token it is the mean over the patches' rows alone; behind one,
+    they are columns that are left out."""
+    image = torch.rand(3, 32, 48)
+    alone = Transformer(has_class=False, has_registers=True)
+    behind = Transformer(has_registers=True)
+    products = [
+        product(weights_of_multihead(net, shown(image))) for net in (alone, behind)
+    ]
+
+    pages = [fv.cam(net, image, method="rollout", **SIZE) for net in (alone, behind)]
+
+    assert_rows(pages[0].maps, [products[0][2:, 2:].mean(0)])
+    assert_rows(pages[1].maps, [products[1][0, 3:]])
+
+
+@pytest.mark.medium
 def test_a_run_draws_it_for_each_layer() -> None:
     """There is one map a block; the patches come before any attention, and are skipped."""
     layers = "patches,blocks.*,!*.*.*"
@@ -231,8 +250,23 @@ def test_arguments_of_attention_may_be_named() -> None:
     assert torch.equal(*maps)
 
 
+def masked(self: nn.Module, x: Tensor) -> Tensor:
+    tokens = x.flatten(2).transpose(1, 2)[:, None]
+    mask = torch.ones(tokens.shape[2], tokens.shape[2]).tril().bool()
+    output = functional.scaled_dot_product_attention(tokens, tokens, tokens, mask)
+    return output[:, 0].transpose(1, 2).reshape(x.shape)
+
+
+def test_a_mask_by_position_holds() -> None:
+    """Where each token attends to those before it, the first gets more of the mean than
+    the last."""
+    attention = attention_of(torch.rand(3, 8, 8), masked).flatten()
+    assert attention[0] > 0.05
+    assert attention[-1] < 1e-3
+
+
 def in_windows(self: nn.Module, x: Tensor) -> Tensor:
-    tokens = x.flatten(2).transpose(1, 2).reshape(4, 1, -1, 3)
+    tokens = x.flatten(2).transpose(1, 2).reshape(-1, 1, 16, 3)
     functional.scaled_dot_product_attention(tokens, tokens, tokens)
     return x + 0
 
@@ -262,6 +296,16 @@ def test_a_reason_is_said_once() -> None:
     assert caught.value.message.count("has no attention weights") == 1
     assert "skipped: layer 0, layer 1, layer 2 (has no" in caught.value.message
     assert caught.value.hint == "--method gradcam needs no attention"
+
+
+def test_windows_of_one_image_do_not_keep_the_next_from_its_map() -> None:
+    """A small image is one window: attention of all tokens."""
+    net = nn.Sequential(Net(in_windows))
+    images = [torch.rand(3, 8, 8), torch.rand(3, 4, 4)]
+    large, small = fv.cam(net, images, None, "rollout", "0", preset="none").images
+    assert "within 4 windows" in str(large.error)
+    assert small.error is None
+    assert small.maps[0].tensor.shape == (4, 4)
 
 
 def test_attention_has_no_target() -> None:

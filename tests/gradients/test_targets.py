@@ -42,7 +42,7 @@ class Heads(nn.Module):
         torch.manual_seed(2)
         self.conv = nn.Conv2d(3, 4, 3)
         self.act = nn.ReLU(inplace=True)
-        self.fc = nn.Linear(4, 5)
+        self.fc = self.again = nn.Linear(4, 5)
         self.two = Net(lambda self, x: (x * 1, x * 3))
         self.idle = nn.Identity()
         self.output = output
@@ -79,6 +79,7 @@ VALUES: dict[str | None, Value] = {
     "sum": lambda conv, act, scores: scores.sum(),
     "norm": lambda conv, act, scores: scores.square().sum().sqrt(),
     "layer:fc:3": lambda conv, act, scores: scores[0, 3],
+    "layer:again:2": lambda conv, act, scores: scores[0, 2],
     "layer:act:1": lambda conv, act, scores: act[0, 1].mean(),
 }
 INSIDE: dict[str, Value] = {
@@ -135,6 +136,12 @@ def test_classes_have_names_in_any_case(target: str, value: float, name: str) ->
             torch.zeros(1, 4),
             "the weights name no classes: give a number, or --classes FILE with a name on"
             " each line; targets here: top1, class:0 to class:3",
+        ),
+        (
+            "class:tabby",
+            torch.zeros(1, 2),
+            "the weights name no classes: give a number, or --classes FILE with a name on"
+            " each line; targets here: top1, class:0 to class:1",
         ),
     ],
 )

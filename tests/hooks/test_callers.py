@@ -218,6 +218,8 @@ def test_layers_of_a_model_that_was_changed_are_read_anew() -> None:
     del model[2]
     model.append(model[0])
     assert names(model, "*") == ["", "0", "1", "2"]
+    model[0] = nn.Conv2d(3, 3, 1)
+    assert call_counts(grab(model, "Conv2d", IMAGE)) == {"0": 1, "2": 1}
 
 
 def test_calls_beyond_the_names_belong_to_the_last() -> None:

@@ -7,6 +7,7 @@ import copy
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +22,14 @@ from torchvision.models.feature_extraction import (
 
 import featviz as fv
 from featviz.errors import ForwardError
-from featviz.hooks.capture import forward, hooked, leaves
+from featviz.hooks.capture import forward, given_tensors, hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
 
 from .small_net import Maps, assert_equal, call_counts, grab
+
+ONE = torch.zeros(1)
 
 
 @pytest.mark.medium
@@ -152,6 +155,30 @@ def test_failure_names_the_innermost_module(
         forward(nn.Sequential(*steps), [torch.randn(1, 3, 4, 4)])
 
 
+@pytest.mark.parametrize(
+    ("size", "remedies"),
+    [
+        ((64, 64), "--size, "),
+        ((64, 96), "--size 64x64 makes it square, "),
+        ((20, 20), "--size 32x32 lets it be halved five times, "),
+        (
+            (60, 100),
+            "--size 60x60 makes it square, --size 64x96 lets it be halved five times, ",
+        ),
+    ],
+)
+def test_a_failure_offers_sizes_that_many_models_take(
+    size: tuple[int, int], remedies: str
+) -> None:
+    """Square ones, and multiples of 32 next to both sides, height first."""
+    with pytest.raises(ForwardError) as caught:
+        forward(nn.Conv2d(4, 2, 1), [torch.zeros(1, 3, *size)])
+    assert caught.value.hint == (
+        f"the input was {[1, 3, *size]}; {remedies}--crop and --input-channels change it,"
+        " -v shows the traceback"
+    )
+
+
 def test_attention_submodules_fire_when_the_fast_path_is_off() -> None:
     """The encoder layer's fast path would run past the hooks of what is inside it."""
     model = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
@@ -178,6 +205,47 @@ def test_leaves_walks_tuples_dicts_and_dataclasses() -> None:
         ("aux.1.1.note", "str"),
         ("none", "tuple"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "keys"),
+    [
+        ((ONE, 3, None), {}, [""]),
+        ((3, ONE), {"scale": 2.0}, [""]),
+        ((ONE, ONE), {}, ["0", "1"]),
+        ((ONE,), {"mask": ONE}, ["0", "mask"]),
+        (([ONE, ONE],), {}, ["0", "1"]),
+        ((3,), {"features": {"p3": ONE, "p4": [ONE]}}, ["p3", "p4.0"]),
+        (([ONE], ONE), {}, ["0.0", "1"]),
+        ((), {}, []),
+    ],
+)
+def test_arguments_have_keys(
+    args: tuple[Any, ...], kwargs: dict[str, Any], keys: list[str]
+) -> None:
+    """Those of the path inside of the only argument with tensors, or of all paths."""
+    assert [leaf.key for leaf in given_tensors(args, kwargs)] == keys
+
+
+@pytest.mark.parametrize(
+    ("output", "reasons"),
+    [
+        ({}, ["is an empty dict, not a tensor"]),
+        ((), ["is an empty tuple, not a tensor"]),
+        ("name", ["is a str, not a tensor"]),
+        (None, ["is None, not a tensor"]),
+        ([None, None], ["is None, not a tensor"] * 2),
+        ([ONE, None, ONE], []),
+    ],
+    ids=str,
+)
+def test_what_is_no_tensor_is_skipped(output: Any, reasons: list[str]) -> None:
+    """With the reason; a None beside a tensor is what a layer leaves out by habit."""
+    model = Net(lambda self, x: self.odd(x), odd=Net(lambda self, x: output))
+    layers = select(list_layers(model), parse("odd"))
+    with hooked(model, layers, lambda site, tensor: None) as recorder:
+        forward(model, [ONE], recorder)
+    assert [skip.reason for skip in recorder.skipped] == reasons
 
 
 def test_recorder_tells_skipped_and_never_ran() -> None:

@@ -127,6 +127,37 @@ def test_no_image_depends_on_the_one_before(options: dict[str, Any]) -> None:
     assert model.calls
 
 
+class HooksItself(nn.Module):
+    """Places a hook on a part of it in its first pass, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3)
+        self.is_hooked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_hooked:
+            self.conv.register_forward_hook(lambda module, args, output: output + 1)
+            self.is_hooked = True
+        return self.conv(x)
+
+
+def test_hooks_of_the_models_own_go_with_what_it_knows_of_them() -> None:
+    """Else each pass would place another one, and the next would see the sum of all."""
+    model = HooksItself().eval()
+    with torch.no_grad():
+        convolved = nn.functional.conv2d(
+            IMAGE[None], model.conv.weight, model.conv.bias
+        )
+    for _ in range(2):
+        run = fv.run(model, [IMAGE, IMAGE], "HooksItself", preset="none")
+        assert not model.is_hooked
+        assert not model.conv._forward_hooks
+        for image in run.images:
+            (maps,) = image.captures
+            assert maps.mean == pytest.approx(convolved.mean().item() + 1, abs=0.01)
+
+
 @pytest.fixture(params=[True, False])
 def fast_path(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether torch may use its fast path of attention; for this test."""

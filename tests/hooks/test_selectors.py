@@ -41,6 +41,7 @@ def taken(layers: list[Layer], text: str) -> list[str]:
         ("OwnConv", ["layer1.conv2"]),
         ("conv2d", []),
         (r"re:no\(t,Linear", ["fc"]),
+        ("no),t],fc", ["fc"]),
         ("*1.*,! OwnConv", ["layer1.conv1", "layer1.relu"]),
         ("_ConvNd,Linear", ["stem", "layer1.conv1", "layer1.conv2", "fc"]),
         ("layer1.conv?", ["layer1.conv1", "layer1.conv2"]),

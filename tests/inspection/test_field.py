@@ -220,7 +220,9 @@ def tile_of(model: str, theoretical: PixelBox | None) -> FieldTile:
     """A field of ones in pixels 100 to 107 of an image of 224."""
     values = np.zeros((224, 224))
     values[100:107, 100:107] = 1.0
-    return FieldTile(model, "conv", values, theoretical, {0.2: 4, 0.3: 4, 0.5: 5, 1: 7})
+    return FieldTile(
+        model, "conv", values, theoretical, {0.2: 4, 0.3: 9, 0.5: 10, 1: 12}
+    )
 
 
 SEVENTH = PixelBox(100, 100, 107, 107)
@@ -263,8 +265,8 @@ def test_captions_name_the_theoretical_size() -> None:
     assert tile_of("", SEVENTH).caption == "7×7 in theory"
     assert tile_of("net", SEVENTH).caption == "net: 7×7 in theory"
     assert tile_of("net", None).caption == "net: unknown in theory"
-    assert tile_of("net", SEVENTH).numbers == "4 · 4 · 5 · 7 · 7"
-    assert tile_of("net", None).numbers == "4 · 4 · 5 · 7 · ?"
+    assert tile_of("net", SEVENTH).numbers == "4 · 9 · 10 · 12 · 7"
+    assert tile_of("net", None).numbers == "4 · 9 · 10 · 12 · ?"
 
 
 DARK = """
@@ -273,6 +275,11 @@ from torch import nn
 class Plain(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv2d(1, 2, 3))
+
+    def forward(self, x):
+        if x.mean() > 0.9:
+            raise ValueError("glaring")
+        return super().forward(x)
 
 class Dark(Plain):
     def forward(self, x):
@@ -283,16 +290,20 @@ class Dark(Plain):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("names", [("Plain", "Dark"), ("Dark", "Plain")])
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [(("Plain", "Dark"), ": glaring"), (("Dark", "Plain"), ": too bright")],
+)
 def test_an_image_that_fails_in_one_model_is_not_counted(
-    names: tuple[str, str], featviz: Run
+    names: tuple[str, str], error: str, featviz: Run
 ) -> None:
-    """Whichever model it is; the exit code is 3."""
+    """Whichever model it is; where both fail, the first says why. The exit code is 3."""
     Path("net.py").write_text(DARK)
-    for level in (10, 90, 240):
-        Image.new("L", (8, 8), level).save(f"{level}.png")
+    images = []
+    for level in (10, 90, 200, 240):
+        images.append(f"{level}.png")
+        Image.new("L", (8, 8), level).save(images[-1])
     first, second = (f"net.py:{name}" for name in names)
-    images = ("10.png", "90.png", "240.png")
 
     done = featviz(
         "field", first, *images, "--also", second, "--preset", "none", "--json"
@@ -301,7 +312,8 @@ def test_an_image_that_fails_in_one_model_is_not_counted(
     assert done.code == 3, done.err
     document = json.loads(done.out)
     assert document["images"] == 2
-    assert list(document["failures"]) == ["240.png"]
+    assert sorted(document["failures"]) == ["200.png", "240.png"]
+    assert document["failures"]["240.png"].endswith(error)
 
 
 @pytest.mark.medium

@@ -495,14 +495,22 @@ def test_ranges_have_few_letters(low: Any, high: Any, note: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bias", "line"), [(0.0, "1 of 2 all zero"), (5.0, "1 of 2 constant")]
+    ("values", "line"),
+    [
+        ([0.0], "1 of 2 all zero"),
+        ([5.0], "1 of 2 constant"),
+        ([0.0, 5.0], "2 of 3 constant"),
+    ],
 )
-def test_maps_of_zeros_are_told_from_constant_ones(bias: float, line: str) -> None:
+def test_maps_of_zeros_are_told_from_constant_ones(
+    values: list[float], line: str
+) -> None:
     """The row of a layer says so, where all of its constant maps are zero."""
-    conv = nn.Conv2d(1, 2, 1)
+    conv = nn.Conv2d(1, len(values) + 1, 1)
     with torch.no_grad():
-        conv.weight[:] = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
-        conv.bias[:] = torch.tensor([bias, 0.0])
+        conv.weight[:] = 0
+        conv.weight[-1] = 1
+        conv.bias[:] = torch.tensor([*values, 0.0])
     image = torch.linspace(0, 1, 64).view(1, 8, 8)
 
     result = fv.look(nn.Sequential(conv), image, "0", size=8, input_channels=1)
