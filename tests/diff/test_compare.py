@@ -25,12 +25,19 @@ from featviz.diff.compare import (
     signed,
     worst_first,
 )
-from featviz.diff.tensors import TensorPair, from_picture, from_tensor, map_shape
+from featviz.diff.matching import compared_layer
+from featviz.diff.tensors import (
+    TensorChange,
+    TensorPair,
+    from_picture,
+    from_tensor,
+    map_shape,
+)
 from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import CaptureSite, Hints, Layer, Trace
+from featviz.records import CaptureKey, CaptureSite, Hints, Layer, Trace
 from featviz.rundir.schema import Capture
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
@@ -406,3 +413,38 @@ def test_channels_that_lost_their_numbers_come_first() -> None:
     unlike = np.array([0, 2, 0, 0])
     differing = np.array([True, True, True, False])
     assert worst_first(relative, unlike, differing) == [1, 0, 2]
+
+
+def changed(image: str, new: list[list[float]]) -> TensorChange:
+    """The change of a layer from ones to these values [C, N] in an image."""
+    values = np.array(new)
+    change = compare(np.ones(values.shape), values, scale=1)
+    return TensorChange(
+        image=image,
+        key=CaptureKey("conv", "output", 0, ""),
+        type="Conv2d",
+        index=1,
+        by="tensors",
+        change=change,
+        differs=change.differs(0),
+    )
+
+
+def test_a_channel_that_lost_its_numbers_has_changed_as_far_as_can_be() -> None:
+    """Its largest difference of finite values would say that nothing did."""
+    layer = compared_layer([changed("a.png", [[1, 1], [1, np.nan], [1, 3]])])
+    assert layer.severity == 1
+    assert layer.change.tolist() == [0, 1, 0.5]
+    assert layer.changed == layer.most_changed == [1, 2]
+
+
+def test_a_layer_is_shown_in_the_image_where_it_differs_most() -> None:
+    """Of equal differences in the one where more channels differ."""
+    images = [
+        changed("a.png", [[1, np.nan], [1, 1], [1, 1]]),
+        changed("b.png", [[1, np.inf], [1, np.nan], [1, 1]]),
+        changed("c.png", [[9, 9], [9, 9], [9, 9]]),
+    ]
+    layer = compared_layer(images)
+    assert layer.image == "b.png"
+    assert (layer.count, layer.channel_images) == ((3, 3), (6, 9))

@@ -291,6 +291,7 @@ def test_what_is_finite_on_no_side_is_magenta(featviz: CLI, run: Run) -> None:
     row = documented(featviz, base, new, "--out", MAPS).document["maps"][0]
     assert row["channels"] == [CHANGED]
     assert row["range"] == [0, 0]
+    assert row["limit"] == 1  # of differences that there are none of
     for name in ("file", "before", "after"):
         with Image.open(MAPS / row[name]) as picture:
             magenta = np.asarray(picture.convert("RGB")) == (255, 0, 255)

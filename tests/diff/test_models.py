@@ -83,6 +83,19 @@ def test_runs_are_replaced_with_overwrite_alone(
     assert featviz(*command, "--overwrite").code == 4
 
 
+@pytest.mark.parametrize("options", [(), ("--overwrite",)])
+def test_what_is_no_run_is_never_replaced(
+    featviz: CLI, models: Pair, photos: Path, options: tuple[str, ...]
+) -> None:
+    """It is named as what it is, and not as an earlier comparison."""
+    notes = Path("out/new")
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    done = featviz("diff", *models, photos, *SMALL, "--out", "out", *options)
+    refused(done, 1, "out/new is a file, not a folder")
+    assert notes.read_text() == "mine"
+
+
 def test_the_page_of_two_models_shows_pictures_that_are_there(
     featviz: CLI, models: Pair, photos: Path
 ) -> None:

@@ -3,6 +3,7 @@ pairs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,33 @@ def test_a_layer_that_never_ran_is_told(
     manifest = smaller / "a.png" / "manifest.json"
     edited(manifest, '"never_ran": []', '"never_ran": ["relu"]')
     assert "layer relu output (never ran)" in featviz("diff", larger, smaller).out
+
+
+def test_the_reason_is_that_of_the_call(
+    featviz: CLI, smaller: Path, larger: Path
+) -> None:
+    """Another call of the layer may have been skipped for another one."""
+    rows = []
+    for call, reason in ((1, "is None"), (0, "holds no values")):
+        row = {"layer": "relu", "type": "ReLU", "index": 1, "kind": "output"}
+        rows.append({**row, "call": call, "key": "", "reason": reason})
+    edited(
+        smaller / "a.png" / "manifest.json",
+        '"skipped": []',
+        f'"skipped": {json.dumps(rows)}',
+    )
+    done = featviz("diff", larger, smaller)
+    assert "layer relu output (skipped: holds no values)" in done.out
+
+
+def test_a_run_that_did_not_come_to_its_end_is_warned_of(featviz: CLI) -> None:
+    """What it has is compared."""
+    base = write_run(Path("base"), BOTH)
+    images = {"total": 4, "complete": [*BOTH], "missing": ["c.png", "d.png"]}
+    new = write_run(Path("new"), BOTH, images=images)
+    done = featviz("diff", base, new)
+    assert done.code == 0
+    assert "warning: NEW: the run did not come to 2 more images" in done.err
 
 
 def test_a_failed_image_is_missing_with_its_reason(featviz: CLI) -> None:

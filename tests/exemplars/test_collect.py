@@ -109,6 +109,16 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
         nn.ConvTranspose2d(4, 4, 3, 2, 3, output_padding=1, groups=2, dilation=3),
     ),
     "adaptive": chain(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d((5, 3))),
+    "adaptive down": chain(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d((5, None))),
+    "one axis": chain(
+        nn.Conv2d(3, 4, (1, 5), (1, 2), (0, 2)), nn.AvgPool2d((3, 1), (2, 1), (1, 0))
+    ),
+    "one slice": chain(
+        nn.Conv2d(3, 3, 1),
+        nn.Unflatten(1, (3, 1)),
+        nn.Conv3d(3, 4, (1, 3, 5), (1, 2, 1), (0, 0, 2)),
+        nn.Flatten(1, 2),
+    ),
     "padding": chain(nn.ZeroPad2d((3, 0, 1, 2)), nn.Conv2d(3, 4, 3), nn.LeakyReLU()),
     "shuffled": chain(
         nn.Conv2d(3, 8, 3, 2),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +15,16 @@ from runs import tree
 from torch import nn
 
 from featviz.exemplars import pictures
+from featviz.exemplars.collect import ExemplarSource
 from featviz.exemplars.crops import TILE, MapPosition, cut
-from featviz.exemplars.exemplars import find_exemplars
+from featviz.exemplars.exemplars import class_names, find_exemplars
+from featviz.exemplars.fields import is_map_of_input
+from featviz.files.urls import Url
 from featviz.layout.tracing.fields import PixelBox
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.options.commands import ExemplarOptions
+from featviz.records import CaptureSite, Layer, Sample
 from featviz.run import workers
 
 from .conftest import PLAIN, draw
@@ -257,3 +263,51 @@ def test_worker_processes_draw_what_one_process_draws(
     assert tree(Path("1")) == tree(Path(f"{cores}"))
     assert said[0] == said[1]
     assert "4 channels" in said[0]
+
+
+def test_a_class_is_the_folder_of_an_image_and_of_a_clip() -> None:
+    """The folder of a clip's frames is the clip itself."""
+    frames = (Path("cats/clip/0.png"), Path("cats/clip/1.png"))
+    samples = [
+        Sample("dogs/a.png", (Path("dogs/a.png"),)),
+        Sample("clip", frames),
+        Sample("b.png", (Url.of_file("s3://bucket/birds/b.png"),)),
+    ]
+    assert class_names(samples) == ["dogs", "cats", "birds"]
+
+
+@pytest.mark.parametrize(
+    ("frames", "inputs", "layout", "is_map"),
+    [
+        (None, 1, "nchw", True),
+        (None, 1, "vector", False),
+        (8, 1, "nchw", False),
+        (None, 2, "nchw", False),
+    ],
+)
+def test_units_have_places_in_the_image_where_there_is_one(
+    frames: int | None, inputs: int, layout: str, is_map: bool
+) -> None:
+    """Not in a clip, nor in one of two images."""
+    preprocess = SimpleNamespace(frames=frames, inputs=inputs)
+    model: Any = SimpleNamespace(preprocess=preprocess)
+    site = CaptureSite(Layer(1, "0", "Conv2d", ("Conv2d",)), "output", 0, "")
+    source = ExemplarSource(site, layout, (1, 4, 5, 5), 4)
+    assert is_map_of_input(model, source) is is_map
+
+
+def test_images_that_a_channel_ranks_by_nothing_are_told() -> None:
+    """A channel of equal values says so below its name; one image equals no other."""
+
+    def letters(*values: float) -> int:
+        """Pixels of the column of names that are not background."""
+        picture = pictures.LayerPicture(["title"], 1, 2)
+        picture.add_row(0, [Image.new("RGB", (TILE, TILE))] * len(values), values)
+        names = np.asarray(picture.image)[:, :96]
+        return int((names != names[0, 0]).any(2).sum())
+
+    one, different, equal, none = (
+        letters(*values) for values in ([0.5], [0.5, 0.25], [0.5, 0.5], [])
+    )
+    assert one == different < min(equal, none)
+    assert equal != none

@@ -109,6 +109,22 @@ def test_gradients_are_of_the_number_asked_for(target: str | None) -> None:
     assert record["grad_rule"] == "plain"
 
 
+def test_of_a_layer_that_runs_twice_the_last_output_is_meant() -> None:
+    """It is nearest to the output."""
+    model = Net(
+        lambda self, x: self.act(self.act(self.conv(x)) * 3 - 0.1).flatten(1),
+        conv=nn.Conv2d(3, 4, 3),
+        act=nn.ReLU(),
+    ).eval()
+    conv = model.conv(input_of(model, SPHERES, inputs(8)))
+    last = (conv.relu() * 3 - 0.1).relu().mean()
+    (expected,) = torch.autograd.grad(last, conv)
+
+    assert_close(gradient(model, "layer:act"), expected)
+
+    assert manifest(FOLDER)["target"]["value"] == pytest.approx(last.item(), rel=1e-5)
+
+
 CATS = ("tabby", "tiger cat", "Egyptian cat")
 SCORES = torch.tensor([[1.0, 2.0, 3.0]])
 

@@ -297,3 +297,18 @@ def test_no_cost_is_lost_where_a_module_raises() -> None:
     assert result.totals.macs == sum(macs.values()) == flops.get_total_flops() // 2
     calls = {row.name: row.calls for row in result.rows}
     assert calls.items() >= {"": 1, "tried": 0, "tried.0": 0, "after": 1}.items()
+
+
+def test_bytes_are_those_of_the_type() -> None:
+    """A number of float64 has eight, a weight and an output alike."""
+    totals = fv.layers(nn.Sequential(nn.Conv2d(3, 4, 1)).double(), size=16).totals
+    assert (totals.parameters, totals.parameter_bytes) == (16, 8 * 16)
+    assert totals.activation_bytes == 8 * 4 * 16 * 16
+
+
+def test_a_function_has_the_shape_of_its_first_call() -> None:
+    """As a module has."""
+    model = Net(lambda self, x: nn.functional.avg_pool2d(x.relu(), 2).relu())
+    rows = {row.name: row for row in fv.layers(model, size=16, functions=True).rows}
+    relu = rows["fn:relu"]
+    assert (relu.calls, relu.output_shape) == (2, [1, 3, 16, 16])

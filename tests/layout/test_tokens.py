@@ -18,6 +18,7 @@ from torchvision import models
 
 from featviz import layout
 from featviz.hooks.layers import list_layers
+from featviz.layout.layouts import Arrangement, find_grid, map_sizes
 from featviz.layout.tracing.hints import HintBook
 from featviz.records import Hints
 
@@ -193,3 +194,30 @@ def test_the_patches_grid_wins_where_both_axes_make_one(
     """[1, 256, 196] behind patches of 16 is channels first, [1, 196, 256] is not."""
     hints = Hints(input_size=(224, 224), patch_size=(16, 16))
     assert layout.map_size(shape, hints) == (name, 14, 14)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "is_grid"),
+    [(None, True), (16, True), (17, True), (15, False), (0, False)],
+)
+def test_as_many_tokens_make_a_grid_as_are_mixed(
+    mixed: int | None, is_grid: bool
+) -> None:
+    """With or without the class token before them."""
+    hints = Hints(
+        input_size=(32, 32), prefix_tokens=("class_token",), token_count=mixed
+    )
+    grid = find_grid(17, hints)
+    expected = Arrangement("tokens", 4, 4, prefix=("class_token",))
+    assert grid == (expected if is_grid else None)
+
+
+def test_strides_of_two_may_round_rows_up_and_columns_down() -> None:
+    """A convolution pads the border, a pooling drops it: both in turn make each of
+    these."""
+    sizes = map_sizes((15, 13))
+    assert {(8, 7), (8, 6), (7, 7), (7, 6)} <= {*sizes}
+    assert (5, 5) in sizes  # a stride of three that pads
+    assert (5, 4) in sizes
+    assert (4, 4) in sizes
+    assert (16, 13) not in sizes
