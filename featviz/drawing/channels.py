@@ -52,9 +52,8 @@ def choose_channels(
             for position in sorted(set(positions.round().astype(int)))
         ]
     keys = means if choice.rule == "top" else deviations
-    # a channel of NaN says nothing, and comes last
-    ranking = -np.nan_to_num(keys[list(candidates)], nan=-np.inf)
-    order = np.argsort(ranking, kind="stable")
+    # a channel of NaN says nothing, and numpy sorts it last
+    order = np.argsort(-keys[list(candidates)], kind="stable")
     return [candidates[position] for position in order[:count]]
 
 

@@ -429,9 +429,8 @@ def choose(
 def _order(maps: Tensor, stats: Floats, options: DrawOptions) -> Sequence[int]:
     """The order of the tiles of maps [N, values]: numbers 0 to N - 1."""
     if options.order == "mean":
-        # without a finite value last
-        keys = np.nan_to_num(-stats[:, MEAN], nan=np.inf)
-        order: list[int] = np.argsort(keys, kind="stable").tolist()
+        # numpy sorts NaN, of a map without a finite value, last
+        order: list[int] = np.argsort(-stats[:, MEAN], kind="stable").tolist()
         return order
     if options.order == "similarity":
         return by_similarity(maps, stats)

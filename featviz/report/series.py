@@ -181,17 +181,17 @@ def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
     Args:
         tensor: gets the curves.
     """
-    layer = tensor.row.layer
+    label = tensor.row.label
     findings_at: dict[int, Mapping[str, list[int]]] = {}
     for number, _, audit in steps:
         if audit is None:
             continue
         rows = [audited.row for audited in audit.layers]
         # the model itself has no name, and goes by its label
-        channels = [row.channels for row in rows if (row.layer or row.label) == layer]
+        channels = [row.channels for row in rows if (row.layer or row.label) == label]
         if channels:
             tensor.channels = max(tensor.channels, *channels)
-            findings_at[number] = audit.findings_of(layer)
+            findings_at[number] = audit.findings_of(label)
     # of known names alone: the record may be anybody's
     for name in FINDINGS:
         if any(name in findings for findings in findings_at.values()):

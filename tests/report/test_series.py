@@ -32,7 +32,8 @@ def write_findings(run: Path, findings: Findings) -> None:
     """An audit.json with a row of six channels for each layer."""
     rows = []
     for layer, channels in findings.items():
-        row = {"layer": layer, "label": layer, "type": "ReLU", "channels": 6}
+        label = layer or "Conv2d"
+        row = {"layer": layer, "label": label, "type": "ReLU", "channels": 6}
         rows.append({**row, "findings": channels})
     content = {
         "schema_version": 1,
@@ -145,6 +146,18 @@ def test_curves_are_described(page: Markup) -> None:
     label = "Channels with a finding by step; the numbers stand below"
     assert label in page.values("svg", "aria-label")
     assert "No channel is dead, constant, NaN or infinite at any step." in page.text
+
+
+def test_the_model_itself_has_its_curve(tmp_path: Path) -> None:
+    """A model of a single module, which has no name, is found in the audits by its
+    label."""
+    for step, dead in {0: [1], 10: [1, 2]}.items():
+        run = write_run(
+            tmp_path / f"step-{step:06d}", {"a.png": [Drawn("", type="Conv2d")]}
+        )
+        write_findings(run, {"": {"dead": dead}})
+    build_report(tmp_path, ReportOptions())
+    assert page_of(tmp_path).values("polyline", "class") == ["dead"]
 
 
 @pytest.mark.medium
