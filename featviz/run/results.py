@@ -311,8 +311,8 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 all complete, 3 some failed, 1 all failed, stopped at one or drew nothing,
-        130 interrupted."""
+        """0 all complete, 3 some failed, 1 all failed or drew nothing, 130
+        interrupted."""
         # 128 + SIGINT, as a shell has it
         if self.interrupted:
             return 130
@@ -320,7 +320,7 @@ class RunResult:
             return 1
         if not self.failures:
             return 0
-        if len(self.failures) == len(self.images) or self.missing:
+        if len(self.failures) == len(self.images):
             return 1
         return 3
 

@@ -31,7 +31,7 @@ def photo() -> Path:
 
 
 def run(photo: Path, **options: Any) -> Any:
-    return fv.run(RedDetector(), photo, "backbone.*", "out", **PLAIN, **options)
+    return fv.run(RedDetector(), photo, "backbone.*", "out", **{**PLAIN, **options})
 
 
 def test_a_manifest_has_the_boxes_in_pixels_of_the_file(photo: Path) -> None:
@@ -79,8 +79,12 @@ EDGES = r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"/>'
 
 @pytest.fixture
 def report(photo: Path) -> Path:
-    """The report of a run of the detector."""
-    run(photo)
+    """The report of a run of the detector on a file that its input has half as wide, and
+    a quarter as high."""
+    with Image.open(photo) as image:
+        high = image.resize((2 * SIDE, 4 * SIDE), Image.Resampling.NEAREST)
+    high.save(photo)
+    run(photo, size=(SIDE, SIDE))
     fv.report("out")
     return Path("out/report")
 

@@ -223,6 +223,7 @@ def test_an_error_in_the_block_is_not_hidden(net: nn.Module) -> None:
             ["did you mean fn:interpolate?", "functions here: fn:add 3"],
         ),
         ("Interpolate", ["the model calls the function interpolate once, "]),
+        ("Add", ["the model calls the function add 3 times"]),
     ],
 )
 def test_no_match_points_to_the_functions_there_are(

@@ -195,6 +195,23 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
     assert run_json(out)["failures"] == []
 
 
+def test_an_image_that_was_mended_by_a_killed_shard_is_no_failure(
+    draw: Run, photos: Path, tmp_path: Path
+) -> None:
+    """Its manifest counts, not the run.json that the killed one did not write."""
+    out = tmp_path / "out"
+    good = (photos / "01.png").read_bytes()
+    (photos / "01.png").write_bytes(good[:60])
+    draw(out, "--shard", "1/2")
+    assert draw(out, "--shard", "2/2").code == 3
+    earlier = (out / "run.json").read_bytes()
+    (photos / "01.png").write_bytes(good)
+    assert draw(out, "--shard", "2/2", "--resume").code == 0
+    (out / "run.json").write_bytes(earlier)
+    assert draw(out, "--shard", "1/2", "--resume").code == 0
+    assert run_json(out)["failures"] == []
+
+
 @pytest.mark.parametrize("count", [1, 5, 12])
 def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
     count: int, draw: Run, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
@@ -271,6 +288,23 @@ def test_an_image_that_does_not_fit_is_drawn_again(
     assert kept == [True, None, True, True]
     assert tree(undisturbed) == before
     assert not (undisturbed / "01.png" / "004_left").exists()
+
+
+def test_an_image_that_cannot_be_drawn_again_fails_alone(
+    draw: Run, undisturbed: Path
+) -> None:
+    """Its folder holds somebody's file beside a manifest of other settings."""
+    sealed_anew(undisturbed / "01.png", fingerprint="0" * 64)
+    (undisturbed / "01.png" / "notes.txt").write_text("mine")
+    done = draw(undisturbed, "--resume", "--json")
+    refused(done, 3, "01.png", "holds files that featviz did not write")
+    assert [line["image"] for line in lines_of(done.out)] == [
+        "00.png",
+        "01.png",
+        "02.png",
+        "03.png",
+    ]
+    assert (undisturbed / "01.png" / "notes.txt").read_text() == "mine"
 
 
 def test_images_whose_names_no_folder_can_have_are_found_complete(

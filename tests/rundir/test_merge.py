@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from runs import make_photos, refused, tree
+from runs import make_photos, refused, run_json, tree
 
 from featviz.rundir import verify as story
 from featviz.rundir.write import RunDirectory
@@ -144,6 +144,20 @@ def test_what_one_part_lacks_is_taken_from_another(
     assert done.code == 0
     assert "incomplete" not in done.err
     assert tree(merged) == tree(unsplit)
+
+
+@pytest.mark.medium
+def test_of_two_errors_that_of_the_first_part_is_told(
+    featviz: Run, draw_part: DrawPart, photos: list[Path], merged: Path
+) -> None:
+    """An image that failed in both parts is one failure."""
+    photos[4].write_bytes(b"broken")
+    first = draw_part("first", [photos[0], photos[4]])
+    photos[4].write_bytes(photos[1].read_bytes()[:60])
+    second = draw_part("second", [photos[1], photos[4]])
+    assert featviz("merge", first, second, "--out", merged).code == 3
+    assert run_json(merged)["failures"] == run_json(first)["failures"]
+    assert run_json(merged)["failures"] != run_json(second)["failures"]
 
 
 @pytest.mark.medium

@@ -209,6 +209,19 @@ def test_what_looks_left_and_is_not_ours_stays(
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("command", ["audit"])
+def test_the_only_copy_of_an_earlier_result_stays(
+    earlier: dict[str, bytes], replace: Run, out: Path, tmp_path: Path
+) -> None:
+    """A killed command has moved it aside, and somebody has made an empty folder in its
+    place."""
+    old = out.rename(tmp_path / hidden_name("result", OLD))
+    out.mkdir()
+    assert replace().code == 0
+    assert tree(old) == tree(out) == earlier
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize("command", ["run"])
 def test_a_folder_that_another_process_writes(
     write: Run, out: Path, tmp_path: Path
