@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import featviz as fv
 from featviz.errors import FeatvizError, StoreError, UsageError
 from featviz.rundir.read import read_run
-from featviz.rundir.studies import read_steps
+from featviz.rundir.studies import check_series, read_steps
 from featviz.rundir.verify import verify
 
 from .training import SHOWN, digits, moody_network, network, same, train
@@ -343,6 +343,15 @@ def test_a_folder_without_a_series_is_refused(
         watch(network(), folder, 1, **options)
 
     assert names_in(folder) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("board", ["", "tb", "tb/run"])
+def test_a_series_may_begin_around_its_events(board: str, tmp_path: Path) -> None:
+    """TensorBoard made their folder first, which may be that of the series."""
+    events = tmp_path / board
+    events.mkdir(parents=True, exist_ok=True)
+    (events / "events.out.tfevents.1.host").write_bytes(b"")
+    assert check_series(tmp_path, overwrite=False, resume=False, board=events) == []
 
 
 def test_an_earlier_series_stays_until_a_step_is_written(

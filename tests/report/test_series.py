@@ -150,14 +150,24 @@ def test_curves_are_described(page: Markup) -> None:
 
 def test_the_model_itself_has_its_curve(tmp_path: Path) -> None:
     """A model of a single module, which has no name, is found in the audits by its
-    label."""
-    for step, dead in {0: [1], 10: [1, 2]}.items():
+    label; steps have any number of digits."""
+    for step, dead in {0: [1], 1_000_000: [1, 2]}.items():
         run = write_run(
             tmp_path / f"step-{step:06d}", {"a.png": [Drawn("", type="Conv2d")]}
         )
         write_findings(run, {"": {"dead": dead}})
     build_report(tmp_path, ReportOptions())
-    assert page_of(tmp_path).values("polyline", "class") == ["dead"]
+    page = page_of(tmp_path)
+    assert page.values("polyline", "class") == ["dead"]
+    assert page.values("li", "data-step") == ["0", "1000000"]
+
+
+def test_an_image_that_failed_is_named(tmp_path: Path) -> None:
+    """The result has its step, its name and the reason."""
+    step = tmp_path / "step-000000"
+    write_run(step, {"a.png": [Drawn("relu")]}, {"b.png": "b.png is empty"})
+    result = build_report(tmp_path, ReportOptions())
+    assert result.incomplete == {"step-000000/b.png": "b.png is empty"}
 
 
 @pytest.mark.medium
