@@ -309,9 +309,11 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     real_folder = cache(os.path.realpath)  # 10,000 images are in few folders
     for path in inputs:
         absolute = path.absolute()
+        if absolute.name == "..":  # which is above its parent, and not in it
+            absolute = Path(os.path.realpath(absolute))
         stands = Path(real_folder(absolute.parent), absolute.name)
         paths = {str(stands)}
-        if absolute.name == ".." or stands.is_symlink():  # where it leads, too
+        if stands.is_symlink():  # where it leads, too
             paths.add(os.path.realpath(stands))
         if any(text == destination or text.startswith(within) for text in paths):
             verb = "is" if destination in paths else "holds"

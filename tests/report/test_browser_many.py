@@ -59,7 +59,8 @@ def test_it_opens_within_two_seconds(page: Page) -> None:
 def test_the_channels_that_vary_most_are_shown_and_the_others_unfold(
     page: Page,
 ) -> None:
-    """24 of 512, the most varied first; the page is short until all are asked for."""
+    """24 of 512, the most varied first; the page is short until all are asked for, and
+    the enlarged one leads to no others."""
     page.open("layer-000.html")
     assert shown_channels(page) == VARIED[::-1][:24]
     assert page.js("return document.documentElement.scrollHeight") < 12_000
@@ -68,6 +69,12 @@ def test_the_channels_that_vary_most_are_shown_and_the_others_unfold(
     assert page.shown(".frame canvas.names")
     page.choose("[data-state=sort]", "index")
     assert shown_channels(page) == list(range(24))
+    for channel, ends in {0: [True, False], 23: [False, True]}.items():
+        code = "viewer.open([...frames.values()][0], arguments[0]);"
+        page.js(f"{code} viewer.box.close()", channel)
+        assert (
+            page.js("return [viewer.previous.disabled, viewer.next.disabled]") == ends
+        )
     page.one("[data-unfold]").click()
     assert shown_channels(page) == list(range(CHANNELS))
 

@@ -313,6 +313,15 @@ def test_what_tells_two_runs_apart() -> None:
     assert schema.differences(old, dict(old)) == []
 
 
+def test_long_values_are_shown_where_they_differ() -> None:
+    """Not from their beginning, which may be the same for hundreds of letters."""
+    old, new = ({"repr": f"{'a' * 200}{n}{'b' * 200}"} for n in "12")
+    (text,) = schema.differences(old, new)
+    assert "aa1bb" in text
+    assert "aa2bb" in text
+    assert len(text) < 200
+
+
 def test_nan_is_no_json(tmp_path: Path) -> None:
     """A NaN in a manifest would be no JSON: it fails, and leaves no manifest."""
     folder = RunDirectory(Folder.open(tmp_path / "out")).new_image("x")

@@ -17,7 +17,7 @@ from featviz.errors import UsageError
 from featviz.rundir import LOCK_FILE, RUN_FILE
 from featviz.rundir.folder import OLD, hidden_name
 from featviz.rundir.locks import held
-from featviz.rundir.place import check_apart
+from featviz.rundir.place import check_apart, model_files
 
 RECORDS = {"run": "run.json", "audit": "audit.json", "report": "report.json"}
 """The record in the folder of commands of each kind: the others do as these."""
@@ -313,6 +313,25 @@ def test_the_place_of_a_link_is_in_the_way(album: Path) -> None:
     (album / "dog.jpg").symlink_to(album.parent / "elsewhere.jpg")
     with pytest.raises(UsageError, match="holds the input"):
         check_apart(album, "--out", [album / "dog.jpg"])
+
+
+def test_the_files_of_models_are_inputs(album: Path) -> None:
+    """A file, one with a factory behind a colon, and a folder behind `hf:`; a folder
+    without a model is none."""
+    (album / "config.json").write_text("{}")
+    file = album / "cat.jpg"
+    models = (str(file), f"{file}:make", f"hf:{album}", str(album.parent), None)
+    assert model_files(*models) == [file, file, album]
+
+
+def test_the_folder_above_is_an_input_by_two_dots(album: Path) -> None:
+    """It is in the way of itself and of what holds it, and not of a folder in it."""
+    above = album / ".."
+    with pytest.raises(UsageError, match="is the input"):
+        check_apart(album.parent, "--out", [above])
+    with pytest.raises(UsageError, match="holds the input"):
+        check_apart(album.parent.parent, "--out", [above])
+    check_apart(album, "--out", [above])
 
 
 def test_an_input_in_a_folder_of_a_longer_name_is_not_in_the_way(album: Path) -> None:

@@ -15,8 +15,10 @@ const tip = {
     if (channel === null) return;
     const title = grid.title(channel).replace("C", "c");
     this.box.replaceChildren(make("b", {}, title), grid.sentence(channel));
+    this.box.style.left = "0px"; // where it stood last, the edge may have squeezed it
     const { offsetWidth: width, offsetHeight: height } = this.box;
-    const left = Math.max(4, Math.min(x + 14, innerWidth - width - 8));
+    const room = document.documentElement.clientWidth; // without the scroll bar
+    const left = Math.max(4, Math.min(x + 14, room - width - 8));
     const hasRoom = y + 18 + height <= innerHeight;
     const top = hasRoom ? y + 18 : Math.max(4, y - height - 12);
     this.box.style.left = `${left}px`;
