@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drawn_maps import drawn_tiles, is_magenta, noise
+from drawn_maps import colours, drawn, drawn_tiles, is_magenta, noise
 from matplotlib import colormaps
 from numpy.testing import assert_array_equal
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from featviz.drawing import grid
+from featviz.drawing.picture import to_png
 
 
 def tiles(tensor: Tensor, **options: Any) -> np.ndarray:
@@ -93,6 +95,41 @@ def test_two_texts_stand_in_two_corners() -> None:
     (tile,) = tiles(tensor, labels=True, collapse=0.9)
     assert set(np.unique(tile[:, :7])) == {0, 255}
     assert set(np.unique(tile[:, -13:])) == {0, 255}
+
+
+@pytest.mark.parametrize("cmap", ["grey", "viridis"])
+def test_two_texts_of_a_narrow_tile_stand_one_below_the_other(cmap: str) -> None:
+    """In black and white, whatever the colours of the map."""
+    tensor = noise(1, 2, 30, 14)
+    tensor[0, 1] = tensor[0, 0]
+    (tile,) = tiles(tensor, labels=True, collapse=0.9, cmap=cmap)
+    for text in (tile[:9, :7], tile[-9:, -13:]):
+        assert set(np.unique(text)) == {0, 255}
+
+
+@pytest.mark.parametrize("cmap", ["grey", "viridis"])
+def test_how_many_share_a_tile_is_in_black_and_white(cmap: str) -> None:
+    """Also where no channel has its number, whatever the colours of the map."""
+    tensor = noise(1, 2, 20, 20)
+    tensor[0, 1] = tensor[0, 0]
+    (tile,) = tiles(tensor, collapse=0.9, cmap=cmap)
+    assert set(np.unique(tile[-9:, -13:])) == {0, 255}
+
+
+@pytest.mark.parametrize(
+    ("options", "last"), [({"labels": True}, 1), ({"collapse": 0.9}, 1), ({}, 0)]
+)
+def test_what_is_written_on_tiles_is_in_the_file(
+    options: dict[str, Any], last: int
+) -> None:
+    """Numbers, `×N`, or the mark of a map of zeros."""
+    tensor = noise(1, 3, 20, 20)
+    tensor[0, 1] = tensor[0, 0]
+    tensor[0, 2] *= last
+    picture = drawn(tensor, **options)
+    png = np.asarray(Image.open(io.BytesIO(to_png(picture))).convert("RGB"))
+    assert picture.tile_labels
+    assert_array_equal(png, colours(picture))
 
 
 EVERY_SIZE = pytest.mark.parametrize("size", [(28, 28), (7, 7), (56, 40)], ids=str)

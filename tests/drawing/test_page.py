@@ -84,6 +84,18 @@ def test_panels_stand_in_the_order_of_the_tiles() -> None:
     assert "channel 1 ×2" in titles
 
 
+def test_a_panel_of_a_clip_is_a_channel() -> None:
+    """Its slices side by side, between the limits and with the mark of the channel."""
+    clip = noise(1, 3, 4, 6, 5)
+    clip[0, 1] = 0
+    panels = panels_of(clip)
+    titles = [panel.title for panel in panels]
+    assert titles == ["channel 0", "channel 1 (all zero)", "channel 2"]
+    for panel, values in zip(panels, clip[0].numpy(), strict=True):
+        assert panel.pixels.shape == (6, 4 * 5, 3)
+        assert panel.limits == pytest.approx((values.min(), values.max()))
+
+
 def test_panels_show_values_that_are_not_finite() -> None:
     """NaN is magenta in a panel."""
     tensor = noise(1, 2, 6, 5)

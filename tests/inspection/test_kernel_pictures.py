@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from pixels import pixels_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
@@ -70,6 +71,22 @@ def test_other_kernels_are_the_mean_over_inputs(drawn: Draw) -> None:
     assert pictures.image("second").mode == "L"
     assert row["tiles"] == "mean over 10 inputs"
     assert_close(pictures.image("second"), expected[..., 0])
+
+
+def test_three_inputs_of_a_group_are_no_colours() -> None:
+    """A tile is their mean."""
+    grouped = filters.read_filters(nn.Conv2d(6, 4, 3, groups=2))
+    picture, tiles = filters.draw_filters(grouped, filters.DRAW)
+    assert (picture.layout, tiles) == ("mean", "mean over 3 inputs")
+
+
+@pytest.mark.parametrize("nrow", [3, None])
+def test_columns_of_slices_are_as_many_as_the_user_says(nrow: int | None) -> None:
+    """Else one for each input."""
+    read = filters.read_filters(nn.Conv2d(5, 4, 3))
+    options = structs.replace(filters.DRAW, nrow=nrow)
+    picture, _ = filters.draw_filters(read, options, all_slices=True)
+    assert picture.plan.columns == (nrow or 5)
 
 
 @pytest.mark.parametrize("layer", ["first", "second"])
