@@ -136,9 +136,10 @@ def test_one_large_value_does_not_whiten_the_others() -> None:
     assert set(levels[:, ::2].flat) <= {127, 128}
 
 
-def test_zeros_alone_are_in_the_middle_of_a_symmetric_scale() -> None:
+@pytest.mark.parametrize("mode", ["symmetric", "symmetric-percentile:99"])
+def test_zeros_alone_are_in_the_middle_of_a_symmetric_scale(mode: str) -> None:
     """Zeros have the middle level where no value is there for a percentile."""
-    levels = drawn("symmetric-percentile:99", torch.zeros(2, 3, 3))
+    levels = drawn(mode, torch.zeros(2, 3, 3))
     assert set(levels.flat) <= {127, 128}
 
 

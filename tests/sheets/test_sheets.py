@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ from rundirs import Drawn, summed_anew, write_run
 
 import featviz as fv
 from featviz.drawing import figure
+from featviz.drawing.animation import write_animation
 from featviz.errors import StoreError, UsageError
 from featviz.options import read
 from featviz.options.commands import SheetOptions
@@ -324,6 +326,7 @@ def test_images_follow_one_another(
         opened.seek(1)
         opened.load()
         assert opened.info["duration"] == duration
+        assert opened.info["loop"] == 0, "it is played for ever"
 
 
 @pytest.mark.medium
@@ -406,6 +409,22 @@ def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
         assert stream.average_rate == 2
     assert len(frames) == 2
     assert abs(frames[0].astype(int) - frames[1]).max() > 60
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("height", "width"), [(33, 48), (32, 49), (33, 49), (32, 48)])
+def test_a_side_of_odd_pixels_gets_a_white_one(height: int, width: int) -> None:
+    """H.264 has one colour for two by two pixels."""
+    av = pytest.importorskip("av", reason="featviz[video]")
+    file = io.BytesIO()
+    write_animation([np.zeros((height, width, 3), np.uint8)], file, "mp4", 1)
+    file.seek(0)
+    with av.open(file) as container:
+        (frame,) = (image.to_ndarray(format="gray") for image in container.decode())
+    assert frame.shape == (height + height % 2, width + width % 2)
+    assert (frame[:height, :width] < 40).all()
+    assert (frame[height:] > 200).all()
+    assert (frame[:, width:] > 200).all()
 
 
 @pytest.mark.parametrize(
