@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import featviz as fv
+from featviz.drawing.channels import choose_channels, count_chosen
 from featviz.drawing.values import inner_deviations
 from featviz.errors import FeatvizError
 
@@ -149,6 +151,44 @@ def test_deviations_do_not_depend_on_the_order_in_memory() -> None:
     assert not maps.flatten(1).is_contiguous()
     expected = inner_deviations(maps.clone(memory_format=torch.contiguous_format), 1)
     assert (inner_deviations(maps, 1) == expected).all()
+
+
+MEANS = np.array([1, np.nan, 3, 3, 2], np.float32)
+DEVIATIONS = np.array([5, 1, np.nan, 5, 2], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "candidates", "chosen"),
+    [
+        ("2,0", range(5), [2, 0]),
+        ("0,3", [1, 3, 4], [3]),
+        ("first:2", [1, 3, 4], [1, 3]),
+        ("spread:3", range(5), [0, 2, 4]),
+        ("spread:4", range(5), [0, 1, 3, 4]),
+        ("spread:9", [1, 3, 4], [1, 3, 4]),
+        ("top:3", range(5), [2, 3, 4]),
+        ("top:9", range(5), [2, 3, 4, 0, 1]),
+        ("top:2", [1, 3, 4], [3, 4]),
+        ("varied:2", range(5), [0, 3]),
+        ("varied:9", range(5), [0, 3, 4, 1, 2]),
+    ],
+)
+def test_rules_choose_among_candidates(
+    text: str, candidates: Sequence[int], chosen: list[int]
+) -> None:
+    """Of equal channels the earlier one comes first, and one of NaN last."""
+    assert choose_channels(text, candidates, MEANS, DEVIATIONS) == chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(None, 5), ("first:9", 5), ("top:2", 2), ("0-4", 5), ("4,5", 1), ("5-9", 0)],
+)
+def test_channels_are_counted_before_they_are_there(
+    text: str | None, count: int
+) -> None:
+    """Of five; their numbers begin at 0."""
+    assert count_chosen(text, 5) == count
 
 
 def test_channels_are_drawn_in_the_order_of_the_text() -> None:

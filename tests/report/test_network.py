@@ -19,7 +19,7 @@ from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.report.figures import arrange
 from featviz.report.stages import most_varied, network
-from featviz.report.totals import ChannelTotals
+from featviz.report.totals import HIGH, LOW, ChannelTotals
 from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture
 
@@ -250,6 +250,22 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding(
     assert set(totals.findings) == findings
     zeros = set(totals.findings.get("all zero", ()))
     assert zeros.isdisjoint(totals.findings.get("constant", ()))
+
+
+@pytest.mark.parametrize("first_is_finite", [False, True])
+def test_an_image_without_a_finite_value_hides_no_other(first_is_finite: bool) -> None:
+    """The range of each channel is that of the images that have one."""
+    grid = {"nrow": 3, "padding": 2, "tile": [4, 4], "scale": 1}
+    row = Capture(kind="output", grid=grid, shape=[1, 6, 4, 4], **CAPTURE)  # type: ignore[arg-type]
+    nothing = VALUES.copy()
+    nothing[:, :4] = np.nan
+    nothing[:, 5] = 16
+    totals = ChannelTotals()
+    for stats in (VALUES, nothing) if first_is_finite else (nothing, VALUES):
+        totals.add(row, stats)
+    ranges = totals.table[:, [LOW, HIGH]]
+    np.testing.assert_array_equal(ranges, VALUES[:, :2])
+    assert set(totals.findings) == {"NaN or infinite"}
 
 
 def number(value: float) -> str:

@@ -254,17 +254,22 @@ def test_four_places_are_averaged_into_one() -> None:
     np.testing.assert_allclose(vectors.vectors, averaged(maps, 4), rtol=1e-5)
 
 
-def test_channels_stand_out_in_standard_deviations() -> None:
+@pytest.mark.parametrize(
+    ("count", "type"), [(300, np.uint16), (257, np.uint16), (256, np.uint8)]
+)
+def test_channels_stand_out_in_standard_deviations(
+    count: int, type: type[np.unsignedinteger[Any]]
+) -> None:
     """They are the eight farthest from their means over all places (numpy), the farthest
-    first."""
-    vectors = np.random.default_rng(2).normal(3, 2, (50, 300)).astype(np.float32)
+    first, in bytes where these hold all channels, as the script reads them."""
+    vectors = np.random.default_rng(2).normal(3, 2, (50, count)).astype(np.float32)
     vectors[:, 4] = 1
     vectors[9, 17] = 40
     deviation = vectors.std(0)
     deviation[4] = np.inf
     channels, values = standing_out(vectors, vectors.mean(0), deviation)
     scores = (vectors - vectors.mean(0)) / deviation
-    assert channels.dtype == np.uint16
+    assert channels.dtype == type
     assert channels[9, 0] == 17
     chosen = np.take_along_axis(scores, channels.astype(int), axis=1)
     largest = np.sort(-abs(scores), axis=1)[:, :8]
