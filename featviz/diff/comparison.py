@@ -391,9 +391,17 @@ class Comparison:
         return 0 if self.passed else CHECK_FAILED
 
     @property
+    def verdict(self) -> str:
+        """`equal`, `different`, or the limit within which channels differ."""
+        if not self.equal:
+            return "different"
+        if self.first is None:
+            return "equal"
+        return f"within --max-diff-ratio {self.thresholds.max_diff_ratio:g}"
+
+    @property
     def summary(self) -> str:
         """The whole result in a line."""
-        verdict = "equal" if self.equal else "different"
         tensors = counted(len(self.layers), "tensor")
         images = counted(len(self.images), "image")
         # The verdict counts channels, and the limit is on the share counted in each image:
@@ -404,12 +412,15 @@ class Comparison:
             share = f"{differing:,} of {total:,} counted in each image, {share}"
         # of two models that differ throughout, where it begins is the news
         differing, total = self.channels
-        first = ""
+        where = ""
         if self.first is not None:
-            first = f", first at {layer_named(self.first.label)} ({self.first.type})"
+            where = f", first at {layer_named(self.first.label)} ({self.first.type})"
+            if self.equal:
+                largest = max(layer.severity for layer in self.differing)
+                where = f" by at most {largest:.3g} relative{where}"
         return (
-            f"{verdict}: {tensors} of {images} compared, "
-            f"{differing:,} of {counted(total, 'channel')} differ ({share}){first}"
+            f"{self.verdict}: {tensors} of {images} compared, "
+            f"{differing:,} of {counted(total, 'channel')} differ ({share}){where}"
         )
 
     @property

@@ -372,6 +372,21 @@ def test_channels_are_counted_in_each_image_for_machines(
     assert featviz("diff", *uneven, "--max-diff-ratio", 0.24).code == 4
 
 
+def test_runs_within_the_limit_are_not_called_equal(featviz: CLI, uneven: Pair) -> None:
+    """Neither the last line nor the page says so: both name the limit and the largest
+    difference."""
+    options = ("--max-diff-ratio", 0.25, "--html", "within.html")
+    done = featviz("diff", *uneven, *options)
+    row = documented(featviz, *uneven).document["layers"]
+    largest = max(max(layer["channels"]["relative"]) for layer in row)
+    (line,) = [text for text in done.out.splitlines() if "compared" in text]
+    assert line.startswith("within --max-diff-ratio 0.25: ")
+    assert f"(3 of 12 counted in each image, 25.00%) by at most {largest:.3g}" in line
+    page = Path("within.html").read_text()
+    assert "<b>Within --max-diff-ratio 0.25</b>" in page
+    assert "<b>Equal</b>" not in page
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_names_that_are_no_text(featviz: CLI) -> None:
     """An image named in bytes that are no UTF-8 is told in documents."""
