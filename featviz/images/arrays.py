@@ -26,8 +26,8 @@ MAX_VALUES = 2**28
 """Numbers of an image: as float32 they take one gibibyte."""
 
 _NARROW = 0.1
-"""An image of 16 bits that uses less of their range (12 bits in a 16-bit file) is
-nearly black."""
+"""An image of 16 bits that uses less of their range is nearly one colour: black, for 12
+bits in a 16-bit file."""
 
 _PACKINGS = (1, 8, 32946, 5, 32773)
 """Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits.

@@ -494,8 +494,8 @@ def _stills(data: bytes, container: str, decoding: _Decoding) -> Frames:
 
 
 def _warn(path: FilePath, decoded: Frames, decoding: _Decoding) -> None:
-    """Say that of a video or an animation one frame alone is taken; and that 12 bits lie
-    in a 16-bit file, which a model sees as darkness."""
+    """Say that of a video or an animation one frame alone is taken; and that values fill
+    little of 16 bits: a model sees 12 bits in them as darkness."""
     total = decoded.total
     if total > 1 and decoding.still is None and not decoding.frames:
         hint = ""
@@ -505,13 +505,17 @@ def _warn(path: FilePath, decoded: Frames, decoding: _Decoding) -> None:
     for image in decoded.images:
         if isinstance(image, Raster) and image.narrow_range is not None:
             low, high = image.narrow_range
+            seen_as = "one grey to the model;"
+            # of brighter values no multiple fits into 16 bits, or tells them apart
+            if high < 65535 // 5:
+                seen_as = f"black to the model; save them times {65535 // high}, or"
             log.warning(
-                "%s has values %s to %s of 65,535, nearly black to the model; save them"
-                " times %d, or give --mean and --std of that range",
+                "%s has values %s to %s of 65,535, nearly %s give --mean and --std of"
+                " that range",
                 path,
                 f"{low:,}",
                 f"{high:,}",
-                65535 // high,
+                seen_as,
             )
 
 

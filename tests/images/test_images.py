@@ -131,6 +131,12 @@ def test_twelve_bits_in_sixteen_are_warned_of(
     numbers(tmp_path / "scaled.png")
     assert len(caplog.messages) == 1
 
+    bright = TWELVE_BITS + np.uint16(60_000)
+    Image.fromarray(bright).save(tmp_path / "bright.png")
+    numbers(tmp_path / "bright.png")
+    remedy = "nearly one grey to the model; give --mean and --std of that range"
+    assert f"has values 60,002 to 64,033 of 65,535, {remedy}" in caplog.messages[1]
+
 
 @pytest.mark.medium
 def test_twelve_bits_in_sixteen_are_shown_stretched(
