@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# layers that a warning names
-
 
 @command(
     DiffThresholds,

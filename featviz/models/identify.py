@@ -190,11 +190,9 @@ def identify(state_dict: Weights) -> Match:
     index = _index()
     names: list[str] = []
     candidates: list[Near] = []
-    # the plainest first: `resnet50` before `quantized_resnet50`, whose tensors are the
+    # the shortest first: `resnet50` before `quantized_resnet50`, whose tensors are the
     # same
-    ordered = sorted(index, key=lambda name: (len(name), name))
-    ordered.sort(key=lambda name: name.startswith("quantized_"))
-    for name in ordered:
+    for name in sorted(index, key=lambda name: (len(name), name)):
         expected = index[name]["tensors"]
         common = shapes.keys() & expected.keys()
         fitting = _count_fitting(shapes, index[name])

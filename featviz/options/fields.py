@@ -327,8 +327,8 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
     """The options of records and of those in them, at any depth.
 
     Args:
-        record_types: Structs whose nested records have a default. Where two declare an
-            option, the outer one counts, and of several the last.
+        record_types: Structs whose nested records have a default. Where several
+            declare an option, the last one counts.
 
     Returns:
         By name; the default of a nested record's option is the one in the outer
@@ -343,10 +343,9 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
                 default = getattr(defaults[field_name], name)
                 # what help says of a default holds for that one alone
                 default_text = inner.default_text if default == inner.default else ""
-                outer = replace(inner, default=default, default_text=default_text)
-                # `setdefault`: a command may say something else of an option that it
-                # shares
-                options.setdefault(name, outer)
+                options[name] = replace(
+                    inner, default=default, default_text=default_text
+                )
     return options
 
 

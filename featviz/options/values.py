@@ -95,7 +95,7 @@ def split_list(value: Any) -> list[Any]:
     # x is between sides as people type them, × as messages show them
     if isinstance(value, str):
         return re.split(r"\s*[\s,x×]\s*", value.strip().lower())
-    if not hasattr(value, "__len__"):  # a number
+    if _is_number(value):
         return [value]
     items: list[Any] = []
     for item in value:
@@ -104,6 +104,11 @@ def split_list(value: Any) -> list[Any]:
         else:
             items.append(item)
     return items
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of a program is a single one; also in a tensor without axes."""
+    return not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
 
 
 def _read_size(value: Any) -> int | tuple[int, int]:
@@ -185,7 +190,7 @@ def _read_channels(value: Any) -> str:
     if isinstance(value, str):
         text = value.strip().lower()
     else:
-        numbers = value if hasattr(value, "__len__") else [value]
+        numbers = [value] if _is_number(value) else value
         text = ranges(convert(number, NonNegativeInt) for number in numbers)
     channel_choice(text)  # refuses what it cannot read
     return text

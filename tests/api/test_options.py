@@ -45,6 +45,8 @@ from featviz.options import (
 )
 from featviz.options import commands as of_commands
 from featviz.options import run as of_run
+from featviz.options.commands import SheetOptions
+from featviz.records import Shard
 
 from .drawn import drawn
 
@@ -66,6 +68,14 @@ BAD = [
     ("device", "gpu", "'gpu' is no device"),
     ("seed", 10**30, f"seed={10**30}: expected an integer from 0 to {2**63 - 1}"),
     ("model_args", "3", "model_args=3: expected KEY=VALUE"),
+    ("shard", "0/2", "shard=0/2: expected I/N with I from 1 to N"),
+    ("shard", "3/2", "shard=3/2: expected I/N with I from 1 to N"),
+    ("crop", "8x8x8", "crop=8x8x8: expected pixels from 1 to 65536"),
+    ("size", 65537, "size=65537: expected pixels from 1 to 65536"),
+    ("pad_value", 1.5, "pad_value=1.5: expected a number from 0 to 1"),
+    ("collapse", 0, "collapse=0: expected a number above 0, at most 1"),
+    ("capture", "outputs", "capture=outputs: expected some of output, input"),
+    ("channels", "top:0", "channels=top:0: expected numbers such as 12,40-43"),
 ]
 WRONG_TYPES = [
     *((name, 5) for name in ("cmap", "ablate", "out")),
@@ -94,16 +104,41 @@ GOOD: list[OptionValue] = [
     OptionValue(PassOptions, "capture", None, ("output",)),
     OptionValue(ModelOptions, "seed", np.int64(7), 7),
     OptionValue(ModelOptions, "model_args", ["a=1", "b=x"], {"a": 1, "b": "x"}),
+    OptionValue(ModelOptions, "model_args", None, {}),
+    OptionValue(ModelOptions, "model_args", "act=gelu", {"act": "gelu"}),
+    OptionValue(ModelOptions, "model_args", ["a=1", "a=(2, 3)"], {"a": (2, 3)}),
+    OptionValue(ModelOptions, "model_args", {"a": nn.ReLU}, {"a": nn.ReLU}),
+    OptionValue(PassOptions, "ablate", None, ()),
     OptionValue(InputOptions, "size", "224,320", (224, 320)),
+    OptionValue(InputOptions, "size", "224×320", (224, 320)),
+    OptionValue(InputOptions, "size", "224 X 320", (224, 320)),
+    OptionValue(InputOptions, "size", ["224", "320"], (224, 320)),
+    OptionValue(InputOptions, "size", np.int64(65536), 65536),
+    OptionValue(InputOptions, "crop", torch.tensor(224), 224),
+    OptionValue(DrawOptions, "channels", torch.tensor(3), "3"),
     OptionValue(InputOptions, "mean", ".5,.5,.5", (0.5, 0.5, 0.5)),
     OptionValue(DrawOptions, "order", "Similarity", "similarity"),
     OptionValue(DrawOptions, "format", "WebP", "webp"),
+    OptionValue(DrawOptions, "format", "JPEG", "jpg"),
     OptionValue(DrawOptions, "tensors", True, "npy"),
+    OptionValue(DrawOptions, "nrow", "Auto", None),
+    OptionValue(DrawOptions, "channels", " TOP:9", "top:9"),
+    OptionValue(DrawOptions, "channels", 3, "3"),
+    OptionValue(DrawOptions, "channels", np.array([0, 2, 3]), "0,2-3"),
     OptionValue(ModelOptions, "weights", "None", "none"),
+    OptionValue(ModelOptions, "weights", "Default", "default"),
+    OptionValue(ModelOptions, "weights", Path("W.pth"), "W.pth"),
     OptionValue(ModelOptions, "model_args", ["@hparams"], {}),
     OptionValue(PassOptions, "target", 281, "class:281"),
     OptionValue(PassOptions, "target", "281", "class:281"),
+    OptionValue(PassOptions, "target", " class:Tabby ", "class:Tabby"),
+    OptionValue(PassOptions, "capture", "grad,output,Grad,", ("grad", "output")),
     OptionValue(RunOptions, "layers", ["Conv2d#0", "fn:add"], "Conv2d#0,fn:add"),
+    OptionValue(RunOptions, "layers", "Conv2d[0],fn:add[1:]", "Conv2d#0,fn:add#1:"),
+    OptionValue(RunOptions, "layers", "re:conv[12]", "re:conv[12]"),
+    OptionValue(RunOptions, "shard", "2/2", Shard(1, 2)),
+    OptionValue(SheetOptions, "images", "a.png, 'b*',", ("a.png", "'b*'")),
+    OptionValue(SheetOptions, "images", ["a", "b,c"], ("a", "b", "c")),
 ]
 
 

@@ -22,10 +22,12 @@ from small_models import (
     noise,
     pixels,
     retinanet,
+    rtdetr,
     sure_yolo,
     unsure_yolo,
 )
 from torch import Tensor
+from torch.nn import functional
 
 import featviz as fv
 from featviz.gradients.answers import NothingFoundError
@@ -417,3 +419,25 @@ def test_boxes_of_detr_are_those_of_its_processor() -> None:
     assert result.outcome.target == pytest.approx(logit.item(), rel=1e-4)
     assert result.target.startswith(("cat ", "dog ", "bird ", "fish "))
     assert [layer_map.layer for layer_map in page.maps] == ["model.input_projection"]
+
+
+@pytest.mark.slow
+def test_a_box_that_depends_on_several_levels_is_shown_at_all_of_them() -> None:
+    """The picture of the image is the largest value at each pixel, and all are in its
+    scale."""
+    torch.manual_seed(0)
+
+    page = fv.cam(rtdetr().eval(), pixels(), preset="none")
+
+    levels = [
+        functional.interpolate(at.tensor[None, None], (SIDE, SIDE), mode="bilinear")
+        for at in page.maps
+    ]
+    assert len(levels) == 3
+    assert_maps_equal(page.tensor, torch.cat(levels)[:, 0].amax(0))
+    largest = max(float(at.tensor.max()) for at in page.maps)
+    assert [at.limits for at in page.maps] == [pytest.approx((0, largest))] * 3
+    maximum = page.images[0].maximum
+    assert maximum is not None
+    assert maximum.name == "maximum of 3 levels"
+    assert np.array_equal(page.image, maximum.picture)

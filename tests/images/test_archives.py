@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 import shutil
 import struct
 import tarfile
 import time
 import zipfile
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
-from hostile_images import LOOKS, png, tarred
+from hostile_images import LOOKS, png, tarred, zipped
 from PIL import Image
 from runs import SMALL, make_photos, tree
 
@@ -245,6 +247,20 @@ def test_an_archive_that_changes_is_read_anew(photos: Path, tmp_path: Path) -> N
     packed(photos, "p.tar")
     assert names(path) == ["b/c/00.png", "b/c/01.png"]
     assert decode.read(inside) == content
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
+def test_an_archive_that_is_written_over_is_read_anew(
+    pack: Callable[..., bytes], tmp_path: Path
+) -> None:
+    """Also where the file is the same one, and as large as before."""
+    path = tmp_path / f"p.{'tar' if pack is tarred else 'zip'}"
+    inside = Path(f"{path}::a.png")
+    for second, member in enumerate((b"before", b"behind")):
+        path.write_bytes(pack(("a.png", member)))
+        os.utime(path, (second, second))
+        assert names(path) == ["a.png"]
+        assert decode.read(inside) == member
 
 
 @pytest.mark.medium

@@ -156,6 +156,17 @@ def test_an_npz_of_several_arrays_is_refused(read: Read) -> None:
         read(data, 5)
 
 
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (5, 4, 6), (2, 5, 4, 6)])
+def test_a_function_of_the_users_gets_arrays_as_they_are(
+    read: Read, shape: tuple[int, ...]
+) -> None:
+    """Of any number of axes, also a vector."""
+    values = numbers(*shape)
+    image = read(npy(values), 3, raw=True)
+    assert image.values.dtype == np.uint16
+    assert np.array_equal(image.values, values)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
 def test_a_tensor_of_torch_save(read: Read, dtype: torch.dtype) -> None:
     """It stands alone, or in a dict as the only one or under the name image."""

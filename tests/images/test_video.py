@@ -164,13 +164,20 @@ def test_what_is_no_whole_video_is_refused(
     refused(done, 1, f"{name} is a video that cannot be read: it is damaged")
 
 
+# else the frames would have 1 GB, or one of them as many pixels as no image may have
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        ("_MAX_FRAME_BYTES", 2 * 48 * 32 * 3),
+        ("Image.MAX_IMAGE_PIXELS", 48 * 32 // 2 - 1),
+    ],
+)
 def test_too_many_frames_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line has their number and size."""
     content = film(tmp_path / "a.mp4", 3).read_bytes()
-    # else the frames would have 1 GB
-    monkeypatch.setattr(arrays, "_MAX_FRAME_BYTES", 2 * 48 * 32 * 3)
+    monkeypatch.setattr(f"featviz.images.arrays.{limit}", value)
     message = "has 3 frames of 48×32 pixels, which are too many"
     with pytest.raises(ImageError, match=message):
         arrays.read_frames(content, "mov", lambda count: range(3))

@@ -89,6 +89,7 @@ def test_a_fault_that_stays_is_one_failed_image(
     ("status", "reason"),
     [
         (404, "there is no such file in the store"),
+        (401, "the store refuses access: are the credentials there?"),
         (403, "the store refuses access: are the credentials there?"),
         (429, "the server answers 429 Too Many Requests"),
     ],

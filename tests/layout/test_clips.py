@@ -70,6 +70,27 @@ class TestGrouping:
         assert stills.name == "both"
         assert len(stills.paths) == 2
 
+    def test_a_photo_with_a_preview_is_a_still(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Phones write MPO: the further images in the file are smaller ones of the
+        first, of which nobody is told, and which --frames does not take."""
+        folder = folder_of(tmp_path / "photos", 2)
+        small = still(9).resize((4, 4))
+        still(2).save(
+            folder / "frame2.jpg", "MPO", save_all=True, append_images=[small]
+        )
+
+        (clip,) = clips_of(folder)
+        photo = Sample("photo", clip.paths[2:])
+        sizes = {image.size for image in decode.decode(photo, frames=2)[0]}
+        decode.decode(photo)
+
+        names = ["frame0.png", "frame1.png", "frame2.jpg"]
+        assert [path.name for path in clip.paths] == names
+        assert sizes == {still(2).size}
+        assert not caplog.messages
+
     def test_folders_of_one_name_are_two_clips(self, tmp_path: Path) -> None:
         """Stills of a/frames and b/frames, which have different names, are two clips."""
         first = folder_of(tmp_path / "a" / "frames", 2, "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -345,11 +346,11 @@ def test_a_graph_of_too_many_nodes_is_refused(
 # Quantised graphs
 
 
-def quantised(path: Path, scale: float = 0.02) -> Path:
+def quantised(path: Path, outputs: Sequence[str] = ("y",)) -> Path:
     """A convolution between nodes that quantise, as onnxruntime.quantization writes it."""
     tensors = {
         "weight": conv_weights(),
-        "scale": np.float32(scale).reshape(()),
+        "scale": np.float32(0.02).reshape(()),
         "zero": np.uint8(128).reshape(()),
     }
     nodes = [
@@ -360,7 +361,7 @@ def quantised(path: Path, scale: float = 0.02) -> Path:
         node("DequantizeLinear", "cq scale zero", "cd", "d2"),
         node("Relu", "cd", "y", "relu"),
     ]
-    return graph_file(path, nodes, tensors)
+    return graph_file(path, nodes, tensors, outputs=outputs)
 
 
 def test_the_value_behind_dequantize_stands_for_the_layer(tmp_path: Path) -> None:
@@ -370,6 +371,13 @@ def test_the_value_behind_dequantize_stands_for_the_layer(tmp_path: Path) -> Non
     assert [layer.name for layer in list_layers(model)] == ["", "conv", "relu"]
     steps = captured(model, torch.rand(1, 3, 8, 8))["conv", "output", 0] / 0.02
     torch.testing.assert_close(steps, steps.round(), atol=1e-3, rtol=0)
+
+
+def test_a_value_that_the_graph_returns_is_that_of_the_layer(tmp_path: Path) -> None:
+    """It is the one before it is quantised."""
+    model = load(quantised(tmp_path / "q.onnx", ["c", "y"]))
+    image = torch.rand(1, 3, 8, 8)
+    assert torch.equal(captured(model, image)["conv", "output", 0], model(image)["c"])
 
 
 def module_of_convolutions(path: Path, is_quantised: bool) -> Path:
