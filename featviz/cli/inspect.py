@@ -247,8 +247,13 @@ def cam(values: Values) -> int:
             pictures.append(result.path)
     if not pictures:  # each image has said why
         return 1
-    path = pictures[0] if values["open"] or len(pictures) == 1 else pictures[0].parent
-    output.written(counted(len(pictures), "picture"), path, values["open"])
+    what = counted(len(pictures), "picture")
+    path = pictures[0]
+    if len(pictures) > 1 and values["open"]:
+        what = f"the first of {what}"
+    elif len(pictures) > 1:
+        path = path.parent
+    output.written(what, path, values["open"])
     return 3 if failed else 0
 
 

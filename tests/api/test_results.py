@@ -183,6 +183,21 @@ def test_the_gallery_shows_input_and_captures(
     assert len(pictures_of(result.images[0])) == 3
 
 
+@pytest.mark.parametrize(
+    ("kernel", "shown"),
+    [((3, 4), (480, 360)), ((1, 200), (400, 2)), ((200, 1), (2, 400))],
+)
+def test_small_pictures_are_enlarged_by_a_whole_factor(
+    kernel: tuple[int, int], shown: tuple[int, int]
+) -> None:
+    """To half the width of a page, also where they are long and narrow."""
+    convolution = nn.Conv2d(1, 1, kernel)
+    (picture,) = fv.kernels(convolution, scale=1, padding=0, marks=False).captures
+    assert picture.image.size == kernel[::-1]
+    html = picture._repr_html_()  # type: ignore[attr-defined]
+    assert f'width="{shown[0]}" height="{shown[1]}"' in html
+
+
 @pytest.mark.medium
 def test_a_long_table_says_how_many_rows_are_left_out() -> None:
     """A notebook shows sixty rows: here the model itself, and 59 of its 70 modules."""

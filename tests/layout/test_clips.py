@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import featviz as fv
 from featviz import layout
 from featviz.drawing import drawer
 from featviz.drawing.picture import GridPicture
+from featviz.errors import ImageError
 from featviz.images import decode, find
 from featviz.options import DrawOptions
 from featviz.records import CaptureSite, Hints, Layer, Sample
@@ -107,6 +109,31 @@ class TestGrouping:
         (clip,) = clips_of("walk/frame0.png", folder / "frame2.png")
         assert clip.name == "walk"
         assert [path.name for path in clip.paths] == ["frame0.png", "frame2.png"]
+
+    def test_a_clip_has_the_digest_of_all_its_frames(self, tmp_path: Path) -> None:
+        """Whether it is decoded or not, and in whole or in part."""
+        (clip,) = clips_of(folder_of(tmp_path / "walk", 3))
+        content = b"".join(path.read_bytes() for path in clip.paths)
+        digest = hashlib.sha256(content).hexdigest()
+        assert decode.digest(clip) == digest
+        assert decode.decode(clip, frames=2)[1] == digest
+
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [(b"no image", "is no image that Pillow"), (None, "is no file")],
+    )
+    def test_an_error_names_the_frame(
+        self, content: bytes | None, reason: str, tmp_path: Path
+    ) -> None:
+        """Behind the name of its clip."""
+        (clip,) = clips_of(folder_of(tmp_path / "walk", 3))
+        frame = clip.paths[1]
+        assert isinstance(frame, Path)
+        frame.unlink()
+        if content is not None:
+            frame.write_bytes(content)
+        with pytest.raises(ImageError, match=f"^walk: frame1.png {reason}"):
+            decode.decode(clip)
 
     def test_a_still_is_repeated(self, tmp_path: Path) -> None:
         """A single still keeps its name, and is repeated."""

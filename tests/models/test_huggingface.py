@@ -232,6 +232,16 @@ def test_missing_weights_are_an_error(vit: Path, backbone: str) -> None:
 
 
 @pytest.mark.medium
+def test_weights_of_another_shape_are_an_error(vit: Path, tmp_path: Path) -> None:
+    """transformers would put random numbers in their place."""
+    tensors = load_file(vit / WEIGHTS)
+    tensors["classifier.bias"] = torch.zeros(99)
+    save_file(tensors, tmp_path / "other.safetensors")
+    with pytest.raises(LoadError, match=r"of another shape: classifier\.bias\b"):
+        load(vit, weights=str(tmp_path / "other.safetensors"))
+
+
+@pytest.mark.medium
 def test_partial_weights_are_random_by_seed(vit: Path, backbone: str) -> None:
     """With --partial, what is missing."""
 

@@ -130,9 +130,10 @@ def test_an_architecture_with_a_file_of_weights(
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["test_vit", SMALL])
+@pytest.mark.parametrize("name", ["test_vit", "levit_128s", SMALL])
 def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) -> None:
-    """Fine-tuned weights of 7 classes for grey images need no --model-arg."""
+    """Fine-tuned weights of 7 classes for grey images need no --model-arg; also of a
+    distilled model, which has two classifiers."""
     tuned = timm.create_model(name, num_classes=7, in_chans=1)
     save_file(tuned.state_dict(), tmp_path / "w.safetensors")
     loaded = load_whole(tmp_path / "w.safetensors", arch=f"timm:{name}")

@@ -44,6 +44,8 @@ def test_it_goes_as_it_was_told(
     folder = shutil.copytree(furnished, tmp_path / "story")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
+    # no browser is there
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
     for name in _REMEMBERED:
         monkeypatch.delenv(name, raising=False)
     path = HERE / f"{story}.txt"
