@@ -72,7 +72,7 @@ class Url:
     def of_run(cls, text: str) -> Url:
         """The URL of a run directory; UsageError where it is of a kind in which there
         can be no run."""
-        url = cls(text.rstrip("/"))
+        url = cls(text)
         if "::" in text or url.protocol in (*WEB, "file", "local", "data", ""):
             raise UsageError(
                 f"{quoted(scrubbed(text))} is no place in an object store",

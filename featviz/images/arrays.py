@@ -531,7 +531,8 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
             "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3"
             " or 4",
         )
-    if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ([], [1])):
+    is_grey = array.ndim == 2 or shape[-1] == 1
+    if dtype == np.uint8 or (dtype == np.uint16 and is_grey):
         return array
     if dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)

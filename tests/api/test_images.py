@@ -118,7 +118,14 @@ RAMP = torch.linspace(0, 1, 12).reshape(3, 4)
 
 @pytest.mark.parametrize(
     ("tensor", "tolerance"),
-    [(RAMP, 0), (RAMP[None], 0), (RAMP[None, None], 0), (RAMP.half(), 1)],
+    [
+        (RAMP, 0),
+        (RAMP[None], 0),
+        (RAMP[None, None], 0),
+        (RAMP.half(), 1),
+        (RAMP.to(torch.bfloat16), 1),
+        (torch._neg_view(-RAMP), 0),
+    ],
 )
 def test_grey_tensors(tensor: torch.Tensor, tolerance: int) -> None:
     """[H, W], one channel and half precision are images, too."""
@@ -126,6 +133,15 @@ def test_grey_tensors(tensor: torch.Tensor, tolerance: int) -> None:
     assert image.mode == "L"
     expected = (RAMP * 255).round().numpy()
     assert np.abs(np.asarray(image) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 1), (1, 3, 4, 1)])
+def test_grey_of_sixteen_bits(shape: tuple[int, ...]) -> None:
+    """It is kept as it is, with or without an axis of channels."""
+    values = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    for array in (values.reshape(shape), torch.from_numpy(values)[None]):
+        (image,) = arrays.to_images(array)
+        assert_same_pixels(image, values)
 
 
 def test_bool_tensors() -> None:

@@ -273,7 +273,8 @@ class Sparkling(DrawOptions, frozen=True):
 @pytest.fixture
 def sparkle(monkeypatch: pytest.MonkeyPatch) -> click.Command:
     """A command of these options, which prints the value."""
-    monkeypatch.setitem(HELP, "Sparkling", {"sparkle_at": "Sparkle N times."})
+    texts = {"sparkle_at": "Sparkle N times.", "nrow": "Sparkle in rows."}
+    monkeypatch.setitem(HELP, "Sparkling", texts)
 
     @opts.command(Sparkling)
     def command(values: opts.Values) -> int:
@@ -305,13 +306,15 @@ def test_a_field_is_an_option_of_a_command(
 def test_a_field_is_checked_and_in_help(
     sparkle: click.Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its bounds and its default are those of the declaration."""
+    """Its bounds and its default are those of the declaration; a record may say something
+    else of a field that it inherits."""
     with pytest.raises(UsageError, match="sparkle_at=0: expected an integer ≥ 1"):
         sparkle.main(["--sparkle-at", "0"], standalone_mode=False)
     with pytest.raises(SystemExit):
         sparkle.main(["--help-all"])
     text = capsys.readouterr().out
     assert re.search(r"--sparkle-at N +Sparkle N times\. +\[default: 3\]", text)
+    assert re.search(r"--nrow N +Sparkle in rows\.", text)
 
 
 def test_a_field_is_a_keyword_in_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,11 @@ OPTIONS = [
         f"--layers? featviz {RUN} --layers b1",
     ),
     (
+        f"{RUN} -layers=b1",
+        "No such option '-l'",
+        f"did you mean --layers? featviz {RUN} --layers=b1",
+    ),
+    (
         f"{RUN} --max_slices 3",
         "No such option",
         f"--max-slices? featviz {RUN} --max-slices 3",

@@ -45,6 +45,10 @@ class Second(nn.Module):
     def forward(self, t, x):
         return self.conv(x) * t
 
+class First(Second):
+    def forward(self, x, /, t):
+        return self.conv(x) * t
+
 class OfDict(nn.Module):
     def __init__(self):
         super().__init__()
@@ -123,7 +127,11 @@ def test_numbers_files_and_zeros_reach_forward(
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("net", "arguments"),
-    [("Second", ["t=3"]), ("OfDict", ["batch.image=image", "batch.weight=3"])],
+    [
+        ("First", ["t=3"]),
+        ("Second", ["t=3"]),
+        ("OfDict", ["batch.image=image", "batch.weight=3"]),
+    ],
 )
 def test_where_the_image_goes(
     net: str,

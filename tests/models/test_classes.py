@@ -73,10 +73,10 @@ def test_a_missing_file_is_a_usage_error(featviz: Run) -> None:
 
 CHECKPOINTS = {
     "names": NAMES,
-    "classes": NAMES,
+    "classes": ["0", *NAMES[1:]],
     "class_names": tuple(NAMES),
     "idx_to_class": dict(enumerate(NAMES)),
-    "class_to_idx": {name: number for number, name in enumerate(NAMES)},
+    "class_to_idx": dict(reversed([*zip(NAMES, range(10), strict=True)])),
 }
 
 

@@ -149,6 +149,7 @@ def test_a_large_square_and_an_image_that_stays_are_taken() -> None:
     square = (limit, limit)
     assert Chain(limit).placed(square, square) == (0, 0, limit, limit)
     assert Chain(4096).placed((8192, 4096), (4096, 8192)) == (0, 0, 4096, 8192)
+    assert Chain(5000).placed((8000, 5000), (5000, 8000)) == (0, 0, 5000, 8000)
 
 
 @pytest.mark.parametrize(

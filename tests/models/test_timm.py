@@ -185,6 +185,34 @@ def test_weights_fetched_before_need_no_network(
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(
+    ("num_classes", "warnings"),
+    [
+        (0, []),
+        (
+            7,
+            [
+                "the classifier of test_resnet is random: its weights have 1000 classes,"
+                " not 7"
+            ],
+        ),
+    ],
+)
+def test_a_head_of_other_classes_is_random(
+    num_classes: int,
+    warnings: list[str],
+    tuned: nn.Module,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A warning says so, unless it is left out."""
+    _cached(tmp_path, f"{SMALL}.r160_in1k", tuned.state_dict())
+    module = load(f"timm:{SMALL}", model_args={"num_classes": num_classes})
+    assert same_weights(module.layer4, tuned.layer4)
+    assert caplog.messages == warnings
+
+
+@pytest.mark.medium
 def test_weights_that_cannot_be_downloaded() -> None:
     """The error says what to put where."""
     message = "weights of test_resnet could not be loaded"

@@ -370,6 +370,39 @@ def test_arguments_of_a_script_load_as_data(
     assert arguments.more.depth == 2
 
 
+class Meter:
+    """A class of nobody's list, which is made with a keyword."""
+
+    def __new__(cls, *, window: int) -> Meter:
+        """One with this window."""
+        return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, int]]:
+        """What is pickled."""
+        return (), {"window": 20}
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_an_object_that_is_made_with_keywords_may_lie_beside_weights(
+    protocol: int, tmp_path: Path
+) -> None:
+    """Newer protocols have an instruction of their own for it."""
+    content = {"w": torch.ones(2), "loss": Meter(window=20)}
+    torch.save(content, tmp_path / "c.pth", pickle_protocol=protocol)
+    read = weights.read(tmp_path / "c.pth")
+    assert read.keys() == {"w"}
+    assert torch.equal(read["w"], torch.ones(2))
+
+
+def test_modules_that_share_what_cannot_be_made_are_not_made(tmp_path: Path) -> None:
+    """Neither the first of them nor the others."""
+    first, second = nn.Conv2d(3, 2, 1), nn.Conv2d(3, 2, 1)
+    first.beside = second.beside = [Note(3, 2, 1)]
+    torch.save({"first": first, "second": second}, tmp_path / "c.pth")
+    read = weights.read(tmp_path / "c.pth")
+    assert [type(value).__name__ for value in read.values()] == ["UnbuiltModule"] * 2
+
+
 def pickled(content: object, protocol: int, folder: Path) -> Path:
     (folder / "w.pkl").write_bytes(pickle.dumps(content, protocol))
     return folder / "w.pkl"
