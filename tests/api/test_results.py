@@ -151,6 +151,17 @@ def test_a_result_counts_its_failures(
     assert "broken.png failed" in result._repr_html_()
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["audit", "exemplars"])
+def test_a_study_of_images_that_fail_has_their_exit_code(
+    name: str, tiny: nn.Module, picture: Path, broken: Path
+) -> None:
+    """That of the command, 3; without failures it is 0."""
+    study = getattr(fv, name)
+    assert study(tiny, [picture, broken], "ReLU", **AS_IT_IS).exit_code == 3
+    assert study(tiny, picture, "ReLU", **AS_IT_IS).exit_code == 0
+
+
 def test_a_single_image_that_fails(tiny: nn.Module, broken: Path) -> None:
     """The run has no captures, and whoever takes one is told why."""
     result = fv.run(tiny, broken, "Conv2d", **AS_IT_IS)

@@ -31,7 +31,8 @@ def test_values_come_from_the_config_and_the_command_line_wins(
     file = config(
         tmp_path,
         'layers = ["Conv2d", "ReLU"]\nnrow = 3\npadding = 5\nmean = [0.1, 0.2, 0.3]\n'
-        'size = "40x50"\npad_value = 0.5\ncmap = "viridis"\nscale = "auto"\n',
+        'size = "40x50"\npad_value = 0.5\ncmap = "viridis"\nscale = "auto"\n'
+        "channels = [1, 0]\n",
     )
     command = ("run", tiny_file, picture, "--out", out, "--config", file)
     done = featviz(*command, "--padding", 1, "--scale", 2)
@@ -45,6 +46,7 @@ def test_values_come_from_the_config_and_the_command_line_wins(
         "pad_value": 0.5,
         "cmap": "viridis",
         "scale": 2,
+        "channels": "1,0",
     }
     assert options_used(out).items() >= expected.items()
 

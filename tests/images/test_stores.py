@@ -13,10 +13,12 @@ import fsspec
 import pytest
 import s3_server
 from conftest import Run
+from fsspec.implementations.memory import MemoryFileSystem
 from runs import SMALL, complete, make_photos, run_json, tree
 
 from featviz.errors import UsageError
 from featviz.files import urls
+from featviz.files.urls import Url
 from featviz.images import decode, find
 
 
@@ -162,6 +164,34 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="gs:// needs the package gcsfs") as raised:
         names("gs://bucket/a.png")
     assert raised.value.hint == "pip install gcsfs"
+
+
+class Cellar(MemoryFileSystem):
+    """A store whose URL may name a user."""
+
+    protocol = "cellar"
+
+    def __init__(self, user: str = "", door: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.seen = (user, door)
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        user, at, _ = path.removeprefix("cellar://").rpartition("@")
+        return {"user": user} if at else {}
+
+
+def test_options_of_the_url_go_before_those_of_fsspecs_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that the URL leaves out hold."""
+    registry = sys.modules["fsspec.registry"]
+    monkeypatch.setitem(registry._registry, "cellar", Cellar)
+    monkeypatch.setitem(registry.known_implementations, "cellar", {})
+    configured = {"user": "bob", "door": "left"}
+    monkeypatch.setitem(fsspec.config.conf, "cellar", configured)
+    assert Url("cellar://ann@h/a.png").filesystem().seen == ("ann", "left")
+    assert Url("cellar://h/a.png").filesystem().seen == ("bob", "left")
 
 
 @pytest.mark.medium

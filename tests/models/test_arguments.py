@@ -163,6 +163,30 @@ def test_a_tensor_is_the_same_for_every_image(code: Path, picture: Path) -> None
     assert torch.equal(first, second)
 
 
+class Timed(nn.Module):
+    """Notes how many images, steps and tokens it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int, int]] = []
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor, step: Tensor, token: Tensor) -> Tensor:
+        self.seen.append((len(x), len(step), len(token)))
+        maps: Tensor = self.act(x)
+        return maps
+
+
+def test_a_tensor_with_a_batch_of_one_grows_to_the_batch(picture: Path) -> None:
+    """A vector of one number, too: there is one for each image."""
+    model = Timed()
+    arguments = {"step": torch.tensor([7]), "token": torch.zeros(1, 3, 4)}
+    options: dict[str, Any] = {"preset": "none", "forward_args": arguments}
+    package.audit(model, [Image.open(picture)] * 3, batch_size=2, **options)
+    assert {(2, 2, 2), (1, 1, 1)} <= set(model.seen)
+    assert all(len(set(counts)) == 1 for counts in model.seen)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -321,6 +321,20 @@ def test_what_a_node_is_called(name: str, expected: str, tmp_path: Path) -> None
     ] == expected
 
 
+def test_nodes_whose_names_become_one_are_layers_of_their_own(tmp_path: Path) -> None:
+    """They are numbered, past the names of others."""
+    chain = [
+        node("Relu", "x", "a", "same"),
+        node("Relu", "a", "b", "same_1"),
+        node("Relu", "b", "c", ".same"),
+        node("Relu", "c", "d", "same."),
+        node("Relu", "d", "y", "..same"),
+    ]
+    model = load(graph_file(tmp_path / "same.onnx", chain))
+    names = [layer.name for layer in list_layers(model) if layer.name]
+    assert names == ["same", "same_1", "same_2", "same_3", "same_4"]
+
+
 def test_a_graph_of_too_many_nodes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from torchvision.transforms.v2 import functional as oracle
 
 from featviz.errors import FeatvizError, ImageError, UsageError
 from featviz.models.preprocess import Chain, Preprocess
-from featviz.models.presets import choose_preprocess
+from featviz.models.presets import choose_preprocess, image_size
 from featviz.models.sources import ANY_INPUT, FixedInput
 from featviz.options import INTERPOLATIONS, InputOptions
 from featviz.records import PRESETS, Raster
@@ -137,6 +137,29 @@ def test_memory_is_torchvisions() -> None:
     assert Chain(mean=MEAN, std=STD)(noise())[0].stride() == expected.stride()
 
 
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({"image_size": 384}, (384, 384)),
+        ({"image_size": [224, 320]}, (224, 320)),
+        ({"vision_config": {"image_size": 336}, "image_size": 1}, (336, 336)),
+        ({"image_size": 384, "backbone_config": {"image_size": 224}}, (384, 384)),
+        ({"backbone_config": {"image_size": 518}}, (518, 518)),
+        ({"backbone_config": {"depths": [3]}}, None),
+        ({"image_size": 224, "backbone_config": {"depths": [3]}}, (224, 224)),
+        ({"image_size": 0}, None),
+        ({"image_size": [224]}, None),
+        ({"image_size": 4097}, None),
+        ({"image_size": True}, None),
+    ],
+)
+def test_the_size_that_a_config_of_transformers_says(
+    config: dict[str, Any], size: tuple[int, int] | None
+) -> None:
+    """One number is both sides; that of the backbone counts where there is no other."""
+    assert image_size(config) == size
+
+
 def test_an_image_may_not_become_huge() -> None:
     """One so narrow is refused that its shorter side, enlarged, would make it so."""
     with pytest.raises(ImageError, match=r"1×90000 pixels.*would become 4,515,840,000"):
@@ -168,6 +191,17 @@ def test_inputs_are_shown_as_pictures_where_they_are(
     """Values near 0..1 are clipped, others go from their least to their largest."""
     (shown,) = prepare(GREY, preset="none").pictures([torch.tensor([[[values]]])])
     assert shown.flatten().tolist() == expected
+
+
+def test_inputs_of_other_sizes_stand_side_by_side() -> None:
+    """Below the lower ones it is black."""
+    low = torch.rand(1, 3, 4, 5)
+    high = torch.rand(1, 3, 7, 2)
+    shown = prepare(RGB, preset="none").shown([low, high, low])
+    assert torch.equal(shown[..., 5:7], high)
+    for left in (0, 7):
+        assert torch.equal(shown[..., :4, left : left + 5], low)
+        assert not shown[..., 4:, left : left + 5].any()
 
 
 @pytest.mark.parametrize(
