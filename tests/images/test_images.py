@@ -16,7 +16,7 @@ from PIL import Image
 from pixels import pixels_of
 from tiles import manifest
 
-from featviz.errors import ImageError
+from featviz.errors import ImageError, UsageError
 from featviz.images import decode, find
 from featviz.images.arrays import ExpectedImage
 from featviz.records import Raster, Sample
@@ -75,6 +75,25 @@ def test_transparency_shows_the_background(tmp_path: Path, mode: str) -> None:
     pixels = np.asarray(picture.convert("RGB"))
     assert (pixels[:2] == (255, 128, 0)).all()
     assert (pixels[2:] == 40).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "background", "expected"),
+    [
+        ("LA", "#808080", ("L", 128)),
+        ("LA", "#808081", ("RGB", (128, 128, 129))),
+        ("RGBA", "#808080", ("RGB", (128, 128, 128))),
+    ],
+)
+def test_grey_over_grey_stays_grey(
+    mode: str, background: str, expected: tuple[str, object], tmp_path: Path
+) -> None:
+    """And is in colour over a colour."""
+    path = tmp_path / "clear.png"
+    Image.new(mode, (2, 2)).save(path)
+    (picture,) = decode.decode(Sample("clear", (path,)), background=background)[0]
+    assert isinstance(picture, Image.Image)
+    assert (picture.mode, picture.getpixel((0, 0))) == expected
 
 
 def test_half_transparent_colours_are_mixed(tmp_path: Path) -> None:
@@ -357,6 +376,16 @@ def test_a_path_on_stdin_is_any_name(nul: bool, paths: list[bytes]) -> None:
     stdin = (b"\0" if nul else b"\n").join(paths)
     samples = find.find_samples(["-"], io.BytesIO(stdin), nul)
     assert [os.fsencode(sample.path) for sample in samples] == paths
+
+
+def test_a_list_on_stdin_names_members_of_archives(tree: Path) -> None:
+    """Each by its own name, as a file."""
+    lines = b"photos.zip::a/b/one.png\r\n\nc/two.png\n"
+    samples = find.find_samples(["-"], io.BytesIO(lines))
+    assert [sample.name for sample in samples] == ["one.png", "two.png"]
+    assert samples[0].archive == str(tree / "photos.zip")
+    with pytest.raises(UsageError, match="stdin lists no images"):
+        find.find_samples(["-"], io.BytesIO(b"\n\r\n"))
 
 
 def test_three_images_of_the_same_name(tree: Path) -> None:

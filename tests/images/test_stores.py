@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -16,7 +18,7 @@ from conftest import Run
 from fsspec.implementations.memory import MemoryFileSystem
 from runs import SMALL, complete, make_photos, run_json, tree
 
-from featviz.errors import UsageError
+from featviz.errors import FileError, UsageError
 from featviz.files import urls
 from featviz.files.urls import Url
 from featviz.images import decode, find
@@ -164,6 +166,61 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="gs:// needs the package gcsfs") as raised:
         names("gs://bucket/a.png")
     assert raised.value.hint == "pip install gcsfs"
+
+
+class ConnectTimeoutError(Exception):
+    """As botocore calls it."""
+
+
+class NoCredentialsError(Exception):
+    """As botocore calls it."""
+
+
+def with_status(status: int, text: str, message: str = "") -> Exception:
+    """An error as libraries of HTTP raise it."""
+    error: Any = OSError(text)
+    error.status, error.message = status, message
+    return error
+
+
+def with_response(status: int, text: str) -> Exception:
+    """An error as others do."""
+    error: Any = RuntimeError(text)
+    error.response = SimpleNamespace(status_code=status)
+    return error
+
+
+TO_ANN = "https://ann:pa55word@h/a.png?token=x"
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (TimeoutError(), "the store did not answer in time"),
+        (ConnectTimeoutError("x"), "the store did not answer in time"),
+        (NoCredentialsError("x"), "refuses access: are the credentials there?"),
+        (PermissionError("x"), "refuses access: are the credentials there?"),
+        (with_status(401, "x"), "refuses access: are the credentials there?"),
+        (with_response(403, "x"), "refuses access: are the credentials there?"),
+        (with_status(500, TO_ANN, f"No {TO_ANN}"), "answers 500 No https://h/a.png$"),
+        (with_response(502, TO_ANN), "^the server answers 502$"),
+        (with_response(404, "x"), "^there is no such file in the store$"),
+        (FileNotFoundError("x"), "^there is no such file in the store$"),
+        (FileError("its own", "hint"), "^its own"),
+        (OSError(f"cannot open {TO_ANN} "), "^cannot open https://h/a.png$"),
+        (ConnectionResetError(), "^ConnectionResetError$"),
+    ],
+    ids=repr,
+)
+def test_what_a_library_raises_is_one_line(raised: Exception, message: str) -> None:
+    """It says what happened, without the user, the password and the query."""
+
+    def task() -> None:
+        raise raised
+
+    with pytest.raises(FileError) as caught:
+        urls.asked(Url("https://ann:pa55word@h/a.png"), task)
+    assert re.search(message, caught.value.message)
 
 
 class Cellar(MemoryFileSystem):

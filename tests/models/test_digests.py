@@ -40,6 +40,19 @@ def with_mean(mean: float) -> nn.Module:
     return norm
 
 
+def holding(tensor: Tensor) -> nn.Module:
+    """A module with this buffer."""
+    module = nn.Module()
+    module.register_buffer("values", tensor)
+    return module
+
+
+def quantised(number: float) -> Tensor:
+    return torch.quantize_per_tensor(
+        torch.full((2,), float(number)), 0.5, 0, torch.quint8
+    )
+
+
 class Shaped(nn.ParameterList):
     """Zeros of a shape that `repr` does not show."""
 
@@ -58,8 +71,20 @@ class Shaped(nn.ParameterList):
         (Described("depth=0x10"), Described("depth=0x20")),
         (Shaped(2, 3), Shaped(3, 2)),
         (with_mean(0), with_mean(0.5)),
+        (holding(quantised(1)), holding(quantised(2))),
+        (holding(torch.eye(3).to_sparse()), holding(2 * torch.eye(3).to_sparse())),
+        (holding(torch.zeros(2)), holding(torch.zeros(2).int())),
     ],
-    ids=["setting", "structure", "repr", "shape", "buffer"],
+    ids=[
+        "setting",
+        "structure",
+        "repr",
+        "shape",
+        "buffer",
+        "quantised",
+        "sparse",
+        "type",
+    ],
 )
 def test_whatever_is_of_a_module_is_part_of_its_digest(
     module: nn.Module, other: nn.Module
@@ -193,6 +218,34 @@ def test_plain_values_count_by_what_they_are() -> None:
     equal = [1, "".join("ab"), {"a": (1.5,)}]
     assert value_digest(values) == value_digest(equal)
     assert value_digest(values) != value_digest([1])
+
+
+class Scale:
+    """Multiplies."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def times(self, value: float) -> float:
+        """The product."""
+        return value * self.factor
+
+
+def test_a_method_counts_with_its_object() -> None:
+    """By the attributes of that; so does a partial by its arguments."""
+    assert value_digest(Scale(2).times) == value_digest(Scale(2).times)
+    assert value_digest(Scale(2).times) != value_digest(Scale(3).times)
+    parts = [partial(max, 1), partial(max, 2), partial(max, 1, key=abs)]
+    assert len(set(map(value_digest, parts))) == 3
+    assert value_digest(partial(max, 1)) == value_digest(parts[0])
+
+
+def test_the_order_of_a_set_in_the_code_does_not_count() -> None:
+    """It differs from process to process."""
+    texts = [f"lambda x: x in {{{names}}}" for names in ("'a', 'b'", "'b', 'a'", "'c'")]
+    first, again, other = [value_digest(eval(text)) for text in texts]
+    assert first == again
+    assert first != other
 
 
 def test_a_list_within_itself_has_a_digest() -> None:

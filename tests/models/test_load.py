@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -255,6 +256,56 @@ def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:
             break
     assert path.read_bytes().startswith(b"\x80\x02")
     assert sources.sniff(path) == sources.SAFETENSORS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "description"),
+    [
+        ("a.pth", b"\xff\xd8\xff\xe0 a photograph", "a JPEG image"),
+        ("a.pth", b"\x89HDF\r\n", "an HDF5 file (Keras?)"),
+        ("a.pth", b"  <html>", "a web page"),
+        ("a.pth", b'{"model": 1}', "a JSON file"),
+        ("a.pth", b"accuracy: 0.9\n", "a text file"),
+        ("a.pth", b"\0\1\2\3", "no format that featviz knows"),
+        ("a.pth", b"", "empty"),
+        ("a.pth", bytes(257) + b"ustar", "a tar archive (of torch before 0.1.10:"),
+        ("a.PKL", b"\0\1\2\3", sources.PICKLE),
+        ("a.pth", b"\x80\x05N.", sources.PICKLE),
+        ("a.pth", b"\x80\x06N.", "no format that featviz knows"),
+        ("a.onnx", b"\0\1\2\3", sources.ONNX),
+        ("a.bin", b"\x08\x09\x12\x07pytorch", sources.ONNX),
+        ("a.index.json", b'{"weight_map": {}}', sources.SHARDS),
+    ],
+)
+def test_a_file_is_told_by_its_first_bytes(
+    name: str, content: bytes, description: str, tmp_path: Path
+) -> None:
+    """A name counts only where these say nothing."""
+    (tmp_path / name).write_bytes(content)
+    assert sources.sniff(tmp_path / name).startswith(description)
+
+
+@pytest.mark.parametrize(
+    ("members", "description"),
+    [
+        ({"a/data.pkl": 9, "a/data/0": 9}, sources.ZIP),
+        ({"a/data.pkl": 9, "a/constants.pkl": 9}, sources.TORCHSCRIPT),
+        ({"a/Archive_Format": 9, "a/data.pkl": 9}, sources.EXPORTED),
+        ({"w.npy": 9, "b.npy": 9}, sources.ARRAYS),
+        ({"w.npy": 9, "readme.txt": 9}, "a zip archive that is no checkpoint"),
+        ({}, "a zip archive that is no checkpoint"),
+        ({"a/data.pkl": 10**6}, "a zip archive that would unpack to 1,000,000 bytes"),
+    ],
+)
+def test_a_zip_file_is_told_by_the_names_in_it(
+    members: dict[str, int], description: str, tmp_path: Path
+) -> None:
+    """And refused where it unpacks to twenty times its size."""
+    path = tmp_path / "a.pth"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, size in (members or {"a.png": 1}).items():
+            archive.writestr(name, bytes(size))
+    assert sources.sniff(path) == description
 
 
 def test_the_folder_of_an_adapter_is_told_how_to_become_a_model(tmp_path: Path) -> None:

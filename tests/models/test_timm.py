@@ -207,9 +207,12 @@ def test_a_head_of_other_classes_is_random(
 ) -> None:
     """A warning says so, unless it is left out."""
     _cached(tmp_path, f"{SMALL}.r160_in1k", tuned.state_dict())
-    module = load(f"timm:{SMALL}", model_args={"num_classes": num_classes})
+    model = load_whole(f"timm:{SMALL}", model_args={"num_classes": num_classes})
+    module: Any = model.module
     assert same_weights(module.layer4, tuned.layer4)
     assert caplog.messages == warnings
+    # without a head there are no classes
+    assert (model.scores is None) == (num_classes == 0)
 
 
 @pytest.mark.medium
