@@ -13,7 +13,7 @@ from typing import NamedTuple
 from featviz.audit.gates import FINDINGS
 from featviz.errors import StoreError
 from featviz.report.audits import AuditView
-from featviz.report.color_keys import ColorKey, color_key
+from featviz.report.color_keys import ColorKey, LegendEntry, color_key, legend
 from featviz.report.descriptions import tile_count
 from featviz.report.figures import input_view
 from featviz.report.grids import tiles_of
@@ -98,6 +98,12 @@ class SeriesPage:
     left_out: Mapping[str, str]
     """Steps, and images of steps, that cannot be shown, and why."""
     box: ChartBox = _BOX
+
+    @property
+    def legend(self) -> list[LegendEntry]:
+        """What single colours of the grids mean."""
+        rows = [tensor.row for tensor in self.tensors]
+        return legend(self.steps[-1].run.record.get("options") or {}, rows)
 
     def x(self, step: int) -> float:
         """Where a step lies in the charts, in pixels from the left.

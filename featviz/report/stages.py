@@ -100,9 +100,9 @@ class NetworkStage:
 
     @property
     def span(self) -> str:
-        """`conv1 to relu`."""
-        first = self.steps[0].group.layer
-        last = self.steps[-1].group.layer
+        """`conv1 to relu.call1`."""
+        first = self.steps[0].group.name
+        last = self.steps[-1].group.name
         return first if first == last else f"{first} to {last}"
 
 

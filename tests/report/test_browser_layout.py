@@ -17,7 +17,7 @@ from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 
 from .browsing import Page
-from .markup import built, write_audit
+from .markup import built, write_audit, write_exemplars
 
 pytestmark = pytest.mark.slow
 PHONE = 390
@@ -143,6 +143,35 @@ def test_tall_maps_do_not_make_tall_pages(
         assert breadth >= 20
         assert view["caption"] > 0
         assert view["size"][0] <= view["room"]
+    page.emulate_nothing()
+
+
+def test_what_is_printed_is_laid_out_like_what_is_seen(page: Page) -> None:
+    """Grids below the window are painted for paper: else it would show their pictures
+    squeezed into another layout."""
+    page.emulate(PHONE)
+    page.open("layer-000.html")
+    page.js("for (const image of document.images) image.loading = 'eager'")
+    page.until("return [...document.images].every((image) => image.complete)")
+    seen = "return document.querySelectorAll('.frame.redrawn').length"
+    assert page.js(seen) < 3
+    page.js("dispatchEvent(new Event('beforeprint'))")
+    assert page.js(seen) == 3
+
+
+def test_the_sheet_of_a_channel_fits_a_phone(browser: Any, tmp_path: Path) -> None:
+    """The exemplars of a channel are as wide as the window; those at its edge were cut
+    off."""
+    root = built(tmp_path / "out", {"a.png": [Drawn("conv1", maps=2)]})
+    exemplars = write_exemplars(tmp_path / "best")
+    Image.new("RGB", (900, 400)).save(exemplars / "001_conv1/output/c00000.png")
+    build_report(root, ReportOptions(exemplars=exemplars))
+    page = Page(browser, root)
+    page.emulate(PHONE)
+    page.open("layer-000.html#c0")
+    sheet = page.one(".channel .scroll > img")
+    page.until("return arguments[0].complete", sheet)
+    assert 0 < sheet.rect["width"] < PHONE
     page.emulate_nothing()
 
 

@@ -406,12 +406,32 @@ def test_ablated_channels_are_not_dead(tmp_path: Path, changes: dict[str, str]) 
 
     assert_says(
         page_of(tmp_path / "out").text,
+        "Changed while it ran: " + " ".join(*changes.items()),
         "Dead channels (zero in every image): 2 in 1 layer",
         "0 Conv2d 1 channel ablated in every image: 1"
         " 1 ReLU 1 channel ablated in every image: 1"
         " 3 ReLU 2 channels all zero (dead) in every image: 1–2",
     )
     assert_says(page_of(tmp_path / "out", "layer-001.html").text, "1 ablated")
+
+
+@pytest.mark.parametrize("weights", ["none", "DEFAULT"])
+def test_random_weights_are_said_at_the_head(tmp_path: Path, weights: str) -> None:
+    """Their maps look as if they had been learned."""
+    model = {"kind": "torchvision", "name": "resnet18", "weights": weights}
+    root = write_run(tmp_path / "out", {"a.png": [CONV]}, model=model)
+    build_report(root, ReportOptions())
+    text = page_of(root).text
+    assert ("Random weights (--weights none): the maps show" in text) == (
+        weights == "none"
+    )
+
+
+def test_a_stage_names_the_call_that_it_shows(tmp_path: Path) -> None:
+    """A block's ReLU may run twice, and the second is the block's output."""
+    drawn = [Drawn("conv"), Drawn("relu", index=2), Drawn("relu", index=2, call=1)]
+    text = page_of(built(tmp_path / "out", {"a.png": drawn})).text
+    assert "layers conv to relu.call1 (2) · maps of layer relu.call1 (ReLU)" in text
 
 
 def test_one_image_proves_no_channel_dead(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_every_step_of_every_layer_and_image_is_shown(
 
 
 def test_a_picture_has_its_key_and_its_input(page: Markup) -> None:
-    """At each step the colours are explained; the input stands once at the head."""
+    """At each step the colours are explained, and once what crossed-out maps are; the
+    input stands at the head."""
+    assert page.text.count("crossed out: zero everywhere") == 1
     assert page.text.count("min max, scaled per map") == 3 * 2 * 2
     assert len(page.pictures("What the model saw of a.png")) == 2
 

@@ -25,6 +25,10 @@ const sight = new IntersectionObserver((entries) => {
     frame.paint();
   }
 }, { rootMargin: "200px" });
+// paper shows what is out of sight, too
+addEventListener("beforeprint", () => {
+  for (const frame of frames.values()) if (!frame.visible) Object.assign(frame, { visible: true }).paint();
+});
 const size = new ResizeObserver((entries) => {
   for (const { target } of entries) frames.get(target).fit();
 });
