@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import ceil
+from math import ceil, inf
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from featviz.drawing import colormap
 from featviz.drawing.page import draw_color_bar
 from featviz.drawing.picture import MAX_PIXELS
-from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, TileGrid
+from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters
 from featviz.drawing.vector import VectorCanvas
 from featviz.errors import UsageError
 from featviz.records import Bytes
@@ -44,6 +45,8 @@ _SMALLEST_CELL = 64
 _LARGEST_CELL = 224
 """Pixels at DPI that a tile is wide, where no width is asked for."""
 _NARROWEST_CELL = 0.1
+_LONG = 8.0
+"""Width by height of a tile from which it is a strip."""
 _LONGEST_SIDE = 2**16 - 1
 """Pixels; matplotlib writes on no longer paper."""
 _CENTIMETRES = 2.54
@@ -89,12 +92,29 @@ class TileTable:
     """A small line below all rows."""
 
 
+class TableGrid(NamedTuple):
+    """Where the tiles of a table lie, in inches."""
+
+    columns: Sequence[tuple[float, float]]
+    """Left edge and width of each column: a wide picture has a wide one."""
+    top: float
+    height: float
+    """Of all tiles."""
+    down: float
+    """From the top of a tile to that of the one below."""
+
+    def cell(self, row: int, column: int) -> Cell:
+        """Where a tile lies, by its row and column from 0."""
+        left, width = self.columns[column]
+        return Cell(left, self.top + row * self.down, width, self.height)
+
+
 class TableLayout(NamedTuple):
     """Where the parts of a figure lie, in inches."""
 
     width: float
     height: float
-    grid: TileGrid
+    grid: TableGrid
 
 
 def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
@@ -111,44 +131,58 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     first_column = _left_edge(table)
     right = _MARGIN + (_BAR_ROOM if table.scale is not None else 0)
     columns = len(table.heads)
-    cell_width = _natural_width(table)
+    aspects = _aspects(table)
+    middle = geometric_mean(aspects)
+    # Columns are as wide as their tiles at one height, so that no cell is mostly white;
+    # but the widest leave some room for the others.
+    shares = [min(max(aspect, middle / 2), 2 * middle) for aspect in aspects]
+    cell_height = _natural_height(table, aspects)
     if width is not None:
         free = width / _CENTIMETRES - first_column - right - (columns - 1) * _GAP
-        cell_width = free / columns
-        if cell_width < _NARROWEST_CELL:
+        if free / columns < _NARROWEST_CELL:
             raise UsageError(
                 f"--width {width:g} has no room for {columns} columns beside the labels",
                 "a greater --width, or fewer --images",
             )
+        cell_height = free / sum(shares)
     top = _MARGIN
     if table.title:
         top += _TITLE
     if any(table.heads):
         top += _HEAD
-    tiles = [tile for row in table.rows for tile in row.tiles if tile is not None]
-    # the tallest tile fills its cell; a column of mixed shapes keeps one row height
-    cell_height = cell_width * max(len(tile) / tile.shape[1] for tile in tiles)
+    edges = []
+    left = first_column
+    for share in shares:
+        edges.append((left, share * cell_height))
+        left += share * cell_height + _GAP
     down = cell_height + _GAP
     if any(any(row.captions) for row in table.rows):
         down += _CAPTION
-    grid = TileGrid(
-        columns,
-        width=cell_width,
-        height=cell_height,
-        left=first_column,
-        # a tile begins with a whole pixel, or its squares would be of two sizes
-        top=ceil(top * DPI) / DPI,
-        across=cell_width + _GAP,
-        down=down,
-    )
+    # a tile begins with a whole pixel, or its squares would be of two sizes
+    grid = TableGrid(edges, ceil(top * DPI) / DPI, cell_height, down)
     height = grid.top + len(table.rows) * down - _GAP + _MARGIN
     if table.note:
         height += _CAPTION
-    return TableLayout(
-        width=first_column + columns * grid.across - _GAP + right,
-        height=height,
-        grid=grid,
-    )
+    return TableLayout(width=left - _GAP + right, height=height, grid=grid)
+
+
+def _aspects(table: TileTable) -> list[float]:
+    """Width by height of the tallest tile of each column. Strips of numbers, or of many
+    slices, count only where there is nothing else."""
+    by_column: list[list[float]] = [[] for _ in table.heads]
+    for row in table.rows:
+        for column, tile in zip(by_column, row.tiles, strict=True):
+            if tile is not None:
+                column.append(tile.shape[1] / len(tile))
+    longest = _LONG
+    if all(min(column, default=_LONG) >= _LONG for column in by_column):
+        longest = inf
+    tallest = min(map(min, filter(None, by_column)))
+    aspects = []
+    for column in by_column:
+        shown = [aspect for aspect in column if aspect < longest]
+        aspects.append(min(shown, default=tallest))
+    return aspects
 
 
 def _left_edge(table: TileTable) -> float:
@@ -163,19 +197,29 @@ def _left_edge(table: TileTable) -> float:
     return ceil(left * DPI) / DPI  # a whole pixel, as in `lay_out`
 
 
-def _natural_width(table: TileTable) -> float:
+def _natural_height(table: TileTable, aspects: Sequence[float]) -> float:
     """Inches of a cell by the pixels of the widest map. What the model saw, which stands
-    in the first row, may be many times as large, and is made smaller."""
-    tiles: list[Bytes | None] = []
-    for row in table.rows[1:]:
-        tiles.extend(row.tiles)
-    if not tiles:  # of a single row the first tile is what the model saw
-        tiles.extend(table.rows[0].tiles[1:])
-    widths = [tile.shape[1] for tile in tiles if tile is not None]
-    pixels = max(widths, default=_LARGEST_CELL)
+    in the first row, may be many times as large, and is made smaller.
+
+    Args:
+        aspects: width by height of each column.
+    """
+    # of a single row the first tile is what the model saw
+    first = 1 if len(table.rows) == 1 else 0
+    heights: list[float] = []
+    widest = 0
+    for row in table.rows[1:] or table.rows:
+        for tile, aspect in zip(row.tiles[first:], aspects[first:], strict=True):
+            if tile is not None:
+                widest = max(widest, tile.shape[1])
+                heights.append(tile.shape[1] / aspect)
+    if not heights:
+        return _LARGEST_CELL / DPI / min(aspects)
+    pixels = widest
     if pixels < _SMALLEST_CELL:
         pixels *= ceil(_SMALLEST_CELL / pixels)
-    return min(pixels, _LARGEST_CELL) / DPI
+    scale = min(pixels, _LARGEST_CELL) / DPI / widest
+    return scale * max(heights)
 
 
 def draw_table(table: TileTable, layout: TableLayout, dpi: int = DPI) -> Canvas:
@@ -219,7 +263,7 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
             table.title, layout.width / 2, y, _TITLE_LETTERS, "middle", max_width=room
         )
     for column, head in enumerate(table.heads):
-        cell = grid.cell(column)
+        cell = grid.cell(0, column)
         x = cell.left + cell.width / 2
         canvas.write(head, x, cell.top - _HEAD / 2, _LETTERS, "middle", cell.width)
     for number, row in enumerate(table.rows):
@@ -227,8 +271,9 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     _draw_blocks(canvas, table.rows, grid)
     if table.note:
         y = layout.height - _CAPTION / 2
-        width = layout.width - grid.left - _MARGIN
-        canvas.write(table.note, grid.left, y, _SMALL, max_width=width)
+        left = grid.columns[0][0]
+        width = layout.width - left - _MARGIN
+        canvas.write(table.note, left, y, _SMALL, max_width=width)
     if table.scale is not None:
         _draw_scale(canvas, table.scale, layout)
 
@@ -243,18 +288,18 @@ def _draw_scale(canvas: Canvas, scale: ColorScale, layout: TableLayout) -> None:
     canvas.write(scale.title, x + 0.5, y, _SMALL, max_width=height, upright=True)
 
 
-def _draw_row(canvas: Canvas, row: TableRow, grid: TileGrid, number: int) -> None:
+def _draw_row(canvas: Canvas, row: TableRow, grid: TableGrid, number: int) -> None:
     """Draw the label of a row, and its tiles, which fill their cells in one
     direction.
 
     Args:
         number: of the row, from 0.
     """
-    first = grid.cell(number * grid.columns)
+    first = grid.cell(number, 0)
     middle = first.top + first.height / 2
     canvas.write(row.label, first.left - _MARGIN, middle, _LETTERS, "left")
     for column, tile in enumerate(row.tiles):
-        cell = grid.cell(number * grid.columns + column)
+        cell = grid.cell(number, column)
         if tile is None:
             continue
         height, width = tile.shape[:2]
@@ -269,7 +314,7 @@ def _draw_row(canvas: Canvas, row: TableRow, grid: TileGrid, number: int) -> Non
             canvas.write(row.captions[column], x, y, _SMALL, "middle", cell.width)
 
 
-def _draw_blocks(canvas: Canvas, rows: Sequence[TableRow], grid: TileGrid) -> None:
+def _draw_blocks(canvas: Canvas, rows: Sequence[TableRow], grid: TableGrid) -> None:
     """Write the name of each block beside its rows."""
     first = 0
     for block, members in groupby(rows, key=lambda row: row.block):

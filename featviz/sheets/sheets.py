@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
@@ -42,6 +43,8 @@ from featviz.sheets.cells import (
 from featviz.text import counted, layer_named, printable, quoted
 
 FORMATS = ("png", *vector.FORMATS, *animation.FORMATS)
+_CHANNELS = 8
+"""Channels of one image that stand side by side at most."""
 _SHEET_FILE = picture_of("sheet")
 # by which an earlier sheet is known, and may be replaced
 _TEXT_CHUNK = PngInfo()
@@ -296,25 +299,29 @@ def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
 
 
 def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
-    """A row for each layer of each run: the channels side by side, each above its
-    number; in front of the first row what the model saw."""
+    """A row for each layer of each run, or several of one with many channels: the
+    channels side by side, each above its number; in front of the first row what the
+    model saw."""
     (name,) = frame.images
-    columns = max(len(layer.channels) for layer in content.layers)
+    most = max(len(layer.channels) for layer in content.layers)
+    columns = ceil(most / ceil(most / _CHANNELS))
     seen = content.shown(content.inputs[name], frame.slice)
     rows: list[TableRow] = []
     for run, layer in _blocks(content, frame):
         by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
-        tiles = [None if rows else seen]
-        captions = [""]
-        for channel in layer.channels:
-            tiles.append(content.shown(by_channel.get(channel), frame.slice))
-            captions.append("" if channel == ALL else str(channel))
-        # a layer of fewer channels leaves the rest of its row white
-        missing = columns + 1 - len(tiles)
-        tiles += [None] * missing
-        captions += [""] * missing
         label = _label(content, layer)
-        rows.append(TableRow(label, tiles, _block(content, frame, run), captions))
+        for first in range(0, len(layer.channels), columns):
+            tiles = [None if rows else seen]
+            captions = [""]
+            for channel in layer.channels[first : first + columns]:
+                tiles.append(content.shown(by_channel.get(channel), frame.slice))
+                captions.append("" if channel == ALL else str(channel))
+            # fewer channels leave the rest of the row white
+            missing = columns + 1 - len(tiles)
+            tiles += [None] * missing
+            captions += [""] * missing
+            rows.append(TableRow(label, tiles, _block(content, frame, run), captions))
+            label = ""  # the next row goes on with the same layer
     return rows
 
 

@@ -102,6 +102,30 @@ def test_channels_of_one_image_stand_side_by_side(root: Path) -> None:
     assert sheet.images == ["b.png"]
 
 
+def test_many_channels_of_one_image_go_on_below() -> None:
+    """Twenty stand in three rows of seven, each below its like."""
+    many = Drawn("relu", maps=20, nrow=5, **LARGE)
+    sheet = sheet_of(run_of(many))
+    corners = [corner_of(sheet, cut(many, channel)) for channel in range(20)]
+    assert corners == sorted(corners)
+    rows = sorted({corner.y for corner in corners})
+    assert [[corner.y for corner in corners].count(y) for y in rows] == [7, 7, 6]
+    assert corners[7].x == corners[0].x
+
+
+def test_tall_images_beside_wide_ones_leave_little_white() -> None:
+    """Neither has more than four times the area of the other."""
+    wide = np.full((50, 200, 3), 50, np.uint8)
+    tall = np.full((200, 50, 3), 90, np.uint8)
+    rows = [figure.TableRow("", [wide, tall]), figure.TableRow("", [wide, tall])]
+    table = figure.TileTable(["", ""], rows)
+    layout = figure.lay_out(table)
+    pixels = figure.draw_table(table, layout).pixels[..., 0]
+    areas = [int((pixels == shade).sum()) for shade in (50, 90)]
+    assert max(areas) <= 4 * min(areas)
+    assert (pixels == 255).mean() < 0.6
+
+
 def test_a_selector_that_takes_no_layer_is_warned_of(
     root: Path, messages: pytest.LogCaptureFixture
 ) -> None:
