@@ -279,3 +279,11 @@ def counted(count: int, noun: str) -> str:
     """`1 image`, `2,000 images`, `3 classes`."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}" + ("" if count == 1 else ending)
+
+
+def size_text(count: float) -> str:
+    """Bytes as one speaks of them: `1.3 MB`, below a tenth of one `52 kB`."""
+    if count >= 100_000:
+        return f"{count / 1e6:.1f} MB"
+    digits = 0 if count >= 10_000 else 1
+    return f"{count / 1e3:.{digits}f} kB"

@@ -150,3 +150,19 @@ def test_a_label_that_begins_with_a_number_is_called_a_layer(
 def test_a_message_names_its_image_once(message: str, named: str) -> None:
     """Not again where it begins with it."""
     assert text.of_image("a.png", message) == named
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (412, "0.4 kB"),
+        (9_949, "9.9 kB"),
+        (52_300, "52 kB"),
+        (99_499, "99 kB"),
+        (100_000, "0.1 MB"),
+        (25_340_000, "25.3 MB"),
+    ],
+)
+def test_sizes_of_small_files_are_not_zero(count: int, words: str) -> None:
+    """Below a tenth of a megabyte they are in kB."""
+    assert text.size_text(count) == words

@@ -24,7 +24,7 @@ from featviz.options.commands import (
     KernelOptions,
     ReportOptions,
 )
-from featviz.text import counted, listed, quoted
+from featviz.text import counted, listed, quoted, size_text
 
 log = logging.getLogger(__name__)
 
@@ -169,5 +169,6 @@ def _log_run(run: Mapping[str, Any]) -> bool:
         state += f"; {counted(run['missing'], 'image')} failed or not drawn yet"
     images = counted(run["images"], "image")
     files = counted(run["files"], "file")
-    log.info("%s: %s, %s, %.1f MB: %s", root, images, files, run["bytes"] / 1e6, state)
+    size = size_text(run["bytes"])
+    log.info("%s: %s, %s, %s: %s", root, images, files, size, state)
     return not run["faults"]

@@ -23,7 +23,7 @@ from featviz.records import (
     Shard,
 )
 from featviz.run.prepare import Prepared, find_images, prepare
-from featviz.text import by, counted, printable
+from featviz.text import by, counted, printable, size_text
 
 # PNG bytes, on the safe side of what was measured over the sample scenes with random
 # weights
@@ -54,9 +54,7 @@ def render(plan: Mapping[str, Any]) -> str:
     rows: list[str] = []
     for file in plan["per_image"]:
         size = by((file["width"], file["height"]))
-        numbers = (
-            f"{counted(file['maps'], 'map')}  {size}  ~{file['bytes'] / 1e3:.0f} kB"
-        )
+        numbers = f"{counted(file['maps'], 'map')}  {size}  ~{size_text(file['bytes'])}"
         rows.append(f"{file['layer']}  {file['file']}  {numbers}")
     for row in plan["skipped"]:
         rows.append(f"{row['layer']}  skipped: {row['reason']}")
@@ -66,7 +64,7 @@ def render(plan: Mapping[str, Any]) -> str:
     maps = counted(plan["maps"], "map")
     rows.append(
         f"{images}: {files} of {layers}, {maps}, {plan['megapixels']:.1f}"
-        f" megapixels, about {plan['estimated_bytes'] / 1e6:.1f} MB in"
+        f" megapixels, about {size_text(plan['estimated_bytes'])} in"
         f" {plan['all_files']} files in all"
     )
     return "\n".join(map(printable, rows))
