@@ -142,7 +142,7 @@ def test_a_dry_run_tells_people_a_table(
     options = ("--layers", "0", "--out", out, "--dry-run")
     outcome = featviz("run", tiny_file, picture, *options)
     line, total = outcome.out.splitlines()
-    assert re.match(r"0  output\.png  4 maps  \d+×\d+  ~\d\.\d kB$", line)
+    assert re.match(r"0  output\.png  4 maps  \d+×\d+  ~\d\.\d MB$", line)
     assert total.startswith("1 image: 1 file of 1 layer, 4 maps, ")
     assert not out.exists()
 
