@@ -30,7 +30,7 @@ from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
 from featviz.records import KINDS, CaptureSite, ClassScore, Layer, Outcome
-from featviz.text import layer_named, listed
+from featviz.text import counted, layer_named, listed, quoted
 
 log = logging.getLogger(__name__)
 
@@ -516,6 +516,30 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 # What a model's output says
 
 
+def check_names(model: LoadedModel, blank: Sequence[Tensor]) -> None:
+    """Refuse --classes that has not a name for each class of a classifier: none of them
+    would be used.
+
+    Args:
+        blank: the model's arguments, zeros.
+
+    Raises:
+        UsageError: with both numbers.
+    """
+    if not model.names_file:
+        return
+    with in_eval_mode(model.module):
+        output = forward(model.module, [arg.to(model.device) for arg in blank])
+    logits = _logits(output, model.scores)
+    if logits is not None and len(logits) != len(model.categories):
+        names = counted(len(model.categories), "name")
+        raise UsageError(
+            f"--classes {quoted(model.names_file)} has {names}, and the model"
+            f" {counted(len(logits), 'class')}",
+            "a name for each class, in their order",
+        )
+
+
 def top_classes(
     output: Any,
     categories: Sequence[str] | None = None,
@@ -532,19 +556,9 @@ def top_classes(
     Returns:
         Nothing for an output without scores of more than one class, all of them finite.
     """
-    if scores is None:
+    logits = _logits(output, scores)
+    if logits is None:
         return ()
-    if scores:
-        output = output_at(output, scores)
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        return ()
-    try:
-        rows = to_floats(output.detach()).cpu()
-    except LayoutError:
-        return ()
-    if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
-        return ()
-    logits = rows[0]
     names: Sequence[str | None] = [None] * len(logits)
     # else they are those of another head
     if categories is not None and len(categories) == len(logits):
@@ -557,6 +571,24 @@ def top_classes(
         probability = float(probabilities[index])
         classes.append(ClassScore(index, names[index], score, probability))
     return tuple(classes)
+
+
+def _logits(output: Any, scores: str | None) -> Tensor | None:
+    """The scores of a classifier's classes, float [K]; None for another output, see
+    `top_classes`."""
+    if scores is None:
+        return None
+    if scores:
+        output = output_at(output, scores)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        return None
+    try:
+        rows = to_floats(output.detach()).cpu()
+    except LayoutError:
+        return None
+    if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
+        return None
+    return rows[0]
 
 
 class OutputChange(NamedTuple):

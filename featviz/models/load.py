@@ -84,6 +84,9 @@ class LoadedModel:
     scores: str | None = ""
     """The output's key with scores of classes; empty for itself, None where there are
     none."""
+    names_file: str = ""
+    """The file of --classes, which has the categories; empty where they are the
+    model's own."""
 
 
 def load_model(
@@ -129,7 +132,13 @@ def load_model(
     if not categories and source.get("weights") != "none":
         categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
     return LoadedModel(
-        module, preprocess, device, source, class_names or categories, scores
+        module,
+        preprocess,
+        device,
+        source,
+        class_names or categories,
+        scores,
+        names_file=str(options.classes or ""),
     )
 
 

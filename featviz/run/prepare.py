@@ -223,6 +223,7 @@ def prepare(
         option = f"--tensor-layout {quoted(repr(text))}"
         selectors.warn_of_unmatched(layers, chosen, "layer drawn", option)
     book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    passes.check_names(loaded, blank)
     plan = passes.plan(loaded, options.passes, blank, book)
     return Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
 

@@ -64,6 +64,21 @@ def test_files_without_names_are_refused(
     assert "a name on each line" in str(caught.value.hint)
 
 
+def test_another_number_of_names_is_refused(featviz: Run, tmp_path: Path) -> None:
+    """No name would be used. Nothing is drawn; the line has both numbers."""
+    path = tmp_path / "names.txt"
+    path.write_text("cat\ndog\nbird\n")
+    out = tmp_path / "out"
+    image = DIGITS / "00-5.png"
+    done = featviz("run", DIGITS_MODEL, image, "--classes", path, "--out", out)
+    assert done.code == 2
+    assert done.err.splitlines()[-2:] == [
+        f"error: --classes {path} has 3 names, and the model 10 classes",
+        "hint: a name for each class, in their order",
+    ]
+    assert not out.exists()
+
+
 def test_a_missing_file_is_a_usage_error(featviz: Run) -> None:
     """It ends with 2 and one line."""
     done = featviz("cam", DIGITS_MODEL, DIGITS / "00-5.png", "--classes", "nowhere.txt")
