@@ -122,11 +122,6 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
             pair = LayerPair(of_graph, of_network, found_by)
         pairs[pair.base] = pair
     names: dict[CaptureKey, CaptureKey | None] = {}
-    # A name of NEW may be that of another layer in BASE. It gets a name that nobody has,
-    # unless it is paired.
-    for key in new_rows:
-        if key in base_rows:
-            names[key] = key._replace(layer=f"{key.layer} of NEW")
     for pair in pairs.values():
         names[pair.new] = pair.base
     left_out = (paired.of_network, paired.of_graph)

@@ -312,9 +312,7 @@ def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
         finite = flat.isfinite()
         # one NaN in a map would hide what all its other values say
         if not finite.all():
-            count = finite.sum(1)
-            means = torch.where(finite, flat, 0).sum(1) / count
-            means = torch.where(count > 0, means, -torch.inf)
+            means = torch.where(finite, flat, 0).sum(1) / finite.sum(1)
         return Strongest(means.cpu().numpy(), positions)
     values, at = flat.max(1)
     # NaN is the maximum of what holds one

@@ -15,6 +15,9 @@ from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 from runs import refused
 
+from featviz.diff.pairing import align
+from featviz.rundir.read import ReadRun, read_run
+
 from .changed_network import CLI, documented
 
 CONV = Drawn("conv", index=1, type="Conv2d")
@@ -283,3 +286,73 @@ def test_pixels_tell_what_statistics_do_not(featviz: CLI) -> None:
     code, document = documented(featviz, *runs)
     assert code == 4
     assert document["layers"][0]["by"] == ["statistics and pixels"]
+
+
+Named = list[tuple[str, str]]
+"""Layers of a model by name and type, in its order."""
+
+
+def with_layers(name: str, layers: Named, **record: Any) -> ReadRun:
+    """The run of a model with these layers, which are all alike."""
+    drawn = []
+    for index, (layer, type) in enumerate(layers, 1):
+        drawn.append(Drawn(layer, index=index, type=type))
+    return read_run(write_run(Path(name), {"a.png": drawn}, **record))
+
+
+CONV_AND_NORM = [("a.conv", "Conv2d"), ("a.norm", "BatchNorm2d")]
+
+
+@pytest.mark.parametrize(
+    ("network", "graph", "pairs"),
+    [
+        (CONV_AND_NORM, [("a.conv", "Conv")], {"a.norm": ("a.conv", "folded norm")}),
+        (
+            CONV_AND_NORM,
+            [("a.conv", "Conv"), ("a.norm", "BatchNormalization")],
+            {"a.conv": ("a.conv", "name"), "a.norm": ("a.norm", "name")},
+        ),
+        (
+            [("a.conv", "Conv2d"), ("b.norm", "BatchNorm2d")],
+            [("a.conv", "Conv")],
+            {"a.conv": ("a.conv", "name")},
+        ),
+        (
+            [("x", "Conv2d"), ("y", "Conv2d"), ("z", "ReLU")],
+            [("c0", "Conv"), ("c1", "Conv"), ("r", "Relu")],
+            {"x": ("c0", "order"), "y": ("c1", "order"), "z": ("r", "order")},
+        ),
+        (
+            [("x", "Conv2d"), ("y", "Conv2d")],
+            [("c0", "Conv"), ("c1", "Conv"), ("c2", "Conv")],
+            {},
+        ),
+        (
+            [("a/fn:add", "fn:add"), ("fn:relu", "fn:relu")],
+            [("a/Add", "Add"), ("/Relu", "Relu")],
+            {"a/fn:add": ("a/Add", "module path"), "fn:relu": ("/Relu", "module path")},
+        ),
+    ],
+    ids=["folded", "not folded", "another module", "order", "one more", "functions"],
+)
+@pytest.mark.parametrize("graph_is_new", [True, False])
+def test_layers_of_a_network_have_partners_in_its_graph(
+    network: Named,
+    graph: Named,
+    pairs: dict[str, tuple[str, str]],
+    graph_is_new: bool,
+) -> None:
+    """By the surest rule that fits, whichever of them is BASE; the pair is known by its
+    name there."""
+    runs = [
+        with_layers("network", network),
+        with_layers("graph", graph, model={"runtime": "ONNX Runtime"}),
+    ]
+    if not graph_is_new:
+        runs.reverse()
+    found = {}
+    for pair in align(*runs).pairs.values():
+        of_both = (pair.base.layer, pair.new.layer)
+        in_network, in_graph = of_both if graph_is_new else reversed(of_both)
+        found[in_network] = (in_graph, pair.found_by)
+    assert found == pairs

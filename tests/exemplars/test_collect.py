@@ -14,9 +14,10 @@ from borrowed import assert_same, state_of
 from networks import Net
 from torch import Tensor, nn
 
-from featviz.exemplars.collect import ExemplarCollector
+from featviz.exemplars.collect import ExemplarCollector, strongest_values
 from featviz.exemplars.fields import receptive_fields
 from featviz.hooks.layers import list_layers
+from featviz.layout import Maps
 from featviz.layout.tracing.fields import PixelBox, ReceptiveField
 from featviz.models.load import adopt
 from featviz.options import InputOptions
@@ -254,3 +255,30 @@ def test_nothing_of_the_model_changes() -> None:
 
     assert len(fields) == len(sources) > 0
     assert_same(before, state_of(net))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "rank_by", "position"),
+    [
+        ("nchw", (1, 4, 5), "max", (2, 3, 4, 5)),
+        ("nchw", (1, 4, 5), "mean", (-1,) * 4),
+        ("vector", (1, 4, 5), "max", (-1,) * 4),
+        ("ncthw", (3, 4, 5), "max", (-1,) * 4),
+    ],
+)
+def test_a_value_has_a_position_in_a_map_of_the_image(
+    layout: str, shape: tuple[int, ...], rank_by: Any, position: tuple[int, ...]
+) -> None:
+    """Not in a vector, among the steps of a clip, or where the whole map counts; NaN and
+    infinity are passed over."""
+    data = torch.zeros(2, *shape)
+    data[0, -1, 2, 3] = 7
+    data[0, -1, 0, 0] = torch.nan
+    data[0, -1, 3, 0] = torch.inf
+    data[1] = torch.nan
+    strongest = strongest_values(Maps(layout, data), rank_by)
+    count = data[0].numel() - 2
+    expected = 7 if rank_by == "max" else 7 / count
+    assert strongest.values[0] == pytest.approx(expected)
+    assert tuple(strongest.positions[0]) == position
+    assert not np.isfinite(strongest.values[1])

@@ -154,6 +154,18 @@ def test_tokens_stand_on_their_grid(reads_all: bool, layer: str) -> None:
     assert torch.allclose(layer_map.tensor, expected, atol=1e-6)
 
 
+def test_a_layer_that_runs_once_is_taken_before_one_that_runs_twice() -> None:
+    """It has one map; the shared ReLU behind it would have two."""
+    model = Net(
+        lambda self, x: self.act(self.b(self.act(self.a(x)))).mean((2, 3)),
+        a=nn.Conv2d(3, 4, 3),
+        b=nn.Conv2d(4, 5, 3),
+        act=nn.ReLU(),
+    )
+    (layer_map,) = maps_of(model, "class:3")
+    assert layer_map.layer == "b"
+
+
 LINEAR = r"4 \(has no places of the image: its output has the layout vector"
 POOLED = r"2 \(has no places of the image: its output has one value for each channel"
 

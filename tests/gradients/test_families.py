@@ -321,3 +321,53 @@ def test_boxes_that_are_not_finite_are_none() -> None:
     ]
     (detection,) = reading_of(output, (10, 20), UNet(1)).detections
     assert (detection.index, detection.box) == (2, (1, 2, 3, 4))
+
+
+def turned_detector() -> nn.Module:
+    """A detector of turned boxes of one class, by what Ultralytics calls its parts."""
+    head = type("OBB", (nn.Conv2d,), {"nc": 1})(3, 1, 1)
+    parts = {"__module__": "ultralytics.nn.tasks"}
+    detector = type("DetectionModel", (nn.Module,), parts)()
+    detector.model = nn.ModuleList([head])
+    return detector
+
+
+@pytest.mark.parametrize(
+    ("angle", "box"),
+    [
+        (0, (30, 35, 70, 45)),
+        (np.pi / 2, (45, 20, 55, 60)),
+        (-np.pi / 4, (32.32, 22.32, 67.68, 57.68)),
+    ],
+)
+def test_a_turned_box_has_the_upright_one_around_it(
+    angle: float, box: tuple[float, ...]
+) -> None:
+    """Of 40 × 10 pixels around (50, 40)."""
+    pytest.importorskip("ultralytics", reason="its suppression decodes boxes")
+    output = torch.tensor([50, 40, 40, 10, 0.9, angle])[None, :, None]
+    (detection,) = reading_of(output, (80, 100), turned_detector()).detections
+    assert detection.box == pytest.approx(box, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("channels", "output"),
+    [
+        (1, lambda maps: maps[:, 0]),
+        (3, lambda maps: {"out": maps}),
+        (3, lambda maps: {"heatmaps": maps}),
+    ],
+    ids=["depth", "segmentation", "poses"],
+)
+def test_the_answer_is_no_evidence_for_itself(
+    channels: int, output: Callable[[Tensor], Any]
+) -> None:
+    """By default the layer before the one that gives it is shown."""
+    torch.manual_seed(0)
+    model = Net(
+        lambda self, x: output(self.head(self.body(x))),
+        body=nn.Conv2d(3, 6, 3, padding=1),
+        head=nn.Conv2d(6, channels, 1),
+    )
+    page = fv.cam(model, pixels(), **PLAIN)
+    assert [layer_map.layer for layer_map in page.maps] == ["body"]

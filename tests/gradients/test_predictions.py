@@ -120,6 +120,8 @@ def test_scores_stand_where_the_model_says() -> None:
 
 
 ONES = torch.ones(2, 2, dtype=torch.float64)
+INFINITE = float("inf")
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -139,3 +141,18 @@ def test_the_largest_change_is_that_of_all_outputs(
     """Doubles differ by less than a float32 tells; a tensor more, one of another shape,
     or none, is no number."""
     assert largest_change(before, after) == (change, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ([0, INFINITE, NAN, 1], [0.5, INFINITE, NAN, 1], (0.5, 0)),
+        ([0, INFINITE, NAN, 1], [0, -INFINITE, 2, NAN], (0, 3)),
+        ([NAN, INFINITE], [NAN, INFINITE], (0, 0)),
+    ],
+)
+def test_values_that_are_not_finite_change_where_they_become_others(
+    before: list[float], after: list[float], change: tuple[float, int]
+) -> None:
+    """They are counted, and are no part of the largest change."""
+    assert largest_change([torch.tensor(before)], [torch.tensor(after)]) == change

@@ -267,7 +267,7 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
 
 @pytest.mark.parametrize(
     ("selectors", "silent"),
-    [("*,!re:^$", ["idle", "idle.0"]), ("list,steps", ["list", "steps"])],
+    [("*,!re:^$", ["idle", "idle.0", "odd"]), ("list,steps", ["list", "steps"])],
 )
 def test_lists_of_modules_never_ran_only_where_nothing_ran(
     selectors: str, silent: list[str]
@@ -279,7 +279,10 @@ def test_lists_of_modules_never_ran_only_where_nothing_ran(
         list=nn.ModuleList([nn.ReLU()]),
         steps=nn.Sequential(nn.Tanh()),
         idle=nn.Sequential(nn.Tanh()),
+        odd=nn.Module(),
     )
+    # a forward of its own, which is no method of its class
+    model.odd.forward = lambda x: x
     layers = select(list_layers(model), parse(selectors))
     with hooked(model, layers, lambda site, tensor: None) as recorder:
         forward(model, [torch.zeros(1)], recorder)

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from conftest import Run
 from runs import refused, run_json, tree
 from torch import nn
@@ -104,3 +106,19 @@ def test_a_shared_convolution_is_drawn_once_under_its_first_name(
     net = nn.Sequential(nn.Sequential(conv), nn.Sequential(conv))
     kernels = fv.kernels(net, out=tmp_path / "out").captures
     assert [kernel.layer for kernel in kernels] == ["0.0"]
+
+
+def test_figures_are_of_all_weights_but_those_that_are_not_finite(
+    tmp_path: Path,
+) -> None:
+    """Also where a tile is the mean of several slices."""
+    conv = nn.Conv2d(4, 2, 3)
+    with torch.no_grad():
+        conv.weight[0] = torch.arange(36.0).view(4, 3, 3)
+        conv.weight[1] = -1
+        conv.weight[0, 1:] = torch.nan
+    (kernel,) = fv.kernels(nn.Sequential(conv), out=tmp_path / "out").captures
+    weights = conv.weight.detach().double().numpy()
+    assert kernel.row["nonfinite"] == 27
+    assert kernel.row["mean"] == pytest.approx(np.nanmean(weights))
+    assert kernel.row["std"] == pytest.approx(np.nanstd(weights))

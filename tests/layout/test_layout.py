@@ -148,6 +148,25 @@ def test_channels_last_is_told_by_proportion(
     assert_array_equal(maps.data[:, 0], expected[0])
 
 
+@pytest.mark.parametrize(
+    ("shape", "size", "name"),
+    [
+        ([1, 4, 6, 8, 12], (64, 96), "ncthw"),
+        ([1, 6, 8, 12, 4], (64, 96), "nthwc"),
+        ([1, 3, 8, 8, 8], (64, 64), "ncthw"),
+        ([1, 8, 8, 8, 5], (64, 64), "nthwc"),
+        ([1, 9, 3, 3, 3], (64, 96), "ncthw"),
+        ([1, 4, 6, 8, 12], None, "ncthw"),
+    ],
+)
+def test_of_five_axes_the_rows_and_columns_have_the_inputs_proportions(
+    shape: list[int], size: tuple[int, int] | None, name: str
+) -> None:
+    """Where those in the middle and the last ones have, the last ones count: channels
+    stand in front."""
+    assert layout.recognise(shape, Hints(input_size=size, time_steps=6)).layout == name
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 SIZES = {"1": 1, "N": 3, "C": 5, "H": 6, "W": 9, "D": 7, "F": 11, "heads": 2, "T": 24}
 SIZES |= {"windows": 6, "places": 4, "a": 2, "b": 2}

@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         scores = self.scores(self.q(x) @ self.k(y).transpose(1, 2))
-        return self.drop(scores.softmax(-1)) @ y
+        return self.drop(scores.softmax(2)) @ y  # the last of three axes
 
 
 class Decoder(nn.Module):
@@ -195,6 +195,11 @@ def every_second(x: Tensor) -> Tensor:
     return x.unflatten(1, (8, 12))[:, ::2, ::2].flatten(1, 2)
 
 
+def corner(rows: slice, columns: slice) -> Change:
+    """A part of the map, of as many tokens as a coarser map of the whole has."""
+    return lambda x: x.unflatten(1, (8, 12))[:, rows, columns].flatten(1, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "height", "width"),
     [
@@ -237,6 +242,8 @@ def test_what_keeps_the_rows_of_the_image_gives_tokens(
     [
         pytest.param(lambda x: x.topk(96, 1)[0], id="the largest"),
         pytest.param(lambda x: torch.cat([x, x], 1), id="twice"),
+        pytest.param(corner(slice(4), slice(6)), id="the upper left"),
+        pytest.param(corner(slice(4, 8), slice(6, 12)), id="the lower right"),
         pytest.param(lambda x: x.mean(1, keepdim=True).repeat(1, 96, 1), id="a mean"),
         pytest.param(lambda x: torch.zeros(1, 96, 96).softmax(-1) @ x, id="queries"),
     ],
