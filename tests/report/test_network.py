@@ -163,6 +163,15 @@ def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
     assert [page.name for page in layers] == ["layer1", "layer2", "layer10"]
 
 
+def test_functions_of_a_module_are_in_the_order_of_their_calls(tmp_path: Path) -> None:
+    """They share its position in the model."""
+    names = ["block/fn:relu", "block/fn:add", "block/fn:mul"]
+    drawn = [Drawn(name, index=2, type=name.split("/")[1]) for name in names]
+    root = write_run(tmp_path / "out", {"a.png": [*drawn, Drawn("stem", index=1)]})
+    pages = arrange(read_run(root)).layers
+    assert [page.name for page in pages] == ["stem", *names]
+
+
 def test_one_resolution_is_divided_by_module(tmp_path: Path) -> None:
     """The blocks of a transformer are stages, since more than a dozen layers have maps
     of one size."""

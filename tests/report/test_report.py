@@ -300,6 +300,27 @@ def test_one_file_shows_fewer_maps_where_it_must(
     assert shown == expected
 
 
+def test_slices_of_a_channel_stay_in_one_row_where_maps_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tile of the smaller grid has the grey that its channel and slice had."""
+    stats = np.random.default_rng(0).random((16, 6), np.float32)
+    clip = Drawn("conv", maps=16, slices=(3, 3), nrow=12, scale=1, stats=stats)
+    root = write_run(tmp_path / "out", {"a.png": [clip]})
+    monkeypatch.setattr(fitting, "MOST_BYTES", 0)
+    (run,), count = fitting.fitted([read_run(root)])
+    (image,) = run.images.values()
+    (row,) = image.captures.values()
+    assert (count, len(row.drawn), row.plan.columns) == (4, 4, 2 * 3)
+    picture = Image.open(io.BytesIO(image.content(row.file)))
+    assert picture.size == row.size
+    expected = [clip.shade + 3 * channel + n for channel in row.drawn for n in range(3)]
+    boxes = [row.plan.box(number) for number in range(12)]
+    assert [
+        picture.getpixel((left + 5, top + 5)) for left, top, *_ in boxes
+    ] == expected
+
+
 @pytest.fixture
 def packed(root: Path) -> dict[str, bytes]:
     """The files in the zip file of a report."""

@@ -435,6 +435,29 @@ def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
     assert abs(frames[0].astype(int) - frames[1]).max() > 60
 
 
+@pytest.mark.parametrize(
+    ("rows", "inches"),
+    [
+        ([[300], [16]], 0.64),
+        ([[300], [100]], 1.0),
+        ([[300], [100], [30]], 1.0),
+        ([[300], [400]], 2.24),
+        ([[300, 16, 16]], 0.64),
+    ],
+)
+def test_cells_are_as_wide_as_the_maps_need(
+    rows: list[list[int]], inches: float
+) -> None:
+    """The widest map is enlarged by a whole factor to 64 pixels, and made smaller than
+    225; what the model saw, in front, does not count."""
+    table_rows = []
+    for sides in rows:
+        tiles = [np.zeros((side, side, 3), np.uint8) for side in sides]
+        table_rows.append(figure.TableRow("", tiles))
+    layout = figure.lay_out(figure.TileTable([""] * len(rows[0]), table_rows))
+    assert layout.grid.width == pytest.approx(inches)
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(("height", "width"), [(33, 48), (32, 49), (33, 49), (32, 48)])
 def test_a_side_of_odd_pixels_gets_a_white_one(height: int, width: int) -> None:
