@@ -18,6 +18,7 @@ from featviz.audit import findings
 from featviz.audit.gates import parse_gate
 from featviz.errors import UsageError
 from featviz.records import Verdict
+from featviz.rundir.studies import junit
 
 from .audited import COLOURS, PLANTED, read_audit
 
@@ -237,6 +238,22 @@ def test_verdicts_are_in_junit(
     assert failed == {"dead>1": True, "dead>2": False, "baseline": False}
     assert suite.attrib["name"] == "planted.py:make"
     assert [path.name for path in report.parent.iterdir()] == ["audit.xml"]
+
+
+@pytest.mark.parametrize("name", ["relu", "bell\a", "lone\ud800", "\x00<&\"'>"])
+def test_junit_is_xml_whatever_the_names(name: str) -> None:
+    """A name may have characters that XML cannot hold; the suite counts its cases."""
+    verdicts = [Verdict(name, held, name) for held in (True, False, False)]
+    (suite,) = ElementTree.fromstring(junit({name: verdicts}))
+    shown = re.sub("[\a\x00\ud800]", "\ufffd", name)
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == (
+        shown,
+        "3",
+        "2",
+    )
+    assert [case.get("name") for case in suite] == [shown] * 3
+    assert [case.findtext("*") for case in suite] == [shown] * 3
+    assert [case[0].tag for case in suite] == ["system-out", "failure", "failure"]
 
 
 @pytest.mark.medium

@@ -340,6 +340,20 @@ def test_histograms_are_numpys(values: Tensor) -> None:
     assert np.abs(buckets - counts).sum() <= 4
 
 
+def test_a_part_of_a_tensor_has_no_histogram(pictures: Path, tmp_path: Path) -> None:
+    """The saliency of an image is one of all channels, whose values are counted."""
+    options: dict[str, Any] = {"capture": "grad-input", "target": "sum", **RAW}
+    board = tmp_path / "tb"
+    image = pictures / NAMES[0]
+    fv.run(make_net(), image, "conv", tmp_path / "out", tensorboard=board, **options)
+    events = Events(board / "out")
+    assert "grad-input/conv.saliency" in events.tags("images")
+    assert events.tags("histograms") == {
+        "histogram-grad-input/conv",
+        "histogram-kernel/conv",
+    }
+
+
 def test_there_is_no_histogram_of_no_finite_value() -> None:
     """A tensor of NaN alone has no histogram."""
     assert tensorboard.histogram(torch.full((3,), torch.nan)) is None

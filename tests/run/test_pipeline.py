@@ -156,6 +156,24 @@ def test_the_npy_file_is_the_tensor(kept: Path, tiny: nn.Module) -> None:
         np.testing.assert_array_equal(np.load(kept / row["tensor"]), tensor)
 
 
+def test_the_npy_file_is_the_tensor_before_an_operation_in_place(
+    picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its file is written long after the layer has ended."""
+    save = np.save
+
+    def save_late(file: Any, array: np.ndarray) -> None:
+        time.sleep(0.1)
+        save(file, array)
+
+    monkeypatch.setattr(np, "save", save_late)
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True))
+    nn.init.constant_(net[0].bias, -9)  # type: ignore[arg-type]
+    result = fv.run(net, picture, "Conv2d", tmp_path / "out", tensors=True, size=8)
+    (maps,) = result.captures
+    assert (maps.tensor < 0).all()
+
+
 def test_statistics_are_those_of_the_tensor(kept: Path) -> None:
     """stats.npz has the numbers of each channel, the manifest those of the capture
     (numpy)."""

@@ -154,6 +154,24 @@ def test_what_workers_log_is_logged_here(caplog: pytest.LogCaptureFixture) -> No
     assert sorted(caplog.messages) == ["number 0", "number 1", "number 2"]
 
 
+def test_tracebacks_of_workers_are_logged_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """-v shows why an image failed, whichever process had it."""
+
+    def stumbling(numbers: Iterator[int]) -> Iterable[int]:
+        for number in numbers:
+            try:
+                raise KeyError("lost")
+            except KeyError:
+                logging.getLogger("featviz.run").warning("it failed", exc_info=True)
+            yield number
+
+    list(in_processes(range(1), stumbling, 1, Event(), failed))
+    assert "in stumbling" in caplog.text
+    assert "KeyError: 'lost'" in caplog.text
+
+
 def test_workers_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there is memory for, but never none."""
     monkeypatch.setattr(workers, "_available_bytes", lambda: workers.SPARE_BYTES + 1000)

@@ -26,6 +26,16 @@ def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
         pytest.fail("two hold one folder")
 
 
+def test_no_shard_begins_beside_a_whole_run(tmp_path: Path) -> None:
+    """It would draw images of that run once more; afterwards it may."""
+    out = tmp_path / "out"
+    refusal = pytest.raises(StoreError, match="being written by process")
+    with held(out), refusal, held(out, Shard(0, 2)):
+        pytest.fail("two draw one image")
+    with held(out, Shard(0, 2)):
+        assert [path.name for path in out.iterdir()] == [".featviz.1-of-2.lock"]
+
+
 @pytest.mark.parametrize("other", [None, Shard(0, 3), Shard(1, 3), Shard(0, 2)])
 def test_beside_a_shard_only_others_of_its_division_write(
     other: Shard | None, tmp_path: Path

@@ -15,7 +15,7 @@ from runs import complete, refused, run_json, snapshot, tree
 from featviz.errors import StoreError
 from featviz.rundir import place
 from featviz.rundir.folder import hidden_name
-from featviz.rundir.ownership import look
+from featviz.rundir.ownership import is_own_name, look
 from featviz.rundir.place import RUN, check_free
 
 NOT_OURS: dict[str, Any] = {
@@ -96,6 +96,43 @@ def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
     before = snapshot(ran)
     refused(draw(ran, "--overwrite"), 1, "holds files that featviz did not write: ")
     assert snapshot(ran) == before
+
+
+def test_files_nearest_to_the_folder_are_named_first(ran: Path) -> None:
+    """They tell most of what it is."""
+    for name in ("a/b/deep.txt", "m/inner.txt", "z.txt", "x.txt"):
+        (ran / name).parent.mkdir(parents=True, exist_ok=True)
+        (ran / name).write_text("mine")
+    names = r"did not write: x\.txt, z\.txt, m/inner\.txt"
+    with pytest.raises(StoreError, match=names):
+        check_free(ran, RUN, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [
+        ("manifest.json", True),
+        ("stats.npz", True),
+        ("input.png", True),
+        ("004_layer1.0.conv1/output.png", True),
+        ("004_layer1.0.conv1/grad-input.call1.boxes.webp", True),
+        ("1004_fc/input.npy", True),
+        ("003_conv/kernel.jpg", True),
+        ("cat__004_conv1.grad.npy", True),
+        ("cat__004_conv1.png", True),
+        ("output.png", False),
+        ("004_conv1/notes.png", False),
+        ("004_conv1/output.txt", False),
+        ("004_conv1/inner/output.png", False),
+        ("04_conv1/output.png", False),
+        ("004_conv1/outputs.png", False),
+        ("cat_004_conv1.png", False),
+        ("notes.txt", False),
+    ],
+)
+def test_names_that_files_of_an_image_have(name: str, is_ours: bool) -> None:
+    """--resume removes an image that has no manifest by these."""
+    assert is_own_name(name) is is_ours
 
 
 def test_a_manifest_cannot_list_the_files_of_others(
