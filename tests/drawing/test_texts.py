@@ -216,6 +216,28 @@ def test_names_stand_in_the_middle_of_their_maps(paper: Paper) -> None:
     assert third.top - TOLERANCE < high < third.top + 0.1
 
 
+STACK = "encoder.layers.encoder_layer_11"
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("conv1", ["conv1"]),
+        (STACK, ["encoder.layers.", "encoder_layer_11"]),
+        (f"{STACK}.outs", ["encoder.layers.", "encoder_layer_11.", "outs"]),
+        (f"{STACK}.out_projections_of_all", ["encoder.layers.", "…", "all"]),
+    ],
+)
+def test_names_are_broken_behind_dots_and_underscores(
+    paper: Paper, name: str, lines: list[str]
+) -> None:
+    """A line has twenty letters; of more than three lines the first and the last are
+    left."""
+    draw_page([row(name)])
+    below = [text for text, cell in paper.texts if cell.left < 0.4 and cell.top > 2.5]
+    assert below == [*lines, "min"]
+
+
 def test_rows_of_maps_are_equally_high(paper: Paper) -> None:
     """Whatever their names take; a strip takes what it needs."""
     rows = [

@@ -242,3 +242,15 @@ def test_no_image_is_published_into_another_folder(
     ):
         finish(folder)
     assert not list(tmp_path.rglob("cat.jpg"))
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 255, "ä" * 127, "猫" * 85])
+def test_a_name_of_any_length_has_a_hidden_one(name: str, tmp_path: Path) -> None:
+    """Systems count bytes; of a long name it shows the beginning, and is that of no
+    other."""
+    with Folder.open(tmp_path) as folder, folder.write(name) as file:
+        (hidden,) = (path.name for path in tmp_path.iterdir())
+        file.write(b"whole")
+    assert hides(hidden, name)
+    assert not hides(hidden, f"{name[:-1]}b")
+    assert tree(tmp_path) == {name: b"whole"}

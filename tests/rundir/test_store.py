@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from runs import tree
 from featviz.errors import StoreError
 from featviz.records import CaptureKey, CaptureSite, Layer, Skip
 from featviz.rundir import SCHEMA_VERSION, schema, write
-from featviz.rundir.folder import Folder
+from featviz.rundir.folder import Folder, hidden_name
 from featviz.rundir.place import write_file
 from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture, read_json
@@ -299,6 +300,25 @@ def test_an_image_that_is_not_what_it_says_does_not_fit(tmp_path: Path) -> None:
     damaged = read_run(root).damaged
     assert "is float32 [5, 6], expected float32 [6, 6]" in damaged["a.png"]
     assert "image.path is b.png, expected 'c.png'" in damaged["c.png"]
+
+
+def test_images_that_the_record_does_not_name_come_last(tmp_path: Path) -> None:
+    """In the order of their paths, folder by folder; the others as they were named."""
+    names = ["z.png", "b.png", "a-b/x.png", "a/x.png"]
+    root = write_run(tmp_path / "out", {name: [Drawn("relu")] for name in names})
+    record = read_json(root / "run.json")
+    record["images"]["complete"] = names[:2]
+    write.write_json(Folder.open(root), "run.json", record)
+    images = list(read_run(root).images)
+    assert images == ["z.png", "b.png", "a/x.png", "a-b/x.png"]
+
+
+def test_a_hidden_folder_is_no_complete_image(tmp_path: Path) -> None:
+    """It has a manifest where a process was killed just before it got its name."""
+    root = write_run(tmp_path / "out", {"in/a.png": [Drawn("relu")]})
+    for hidden in (hidden_name("b.png"), f"in/{hidden_name('b.png')}"):
+        shutil.copytree(root / "in" / "a.png", root / hidden)
+    assert RunDirectory(Folder.open(root)).complete == ["in/a.png"]
 
 
 def test_what_tells_two_runs_apart() -> None:
