@@ -27,7 +27,8 @@ from featviz.text import by, counted
 
 # maps of a layer in its strip: as many as a screen shows 96 pixels wide
 STRIP = 10
-# width by height of a map in a strip; of a wider or narrower one the middle is shown
+# width by height of a map in a strip; a wider or narrower one is squeezed, and the class
+# of CSS has the same number
 _WIDEST = 3.0
 _NARROWEST = 0.5
 # layers of one resolution that need no finer division
@@ -47,7 +48,9 @@ class MapTile(NamedTuple):
     channel: int | None
     """None where all channels became one tile."""
     box: tuple[int, int, int, int]
-    """Left, top, width and height of what is shown, in pixels of the picture."""
+    """Left, top, width and height in pixels of the picture."""
+    shape: str
+    """`wide` or `tall` where it is squeezed: a class of CSS."""
     range: str
 
 
@@ -321,26 +324,24 @@ def _farthest_first(points: np.ndarray, count: int) -> list[int]:
 
 
 def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
-    """The first tile of a drawn channel, or its middle where it is very wide or narrow.
+    """The first tile of a drawn channel.
 
     Args:
         channel: None for the one tile of all channels.
         stats: [channels, 6] of all channels.
     """
     slot = 0 if channel is None else row.drawn.index(channel) * row.slice_count
-    left, top, width, height = row.plan.box(slot)
-    shown_width = min(width, round(height * _WIDEST))
-    shown_height = min(height, round(width / _NARROWEST))
-    box = (
-        left + (width - shown_width) // 2,
-        top + (height - shown_height) // 2,
-        shown_width,
-        shown_height,
-    )
+    box = row.plan.box(slot)
+    _, _, width, height = box
+    shape = ""
+    if width > height * _WIDEST:
+        shape = "wide"
+    elif width < height * _NARROWEST:
+        shape = "tall"
     range = ""
     if channel is not None:
         range = span(float(stats[channel, 0]), float(stats[channel, 1]))
-    return MapTile(channel, box, range)
+    return MapTile(channel, box, shape, range)
 
 
 def largest_bars(

@@ -82,6 +82,9 @@ def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
     dialog = page.one("dialog.viewer")
     title = dialog.find_element("tag name", "h2")
     assert title.text == "Channel 2"
+    numbers = dialog.find_element("css selector", ".numbers")
+    below = dialog.find_element("css selector", ".sides").rect
+    assert numbers.rect["y"] >= below["y"] + below["height"]
     input_width = "return arguments[0].querySelector('img').naturalWidth"
     assert page.js(input_width, dialog) == 24
     size = "const c = arguments[0].querySelector('canvas'); return [c.width, c.height]"

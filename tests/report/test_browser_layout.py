@@ -146,6 +146,21 @@ def test_tall_maps_do_not_make_tall_pages(
     page.emulate_nothing()
 
 
+def test_strips_show_whole_maps(browser: Any, narrow: Path) -> None:
+    """A tall or a wide one is squeezed, to twice as high as wide and to three times as
+    wide as high: what lies in the middle of a sequence is not the sequence."""
+    page = Page(browser, narrow)
+    page.open("index.html")
+    page.js("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    ratios = {"128 8": 0.5, "900 1": 0.5, "4 128": 3}
+    seen = {}
+    for crop in page.shown(".flow .crop"):
+        *_, width, height = crop.get_dom_attribute("viewBox").split(" ")
+        shown = page.js("return arguments[0].getBoundingClientRect().toJSON()", crop)
+        seen[f"{height} {width}"] = shown["width"] / shown["height"]
+    assert seen == pytest.approx(ratios, rel=0.02)
+
+
 def test_what_is_printed_is_laid_out_like_what_is_seen(page: Page) -> None:
     """Grids below the window are painted for paper: else it would show their pictures
     squeezed into another layout."""
