@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from featviz.errors import LayoutError
 from featviz.options.values import channel_choice
 from featviz.records import Floats
-from featviz.text import counted, ranges
+from featviz.text import counted, layer_named, listed, quoted, ranges
+
+log = logging.getLogger(__name__)
 
 
 def choose_channels(
@@ -55,6 +58,28 @@ def choose_channels(
     # a channel of NaN says nothing, and numpy sorts it last
     order = np.argsort(-keys[list(candidates)], kind="stable")
     return [candidates[position] for position in order[:count]]
+
+
+def warn_of_lacking(
+    text: str | None, candidates: Mapping[str, Collection[int]]
+) -> None:
+    """Warn of channels that are named, and that layers lack of which others are drawn:
+    what has none of them is skipped with a reason of its own.
+
+    Args:
+        text: a value of `--channels`; None names none.
+        candidates: the channels that there are to choose from, by the layer's label.
+    """
+    numbers = channel_choice(text).numbers if text is not None else ()
+    lines = []
+    for label, present in candidates.items():
+        lacking = [number for number in numbers if number not in present]
+        if lacking and len(lacking) < len(numbers):
+            channels = f"{counted(len(present), 'channel')} ({ranges(present, 3)})"
+            name = layer_named(quoted(label))
+            lines.append(f"{name} has {channels}, not {ranges(lacking, 3)}")
+    if lines:
+        log.warning("--channels %s: %s", text, listed(lines, 3, "; "))
 
 
 def count_chosen(text: str | None, channels: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 from PIL import Image
 
-from featviz.drawing.channels import choose_channels
+from featviz.drawing.channels import choose_channels, warn_of_lacking
 from featviz.drawing.picture import write_png
 from featviz.errors import LayoutError
 from featviz.exemplars.collect import ExemplarCollector, ExemplarSource, TopImages
@@ -293,6 +293,7 @@ def _draw_layer(
     source, top, row = to_draw
     top_count = top.values.shape[1]
     chosen = _chosen(options, top)
+    warn_of_lacking(options.channels, {row.title: range(len(top.values))})
     channels = len(chosen)
     # fewer images than --top leave no empty columns
     tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))

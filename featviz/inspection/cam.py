@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from featviz import layout
 from featviz.drawing import colormap, normalize
-from featviz.drawing.channels import choose_channels
+from featviz.drawing.channels import choose_channels, warn_of_lacking
 from featviz.drawing.drawer import class_map, draw_maps
 from featviz.drawing.normalize import Scale
 from featviz.drawing.outlines import with_boxes, with_outline
@@ -81,6 +81,8 @@ class LayerCam:
     """The map over what the model saw, uint8 [H, W, 3] in the size of the input."""
     limits: tuple[float, float]
     """The values that are drawn darkest and brightest."""
+    channels: int = 0
+    """How many channels the layer's output has."""
     title: str = ""
     """In place of the layer's name, where it is of several layers."""
 
@@ -247,7 +249,11 @@ def cam(
                 else:
                     yield result
 
-        yield from _divided(prepared, options, explained)
+        channels: dict[str, range] = {}
+        for result in _divided(prepared, options, explained):
+            channels |= {row.name: range(row.channels) for row in result.maps}
+            yield result
+        warn_of_lacking(options.channels, channels)
 
 
 def _divided(
@@ -372,6 +378,8 @@ class _Evidence(NamedTuple):
     site: CaptureSite
     maps: Maps
     """One channel, [1, S, H, W]."""
+    channels: int = 0
+    """How many channels the layer's output has."""
 
 
 class _Explanation(NamedTuple):
@@ -456,12 +464,13 @@ def _shown_to_model(
         at_site = hints.of_tensor(site, tensor)
         output = layout.to_maps(tensor, at_site)[""]
         slopes = layout.to_maps(gradient, at_site)[""]
+        count = len(output.data)
         if channels is not None:
             chosen = _chosen(channels, output, at_site.border)
             output = Maps(output.layout, output.data[chosen])
             slopes = Maps(slopes.layout, slopes.data[chosen])
         values = class_map(method, output, slopes)
-        evidence.append(_Evidence(site, Maps(output.layout, values)))
+        evidence.append(_Evidence(site, Maps(output.layout, values), count))
 
     outcome, recorder = show(image.args, hints, take)
     if method not in ATTENTION_MAPS:  # which are made of outputs alone
@@ -531,6 +540,7 @@ def _drawn(
         values=steps[0] if len(steps) == 1 else steps,
         picture=pixels,
         limits=limits,
+        channels=evidence.channels,
     )
 
 

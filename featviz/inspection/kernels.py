@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from featviz.drawing import tensorboard
+from featviz.drawing.channels import warn_of_lacking
 from featviz.drawing.kernels import (
     Filters,
     draw_filters,
@@ -85,6 +86,8 @@ def draw_kernels(
                 stats[drawn.key] = drawn.stats
                 if board is not None:
                     post_filters(board, layer, layer_filters, options.draw)
+        channels = {row["layer"]: range(row["maps"]) for row in captures}
+        warn_of_lacking(options.draw.channels, channels)
         if not captures:
             raise UsageError(_nothing_to_draw(skipped), "take other --channels")
         manifest = {

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from featviz.drawing import colormap, values
-from featviz.drawing.channels import choose_channels
+from featviz.drawing.channels import choose_channels, warn_of_lacking
 from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.outlines import with_boxes
 from featviz.drawing.page import Page, PageBar, PageRow, draw_page
@@ -278,6 +278,8 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         shown=_seen(image),
         remark=outcome.remark,
     )
+    channels = {row.name: range(row.maps) for row in result.layers}
+    warn_of_lacking(options.channels, channels)
     if result.left_out:
         count = len(result.layers)
         log.info(

@@ -13,6 +13,7 @@ from time import monotonic
 from types import FrameType
 
 from featviz.drawing import tensorboard
+from featviz.drawing.channels import warn_of_lacking
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError
@@ -109,6 +110,7 @@ def _draw(
     """
     images: list[ImageResult] = []
     images_by_layer: Counter[str] = Counter()  # with NaN or infinite values
+    channels: dict[str, range] = {}
     save_at = monotonic() + SAVED_EVERY
     with closing(draw_images(drawing, samples, stop)) as results:
         for result in results:
@@ -117,6 +119,7 @@ def _draw(
                 # in the order of the model, each layer once
                 labels = [row.label for row in result.rows if row.nonfinite]
                 images_by_layer.update(dict.fromkeys(labels, 1))
+                channels |= {row.label: range(row.maps) for row in result.rows}
             # of 10,000 images, rows would fill the memory; the manifests have them
             images.append(
                 replace(result, rows=(), skipped=(), never_ran=(), outcome=Outcome())
@@ -129,6 +132,7 @@ def _draw(
                 seconds = monotonic() - began
                 save_at = monotonic() + max(SAVED_EVERY, seconds / _SHARE_OF_SAVING)
             progress(result, len(samples))
+    warn_of_lacking(drawing.prepared.options.draw.channels, channels)
     if images_by_layer:
         layers = [
             f"{layer_named(quoted(name))} ({counted(count, 'image')})"

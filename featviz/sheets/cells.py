@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featviz.drawing.channels import choose_channels
+from featviz.drawing.channels import choose_channels, warn_of_lacking
 from featviz.drawing.outlines import with_ring
 from featviz.drawing.place_tiles import (
     ImageCapture,
@@ -361,6 +361,7 @@ def _chosen_channels(
     for _, row in captures:
         in_any.update(row.drawn)
     drawn = sorted(in_any)
+    warn_of_lacking(text, {label: drawn})
     label = layer_named(quoted(label))
     if drawn and not all(row.drawn for _, row in captures):
         raise UsageError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -267,3 +268,43 @@ def test_exemplars_of_some_channels(
     rows = result.document["layers"][0]["channels"]
     assert [row["channel"] for row in rows] == expected
     assert all(row["exemplars"] for row in rows)
+
+
+NARROW_AND_WIDE = nn.Sequential(
+    nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
+)
+SHOWN: dict[str, Callable[..., Any]] = {
+    "run": lambda out, **options: fv.run(
+        NARROW_AND_WIDE, [RAMP, RAMP.T], "Conv2d", out, **options
+    ),
+    "look": lambda out, **options: fv.look(NARROW_AND_WIDE, RAMP, "Conv2d", **options),
+    "cam": lambda out, **options: fv.cam(
+        NARROW_AND_WIDE, [RAMP, RAMP.T], None, "gradcam", "Conv2d", **options
+    ),
+    "exemplars": lambda out, **options: fv.exemplars(
+        NARROW_AND_WIDE, [RAMP, RAMP.T], "Conv2d", out, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_channels_that_a_layer_lacks_are_warned_of_once(
+    name: str, tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    """Of two images, too, with the layer and what it has; what it has is shown."""
+    SHOWN[name](tmp_path / "out", channels="2,6", **PLAIN)
+    warnings = [text for text in messages.messages if "--channels" in text]
+    assert warnings == ["--channels 2,6: layer 0 has 4 channels (0-3), not 6"]
+
+
+def test_kernels_and_sheets_warn_of_channels_that_are_not_there(
+    tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    """A sheet of those that were drawn."""
+    fv.kernels(NARROW_AND_WIDE, out=tmp_path / "kernels", channels="2,6")
+    fv.run(NARROW_AND_WIDE, RAMP, "0", tmp_path / "run", channels="1,2", **PLAIN)
+    fv.sheet(tmp_path / "run", channels="2,3")
+    assert [text for text in messages.messages if "--channels" in text] == [
+        "--channels 2,6: layer 0 has 4 channels (0-3), not 6",
+        "--channels 2,3: layer 0 has 2 channels (1-2), not 3",
+    ]
