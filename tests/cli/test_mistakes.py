@@ -94,6 +94,7 @@ OPTIONS = [
     ),
     # not --trust
     (f"{RUN} --first 4", "No such option", "featviz run --help-all lists all"),
+    (f"{RUN} --trus", "No such option '--trus'", "featviz run --help-all lists all"),
     (
         "merge photos --ou x",
         "No such option '--ou'",

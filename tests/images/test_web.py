@@ -216,3 +216,4 @@ def test_messages_of_libraries_are_scrubbed() -> None:
     assert urls.scrubbed(text) == "GET 'https://h/a.png' failed"
     remote = Url.of_file("https://ann:pw@h/a%20b.png?sig=abc")
     assert f"{remote} {remote!r}" == "https://h/a b.png Url('https://h/a b.png')"
+    assert Url.of_file("http://h/a.png#top").name == "a.png"

@@ -142,6 +142,14 @@ def test_the_folder_of_a_pair_stands_once() -> None:
     assert [len(pair.paths) for pair in pairs] == [2, 2]
 
 
+def test_a_pair_of_clips_has_all_their_frames() -> None:
+    """In their order."""
+    frames = [Path(f"{name}{number}.png") for name in "ab" for number in range(3)]
+    clips = [Sample("a", tuple(frames[:3])), Sample("b", tuple(frames[3:]))]
+    (pair,) = find.together(clips, 2)
+    assert pair.paths == tuple(frames)
+
+
 @pytest.mark.medium
 def test_consecutive_images_of_a_folder_are_pairs(tmp_path: Path) -> None:
     """The images of a pair follow one another, and may differ in size."""

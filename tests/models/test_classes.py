@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from torch import nn
 import featviz as fv
 from featviz.errors import UsageError
 from featviz.inspection.cam import ImageCam
+from featviz.models.load import adopt
+from featviz.options import InputOptions
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 NUMBERED = {str(number): name for number, name in enumerate(NAMES)}
 FILES = {
-    "names.txt": "\n".join(NAMES) + "\n",
+    "names.txt": "\n\n ".join(NAMES) + "\n",
     "list.json": json.dumps(NAMES),
     "config.json": json.dumps({"id2label": NUMBERED}),
     "data.yaml": "path: digits\nnames:\n"
@@ -132,3 +135,49 @@ def test_what_is_no_list_of_names_names_nothing(
     """A number of classes, mere numbers, a mapping without numbers, or too few names."""
     torch.save({"model": digits, "classes": value}, tmp_path / "net.pth")
     assert answer(tmp_path / "net.pth").prediction[0].name is None
+
+
+def named(package: str, name: str, **attributes: Any) -> nn.Module:
+    """A module of a library's class."""
+    module_class = type(name, (nn.Module,), {"__module__": package})
+    module: nn.Module = module_class()
+    vars(module).update(attributes)
+    return module
+
+
+ULTRALYTICS = ("ultralytics.nn.others", "DetectionModel")
+TRANSFORMERS = ("transformers.models.vit", "ViTForImageClassification")
+WORDS = {1: "dog", 0: "cat\x1b"}
+
+
+@pytest.mark.parametrize(
+    ("module", "scores", "categories"),
+    [
+        (named(*ULTRALYTICS, names=WORDS), None, ("cat\\x1b", "dog")),
+        (named(*ULTRALYTICS, names={0: "0", 1: "1"}), None, ()),
+        (named(*ULTRALYTICS, names={0: "0", 1: "dog"}), None, ("0", "dog")),
+        (named(*ULTRALYTICS, names={1: "dog"}), None, ()),
+        (named(*ULTRALYTICS, names=["cat"]), None, ()),
+        (named("ultralytics.nn.others", "ClassificationModel"), "1", ()),
+        (
+            named(*TRANSFORMERS, config=SimpleNamespace(id2label=WORDS)),
+            "logits",
+            ("cat\\x1b", "dog"),
+        ),
+        (
+            named(*TRANSFORMERS, config=SimpleNamespace(id2label={0: "LABEL_0"})),
+            "logits",
+            (),
+        ),
+        (named("transformers.models.vit", "ViTModel"), None, ()),
+        (named("timm.models.vit", "VisionTransformer", num_classes=0), None, ()),
+        (named("timm.models.vit", "VisionTransformer", num_classes=7), "", ()),
+        (nn.ReLU(), "", ()),
+    ],
+)
+def test_what_a_library_says_of_classes(
+    module: nn.Module, scores: str | None, categories: tuple[str, ...]
+) -> None:
+    """Names that libraries make up, or that leave a number out, are none."""
+    model = adopt(module, InputOptions())
+    assert (model.scores, model.categories) == (scores, categories)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,6 +230,27 @@ def test_missing_weights_are_an_error(vit: Path, backbone: str) -> None:
     )
     with pytest.raises(LoadError, match=message):
         load(vit, weights=backbone)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("has_bars", [False, True])
+def test_settings_of_transformers_are_put_back(
+    vit: Path, has_bars: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress bars, how much is said, and whether the hub is asked."""
+    messages = transformers.utils.logging
+    hub = import_module("huggingface_hub.constants")
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    before = messages.is_progress_bar_enabled()
+    (messages.enable_progress_bar if has_bars else messages.disable_progress_bar)()
+    messages.set_verbosity(21)
+    try:
+        load(vit)
+        assert messages.is_progress_bar_enabled() == has_bars
+        assert messages.get_verbosity() == 21
+        assert not hub.HF_HUB_OFFLINE
+    finally:
+        (messages.enable_progress_bar if before else messages.disable_progress_bar)()
 
 
 @pytest.mark.medium

@@ -193,6 +193,41 @@ def test_inputs_are_shown_as_pictures_where_they_are(
     assert shown.flatten().tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (InputOptions(size=96), Chain(96, stride=32)),
+        (InputOptions(size=(48, 96)), Chain((48, 96))),
+        (InputOptions(crop=48), Chain(crop=48)),
+        (InputOptions(size=96, crop=(48, 32)), Chain(96, crop=(48, 32))),
+        (
+            InputOptions(std=(2, 2, 2)),
+            Chain(64, stride=32, mean=(0, 0, 0), std=(2,) * 3),
+        ),
+    ],
+)
+def test_a_letterbox_is_left_where_another_size_is_wanted(
+    options: InputOptions, expected: Chain
+) -> None:
+    """It makes sizes of its own."""
+    assert choose_preprocess(RGB, Chain(64, stride=32), options).chain == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "cropped"), [((20, 5), (8, 16)), ((16, 31), (24, 16)), ((1, 1), (8, 8))]
+)
+def test_a_crop_to_multiples_leaves_one_at_least(
+    size: tuple[int, int], cropped: tuple[int, int]
+) -> None:
+    """Around a smaller image there is black."""
+    image = Image.new("RGB", size, "white")
+    values = Chain(multiple=8)(image)
+    assert values.shape[2:] == cropped
+    assert int(values[0, 0].sum()) == min(size[0], cropped[1]) * min(
+        size[1], cropped[0]
+    )
+
+
 def test_inputs_of_other_sizes_stand_side_by_side() -> None:
     """Below the lower ones it is black."""
     low = torch.rand(1, 3, 4, 5)

@@ -143,6 +143,14 @@ def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) 
 
 
 @pytest.mark.medium
+def test_the_size_of_an_argument_is_that_of_the_input() -> None:
+    """Height and width, and the channels, which the weights do not have."""
+    arguments = {"img_size": (48, 64), "in_chans": 1}
+    loaded = load_whole("timm:test_vit", weights="none", model_args=arguments)
+    assert loaded.preprocess.blank()[0].shape == (1, 1, 48, 64)
+
+
+@pytest.mark.medium
 def test_config_json_beside_the_file_names_the_model(
     tuned: nn.Module, tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
