@@ -190,6 +190,8 @@ class Regions:
     class_numbers: Tensor | None = None
     """With gradients: a number for each class [C], in place of its scores' sum over its
     region."""
+    noun: str = "class"
+    """What a channel without a name is, in titles."""
 
     @property
     def winners(self) -> Tensor:
@@ -202,7 +204,7 @@ class Regions:
     @property
     def region_map(self) -> RegionMap:
         """The regions for pictures."""
-        return RegionMap(self.winners.cpu().numpy(), self.names)
+        return RegionMap(self.winners.cpu().numpy(), self.names, self.noun)
 
     @property
     def examples(self) -> list[str]:

@@ -411,7 +411,9 @@ def _of_regions(
 
     def read(output: ModelOutput) -> Regions:
         scores = output_at(output.value, key)[0]
-        return Regions(scores, output.input_size, output.names)
+        # One or three channels that no library calls scores may be a picture.
+        noun = "channel" if not key and len(scores) in (1, 3) else "class"
+        return Regions(scores, output.input_size, output.names, noun=noun)
 
     return Family(title, matches or _has(key, 4), read, default="top1")
 

@@ -358,6 +358,8 @@ class RegionMap:
     winners: Integers = field(repr=False, compare=False)
     """The class of each pixel, [h, w] in the output's own size; -1 for none."""
     names: tuple[str, ...]
+    noun: str = "class"
+    """What an index counts: `channel` where the output may be a picture."""
 
     @property
     def largest(self) -> list[int]:
@@ -371,7 +373,7 @@ class RegionMap:
         # a model may have more classes than the list of names that came with it
         if index < len(self.names):
             return self.names[index]
-        return f"class {index}"
+        return f"{self.noun} {index}"
 
     def share(self, index: int) -> float:
         """The share of the pixels that a class wins, 0..1; 0 for one that wins none."""

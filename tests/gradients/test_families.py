@@ -120,6 +120,18 @@ def test_a_pixel_outside_of_the_image_is_answered_with_its_middle(
         assert str(caught.value.hint).endswith("pixel:32,20")
 
 
+@pytest.mark.parametrize(("channels", "noun"), [(3, "channel"), (4, "class")])
+def test_a_channel_of_what_may_be_a_picture_is_no_class(
+    channels: int, noun: str
+) -> None:
+    """Three channels may be colours; more are scores of classes."""
+    model = UNet(channels).eval()
+    x = pixels()
+    index = int(model(x[None])[0].argmax(dim=0).flatten().mode().values)
+    result = fv.cam(model, x, f"class:{index}", **PLAIN).images[0]
+    assert result.target == f"{noun} {index}"
+
+
 def test_a_segmentation_of_one_class_is_the_mean_of_its_pixels() -> None:
     """Those above zero are meant."""
     model = UNet(1).eval()
