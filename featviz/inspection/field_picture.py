@@ -1,16 +1,19 @@
 """The picture of `field`: a tile for each layer, and below them a chart of how far each
 looks.
 
-    layer1             layer2
-    43×43 in theory    99×99 in theory
-    +-------------+    +-------------+    the gradient on a logarithmic scale, and the
-    |   +-----+   |    | +---------+ |    theoretical field as a frame, a little of what
-    |   |  *  |   |    | |    *    | |    lies around it
-    |   +-----+   |    | +---------+ |
-    +-------------+    +-------------+
-    layer1    [##|==|----]  |             squares that hold 20, 30, 50 and 99 %, and the
-    layer2    [###|===|------]|           side of the theoretical field as a line
-"""
+    layer1              layer2
+    limit 43×43         limit 99×99
+    +-------------+     +-------------+    the gradient on a logarithmic scale, and the
+    |   +-----+   |     | +---------+ |    theoretical field as a frame, a little of what
+    |   |  *  |   |     | |    *    | |    lies around it
+    |   +-----+   |     | +---------+ |
+    +-------------+     +-------------+
+                                20 %  30 %  50 %  99 %  limit
+    layer1    [##|==|----]  |      9    12    18    41     43
+    layer2    [###|===|------]|   16    21    31    83     99
+
+The bars are squares that hold these shares of the field; the limit, a line, is the side
+of the theoretical field."""
 
 from __future__ import annotations
 
@@ -44,6 +47,8 @@ _CAPTION = 0.4
 """Inches of two lines of text above a tile."""
 _BAR = 0.3
 """Inches from a bar to the one below."""
+_NUMBER = 0.55
+"""Inches of a column of numbers beside the bars."""
 _SOFT = (92, 100, 112)
 _LINE = (164, 38, 44)
 """The colour of the theoretical field's side."""
@@ -69,17 +74,18 @@ class FieldTile(NamedTuple):
         return self.theoretical and max(self.theoretical.size)
 
     @property
-    def numbers(self) -> str:
-        """The sides of the squares, and that of the theoretical field: `3 · 4 · 5 · 7`."""
+    def numbers(self) -> list[str]:
+        """The sides of the squares, and that of the theoretical field."""
         sides = map(str, sorted(self.sides.values()))
-        return f"{' · '.join(sides)} · {self.theoretical_side or '?'}"
+        return [*sides, str(self.theoretical_side or "?")]
 
     @property
     def caption(self) -> str:
-        """`resnet18: 43×43 in theory`, or of the only model `43×43 in theory`."""
-        size = "unknown" if self.theoretical is None else by(self.theoretical.size)
-        model = f"{self.model}: " if self.model else ""
-        return f"{model}{size} in theory"
+        """`resnet18: limit 43×43 pixels`, or of the only model `limit 43×43 pixels`."""
+        size = "limit unknown"
+        if self.theoretical is not None:
+            size = f"limit {by(self.theoretical.size)} pixels"
+        return f"{self.model}: {size}" if self.model else size
 
     def cut(self) -> FieldTile:
         """The part around the theoretical field: a field of 7 pixels is a dot in an image
@@ -132,20 +138,21 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     top = _MARGIN + _CAPTION
     grid = TileGrid(columns, _TILE, _TILE, _MARGIN, top + _CAPTION, across, down)
     chart_top = top + rows * down
-    # at least 7.5 inches: the title and the bars need them, beside one narrow tile too
-    width = max(2 * _MARGIN + columns * across - _GAP, 7.5)
+    # at least 8 inches: the title and the bars need them, beside one narrow tile too
+    width = max(2 * _MARGIN + columns * across - _GAP, 8.0)
     height = chart_top + (len(tiles) + 1) * _BAR + _MARGIN
     canvas = Canvas(round(height * DPI), round(width * DPI))
-    title = "Effective receptive fields of the middle units"
+    looking = "layers"
     if len({tile.model for tile in tiles}) == 1:
-        title = f"{title} of {tiles[0].model}"
+        looking = f"the layers of {tiles[0].model}"
         tiles = [tile._replace(model="") for tile in tiles]
     bold = Letters(12, INK, bold=True)
+    title = f"How far {looking} look: effective receptive fields"
     canvas.write(title, _MARGIN, _MARGIN, bold, max_width=width - 2 * _MARGIN)
     _draw_key(canvas, images, cmap)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, grid.cell(number), cmap)
-    chart = Cell(_MARGIN, chart_top, width - 2 * _MARGIN, len(tiles) * _BAR)
+    chart = Cell(_MARGIN, chart_top, width - 2 * _MARGIN, (len(tiles) + 1) * _BAR)
     _draw_chart(canvas, tiles, chart)
     return canvas.pixels
 
@@ -160,8 +167,9 @@ def _draw_key(canvas: Canvas, images: int, cmap: str) -> None:
     y = _MARGIN + 0.25
     x = _MARGIN + canvas.write("0.0001", _MARGIN, y, soft) + 0.08
     canvas.paste(colormap.ramp(cmap)[None], Cell(x, y - 0.06, 1.2, 0.12))
-    note = f"1 of the largest gradient, logarithmic; mean of {counted(images, 'image')}"
-    canvas.write(f"{note}; frame: theoretical field", x + 1.28, y, soft)
+    note = "1 of the strongest influence on the map's middle, logarithmic"
+    note += f"; mean of {counted(images, 'image')}; frame: limit"
+    canvas.write(note, x + 1.28, y, soft)
 
 
 def _draw_tile(canvas: Canvas, tile: FieldTile, cell: Cell, cmap: str) -> None:
@@ -183,28 +191,40 @@ def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None
 
     Args:
         tiles: at least one, all with the same shares.
-        chart: the rectangle of all bars; the key stands below it.
+        chart: the rectangle of a line of headings and of all bars.
     """
     # names in a file need not be UTF-8, which matplotlib takes alone
     names = [printable(f"{tile.model} {tile.layer}").lstrip() for tile in tiles]
     letters = Letters(8, INK)
     column = min(max(canvas.width(name, letters) for name in names), chart.width / 3)
     zero = chart.left + column + 0.15
-    # one scale for all layers, so that the bars can be compared, with room for numbers
-    # behind the longest one
-    longest = max(max(tile.values.shape) for tile in tiles)
-    numbers_width = max(canvas.width(tile.numbers, letters) for tile in tiles)
-    bars_end = chart.left + chart.width - numbers_width - 0.15
+    # one scale for all layers, so that the bars can be compared
+    longest = max(tile.theoretical_side or max(tile.values.shape) for tile in tiles)
+    right = chart.left + chart.width
+    bars_end = right - len(tiles[0].numbers) * _NUMBER - 0.1
     inches_per_pixel = (bars_end - zero) / longest
+    y = chart.top + 0.5 * _BAR
+    note = "pixels across the square with this share of the influence; limit: in theory"
+    canvas.write(note, chart.left, y, Letters(8, _SOFT))
+    heads = [f"{100 * share:g} %" for share in sorted(tiles[0].sides)]
+    _draw_numbers(canvas, [*heads, "limit"], right, y)
+    colors = (*reversed(_SHADES), _LINE)
+    for number, color in enumerate(colors):
+        x = right - (len(colors) - number) * _NUMBER
+        canvas.fill(Cell(x + 0.12, y - 0.04, 0.08, 0.08), color)
     for number, (name, tile) in enumerate(zip(names, tiles, strict=True)):
-        y = chart.top + (number + 0.5) * _BAR
+        y = chart.top + (number + 1.5) * _BAR
         canvas.write(name, chart.left, y, letters, max_width=column)
         _draw_bars(canvas, tile, zero, y, inches_per_pixel)
-        canvas.write(tile.numbers, chart.left + chart.width, y, letters, "left")
-    y = chart.top + chart.height + 0.6 * _BAR
-    shares = " · ".join(f"{100 * share:g}" for share in sorted(tiles[0].sides))
-    key = f"side in pixels of the square that holds {shares} %, and of the field in theory"
-    canvas.write(f"{key} (red)", chart.left, y, Letters(8, _SOFT))
+        _draw_numbers(canvas, tile.numbers, right, y)
+
+
+def _draw_numbers(
+    canvas: Canvas, numbers: Sequence[str], right: float, y: float
+) -> None:
+    """Write numbers in columns that end at `right`, in inches as `y` is."""
+    for position, number in enumerate(reversed(numbers)):
+        canvas.write(number, right - position * _NUMBER, y, Letters(8, INK), "left")
 
 
 def _draw_bars(

@@ -262,11 +262,11 @@ def test_a_small_field_fills_its_tile() -> None:
 def test_captions_name_the_theoretical_size() -> None:
     """It is a number beside the sides, too, and behind the model where there are
     several."""
-    assert tile_of("", SEVENTH).caption == "7×7 in theory"
-    assert tile_of("net", SEVENTH).caption == "net: 7×7 in theory"
-    assert tile_of("net", None).caption == "net: unknown in theory"
-    assert tile_of("net", SEVENTH).numbers == "4 · 9 · 10 · 12 · 7"
-    assert tile_of("net", None).numbers == "4 · 9 · 10 · 12 · ?"
+    assert tile_of("", SEVENTH).caption == "limit 7×7 pixels"
+    assert tile_of("net", SEVENTH).caption == "net: limit 7×7 pixels"
+    assert tile_of("net", None).caption == "net: limit unknown"
+    assert tile_of("net", SEVENTH).numbers == ["4", "9", "10", "12", "7"]
+    assert tile_of("net", None).numbers == ["4", "9", "10", "12", "?"]
 
 
 DARK = """
