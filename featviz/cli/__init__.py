@@ -226,7 +226,10 @@ def guarded(arguments: list[str]) -> int:
         if "PacifyFlush" in type(sys.stdout).__name__:
             output.drop_stdout()
             return CLOSED_PIPE
-        return error.code if isinstance(error.code, int) else 1
+        if isinstance(error.code, int):
+            return error.code
+        message = f"code of the model ended the program: {error.code}"
+        return _print_error(message, None, 1, error)
 
 
 def _log_to_stderr() -> None:

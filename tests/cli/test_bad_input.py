@@ -97,3 +97,41 @@ def test_an_output_below_a_file_names_it(
     """A parent that is a file is the system's error, with the path."""
     outcome = featviz("run", tiny_file, picture, "--out", picture / "x", "-q")
     refused(outcome, 1, "picture.png", "cannot be written: Not a directory")
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("argument", "code", "message"),
+    [
+        ("'no licence'", 1, "error: code of the model ended the program: no licence\n"),
+        ("", 1, "error: code of the model ended the program: None\n"),
+        ("7", 7, ""),
+    ],
+)
+def test_code_of_a_model_that_ends_the_program(
+    argument: str,
+    code: int,
+    message: str,
+    featviz: Run,
+    picture: Path,
+    tmp_path: Path,
+    out: Path,
+) -> None:
+    """Its text is an error, and nothing is complete."""
+    (tmp_path / "ends.py").write_text(
+        f"""
+import sys
+from torch import nn
+
+class Net(nn.Conv2d):
+    def forward(self, image):
+        sys.exit({argument})
+
+def net():
+    return Net(3, 2, 1)
+"""
+    )
+    done = featviz("run", f"{tmp_path / 'ends.py'}:net", picture, "-q", "--out", out)
+    assert done.code == code
+    assert done.err == message
+    assert complete(out) == []

@@ -126,6 +126,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {**PLAIN, "use_timm_backbone": True, "backbone": EVIL},
         "names a backbone elsewhere",
     ),
+    ("vit", {"parts": [[{"auto_map": {"A": "a.B"}}]]}, "wants code of its own to run"),
+    ("vit", {"parts": [{"quantization_config": {"bits": 4}}]}, "are quantised"),
     ("detr", {"backbone_config": {"model_type": "evil"}}, "could not be built"),
 ]
 """Configs that lead out of the folder: the honest family, the change, and the message."""

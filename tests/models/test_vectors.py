@@ -14,6 +14,7 @@ from PIL import Image
 from runs import refused
 
 import featviz as package
+from featviz.models.arguments import UserTransform
 from models.drawn import DrawnImage
 from models.loading import load
 
@@ -168,3 +169,23 @@ def test_from_python_a_number_is_no_tensor(net: Path) -> None:
     """The error names the argument."""
     with pytest.raises(package.errors.UsageError, match="z is a int and no tensor"):
         package.run(load(f"{net}:Generator"), {"z": 3})
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
+        ("zeros:3", [1, 3]),
+        ("zeros:1", [1]),
+        ("zeros:3:int64", [3]),
+        ("ones:3:bool", [3]),
+        ("randn:2,3", [2, 3]),
+    ],
+)
+def test_a_vector_of_floats_is_a_batch_of_one(value: str, shape: list[int]) -> None:
+    """Integers may be indices, of which a model takes [N] as well."""
+    transform = UserTransform.input([f"x={value}"])
+    (tensor,) = transform(None)
+    assert list(tensor.shape) == shape
+    (again,) = transform(None)
+    assert torch.equal(again, tensor)
+    assert again is not tensor
