@@ -594,7 +594,7 @@ def _tensor(
         offset: Of the first number, in numbers of the storage.
         size: Its shape.
         stride: Of each axis, in numbers of the storage.
-        requires_grad: Whether gradients are taken of it.
+        requires_grad: Not kept: `_rebuild_parameter` says it of parameters.
         hooks: Refused, unless there are none.
         marks: Of v3 a dtype; a dict that says whether it is conjugated or negated.
     """
@@ -621,7 +621,7 @@ def _tensor(
         message = f"holds a tensor of shape {shape} that ends beyond its data"
         raise UnusableTensorError(message) from error
     tensor.set_(untyped, offset, size, stride)
-    return tensor.requires_grad_(requires_grad is True)
+    return tensor
 
 
 def _parameter(builder: Builder, made: Made) -> nn.Parameter:

@@ -37,6 +37,10 @@ class AsOne(nn.Module):
         super().__init__()
         self.head = nn.Conv2d(3, hparams["width"], 1)
 
+class OfWidth(AsOne):
+    def __init__(self, width):
+        super().__init__({"width": width})
+
 def make(**options):
     return Lit(options.pop("width"), options.pop("depth"))
 """
@@ -113,6 +117,14 @@ def test_hyper_parameters_as_one_argument(folder: Path) -> None:
     head = {k: v for k, v in lit().items() if k.startswith("head")}
     save(folder, state_dict=head, hparams_name="hparams")
     module = load("last.ckpt", arch="user_lit.py:AsOne", hparams=True)
+    assert module.head.out_channels == 5
+
+
+def test_a_class_of_one_argument_gets_no_other(folder: Path) -> None:
+    """Of four in the file."""
+    head = {k: v for k, v in lit().items() if k.startswith("head")}
+    save(folder, state_dict=head)
+    module = load("last.ckpt", arch="user_lit.py:OfWidth", hparams=True)
     assert module.head.out_channels == 5
 
 

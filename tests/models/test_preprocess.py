@@ -22,7 +22,12 @@ from torchvision.transforms.v2 import functional as oracle
 
 from featviz.errors import FeatvizError, ImageError, UsageError
 from featviz.models.preprocess import Chain, Preprocess
-from featviz.models.presets import choose_preprocess, image_size
+from featviz.models.presets import (
+    choose_preprocess,
+    first_features,
+    first_layer,
+    image_size,
+)
 from featviz.models.sources import ANY_INPUT, FixedInput
 from featviz.options import INTERPOLATIONS, InputOptions
 from featviz.records import PRESETS, Raster
@@ -226,6 +231,52 @@ def test_a_crop_to_multiples_leaves_one_at_least(
     assert int(values[0, 0].sum()) == min(size[0], cropped[1]) * min(
         size[1], cropped[0]
     )
+
+
+def with_channels(count: Any) -> nn.Module:
+    """A convolution of which a file says this."""
+    module = nn.Conv2d(3, 2, 1)
+    module.in_channels = count
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Sequential(nn.ReLU(), nn.Conv2d(5, 2, 1), nn.Conv2d(2, 7, 1)), (5, False)),
+        (nn.Conv1d(2, 2, 1), (2, False)),
+        (nn.Sequential(nn.Conv3d(2, 2, 1), nn.Conv2d(5, 2, 1)), (2, True)),
+        (nn.LazyConv3d(2, 1), (3, True)),
+        (nn.LazyConv2d(2, 1), (3, False)),
+        (with_channels(512), (512, False)),
+        (with_channels(513), (3, False)),
+        (with_channels(True), (3, False)),
+        (with_channels("4"), (3, False)),
+        (nn.Linear(4, 2), (3, False)),
+    ],
+)
+def test_the_first_convolution_says_what_is_taken(
+    module: nn.Module, expected: tuple[int, bool]
+) -> None:
+    """Channels, and whether clips; where it says nothing that can be believed, RGB."""
+    assert first_layer(module) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Sequential(nn.ReLU(), nn.Linear(4, 2), nn.Conv2d(3, 2, 1)), 4),
+        (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(4, 2)), None),
+        (nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), None),
+        (nn.LazyLinear(2), None),
+        (nn.ReLU(), None),
+    ],
+)
+def test_a_linear_layer_that_is_first_takes_a_vector(
+    module: nn.Module, expected: int | None
+) -> None:
+    """Of as many numbers as it has inputs."""
+    assert first_features(module) == expected
 
 
 def test_inputs_of_other_sizes_stand_side_by_side() -> None:
