@@ -136,6 +136,27 @@ def test_averaged_weights_are_taken_when_asked_for(
 
 
 @pytest.mark.parametrize(
+    ("content", "ema", "keys"),
+    [
+        ({"model": PLAIN, "ema": {"state_dict": AVERAGED}}, True, "ema state_dict"),
+        ({"ema": {"module": {"model": AVERAGED}}}, True, "ema module model"),
+        ({"ema": {"ema": AVERAGED}}, None, "ema ema"),
+        ({"model": {"state_dict": PLAIN, "ema": AVERAGED}}, None, "model state_dict"),
+        ({"model": {"ema": AVERAGED}}, None, "model ema"),
+        ({"ema": AVERAGED, "net": PLAIN}, False, "net"),
+    ],
+)
+def test_usual_keys_may_lie_in_each_other(
+    content: Any, ema: bool | None, keys: str
+) -> None:
+    """What was taken is told key by key."""
+    weights = unwrap(content, ema=ema).weights
+    assert weights.steps == tuple(f"took {key!r}" for key in keys.split())
+    expected = AVERAGED if "ema" in keys else PLAIN
+    assert same_weights(dict(weights.tensors), expected)
+
+
+@pytest.mark.parametrize(
     "content",
     [{"state_dict": {"state_dict_ema": 1}}, {"state_dict": PLAIN, "schema": PLAIN}],
 )
