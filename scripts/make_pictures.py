@@ -319,7 +319,8 @@ TABLE: dict[str, Picture] = {
             PAIRS,
             (
                 "featviz sheet out-pairs --layers '*_0,*_3' --similar-to"
-                f" 00-1.png@0.15,0.5 {SIX} --out similar.png"
+                " 00-1.png@0.15,0.5 --images '00*,03*,05*' --width 17"
+                " --out similar.png"
             ),
         ),
         part_of("similar.png", 669),
