@@ -226,6 +226,17 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     assert f"{EVIL}ReLU6––".replace(" ", "") in joined
 
 
+def test_an_audit_says_that_weights_are_random(audit: Path) -> None:
+    """What is dead by chance says nothing of a trained model."""
+    build_report(audit, ReportOptions())
+    assert "Random weights" not in page_of(audit).text
+    content = json.loads((audit / "audit.json").read_text())
+    content["model"]["weights"] = "none"
+    (audit / "audit.json").write_text(json.dumps(content))
+    build_report(audit, ReportOptions())
+    assert "Random weights (--weights none)" in page_of(audit).text
+
+
 def test_the_chart_of_an_audit_stands_beside_its_table(audit: Path) -> None:
     """It is a picture of the audit's folder; an audit without it has the table alone."""
     build_report(audit, ReportOptions())

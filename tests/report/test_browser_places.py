@@ -100,6 +100,14 @@ def ask_for_a_patch(page: Page) -> None:
     click_input(page, 17, 13)
 
 
+def test_a_second_call_has_one_name_in_the_list_of_layers(page: Page) -> None:
+    """It is that of the rest of the report; an address tells it from a layer inside."""
+    page.open("index.html")
+    call = '{name: "relu", stem: "output.call1"}'
+    names = page.js(f"return [layerName({call}), layerKey({call})]")
+    assert names == ["relu.call1", "relu/output.call1"]
+
+
 def test_a_click_lights_up_the_equal_patches_and_no_other(page: Page) -> None:
     """Four places of the image are lit, and none of the others."""
     ask_for_a_patch(page)

@@ -183,7 +183,8 @@ function joined(arrays) {
 // ---------------------------------------------------------------------------------------------
 // The panel
 
-const layerName = ({ name, stem }) => (stem === "output" ? name : `${name}/${stem}`);
+const layerName = ({ name, stem }) => (stem.startsWith("output") ? name + stem.slice(6) : `${name}/${stem}`);
+const layerKey = ({ name, stem }) => (stem === "output" ? name : `${name}/${stem}`); // in the address, of one layer alone
 
 class PlacePanel {
   /** @param index as places.py writes it: layers, images and how many of these are compared */
@@ -484,7 +485,7 @@ const lens = {
     this.answer = grid ? new Answer(images.map((_, image) => this.grid(image)), this.image, grid.at(this.spot)) : null;
     const { x, y } = this.spot;
     const number = this.image === this.home ? "" : `,${this.image}`;
-    state.write(`#${encodeURIComponent(layerName(layers[this.asked]))}@${x.toFixed(2)},${y.toFixed(2)}${number}`);
+    state.write(`#${encodeURIComponent(layerKey(layers[this.asked]))}@${x.toFixed(2)},${y.toFixed(2)}${number}`);
     this.panel.show();
     this.mark(this.spot);
   },
@@ -496,7 +497,7 @@ const lens = {
     await this.open();
     if (!this.index) return;
     const [address, name, x, y, number] = parts;
-    const layer = this.index.layers.findIndex((other) => layerName(other) === name);
+    const layer = this.index.layers.findIndex((other) => layerKey(other) === name);
     const image = number === undefined ? this.home : Number(number);
     const spot = { x: Number(x), y: Number(y) };
     if (layer >= 0 && image in this.index.images && spot.x <= 1 && spot.y <= 1) {
