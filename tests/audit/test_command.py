@@ -13,9 +13,10 @@ import pytest
 import torch
 from conftest import ROOT, Run
 from matplotlib import colormaps
+from networks import Net
 from PIL import Image
 from runs import tree
-from torch import nn
+from torch import Tensor, nn
 
 from featviz.audit.chart import ZeroShares, apoz_chart
 from featviz.audit.gates import FINDINGS, parse_gate
@@ -359,3 +360,25 @@ def test_of_many_layers_with_dead_channels_twelve_are_named(
     assert footer[0] == "dead in r0: channels 0-1"
     assert footer[-1] == last
     assert len(footer) == min(count, 13)
+
+
+@pytest.mark.parametrize("class_tokens", [0, 1])
+def test_tokens_of_suspects_are_drawn_as_a_square(
+    class_tokens: int, noise: Path, tmp_path: Path
+) -> None:
+    """Without the class token, as wide and as high as the image beside it."""
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).mT
+        return self.fc(torch.cat([tokens[:, :class_tokens], tokens], 1)).mean(1)
+
+    net = Net(way, patches=nn.Conv2d(3, 5, 3, (3, 2)), fc=nn.Linear(5, 4))
+    with torch.no_grad():
+        net.fc.weight[2] = 0
+    document(net, noise, tmp_path, layers="fc", max_suspects=4)
+
+    with Image.open(tmp_path / "audit" / "suspects" / "fc.png") as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    # the map of the first image: 16 tokens of one colour, in 88 × 88 pixels
+    painted = (pixels[44:132, 254:342] != pixels[0, 0]).any(axis=2)
+    assert painted.all()

@@ -420,3 +420,19 @@ def test_what_a_refused_image_gave_before_is_forgotten() -> None:
     assert column(content["images"]["failures"], "number") == [1]
     (channel,) = channels_of(content["layers"])
     assert column(channel["exemplars"], "image") == ["2.png", "0.png"]
+
+
+def test_rows_that_are_as_many_as_images_need_not_be_theirs(noise: Path) -> None:
+    """A table of four rows, which each image gives whole, is none of a batch of four."""
+    net = Net(
+        lambda self, x: self.conv(x).mean((2, 3)) + self.table(torch.eye(4)).sum(),
+        conv=nn.Conv2d(3, 5, 3),
+        table=nn.Linear(4, 6),
+    )
+    content = search(net, noise, layers="conv,table", batch_size=4, top=1)
+    assert column(content["skipped"], "layer") == ["table"]
+    assert column(content["skipped"], "reason") == [
+        "shape [4, 6] is no batch of 4: --batch-size 1"
+    ]
+    alone = search(net, noise, Path("alone"), layers="table", batch_size=1, top=1)
+    assert not alone["skipped"]

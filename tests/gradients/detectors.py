@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from networks import Net
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
+from torch.nn import functional
 
 SIDE = 64
 CELL = 8
@@ -23,16 +25,37 @@ class RedDetector(nn.Module):
         redness = torch.tensor([1.0, -1.0, -1.0])
         conv = nn.Conv2d(3, 2, 1, bias=False)
         conv.weight.data = torch.stack([redness, -redness])[..., None, None]
-        self.backbone = nn.Sequential(conv, nn.AvgPool2d(CELL), nn.ReLU())
+        self.backbone: Any = nn.Sequential(conv, nn.AvgPool2d(CELL), nn.ReLU())
+
+    def redness(self, x: Tensor) -> Tensor:
+        """Of each cell, in the first channel [1, 2, h, w]."""
+        maps: Tensor = self.backbone(x)
+        return maps
 
     def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
-        redness = self.backbone(x)[0, 0].flatten()
-        scores, cells = redness.topk(2)
+        scores, cells = self.redness(x)[0, 0].flatten().topk(2)
         top = cells // CELL * CELL
         left = cells % CELL * CELL
         boxes = torch.stack((left, top, left + CELL, top + CELL), dim=1).float()
         labels = torch.ones(2, dtype=torch.long)
         return [{"boxes": boxes, "labels": labels, "scores": scores}]
+
+
+class Pyramid(RedDetector):
+    """Its backbone gives two levels; what is red all around speaks against a box."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = Net(_levels, fine=self.backbone)
+
+    def redness(self, x: Tensor) -> Tensor:
+        maps = self.backbone(x)
+        return maps["fine"] - functional.interpolate(maps["coarse"], scale_factor=2) / 4
+
+
+def _levels(self: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    fine = self.fine(x)
+    return {"fine": fine, "coarse": functional.avg_pool2d(fine, 2)}
 
 
 class Square(NamedTuple):

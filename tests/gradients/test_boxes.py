@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from detectors import CELL, PLAIN, SIDE, RedDetector, squares
+from detectors import CELL, PLAIN, SIDE, Pyramid, RedDetector, squares
 from PIL import Image
 from small_models import (
     TORCHVISION,
@@ -97,6 +97,24 @@ def test_a_box_is_drawn_on_its_map_and_on_the_input() -> None:
     outside = np.ones((SIDE, SIDE), bool)
     outside[y0 : y1 + 1, x0 : x1 + 1] = False
     assert np.array_equal(drawn[outside], np.asarray(image)[outside])
+
+
+@pytest.mark.parametrize(("method", "lowest"), [("gradxact", -1), ("layercam", 0)])
+def test_levels_of_a_head_share_a_scale(method: str, lowest: int) -> None:
+    """From zero, or with zero in the middle where evidence may speak against a box, to
+    the greatest value of all levels; so has the maximum over them."""
+    image, _ = squares(2)
+
+    (result,) = fv.cam(Pyramid(), image, None, method, **PLAIN).images
+
+    fine, coarse = result.maps
+    assert fine.tensor.shape == (CELL, CELL)
+    assert coarse.tensor.shape == (CELL // 2, CELL // 2)
+    assert (coarse.tensor.min() < 0) == (lowest < 0)
+    greatest = max(float(level.tensor.abs().max()) for level in result.maps)
+    assert result.maximum is not None
+    for level in (fine, coarse, result.maximum):
+        assert level.limits == pytest.approx((lowest * greatest, greatest))
 
 
 @pytest.mark.medium
