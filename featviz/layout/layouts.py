@@ -127,10 +127,9 @@ def _on_grid(channels: Tensor, arrangement: Arrangement) -> Tensor:
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
     """Channels are along the last axis, the second one, or (heads of tokens) both."""
-    for axis in (-1, 1):
-        if array.shape[axis] == channels:
-            return _axis_first(array, axis)
-    # [windows, heads, places, D] to [heads, D, places, windows]
+    if array.shape[-1] == channels:
+        return _axis_first(array, -1)
+    # [windows, heads, places, D] to [heads, D, places, windows], or without heads
     return array.swapaxes(0, 1).swapaxes(1, -1).reshape(channels, -1)
 
 

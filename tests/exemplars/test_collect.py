@@ -18,7 +18,7 @@ from featviz.exemplars.collect import ExemplarCollector, strongest_values
 from featviz.exemplars.fields import receptive_fields
 from featviz.hooks.layers import list_layers
 from featviz.layout import Maps
-from featviz.layout.tracing.fields import PixelBox, ReceptiveField
+from featviz.layout.tracing.fields import PixelBox, ReceptiveField, of_image
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 
@@ -282,3 +282,16 @@ def test_a_value_has_a_position_in_a_map_of_the_image(
     assert strongest.values[0] == pytest.approx(expected)
     assert tuple(strongest.positions[0]) == position
     assert not np.isfinite(strongest.values[1])
+
+
+def test_fields_that_step_evenly_are_six_numbers() -> None:
+    """Begin, end and step of rows and of columns; none where a row or a column begins,
+    or ends, elsewhere, or a single place does."""
+    pixels = torch.stack([table[0, 0] for table in of_image((1, 1, 6, 8))])
+    assert ReceptiveField(pixels).lines((6, 8)) == [0, 1, 1, 0, 1, 1]
+    rows = (slice(None), 3)
+    places: list[tuple[int, Any]] = [(0, 3), (2, 3), (1, rows), (3, rows), (0, (3, 5))]
+    for edge, place in places:
+        edges = pixels.clone()
+        edges[edge][place] -= 1
+        assert ReceptiveField(edges).lines((6, 8)) is None

@@ -199,20 +199,22 @@ def test_a_sheet_stays_viewable(
 def test_an_image_that_vanishes_before_it_is_drawn(
     lights: Path, reds: Path, messages: pytest.LogCaptureFixture
 ) -> None:
-    """Its value stays, with an empty tile and no box, and a warning names it."""
+    """Its value stays, with an empty tile and no box, and a warning names it, once for
+    all layers."""
 
     def remove(image: str, error: object, total: int) -> None:
         if image == "250.png":
             (reds / image).unlink()
 
     inputs = InputOptions(size=(14, 12), mean=(0.0,) * 3, std=(1.0,) * 3)
-    options = ExemplarOptions(layers="0", inputs=inputs, out=Path("out"))
+    options = ExemplarOptions(layers="*", inputs=inputs, out=Path("out"))
     net = torch.load(lights, weights_only=False)
     result = find_exemplars(adopt(net, inputs), [str(reds)], options, remove)
+    assert len(result.layers) == 2
     assert not result.images.failures
     first, second = result.layers[0].channels[0].exemplars[:2]
     assert (first.image, first.box, second.box) == ("250.png", None, [0, 0, 1, 1])
-    assert "250.png cannot be read again" in messages.text
+    assert messages.text.count("250.png cannot be read again") == 1
 
 
 def test_a_broken_image_fails_alone(featviz: Run, lights: Path, reds: Path) -> None:
@@ -311,3 +313,20 @@ def test_images_that_a_channel_ranks_by_nothing_are_told() -> None:
     )
     assert one == different < min(equal, none)
     assert equal != none
+
+
+def test_channels_of_a_sheet_run_down_and_then_across() -> None:
+    """Of six, in two columns of three rows, the fourth stands beside the first."""
+    picture = pictures.LayerPicture(["title"], 6, 1)
+    colors = {0: (255, 0, 0), 1: (0, 255, 0), 3: (0, 0, 255)}
+    for channel in range(6):
+        color = colors.get(channel, (200, 200, 200))
+        picture.add_row(channel, [Image.new("RGB", (TILE, TILE), color)], [0.5])
+    pixels = np.asarray(picture.image)
+    first, second, fourth = (
+        np.argwhere((pixels == color).all(axis=2))[0] for color in colors.values()
+    )
+    assert second[1] == first[1]
+    assert second[0] > first[0]
+    assert fourth[0] == first[0]
+    assert fourth[1] > first[1]

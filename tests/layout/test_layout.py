@@ -167,6 +167,22 @@ def test_of_five_axes_the_rows_and_columns_have_the_inputs_proportions(
     assert layout.recognise(shape, Hints(input_size=size, time_steps=6)).layout == name
 
 
+@pytest.mark.parametrize(
+    ("shape", "size", "name"),
+    [
+        ([1, 4, 150, 60], (200, 50), "nchw"),
+        ([1, 4, 150, 10], (200, 50), "heads"),
+        ([1, 4, 175, 200], (50, 200), "heads"),
+        ([1, 4, 175, 500], (50, 200), "nchw"),
+    ],
+)
+def test_a_column_of_tokens_is_one_for_the_inputs_proportions(
+    shape: list[int], size: tuple[int, int], name: str
+) -> None:
+    """A map of a high input is high by itself; tokens stand at least twice as high."""
+    assert layout.recognise(shape, Hints(input_size=size)).layout == name
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 SIZES = {"1": 1, "N": 3, "C": 5, "H": 6, "W": 9, "D": 7, "F": 11, "heads": 2, "T": 24}
 SIZES |= {"windows": 6, "places": 4, "a": 2, "b": 2}

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import featviz as fv
+from featviz.layout.tracing.positions import SourceMaps
 
 Change = Callable[[Tensor], Tensor]
 
@@ -420,3 +421,13 @@ def test_tokens_of_several_maps_are_rows() -> None:
         last=nn.ReLU(),
     )
     assert drawn_as(model, 64, 64, "last").layout == "sequence"
+
+
+def test_patches_at_a_padded_edge_are_as_whole_ones() -> None:
+    """Of 3 × 3 positions, in patches of 2 × 2: what lies beyond the edge has no place,
+    and does not move that of the patch."""
+    maps = SourceMaps()
+    maps.begin((3, 3))
+    patches = [[1, 2, 4, 5], [3, 0, 6, 0], [7, 8, 0, 0], [9, 0, 0, 0]]
+    merged = maps.merge(torch.tensor(patches, dtype=torch.float64))
+    assert merged.flatten().tolist() == [10, 11, 12, 13]
