@@ -17,6 +17,9 @@ from rundirs import Drawn, write_run
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report
+from featviz.report.companions import read_companions
+from featviz.report.figures import arrange
+from featviz.rundir.read import read_run
 
 from .browsing import Page
 from .markup import (
@@ -322,6 +325,37 @@ def test_a_run_shows_an_audits_suspects(run: Path, audit: Path) -> None:
     assert path == (audit / "suspects" / "relu.png").resolve()
     assert extra_of(page) == {"4": [0, 42, 300, 112], "1": [0, 154, 300, 112]}
     assert page_of(run, "layer-000.html").pictures("Suspects of") == []
+
+
+def test_suspects_stand_at_the_first_tensor_of_their_call(
+    tmp_path: Path, audit: Path
+) -> None:
+    """A layer of several tensors has them once."""
+    tensors = [Drawn("relu", key="0"), Drawn("relu", key="1"), Drawn("relu", call=1)]
+    run = read_run(write_run(tmp_path / "out", {"a.png": tensors}))
+    pages = arrange(run).layers
+    extras = read_companions(run, pages, ReportOptions(audit=audit)).extras
+    groups = [group for page in pages for group in page.groups]
+    assert [(group.stem, len(extras[group.id])) for group in groups] == [
+        ("output.0", 1),
+        ("output.1", 0),
+        ("output.call1", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("suspects", "text"),
+    [(3, "2 of 3 channels with a finding"), (2, "2 channels with a finding")],
+)
+def test_suspects_without_a_row_are_counted(
+    suspects: int, text: str, tmp_path: Path
+) -> None:
+    """A picture may show two of three; where it has all, it says how many."""
+    root = write_audit(tmp_path / "audit", suspects=suspects)
+    build_report(root, ReportOptions())
+    found = re.search(r"(\d of )?\d channels with a finding", page_of(root).text)
+    assert found is not None
+    assert found[0] == text
 
 
 def test_one_file_has_an_audits_suspects(run: Path, audit: Path) -> None:
