@@ -7,14 +7,16 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from drawn_maps import NAN, drawn, drawn_tiles, noise, row_of
+from drawn_maps import NAN, SITE, drawn, drawn_tiles, noise, row_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from torch import Tensor
 
 from featviz.drawing import drawer, values
-from featviz.drawing.picture import caption, to_image
+from featviz.drawing.normalize import Scale
+from featviz.drawing.picture import caption, describe, to_image
+from featviz.options import DrawOptions
 
 
 def by_similarity(maps: Tensor) -> list[int]:
@@ -192,6 +194,29 @@ def test_shared_tile_is_marked_in_its_corner_alone() -> None:
     assert changed.any()
     assert not changed[:-9].any()
     assert not changed[:, :-13].any()
+
+
+@pytest.mark.parametrize(
+    ("layout", "most", "expected"),
+    [
+        ("ncthw", 2, [1, 4]),
+        ("ncthw", 1, [3]),
+        ("windows", 2, [1, 4]),
+        ("batch", 2, [0, 1]),
+        ("nchw", 6, None),
+    ],
+)
+def test_of_many_slices_some_are_drawn(
+    layout: str, most: int, expected: list[int] | None
+) -> None:
+    """Of steps and windows those in the middle of equal parts, of a batch the first, which
+    may be its best; the manifest says which."""
+    options = DrawOptions(max_slices=most, scale=1)
+    data = noise(2, 6, 1, 5, 5)
+    picture = drawer.draw_tiles(data, layout, options, Scale("map"))
+    row = describe(picture, SITE, (1, 2, 6, 5, 5), "output.png")
+    assert row.slices == [most, 6]
+    assert row.steps == expected
 
 
 def test_vectors_keep_their_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import Run
+from drawn_maps import drawn, noise
 from PIL import Image
 from runs import make_photos
 from torch import nn
 
 from featviz import cli
+from featviz.drawing.picture import encode, to_image
 from featviz.records import FORMATS, PictureFormat
 
 NEAR = 8
@@ -115,6 +118,19 @@ def test_a_run_in_every_format_is_resumed_and_replaced(
     assert featviz(*written.command, "--resume").code == 0
     assert written.picture.read_bytes() == before
     assert featviz(*written.command, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_picture_may_say_much_of_itself(format: str) -> None:
+    """More than the comment of a JPEG holds, which is cut, in any script."""
+    picture = drawn(noise(1, 2, 6, 6))
+    file = io.BytesIO()
+    encode(picture, file, format, {"Layer": "conv1", "Channels": "猫" * 30_000})
+    shown = Image.open(file)
+    shown.load()
+    assert shown.size == to_image(picture).size
+    if format == "jpg":
+        assert shown.info["comment"].startswith("Layer: conv1; Channels: 猫".encode())
 
 
 def test_a_pillow_without_a_format_is_told_before_anything_is_written(
