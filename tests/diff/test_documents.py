@@ -120,6 +120,18 @@ def test_the_page_of_equal_runs(featviz: CLI, run: Run) -> None:
     assert "data-group" not in text
 
 
+def test_the_page_of_the_current_folder_names_it(
+    featviz: CLI, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the path that was typed, since a dot has no name."""
+    base = run("older")
+    run("newer")
+    monkeypatch.chdir(base)
+    featviz("diff", ".", "../newer", "--html", "../d.html")
+    text = " ".join(Markup(Path("../d.html").read_text("utf-8")).text.split())
+    assert ". → ../newer" in text
+
+
 def test_the_page_names_the_first_run_as_the_base(featviz: CLI, run: Run) -> None:
     """In the title, and at each run: BASE first."""
     base = run("older")

@@ -44,6 +44,18 @@ def test_inputs_of_different_heights_are_read_back(
     assert row.layer == "conv"
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_input_of_one_pixel_is_read_back(
+    featviz: Run, channels: int, tmp_path: Path
+) -> None:
+    """input.png shows it larger."""
+    out = tmp_path / "out"
+    image = torch.rand(channels, 1, 1)
+    options = {"preset": "none", "input_channels": channels}
+    fv.run(nn.Sequential(nn.Conv2d(channels, 2, 1)), image, "Conv2d", out, **options)
+    assert featviz("verify", out).code == 0
+
+
 def test_beside_a_picture_may_be_what_is_none(featviz: Run, tmp_path: Path) -> None:
     """input.png shows the first input alone where the second has other channels."""
 
