@@ -260,7 +260,7 @@ _CAPTION = 0.25
 """Inches of a caption above a picture."""
 _KEY = 0.4
 """Inches of the key below."""
-_SCALED = "max of each map without its border (padding), beyond which is clipped"
+_SCALED = "max of each map; the border that padding makes does not count"
 """The end of the key of the colours."""
 _LEADING = 0.18
 """Inches from a line of text to the next."""

@@ -37,7 +37,7 @@ from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer, FieldOfView, Seen
-from featviz.text import TextTable, by, counted, printable, safe_name
+from featviz.text import TextTable, by, counted, layer_named, printable, safe_name
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ def _draw_layer(
     channels = len(chosen)
     # fewer images than --top leave no empty columns
     tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))
-    label = printable(row.title)
+    label = printable(layer_named(row.title))
     lines = _sheet_title(row, label, channels, options.rank_by, len(reader.study.seen))
     sheet = LayerPicture(lines, channels, tiles_per_channel)
     drawn_channels = []

@@ -229,7 +229,7 @@ def _write(result: FieldResult, path: Path, cmap: str) -> None:
     for layer in result.layers:
         tile = FieldTile(
             model=layer.model,
-            layer=layer.title,
+            layer=layer_named(layer.title),
             values=layer.values,
             theoretical=layer.theoretical,
             sides=layer.sides,

@@ -37,6 +37,7 @@ _PIXELS = 220
 _AROUND = 8
 """What lies around a field is shown as wide as this part of the field, on each side."""
 _COLUMNS = 5
+"""Tiles in a row at most."""
 _MARGIN = 0.3
 """Inches around the picture."""
 _TILE = 2.2
@@ -131,8 +132,9 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
         cmap: a name of `colormap.GREYS`, or of matplotlib's colormaps; another one is a
             KeyError.
     """
-    columns = min(len(tiles), _COLUMNS)
-    rows = ceil(len(tiles) / columns)
+    # as many tiles in each row: of six, three stand below three
+    rows = ceil(len(tiles) / _COLUMNS)
+    columns = ceil(len(tiles) / rows)
     across = _TILE + _GAP
     down = _TILE + _CAPTION + _GAP
     top = _MARGIN + _CAPTION

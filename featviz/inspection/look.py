@@ -738,7 +738,7 @@ def page_row(layer: ShownLayer) -> PageRow:
     tiles = []
     for title, pixels, span in zip(titles, layer.tiles, layer.ranges, strict=True):
         tiles.append(Tile(title, pixels, note=_span(span)))
-    return PageRow(layer.name, lines, tiles, layer.strip)
+    return PageRow(layer_named(layer.name), lines, tiles, layer.strip)
 
 
 def _span(span: Span) -> str:

@@ -259,6 +259,15 @@ def test_a_small_field_fills_its_tile() -> None:
     assert (picture == brightest).all(2).sum() > (0.7 * 220) ** 2
 
 
+def test_six_fields_stand_in_two_rows_of_three() -> None:
+    """No row has a single one beside a white page."""
+    picture = drawn_fields([tile_of("net", SEVENTH)] * 6, 1, "magma")
+    brightest = (picture == colormap.ramp("magma")[-1]).all(2)
+    for axis, count in ((0, 3), (1, 2)):
+        begins = np.diff((brightest.sum(axis) > 100).astype(int)) == 1
+        assert begins.sum() == count
+
+
 def test_captions_name_the_theoretical_size() -> None:
     """It is a number beside the sides, too, and behind the model where there are
     several."""

@@ -329,6 +329,13 @@ def test_maps_of_one_number_have_one_scale(see: See) -> None:
     assert row.ranges == ((10.0, 10.0), (5.0, 5.0), (0.0, 0.0))
 
 
+def test_a_layer_whose_name_is_a_number_is_called_a_layer(see: See) -> None:
+    """A bare `0` would not be read as a name."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 3))
+    (row,) = see(net, noise(1, 8, 8), layers="0").layers
+    assert page_row(row).name == "layer 0"
+
+
 @pytest.mark.medium
 def test_of_a_volume_the_middle_is_shown(see: See) -> None:
     """It is one slice of each map and of the input; the scale is that of all slices."""
