@@ -135,3 +135,12 @@ def net():
     assert done.code == code
     assert done.err == message
     assert complete(out) == []
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["run", "--config"]])
+def test_a_name_that_no_system_takes(arguments: list[str], featviz: Run) -> None:
+    """It is a usage error of one line."""
+    name = "x" * 300
+    done = featviz(*arguments, name)
+    assert done.code == 2
+    assert done.err == f"error: {name}: File name too long\n"

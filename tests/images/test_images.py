@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pixels import pixels_of
 from tiles import manifest
 
 from featviz.errors import ImageError, UsageError
-from featviz.images import decode, find
+from featviz.images import arrays, decode, find
 from featviz.images.arrays import ExpectedImage
 from featviz.records import Raster, Sample
 
@@ -218,6 +219,28 @@ def test_a_function_gets_sixteen_bits_as_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "deep.png"
     Image.fromarray(np.array([[0, 257, 32896, 65535]], np.uint16)).save(path)
     assert decoded(path, expected=RAW).tolist() == [[0, 1, 128, 255]]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (IndexError("list index out of range"), "it is damaged"),
+        (struct.error("unpack requires a buffer of 4 bytes"), "it is damaged"),
+        (KeyError(277), "it is damaged"),
+        (TypeError("'NoneType' object"), "it is damaged"),
+        (OSError("decoder error -2"), "it is damaged"),
+        (OSError("-9"), "it is damaged"),
+        (OSError(), "it is damaged"),
+        (OSError("broken data stream\nmore"), "broken data stream"),
+        (OSError("decoder jpeg not available"), "decoder jpeg not available"),
+    ],
+    ids=repr,
+)
+def test_what_a_decoder_says_is_told_unless_it_is_of_its_code(
+    error: Exception, reason: str
+) -> None:
+    """Numbers and names of its own help nobody."""
+    assert arrays.reason(error) == reason
 
 
 def test_cmyk_jpeg_is_not_inverted(tmp_path: Path, scene: np.ndarray) -> None:

@@ -277,7 +277,9 @@ def test_partial_weights_are_random_by_seed(vit: Path, backbone: str) -> None:
 @pytest.mark.medium
 def test_arguments_change_the_config(vit: Path) -> None:
     """--model-arg sets values of the config, as keywords of from_pretrained do."""
-    module = load(vit, model_args={"output_hidden_states": True})
+    arguments = {"output_hidden_states": True, "hidden_act": "relu"}
+    module: Any = load(vit, model_args=arguments)
+    assert module.config.hidden_act == "relu"
     with torch.no_grad():
         assert len(module(torch.zeros(1, 3, 32, 32)).hidden_states) == 3
 

@@ -172,12 +172,18 @@ def test_stdin_under_torchrun_is_refused(
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("rank", "count", "codes"),
-    [("RANK", "WORLD_SIZE", [0, 3]), ("SLURM_PROCID", "SLURM_NTASKS", [1, 3])],
+    ("rank", "count", "broken", "codes"),
+    [
+        ("RANK", "WORLD_SIZE", "00.png", [0, 3]),
+        ("RANK", "WORLD_SIZE", "01.png", [0, 1]),
+        ("SLURM_PROCID", "SLURM_NTASKS", "00.png", [1, 3]),
+        ("SLURM_PROCID", "SLURM_NTASKS", "01.png", [0, 1]),
+    ],
 )
 def test_the_last_of_several_processes_says_that_images_failed(
     rank: str,
     count: str,
+    broken: str,
     codes: list[int],
     draw: Run,
     photos: Path,
@@ -185,7 +191,7 @@ def test_the_last_of_several_processes_says_that_images_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torchrun would end the others where the first says it; srun lets each speak."""
-    (photos / "00.png").write_bytes(b"no picture")
+    (photos / broken).write_bytes(b"no picture")
     monkeypatch.setenv(count, "2")
     exit_codes = []
     for number in "01":
