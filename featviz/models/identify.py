@@ -203,7 +203,7 @@ def identify(state_dict: Weights) -> Match:
             names.append(name)
     if names:
         return Match(state_dict, tuple(names), _arguments(shapes, index[names[0]]))
-    candidates.sort(key=lambda near: (near.share, near.fitting), reverse=True)
+    candidates.sort(key=lambda near: near.share, reverse=True)
     nearest = [near for near in candidates[:_SHOWN] if near.share >= _MIN_SHARE]
     return Match(state_dict, nearest=tuple(nearest))
 

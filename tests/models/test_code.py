@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
-from models.loading import SMALL, load, same_weights
+from models.loading import SMALL, load, load_whole, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -185,6 +185,15 @@ def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:
     assert "--arch SCRIPT.py:CLASS" in str(caught.value.hint)
 
 
+def test_arguments_of_code_are_kept_in_the_record(factory_file: Path) -> None:
+    """As Python writes them; those of the seed's weights with the seed."""
+    arguments = {"width": 4, "act": "relu"}
+    source = load_whole(f"{factory_file}:Net", model_args=arguments, seed=5).source
+    assert source["arguments"] == {"width": "4", "act": "'relu'"}
+    assert source["seed"] == 5
+    assert "arguments" not in load_whole(f"{factory_file}:Net").source
+
+
 def test_weights_that_code_makes_are_said(
     factory_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,4 +205,6 @@ def test_weights_that_code_makes_are_said(
     torch.save(nn.Sequential(nn.Conv2d(3, 2, 1)).state_dict(), tmp_path / "w.pth")
     for weights in ("none", str(tmp_path / "w.pth")):
         load(f"{factory_file}:Net", weights=weights)
+    # which has none
+    load("torch.nn:ReLU")
     assert caplog.messages == []

@@ -81,7 +81,17 @@ def test_studies_take_a_model_of_any_precision(
     assert study(converted, picture, tmp_path / "out")
 
 
-def test_a_file_in_half_precision(tiny: nn.Module, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "loaded"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_a_file_in_half_precision(
+    dtype: torch.dtype, loaded: torch.dtype, tiny: nn.Module, tmp_path: Path
+) -> None:
     """Becomes float32 on a CPU, which lacks many operations in half."""
-    torch.save(tiny.half(), tmp_path / "net.pth")
-    assert precision(load(tmp_path / "net.pth")) == torch.float32
+    torch.save(tiny.to(dtype), tmp_path / "net.pth")
+    assert precision(load(tmp_path / "net.pth")) == loaded

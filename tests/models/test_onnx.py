@@ -121,6 +121,8 @@ def test_the_newer_exporter_names_the_folded_norm(
         torch.testing.assert_close(of_graph[key], of_torch[key], rtol=1e-4, atol=1e-5)
     classes = {layer.name: layer.type for layer in list_layers(model)}
     assert classes["blocks.0"] == "Block"
+    assert classes["blocks.0.bn1"] == "Conv"
+    assert not [name for name in classes if name.startswith("blocks.0.bn1.")]
 
 
 def test_inputs_of_layers_are_what_comes_before_them(file: Path) -> None:

@@ -120,6 +120,40 @@ def test_own_names_that_look_like_a_prefix_are_kept(
     assert same_weights(module, expected)
 
 
+@pytest.mark.parametrize(
+    ("names", "stripped"),
+    [
+        ("module.a module.b module.c module.d loss", ["a b c d"]),
+        ("module.a module.b module.c loss", []),
+        ("module._orig_mod.a", ["_orig_mod.a", "a", "module.a", "a"]),
+        ("a.module.w b.w", ["a.w b.w"]),
+        # two names would become one
+        ("a.module.w a.w", []),
+        (
+            "a._orig_mod.module.w b.w",
+            ["a.module.w b.w", "a._orig_mod.w b.w", "a.w b.w"],
+        ),
+    ],
+)
+def test_names_without_what_wrappers_put_into_them(
+    names: str, stripped: list[str]
+) -> None:
+    """A prefix goes where four of five names have it."""
+    weights = Weights({name: torch.zeros(1) for name in names.split()})
+    first, *others = stripped_variants(weights)
+    assert first is weights
+    assert [" ".join(variant.tensors) for variant in others] == stripped
+
+
+def test_counters_of_a_profiler_are_weights_where_there_are_no_others() -> None:
+    """Beside others they are left out, which is told."""
+    counters = {"total_ops": torch.zeros(1), "conv.total_params": torch.zeros(1)}
+    assert unwrap(counters).weights.tensors.keys() == counters.keys()
+    both = unwrap({**counters, **PLAIN}).weights
+    assert both.tensors.keys() == PLAIN.keys()
+    assert both.steps == ("left out 2 counters of a profiler",)
+
+
 PLAIN = {"w": torch.zeros(1)}
 AVERAGED = {"w": torch.ones(1)}
 
@@ -393,6 +427,30 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
     names = {plain, TWINS.get(plain, plain)}
     assert match.name in names or name in match.names, match.description
     assert match.arguments.get("num_classes") == options.get("num_classes")
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("googlenet", "aux_logits"),
+        ("inception_v3", "aux_logits"),
+        ("fcn_resnet50", "aux_loss"),
+    ],
+)
+@pytest.mark.parametrize("has_head", [False, True])
+def test_heads_that_only_training_uses_may_be_there(
+    name: str, argument: str, has_head: bool
+) -> None:
+    """The builder makes the tensors of the file of the arguments that are found."""
+    with uninitialised(), on_meta(name):
+        options = {**nothing_fetched(name), argument: has_head}
+        shapes = models.get_model(name, **options).state_dict()
+        match = identify(Weights(dict(shapes)))
+        options = {**nothing_fetched(name), **match.arguments}
+        built = models.get_model(name, **options).state_dict()
+    assert match.name == name
+    assert built.keys() == shapes.keys()
 
 
 SHIPPED = json.loads(gzip.decompress(INDEX.read_bytes()))
