@@ -288,28 +288,50 @@ def _image_page(
     )
 
 
+class _ChangedLayer(NamedTuple):
+    """A layer that interventions change."""
+
+    position: int
+    """In the model."""
+    zeroed: frozenset[int]
+    """The channels that they set to zero."""
+
+
+def _changed_layers(image: ReadImage) -> dict[str, _ChangedLayer]:
+    """The layers that interventions change, by name."""
+    layers: dict[str, _ChangedLayer] = {}
+    for change in image.manifest.interventions:
+        for name, position in change.layers.items():
+            layer = layers.get(name, _ChangedLayer(position, frozenset()))
+            layers[name] = layer._replace(zeroed=layer.zeroed.union(change.zeroed))
+    return layers
+
+
 def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
     """Channels of outputs that interventions set to zero: in the layers that they
     change, and in what stands directly behind these and keeps channels apart."""
-    zeroed_of: dict[str, frozenset[int]] = {}
-    for change in image.manifest.interventions:
-        for layer in change.layers:
-            before = zeroed_of.get(layer, frozenset())
-            zeroed_of[layer] = before.union(change.zeroed)
+    changed = _changed_layers(image)
+    outputs = [row for row in image.captures.values() if row.kind == "output"]
+    drawn = {row.layer for row in outputs}
+    undrawn = [name for name in changed if name not in drawn]
     zeroed = {}
     passed_on: frozenset[int] = frozenset()
     is_rectified = False
-    for row in image.captures.values():
-        if row.kind != "output":
-            continue
+    for row in outputs:
+        # a layer that is not drawn has run before those behind it in the model
+        for name in [name for name in undrawn if changed[name].position < row.index]:
+            passed_on = changed[name].zeroed
+            is_rectified = False
+            undrawn.remove(name)
         is_rectifier = row.type in RECTIFIERS
+        keeps_apart = _CHANNELWISE.match(row.type) is not None
         # A ReLU behind another one has a layer before it that mixes channels, be it drawn
         # or not.
-        if row.layer in zeroed_of:
-            passed_on = zeroed_of[row.layer]
-        elif not _CHANNELWISE.match(row.type) or (is_rectifier and is_rectified):
+        if not keeps_apart or (is_rectifier and is_rectified):
             passed_on = frozenset()
-        is_rectified = is_rectifier or (is_rectified and row.layer not in zeroed_of)
+        if row.layer in changed:
+            passed_on |= changed[row.layer].zeroed
+        is_rectified = is_rectifier or (is_rectified and keeps_apart)
         zeroed[row.capture_key] = passed_on
     return zeroed
 

@@ -545,9 +545,11 @@ def _intervention_fields(plan: PassPlan) -> list[dict[str, Any]]:
     for option, text in plan.options.interventions:
         change = interventions.parse(option, text)
         fields: dict[str, Any] = {"kind": option, "what": text}
-        fields["layers"] = [
-            layer.name for layer, changes in plan.changes.items() if change in changes
-        ]
+        fields["layers"] = {
+            layer.name: layer.index
+            for layer, changes in plan.changes.items()
+            if change in changes
+        }
         fields["zeroed"] = list(change.zeroed)
         rows.append(fields)
     return rows

@@ -134,8 +134,8 @@ class InterventionFields:
 
     kind: Text
     what: Text
-    layers: list[Text] = field(default_factory=list)
-    """Names of the layers that it changes."""
+    layers: dict[Text, Count] = field(default_factory=dict)
+    """The layers that it changes, with their positions in the model."""
     zeroed: list[Channel] = field(default_factory=list)
     """The channels of these layers that it sets to zero."""
 

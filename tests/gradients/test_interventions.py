@@ -274,7 +274,7 @@ def test_grad_scale_multiplies_what_flows_back() -> None:
     assert row == {
         "kind": "edit",
         "what": "b:grad*-0.5",
-        "layers": ["b"],
+        "layers": {"b": 2},
         "zeroed": [],
     }
     assert "effect" not in content
@@ -289,9 +289,9 @@ def test_manifest_lists_interventions_and_their_effect() -> None:
 
     content = manifest(FOLDER)
     assert [tuple(row.values()) for row in content["interventions"]] == [
-        ("ablate", "relu:1", ["relu"], [1]),
-        ("ablate", "a:0", ["a"], [0]),
-        ("edit", "a:noise=0.1", ["a"], []),
+        ("ablate", "relu:1", {"relu": 3}, [1]),
+        ("ablate", "a:0", {"a": 1}, [0]),
+        ("edit", "a:noise=0.1", {"a": 1}, []),
     ]
     outcome = result.images[0].outcome
     assert content["effect"]["largest_change"] == outcome.largest_change
