@@ -426,7 +426,10 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
             mean = unit.values / seen
             fields.append(_field_at(measure, site, model_name, mean))
         else:
-            measure.reasons[site] = "does not depend on the input"
+            measure.reasons[site] = (
+                "has no gradient in its middle: it is zero there in all images, or does"
+                " not depend on the input"
+            )
     if not fields:
         reasons = []
         for site, reason in measure.reasons.items():

@@ -169,7 +169,7 @@ def _nothing_to_draw(skipped: Sequence[Skip]) -> str:
     first = skipped[0]
     layers = counted(len(skipped), "layer")
     reason = f"{layer_named(first.label)}: {first.reason}"
-    return f"none of {layers} has kernels to draw: {reason}"
+    return f"no kernels to draw in {layers}: {reason}"
 
 
 class _Drawn(NamedTuple):

@@ -442,7 +442,11 @@ def _imported(module: str, spec: str) -> ModuleType:
             hint = "run where it can be imported, or name the .py file"
             raise UsageError(message, hint) from error
         message = f"importing {module} failed: {type(error).__name__}: {error}"
-        raise LoadError(message, "-v shows the traceback") from error
+        hint = "-v shows the traceback"
+        # featviz mostly has an environment of its own, without what the code needs
+        if missing:
+            hint = f"install {quoted(missing)} where featviz is installed; {hint}"
+        raise LoadError(message, hint) from error
 
 
 @contextmanager

@@ -281,7 +281,10 @@ def _digest(name: str) -> str:
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
-_GO_ON = "what is complete stays complete; --resume when it works, or another --out"
+_GO_ON = (
+    "make room, or name another place; of a run, what is complete stays complete, and"
+    " --resume goes on"
+)
 
 
 @contextmanager

@@ -326,7 +326,7 @@ def _chosen_layers(
     names = listed([quoted(layer.label) for layer in layers], _NAMED)
     selected = layers
     if text is None and len(layers) > 1:
-        message = f"the runs have {len(layers)} layers"
+        message = f"a sheet of runs with {len(layers)} layers needs --layers"
         raise UsageError(message, f"--layers takes some of {names}")
     if text is not None:
         parsed = selectors.parse(text)

@@ -346,7 +346,7 @@ def test_kernels_without_values_are_skipped() -> None:
 
 def test_where_no_kernel_has_values_nothing_is_written(tmp_path: Path) -> None:
     """The error has the reason."""
-    message = "none of 1 layer has kernels to draw: layer 0: its weight is"
+    message = "no kernels to draw in 1 layer: layer 0: its weight is"
     with pytest.raises(UsageError, match=message):
         fv.kernels(nn.Sequential(nn.Conv2d(4, 0, 3)), out=tmp_path / "none")
     assert not (tmp_path / "none").exists()

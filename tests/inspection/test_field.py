@@ -399,8 +399,20 @@ def test_a_layer_of_no_image_has_no_field() -> None:
     )
     result = fv.field(net, torch.rand(3, 9, 9), "Conv2d", preset="none")
     assert [layer.layer for layer in result.layers] == ["first", "last"]
-    reasons = [(skip.label, skip.reason) for skip in result.skipped]
-    assert reasons == [("apart", "does not depend on the input")]
+    (skip,) = result.skipped
+    assert skip.label == "apart"
+    assert "does not depend on the input" in skip.reason
+
+
+def test_a_layer_that_is_zero_in_its_middle_is_not_called_independent() -> None:
+    """Behind a ReLU no gradient passes where it is zero: the reason says so."""
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
+    nn.init.constant_(net[0].weight, -1.0)
+    nn.init.zeros_(net[0].bias)
+    result = fv.field(net, torch.rand(3, 9, 9), "0,1", preset="none")
+    (skip,) = result.skipped
+    assert skip.label == "1"
+    assert "it is zero there in all images" in skip.reason
 
 
 def test_functions_have_fields_too() -> None:

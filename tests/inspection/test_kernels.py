@@ -39,17 +39,17 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
         (
             "only_lazy",
             (),
-            "none of 1 layer has kernels to draw: layer 0: its weight has no size",
+            "no kernels to draw in 1 layer: layer 0: its weight has no size",
         ),
         (
             "colour",
             ("--layers", "ReLU"),
-            "none of 1 layer has kernels to draw: act: ReLU has no",
+            "no kernels to draw in 1 layer: act: ReLU has no",
         ),
         (
             "Called",
             ("--layers", "fn:relu"),
-            "none of 1 layer has kernels to draw: fn:relu: it is a function",
+            "no kernels to draw in 1 layer: fn:relu: it is a function",
         ),
         ("colour", ("--layers", "Conv5d"), "no layer matches --layers 'Conv5d'"),
     ],

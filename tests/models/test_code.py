@@ -134,6 +134,17 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
         assert load("../there/net.py:Net").path == "there"
 
 
+def test_a_library_that_code_needs_is_to_be_installed(tmp_path: Path) -> None:
+    """featviz has an environment of its own, where it is missing: the hint names it."""
+    path = tmp_path / "net.py"
+    path.write_text("import no_such_library.part\n")
+    with pytest.raises(LoadError, match="no_such_library") as caught:
+        load(f"{path}:Net")
+    assert str(caught.value.hint).startswith(
+        "install no_such_library where featviz is installed; -v"
+    )
+
+
 def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     """Neither a half-loaded module nor its folder on sys.path; mended, the file loads."""
     path = tmp_path / "user_half.py"

@@ -508,7 +508,9 @@ def test_channels_and_one_tile_of_all_do_not_mix() -> None:
 def test_several_layers_must_be_named() -> None:
     """All of them in one figure are hardly meant."""
     run = run_of(A, Drawn("conv", index=2))
-    with pytest.raises(UsageError, match="the runs have 2 layers") as caught:
+    with pytest.raises(
+        UsageError, match="a sheet of runs with 2 layers needs --layers"
+    ) as caught:
         sheet_of(run)
     assert "relu, conv" in str(caught.value.hint)
 
