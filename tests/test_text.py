@@ -76,6 +76,12 @@ def test_a_way_is_as_long_as_its_bytes() -> None:
     assert "/" not in text.safe_way("/".join(["é" * 90] * 8))
 
 
+def test_a_way_has_so_many_folders() -> None:
+    """Thirty-two; beyond them, one name stands for all."""
+    assert text.safe_way("/".join(["e"] * 32)).count("/") == 31
+    assert "/" not in text.safe_way("/".join(["e"] * 33))
+
+
 @pytest.mark.parametrize(
     ("count", "noun", "words"),
     [

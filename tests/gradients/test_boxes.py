@@ -117,6 +117,13 @@ def test_levels_of_a_head_share_a_scale(method: str, lowest: int) -> None:
         assert level.limits == pytest.approx((lowest * greatest, greatest))
 
 
+def test_a_target_inside_a_detector_is_explained_at_its_layer() -> None:
+    """The levels that enter the head explain boxes; it is no box."""
+    image, _ = squares(2)
+    page = fv.cam(Pyramid(), image, "layer:backbone.fine.0", **PLAIN)
+    assert [layer_map.layer for layer_map in page.maps] == ["backbone.fine.0"]
+
+
 @pytest.mark.medium
 def test_a_box_lies_where_it_is_in_an_image_that_was_padded() -> None:
     """LetterBox puts four grey rows above an image of 24, which the map leaves out."""

@@ -263,7 +263,7 @@ MODELS: dict[str, nn.Module] = {
     "one region": UNet(1),
 }
 WRONG = {
-    "detector": "top1 box:2 box:dog class:5 class:dog pixel:3,3 keypoint keypoint:1 sum",
+    "detector": "top1 box:2 box:dog class:0 class:5 class:dog pixel:3,3 keypoint keypoint:1 sum",
     "regions": "box box:1 class:5 class:dog pixel:64,0 pixel:0,64 keypoint keypoint:3",
     "one region": "box box:0 class:1 class:dog pixel:64,64 pixel:9999,0 keypoint",
     "embedding": "top1 class:3 class:dog box box:1 pixel:1,1 keypoint",
@@ -383,3 +383,20 @@ def test_the_answer_is_no_evidence_for_itself(
     )
     page = fv.cam(model, pixels(), **PLAIN)
     assert [layer_map.layer for layer_map in page.maps] == ["body"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "title"),
+    [
+        ((33, 64, 64), "a segmentation"),
+        ((32, 32, 32), "a segmentation"),
+        ((32, 16, 16), "a segmentation"),
+        ((33, 16, 16), "an encoder"),
+        ((5, 8, 8), "an encoder"),
+        ((5, 32, 16), "an encoder"),
+    ],
+)
+def test_maps_of_few_channels_are_scores(shape: tuple[int, ...], title: str) -> None:
+    """In the size of the input of 64 pixels, or a half or a quarter of it."""
+    reading = reading_of(torch.zeros(1, *shape), (64, 64), UNet(1))
+    assert reading.family.title == title

@@ -190,6 +190,24 @@ def test_what_changes_gradients_alone_is_refused_without_them(
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    ("reduce", "capture", "message"),
+    [
+        ("gradcam", "grad", "a layer's output and its gradient, not of capture=grad"),
+        ("rollout", "output,grad", "attention weights, not of capture=output,grad"),
+        ("attention", "input", "attention weights, not of capture=input"),
+    ],
+)
+def test_a_map_that_is_made_of_other_captures_is_refused(
+    reduce: str, capture: str, message: str
+) -> None:
+    """What it is made of is captured by itself."""
+    with pytest.raises(UsageError) as caught:
+        fv.run(Heads(plain), SPHERES, "conv", reduce=reduce, capture=capture)
+    assert caught.value.message == f"reduce={reduce} is made of {message}"
+    assert caught.value.hint == "leave --capture out"
+
+
 UNREADABLE = [
     "",
     "top2",

@@ -21,6 +21,7 @@ import featviz as fv
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import list_functions
+from featviz.hooks.layers import function_in
 from featviz.records import CaptureSite
 
 from .small_net import SUMS, Maps, assert_equal, grab
@@ -242,3 +243,18 @@ def test_a_failing_forward_leaves_nothing_behind(
     handle.remove()
     assert list(grab(net, "fn:add", image)) == SUMS
     assert leftovers(net) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("layer1.0/fn:relu", "relu"),
+        ("fn:relu", "relu"),
+        ("layer1.fn:relu", None),
+        ("layer1.0", None),
+        ("", None),
+    ],
+)
+def test_a_function_stands_behind_a_slash(name: str, function: str | None) -> None:
+    """A module may be called `fn:relu`, too."""
+    assert function_in(name) == function

@@ -181,6 +181,17 @@ def test_a_file_is_called_by_the_image_and_the_target(
     assert files == {FIVE.name: Path("cams") / name}
 
 
+def test_a_folder_may_be_called_like_a_picture() -> None:
+    """One that is there holds the pictures; else the name is that of the picture."""
+    samples = [Sample(FIVE.name, (FIVE,))]
+    out = Path("maps.png")
+    assert picture_files(samples, out, None) == {FIVE.name: out}
+    out.mkdir()
+    assert picture_files(samples, out, None) == {
+        FIVE.name: out / f"cam-{FIVE.stem}.png"
+    }
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("number", [3, 0, 5])
 def test_a_target_has_the_probability_of_torchs_softmax(number: int) -> None:

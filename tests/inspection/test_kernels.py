@@ -108,6 +108,13 @@ def test_a_shared_convolution_is_drawn_once_under_its_first_name(
     assert [kernel.layer for kernel in kernels] == ["0.0"]
 
 
+def test_kernels_stand_in_the_order_of_the_model(tmp_path: Path) -> None:
+    """Whatever their size."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    kernels = fv.kernels(net, out=tmp_path / "out").captures
+    assert [kernel.layer for kernel in kernels] == ["0", "2"]
+
+
 def test_figures_are_of_all_weights_but_those_that_are_not_finite(
     tmp_path: Path,
 ) -> None:

@@ -28,11 +28,13 @@ from featviz.inspection.look import (
     look,
     page_row,
     ranked,
+    spread,
     unlike,
 )
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.options.commands import LookOptions
+from featviz.records import Layer
 
 PLAIN = InputOptions(preset="none", input_channels=1)
 
@@ -278,6 +280,14 @@ def vit() -> nn.Module:
 
 
 SIXTEEN = InputOptions(size=16, crop=16)
+
+
+def test_stages_are_spread_to_the_nearest() -> None:
+    """Of thirteen, each is the nearest to a step of 4/3."""
+    layers = [Layer(index, f"{index}", "ReLU") for index in range(13)]
+    chosen = [layer.index for layer in spread(layers)]
+    assert chosen == [0, 1, 3, 4, 5, 7, 8, 9, 11, 12]
+    assert spread(layers[:10]) == layers[:10]
 
 
 @pytest.mark.slow
