@@ -405,7 +405,7 @@ def _refuse_twice(
             option = "--transform" if transform.blank is None else "--input"
             names = listed(list(outputs), 12)
             message = f"forward_args {argument.name}: {option} gives {names}"
-            raise UsageError(message, "one of the two")
+            raise UsageError(message, "one of the two", options=("forward_args",))
 
 
 def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:

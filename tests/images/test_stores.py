@@ -258,4 +258,8 @@ def test_files_of_a_store_are_sorted_as_on_disk() -> None:
     for name in ("a-b/x.png", "a/x.png"):
         fs.pipe_file(f"memory://sorted/{name}", b"")
     assert names("memory://sorted/") == ["a/x.png", "a-b/x.png"]
+    # no file, though its name has an ending
+    fs.pipe_file("memory://my.bucket/y.png", b"")
+    assert names("memory://my.bucket") == ["y.png"]
+    fs.rm("memory://my.bucket", recursive=True)
     fs.rm("memory://sorted", recursive=True)

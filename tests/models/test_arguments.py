@@ -18,6 +18,7 @@ from runs import complete, refused, run_json
 from torch import Tensor, nn
 
 import featviz as package
+from featviz.errors import ImageError
 from featviz.models import arguments
 from models.drawn import DrawnImage
 from models.loading import load
@@ -161,6 +162,50 @@ def test_a_tensor_is_the_same_for_every_image(code: Path, picture: Path) -> None
     )
     first, second = [image.captures[0].tensor for image in result.images]
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (["t=image"], ["--transform", "user_net.py:image_alone"], "t: --transform"),
+        (["t=1", "x=1"], ["--transform", "user_net.py:image_alone"], "x: --transform"),
+        (["t=1", "x=1"], ["--input", "x=zeros:1,3,4,5"], "x: --input"),
+    ],
+)
+def test_an_argument_has_one_value(
+    arguments: list[str],
+    options: list[str],
+    message: str,
+    featviz: Run,
+    code: Path,
+    picture: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a transform or --input gives is not given once more, nor is the image."""
+    monkeypatch.chdir(code.parent)
+    images = [] if "--input" in options else [picture]
+    line = ["run", "user_net.py:Conditional", *images, *options, *flags(arguments)]
+    refused(featviz(*line), 2, f"--forward-arg {message} gives x", "one of the two")
+
+
+def test_the_image_is_the_first_of_the_outputs_of_a_transform() -> None:
+    """Clips and images go before vectors, in the order of the function."""
+    tensors = {
+        "step": torch.zeros(1),
+        "token": torch.zeros(1, 5),
+        "x": torch.zeros(1, 3, 4, 4),
+        "clip": torch.zeros(1, 3, 2, 4, 4),
+    }
+
+    def outputs_of(names: str) -> str:
+        given = {name: tensors[name] for name in names.split()}
+        transform = arguments.UserTransform.of(lambda image: given)
+        return " ".join(transform.outputs(Image.new("L", (4, 4))))
+
+    assert outputs_of("step token x clip") == "x clip step token"
+    assert outputs_of("step token") == "token step"
+    with pytest.raises(ImageError, match="gave a dict of step, expected"):
+        outputs_of("step")
 
 
 class Timed(nn.Module):

@@ -233,6 +233,23 @@ def test_a_crop_to_multiples_leaves_one_at_least(
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "resize", "crop"),
+    [
+        ((224, 224), 256, 224),
+        ((299, 299), 342, 299),
+        ((48, 64), (48, 64), None),
+    ],
+)
+def test_a_preset_makes_the_size_that_the_model_takes(
+    size: tuple[int, int], resize: Any, crop: int | None
+) -> None:
+    """Seven eighths of the shorter side are left of a square, as at 224."""
+    fixed = FixedInput(3, size)
+    chain = choose_preprocess(RGB, None, InputOptions(preset="imagenet"), fixed).chain
+    assert (chain.resize, chain.crop) == (resize, crop)
+
+
 def with_channels(count: Any) -> nn.Module:
     """A convolution of which a file says this."""
     module = nn.Conv2d(3, 2, 1)
