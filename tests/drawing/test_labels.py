@@ -107,6 +107,22 @@ def test_two_texts_of_a_narrow_tile_stand_one_below_the_other(cmap: str) -> None
         assert set(np.unique(text)) == {0, 255}
 
 
+@pytest.mark.parametrize(
+    ("kind", "marks"),
+    [
+        ("output", [grid.ZERO, grid.CONSTANT, grid.NONE]),
+        ("grad", [grid.ZERO, grid.NONE, grid.NONE]),
+        ("grad-input", [grid.ZERO, grid.NONE, grid.NONE]),
+    ],
+)
+def test_of_gradients_zeros_alone_are_marked(kind: str, marks: list[int]) -> None:
+    """Behind a pooling they are constant by nature."""
+    tensor = noise(1, 3, 9, 9)
+    tensor[0, 0] = 0
+    tensor[0, 1] = 2
+    assert drawn(tensor, kind).marks.tolist() == marks
+
+
 @pytest.mark.parametrize("cmap", ["grey", "viridis"])
 def test_how_many_share_a_tile_is_in_black_and_white(cmap: str) -> None:
     """Also where no channel has its number, whatever the colours of the map."""

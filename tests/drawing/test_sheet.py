@@ -76,6 +76,8 @@ def test_a_line_that_fits_stays_whole() -> None:
     ("name", "max_length", "expected"),
     [
         ("cats/0017.jpg", 20, "cats/0017.jpg"),
+        ("cats/0017.jpg", 13, "cats/0017.jpg"),
+        ("cats/0017.jpg", 12, "…ts/0017.jpg"),
         ("a/very/long/path/0017.jpg", 9, "…0017.jpg"),
         ("a\x07", 9, "a\\x07"),
     ],
@@ -134,3 +136,21 @@ def test_a_frame_lies_inside_its_rectangle() -> None:
     expected = np.ones((20, 30), bool)
     expected[1:-1, 1:-1] = False
     assert_array_equal((canvas.pixels == 0).all(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("cell", "columns", "rows"),
+    [
+        (Cell(0.228, 0.104, 0.1, 0.05), (23, 33), (10, 15)),
+        (Cell(0.1, 0.2, 0.001, 0.001), (10, 11), (20, 21)),
+    ],
+)
+def test_a_rectangle_has_rounded_edges(
+    cell: Cell, columns: tuple[int, int], rows: tuple[int, int]
+) -> None:
+    """And one pixel at least."""
+    canvas = Canvas(40, 50)
+    canvas.fill(cell, (255, 0, 0))
+    expected = np.full((40, 50, 3), 255, np.uint8)
+    expected[slice(*rows), slice(*columns)] = (255, 0, 0)
+    assert_array_equal(canvas.pixels, expected)

@@ -216,6 +216,16 @@ def test_names_stand_in_the_middle_of_their_maps(paper: Paper) -> None:
     assert third.top - TOLERANCE < high < third.top + 0.1
 
 
+@pytest.mark.parametrize(("note", "is_shown"), [("0 … 1", True), ("0 … 1" * 9, False)])
+def test_a_note_without_room_is_left_out(
+    paper: Paper, note: str, is_shown: bool
+) -> None:
+    """Half a number misleads."""
+    draw_page([page.PageRow("conv1", [], [Tile("3", picture(4, 6), note=note)])])
+    check(paper)
+    assert (note in [text for text, _ in paper.texts]) is is_shown
+
+
 STACK = "encoder.layers.encoder_layer_11"
 
 

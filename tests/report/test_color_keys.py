@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib import colormaps
-from rundirs import Drawn
+from rundirs import Drawn, write_run
+
+from featviz.report.color_keys import color_key
+from featviz.rundir.read import read_run
 
 from .markup import assert_says, built, page_of, source
 
@@ -149,3 +152,22 @@ def test_the_legend_tells_of_marks_where_they_are_drawn(
     """Under --no-marks no map is crossed out, and the legend speaks of none."""
     root = built(tmp_path / "out", {"a.png": [Drawn("x")]}, options={"marks": marks})
     assert ("crossed out" in page_of(root, "layer-000.html").text) == marks
+
+
+@pytest.mark.parametrize(
+    ("cmap", "overlay", "is_grey"),
+    [
+        ("grey", None, True),
+        ("gray", None, True),
+        ("grey", 0.6, False),
+        ("viridis", None, False),
+    ],
+)
+def test_greys_alone_may_be_shown_in_other_colours(
+    cmap: str, overlay: float | None, is_grey: bool, tmp_path: Path
+) -> None:
+    """Not those of maps that lie over the input already."""
+    drawn = Drawn("x", more={} if overlay is None else {"overlay": overlay})
+    (image,) = read_run(write_run(tmp_path / "out", {"a.png": [drawn]})).images.values()
+    (row,) = image.captures.values()
+    assert color_key(row, {"cmap": cmap}).is_grey is is_grey

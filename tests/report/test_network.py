@@ -144,6 +144,37 @@ def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("blocks", "modules", "is_divided"), [(40, 1, False), (20, 4, True), (2, 8, False)]
+)
+def test_stages_are_neither_many_nor_few(
+    blocks: int, modules: int, is_divided: bool, tmp_path: Path
+) -> None:
+    """Of one resolution at most sixteen, or a fourth of the layers, and more than two."""
+    names = [f"blocks.{n}.{m}" for n in range(blocks) for m in range(modules)]
+    drawn = [Drawn(name, index=n, maps=1, nrow=1) for n, name in enumerate(names)]
+    root = write_run(tmp_path / "out", {"a.png": drawn})
+    expected = [f"blocks.{n}" for n in range(blocks)] if is_divided else ["4×5"]
+    assert [title for title, _ in stages_of(root)] == expected
+
+
+@pytest.mark.parametrize(
+    ("tile", "shape"),
+    [((8, 24), ""), ((8, 25), "wide"), ((16, 8), ""), ((17, 8), "tall")],
+)
+def test_a_long_map_is_shown_whole_and_squeezed(
+    tile: tuple[int, int], shape: str, tmp_path: Path
+) -> None:
+    """More than three times as wide as high, or twice as high as wide."""
+    drawn = Drawn("x", maps=2, nrow=2, padding=1, tile=tile, scale=1)
+    ((page, *_), _) = arrange(read_run(write_run(tmp_path / "out", {"a.png": [drawn]})))
+    stats = {page.groups[0].figures[0].picture.id: np.zeros((2, 6), np.float32)}
+    (first, second) = network(page, stats)[0].steps[0].tiles
+    height, width = tile
+    assert (first.box, first.shape) == ((1, 1, width, height), shape)
+    assert (second.box, second.shape) == ((2 + width, 1, width, height), shape)
+
+
 def test_a_stage_names_its_layers_and_the_one_that_is_shown(tmp_path: Path) -> None:
     """A stage of one layer names that layer alone."""
     drawn = [

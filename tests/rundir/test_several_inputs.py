@@ -11,7 +11,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
+from featviz.options import read
+from featviz.options.commands import SheetOptions
 from featviz.rundir.image import read_image
+from featviz.rundir.read import read_run
+from featviz.sheets.cells import SheetRun, read_content
 
 
 class Two(nn.Module):
@@ -29,7 +33,8 @@ class Two(nn.Module):
 def test_inputs_of_different_heights_are_read_back(
     featviz: Run, heights: tuple[int, int], tmp_path: Path
 ) -> None:
-    """input.png is as high as the higher one, and fits its manifest."""
+    """input.png is as high as the higher one, fits its manifest, and is one picture of a
+    sheet, where the frames of a clip are several."""
 
     def transform(image: Image.Image) -> dict[str, Tensor]:
         sizes = {"first": (heights[0], 10), "second": (heights[1], 6)}
@@ -42,6 +47,8 @@ def test_inputs_of_different_heights_are_read_back(
     assert featviz("verify", out).code == 0
     (row, _) = read_image(out, image.folder).manifest.captures
     assert row.layer == "conv"
+    sheet = read_content([SheetRun("out", read_run(out))], read(SheetOptions, {}))
+    assert [seen.shape for seen in sheet.inputs[image.name]] == [(14, 16, 3)]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -401,6 +401,7 @@ def test_a_step_that_lacks_the_layer_leaves_its_row_white() -> None:
     [
         (".", ("a/out", "b/out"), ("a/out", "b/out")),
         ("a/out", (".", "../../b/out"), ("out", "../../b/out")),
+        ("a/out/a.png", ("..", "../../../b/out"), ("..", "../../../b/out")),
     ],
 )
 def test_runs_in_folders_of_one_name_are_told_apart(
@@ -433,6 +434,36 @@ def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
         assert stream.average_rate == 2
     assert len(frames) == 2
     assert abs(frames[0].astype(int) - frames[1]).max() > 60
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a[1].png", ["a[1].png", "in/a1.png"]),
+        ("a1", ["in/a1.png"]),
+        ("a1.png", ["in/a1.png"]),
+        ("in/*", ["in/a1.png"]),
+        ("b,a*", ["b.png", "a[1].png", "in/a1.png"]),
+        ("b,*.png", ["b.png", "a[1].png", "in/a1.png"]),
+    ],
+)
+def test_images_are_named_by_path_file_or_glob(pattern: str, names: list[str]) -> None:
+    """In the order of the patterns, each once; a name may have what is special in a
+    glob."""
+    images = {name: [A] for name in ("a[1].png", "b.png", "in/a1.png")}
+    run = write_run(Path("out"), images)
+    assert sheet_of(run, images=pattern, channels="3").images == names
+
+
+@pytest.mark.parametrize(("captions", "more"), [((), 0), (("",), 0), (("7",), 0.14)])
+def test_captions_take_room_where_there_is_one(
+    captions: tuple[str, ...], more: float
+) -> None:
+    """A row of the tile, a gap, and a line."""
+    tiles = [np.zeros((64, 64, 3), np.uint8)]
+    rows = [figure.TableRow("", tiles, captions=captions)] * 2
+    grid = figure.lay_out(figure.TileTable([""], rows)).grid
+    assert grid.down == pytest.approx(0.64 + 0.04 + more)
 
 
 @pytest.mark.parametrize(
