@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,14 @@ def test_suspects_without_a_row_are_counted(
     found = re.search(r"(\d of )?\d channels with a finding", page_of(root).text)
     assert found is not None
     assert found[0] == text
+
+
+def test_a_run_with_an_audit_in_its_folder_is_a_run(run: Path, audit: Path) -> None:
+    """Its pages show both."""
+    shutil.copytree(audit, run, dirs_exist_ok=True)
+    build_report(run, ReportOptions())
+    assert page_of(run, "layer-001.html").pictures("Suspects of")
+    assert (run / "report" / "image-000.html").is_file()
 
 
 def test_one_file_has_an_audits_suspects(run: Path, audit: Path) -> None:

@@ -175,6 +175,38 @@ def test_a_long_map_is_shown_whole_and_squeezed(
     assert (second.box, second.shape) == ((2 + width, 1, width, height), shape)
 
 
+def test_the_first_stage_is_open_however_large(tmp_path: Path) -> None:
+    """Others are folded where sixty layers would be open with them."""
+    drawn = [Drawn(f"a{n}", index=n, maps=1, nrow=1) for n in range(61)]
+    drawn.append(Drawn("b", index=99, maps=1, nrow=1, tile=(2, 2)))
+    ((page, *_), _) = arrange(read_run(write_run(tmp_path / "out", {"a.png": drawn})))
+    table = np.zeros((1, 6), np.float32)
+    stats = {group.figures[0].picture.id: table for group in page.groups}
+    assert [stage.is_open for stage in network(page, stats)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("columns", "tile", "room"),
+    [
+        (8, (8, 10), "small"),
+        (9, (8, 10), "middle"),
+        (16, (8, 10), "middle"),
+        (17, (8, 10), "whole"),
+        (4, (80, 24), "small"),
+        (4, (8, 80), "whole"),
+    ],
+)
+def test_tiles_have_the_room_to_be_seen(
+    columns: int, tile: tuple[int, int], room: str, tmp_path: Path
+) -> None:
+    """A third of the page, two thirds, or a row of their own: also what is wide and
+    low."""
+    maps = columns if tile == (8, 80) else 7 * columns
+    drawn = Drawn("x", maps=maps, nrow=columns, tile=tile, scale=1)
+    ((page, *_), _) = arrange(read_run(write_run(tmp_path / "out", {"a.png": [drawn]})))
+    assert page.groups[0].figures[0].width_class == room
+
+
 def test_a_stage_names_its_layers_and_the_one_that_is_shown(tmp_path: Path) -> None:
     """A stage of one layer names that layer alone."""
     drawn = [

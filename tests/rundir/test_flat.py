@@ -117,3 +117,22 @@ def test_names_stay_short_and_our_own(image: str, tmp_path: Path) -> None:
 def test_a_name_of_somebody_else_is_not_our_own() -> None:
     """A photograph has no layer in its name."""
     assert not is_own_name("holiday.png")
+
+
+@pytest.mark.parametrize(
+    ("image", "stem"),
+    [
+        ("in/cat.jpg", "cat"),
+        (f"{'a' * 60}.jpg", "a" * 40),
+        (f"{'ä' * 60}.jpg", "ä" * 20),
+        (f"{'猫' * 60}.jpg", "猫" * 13),
+    ],
+)
+def test_of_a_long_name_the_beginning_stands_in_the_files(
+    image: str, stem: str, tmp_path: Path
+) -> None:
+    """Forty bytes at most, and whole letters: what follows tells the files apart."""
+    folder = RunDirectory(Folder.open(tmp_path)).image(image)
+    layer = Layer(4, "layer1.0.conv1", "Conv2d")
+    name = folder.file(layer, "output.call1.png", image=image)
+    assert name == f"{stem}__004_layer1.0.conv1.output.call1.png"

@@ -147,6 +147,20 @@ def test_what_one_part_lacks_is_taken_from_another(
 
 
 @pytest.mark.medium
+def test_an_image_that_is_no_input_any_more_counts(
+    featviz: Run, halves: tuple[Path, Path], merged: Path
+) -> None:
+    """A part that has more images than inputs takes nothing from the total."""
+    first, _ = halves
+    record = run_json(first)
+    record["images"]["total"] = 1
+    (first / "run.json").write_text(json.dumps(record))
+    featviz("merge", *halves, "--out", merged)
+    assert run_json(merged)["images"]["total"] == 5
+    assert len(run_json(merged)["images"]["complete"]) == 5
+
+
+@pytest.mark.medium
 def test_of_two_errors_that_of_the_first_part_is_told(
     featviz: Run, draw_part: DrawPart, photos: list[Path], merged: Path
 ) -> None:
