@@ -234,6 +234,17 @@ def guarded(arguments: list[str]) -> int:
 
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
+    warnings: set[str] = set()
+
+    def is_news(record: logging.LogRecord) -> bool:
+        # two models of one comparison mostly have the same to be warned of
+        message = record.getMessage()
+        is_repeated = message in warnings
+        if record.levelno == logging.WARNING:
+            warnings.add(message)
+        return not is_repeated
+
+    handler.addFilter(is_news)
     handler.setFormatter(_Formatter())
     logger = logging.getLogger("featviz")
     logger.handlers = [handler]

@@ -497,6 +497,14 @@ def test_the_last_line_of_a_run_names_what_failed_and_how_to_look(
     assert done.err.splitlines()[-1] == f"{failure}; {hint}"
 
 
+@pytest.mark.usefixtures("here")
+def test_two_models_warn_once_of_the_same(featviz: Run) -> None:
+    """Of a misspelt layer, and of a guess: both models have it."""
+    done = featviz("diff", "model.pth", "model.pth", "photos", "--layers", "b1,b4")
+    assert done.err.count("'b4' matches no layer") == 1
+    assert done.err.count("preprocessing is a guess") == 1
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that went to Python's webbrowser, which starts none."""
