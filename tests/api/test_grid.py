@@ -51,7 +51,9 @@ def test_grid_draws_a_vector() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (Image.new("L", (2, 2)), "not 'Image'"),
+        (Image.new("L", (2, 2)), "grid draws a tensor or an array .* not 'Image'"),
+        (np.array([["a", "b"]]), "not '<U1'"),
+        (None, "not 'NoneType'"),
         (np.ones((3, 4, 4), np.longdouble), "not 'float128'"),
         (torch.ones(3, 4, 4, dtype=torch.complex64), "holds complex numbers"),
         (torch.zeros(0, 3, 3), "holds no values"),
@@ -61,6 +63,26 @@ def test_what_grid_cannot_draw(value: Any, message: str) -> None:
     """The error is one line, whatever it is."""
     with pytest.raises((UsageError, LayoutError), match=message):
         fv.grid(value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overlay": 0.5}, "an overlay and its image go together"),
+        ({"image": np.zeros((4, 4), np.uint8)}, "an overlay and its image go together"),
+        ({"reduce": "gradcam"}, "reduce=gradcam needs more than a layer's output"),
+        ({"reduce": "rollout"}, "reduce=rollout needs more than a layer's output"),
+        ({"flat": True}, "no option flat"),
+        ({"min_tile": 8}, "no option min_tile"),
+        ({"colour": "red", "normalise": "map"}, "no option colour, normalise"),
+    ],
+)
+def test_what_one_tensor_alone_cannot_have(
+    options: dict[str, Any], message: str
+) -> None:
+    """It is refused, and not ignored."""
+    with pytest.raises(UsageError, match=f"^{message}"):
+        fv.grid(torch.zeros(1, 2, 4, 4), **options)
 
 
 def test_grid_takes_one_layout_for_its_one_tensor() -> None:

@@ -235,6 +235,8 @@ def test_diff_finds_a_changed_kernel(tiny: nn.Module, photos: Path) -> None:
     [
         ((".", "."), {"tolerance": 2}, "tolerance=2: expected a number from 0 to 1"),
         ((".", 5), {}, "'int' is no run"),
+        ((".", "."), {"layers": "Conv2d"}, "no option layers of two runs; models need"),
+        ((".", "."), {"size": 8}, "no option size of two runs; models need images"),
     ],
 )
 def test_diff_refuses_what_is_no_run(

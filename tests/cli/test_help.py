@@ -273,3 +273,21 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
         assert done.code == 0, line
         assert done.imported == [], line
         assert len(done.out) > 10, line
+
+
+@pytest.mark.parametrize(
+    ("flag", "default"),
+    [
+        ("--padding N", "4"),
+        ("--pad-value GREY", "1.0"),
+        ("--normalize MODE", "symmetric"),
+        ("--max-slices N", "16"),
+    ],
+)
+def test_a_default_is_that_of_the_command(
+    flag: str, default: str, featviz: Run
+) -> None:
+    """`kernels` has others than `run`, whose words do not hold for it."""
+    text = " ".join(featviz("kernels", "--help-all").out.split())
+    (help_text,) = re.findall(rf" {flag} (.*?) --\w", text)
+    assert help_text.endswith(f"[default: {default}]")
