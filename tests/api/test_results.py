@@ -210,6 +210,30 @@ def test_small_pictures_are_enlarged_by_a_whole_factor(
 
 
 @pytest.mark.medium
+def test_a_picture_that_is_gone_says_so(
+    tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
+    """In the place where it would stand; the others are shown."""
+    out = tmp_path / "out"
+    result = fv.run(tiny, picture, "Conv2d,ReLU", out, **AS_IT_IS)
+    result.captures[0].file.unlink()
+    html = result._repr_html_()  # type: ignore[attr-defined]
+    assert len(pictures_of(result)) == 2
+    assert "output.png is missing" in html
+
+
+@pytest.mark.medium
+def test_a_notebook_shows_the_colours_of_a_picture(
+    tiny: nn.Module, picture: Path
+) -> None:
+    """Those of a palette."""
+    (capture,) = fv.run(tiny, picture, "Conv2d", cmap="magma", **AS_IT_IS).captures
+    assert capture.image.mode == "P"
+    (shown,) = pictures_of(capture)
+    assert_same_pixels(shown, capture.image.convert("RGB"))
+
+
+@pytest.mark.medium
 def test_a_long_table_says_how_many_rows_are_left_out() -> None:
     """A notebook shows sixty rows: here the model itself, and 59 of its 70 modules."""
     listing = fv.layers(nn.Sequential(*[nn.ReLU() for _ in range(70)]), size=4)
