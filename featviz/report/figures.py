@@ -307,22 +307,33 @@ def _changed_layers(image: ReadImage) -> dict[str, _ChangedLayer]:
     return layers
 
 
+def _zeroed_before(
+    changed: Mapping[str, _ChangedLayer], outputs: Sequence[Capture]
+) -> dict[CaptureKey, frozenset[int]]:
+    """Channels that are set to zero in layers that are not drawn, by the first output
+    behind such a layer in the model."""
+    drawn = {row.layer for row in outputs}
+    zeroed: dict[CaptureKey, frozenset[int]] = {}
+    for name, layer in changed.items():
+        behind = [row.capture_key for row in outputs if row.index > layer.position]
+        if name not in drawn and behind:
+            zeroed[behind[0]] = layer.zeroed.union(zeroed.get(behind[0], ()))
+    return zeroed
+
+
 def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
     """Channels of outputs that interventions set to zero: in the layers that they
     change, and in what stands directly behind these and keeps channels apart."""
     changed = _changed_layers(image)
     outputs = [row for row in image.captures.values() if row.kind == "output"]
-    drawn = {row.layer for row in outputs}
-    undrawn = [name for name in changed if name not in drawn]
+    before = _zeroed_before(changed, outputs)
     zeroed = {}
     passed_on: frozenset[int] = frozenset()
     is_rectified = False
     for row in outputs:
-        # a layer that is not drawn has run before those behind it in the model
-        for name in [name for name in undrawn if changed[name].position < row.index]:
-            passed_on = changed[name].zeroed
+        if row.capture_key in before:
+            passed_on = before[row.capture_key]
             is_rectified = False
-            undrawn.remove(name)
         is_rectifier = row.type in RECTIFIERS
         keeps_apart = _CHANNELWISE.match(row.type) is not None
         # A ReLU behind another one has a layer before it that mixes channels, be it drawn
