@@ -66,7 +66,8 @@ class TableRow:
     block: str = ""
     """The name that stands beside this row and its neighbours of the same block."""
     captions: Sequence[str] = ()
-    """Below each tile; empty where no tile has one."""
+    """Below each tile, up to the last one that is not None; empty where no tile has one.
+    """
 
 
 class ColorScale(NamedTuple):

@@ -373,15 +373,10 @@ class _Collector:
         name = site.layer.name
         # the empty name is that of the model itself, whose outputs head the page
         if not name and not tensor.is_nested:
-            if not self.output_shapes:
-                input_size = self.hints.input_shape[-2:]
-                self.output_picture = _output_picture(site.key, tensor, input_size)
-            self.output_shapes.append(by(tensor.shape))
+            self._note_output(site.key, tensor)
         if name not in self._stages:
             return
-        before = None
-        if name in self._positions:
-            before = self.layers[self._positions[name]]
+        before = self._latest(name)
         if before is not None and not before.strip and site.call == before.call:
             return
         hints = self.hints.of_tensor(site, tensor)
@@ -390,23 +385,42 @@ class _Collector:
             halves = magnitude_and_phase(site, tensor, hints, DrawOptions())
             site, tensor, hints = next(halves)
         picture = draw(self._draw_options, site, tensor, hints, inner=True)[""]
-        if before is not None and picture.strip:
+        self._add(_most_telling(site, tensor, picture, self._options))
+
+    def _note_output(self, key: str, tensor: Tensor) -> None:
+        """Keep the shape of an output of the model, and the picture of the first one."""
+        if not self.output_shapes:
+            input_size = self.hints.input_shape[-2:]
+            self.output_picture = _output_picture(key, tensor, input_size)
+        self.output_shapes.append(by(tensor.shape))
+
+    def _latest(self, name: str) -> ShownLayer | None:
+        """The latest row of a layer."""
+        if name not in self._positions:
+            return None
+        return self.layers[self._positions[name]]
+
+    def _add(self, row: ShownLayer) -> None:
+        """Add the row of a call, or put it in the place of the layer's latest row."""
+        before = self._latest(row.layer)
+        if before is None:
+            self._append(row)
+        elif row.strip:
             return
-        row = _most_telling(site, tensor, picture, self._options)
-        size = picture.plan.map_size
-        size_before = size
-        if before is not None and not before.strip:
-            size_before = before.tiles[0].shape[:2]
-        # A module that ends several stages, as the one ReLU of a network may, has a row
-        # for each of them.
-        ends_stages = self._options.layers is None and size != size_before
-        if before is None or ends_stages:
-            self._positions[name] = len(self.layers)
-            self.layers.append(row)
-        # The activation that a block runs twice gives the block's output at the end; a
-        # head runs on one level after the other, of which the first is the largest.
-        elif size >= size_before:
-            self.layers[self._positions[name]] = row
+        elif before.strip or row.tiles[0].shape == before.tiles[0].shape:
+            # the activation that a block runs twice gives the block's output at the end
+            self.layers[self._positions[row.layer]] = row
+        elif self._options.layers is None:
+            # A module that ends several stages, as the one ReLU of a network may, has a
+            # row for each of them.
+            self._append(row)
+        # a head runs on one level after the other, of which the first is the largest
+        elif row.tiles[0].shape > before.tiles[0].shape:
+            self.layers[self._positions[row.layer]] = row
+
+    def _append(self, row: ShownLayer) -> None:
+        self._positions[row.layer] = len(self.layers)
+        self.layers.append(row)
 
     @property
     def rows(self) -> list[ShownLayer]:

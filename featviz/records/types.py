@@ -103,18 +103,20 @@ class CaptureAddress(NamedTuple, Generic[_L]):
         return f"{self.stats_key}|inner_std"
 
     @property
+    def stem(self) -> str:
+        """`output`, `output.call1`, `output.call1.boxes`."""
+        stem = self.kind
+        if self.call:
+            stem += f".call{self.call}"
+        if self.key:
+            stem += f".{self.key}"
+        return stem
+
+    @property
     def suffix(self) -> str:
         """What files, tables and pictures put behind a name: `.call1`, `.call1.boxes`;
         empty for the only tensor of the first call."""
-        suffix = f".call{self.call}" if self.call else ""
-        if self.key:
-            suffix += f".{self.key}"
-        return suffix
-
-    @property
-    def stem(self) -> str:
-        """`output`, `output.call1`, `output.call1.boxes`."""
-        return self.kind + self.suffix
+        return self.stem.removeprefix(self.kind)
 
     def inside(self, key: str) -> Self:
         """A part of this tensor, by name; the tensor itself for an empty one."""

@@ -317,9 +317,7 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
                 tiles.append(content.shown(by_channel.get(channel), frame.slice))
                 captions.append("" if channel == ALL else str(channel))
             # fewer channels leave the rest of the row white
-            missing = columns + 1 - len(tiles)
-            tiles += [None] * missing
-            captions += [""] * missing
+            tiles += [None] * (columns + 1 - len(tiles))
             rows.append(TableRow(label, tiles, _block(content, frame, run), captions))
             label = ""  # the next row goes on with the same layer
     return rows

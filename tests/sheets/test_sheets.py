@@ -486,7 +486,7 @@ def test_cells_are_as_wide_as_the_maps_need(
         tiles = [np.zeros((side, side, 3), np.uint8) for side in sides]
         table_rows.append(figure.TableRow("", tiles))
     layout = figure.lay_out(figure.TileTable([""] * len(rows[0]), table_rows))
-    assert layout.grid.width == pytest.approx(inches)
+    assert layout.grid.cell(0, 0).width == pytest.approx(inches)
 
 
 @pytest.mark.medium
