@@ -3,7 +3,7 @@ picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -92,12 +92,7 @@ def capture(
     else:
         chosen = select(every_layer, parsed)
         if not chosen and not by_functions:
-            raise UsageError(
-                f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed)
-            )
-        # of functions it is not known before the block ends
-        if not by_functions:
-            warn_of_unmatched(every_layer, parsed)
+            raise _no_layer(layers, every_layer, parsed)
     # filled by hooks while the caller's block runs
     captured: dict[str, list[Tensor]] = {}
     # whether each function that was called is taken, in the order of the first calls
@@ -121,13 +116,24 @@ def capture(
     )
     with alone_with(model), as_written(), hooks:
         yield captured
-    if by_functions and captured:
-        warn_of_unmatched([*every_layer, *called], parsed)
-    elif by_functions:
+    if by_functions and not captured:
         present = types_present([*called]) or "none, but inside torch's own modules"
         note = f"functions called in the block: {present}"
-        hint = remedy([*every_layer, *called], parsed, note)
-        raise UsageError(f"no layer matches {selectors(layers)!r}", hint)
+        raise _no_layer(layers, [*every_layer, *called], parsed, note)
+    # of functions it is known only now
+    warn_of_unmatched([*every_layer, *called], parsed)
+
+
+def _no_layer(
+    layers: Layers | None,
+    present: Sequence[Layer],
+    parsed: Sequence[Selector],
+    *facts: str,
+) -> UsageError:
+    """The error where the selectors take none of the layers that are present; `facts`
+    are further ones for the hint."""
+    message = f"no layer matches {selectors(layers)!r}"
+    return UsageError(message, remedy(present, parsed, *facts))
 
 
 def _read_selectors(layers: Layers | None) -> list[Selector]:

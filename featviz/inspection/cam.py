@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -249,11 +249,20 @@ def cam(
                 else:
                     yield result
 
-        channels: dict[str, range] = {}
-        for result in _divided(prepared, options, explained):
-            channels |= {row.name: range(row.channels) for row in result.maps}
-            yield result
-        warn_of_lacking(options.channels, channels)
+        yield from _warned(_divided(prepared, options, explained), options.channels)
+
+
+def _warned(results: Iterable[ImageCam], channels: str | None) -> Iterator[ImageCam]:
+    """The results; at their end a warning of the channels that layers lack.
+
+    Args:
+        channels: as --channels takes it.
+    """
+    present: dict[str, range] = {}
+    for result in results:
+        present |= {row.name: range(row.channels) for row in result.maps}
+        yield result
+    warn_of_lacking(channels, present)
 
 
 def _divided(

@@ -42,10 +42,7 @@ def default_layers(prepared: Prepared) -> list[Layer]:
     reading = seen.reading
     if reading is None or prepared.plan.target.layer is not None:
         return [seen.last()]
-    names = reading.family.layers(model.module)
-    of_family = [
-        layer for layer in layers if not {layer.name, *layer.aliases}.isdisjoint(names)
-    ]
+    of_family = _named(layers, reading.family.layers(model.module))
     if of_family:
         return of_family
     # layers that give the scores stand at the end, and are none of the maps before them
@@ -59,6 +56,13 @@ def default_layers(prepared: Prepared) -> list[Layer]:
     if bottleneck == last:
         return [last]
     return [bottleneck, last]
+
+
+def _named(layers: Sequence[Layer], names: Sequence[str]) -> list[Layer]:
+    """The layers that have one of these names as their first or a further one."""
+    return [
+        layer for layer in layers if not {layer.name, *layer.aliases}.isdisjoint(names)
+    ]
 
 
 def _noise(like: Tensor, generator: torch.Generator) -> Tensor:

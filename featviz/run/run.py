@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from threading import Event, current_thread, main_thread
@@ -117,8 +117,9 @@ def _draw(
             document.errors[result.name] = result.error
             if not result.kept:
                 # in the order of the model, each layer once
-                labels = [row.label for row in result.rows if row.nonfinite]
-                images_by_layer.update(dict.fromkeys(labels, 1))
+                images_by_layer.update(
+                    {row.label: 1 for row in result.rows if row.nonfinite}
+                )
                 channels |= {row.label: range(row.maps) for row in result.rows}
             # of 10,000 images, rows would fill the memory; the manifests have them
             images.append(
@@ -133,15 +134,20 @@ def _draw(
                 save_at = monotonic() + max(SAVED_EVERY, seconds / _SHARE_OF_SAVING)
             progress(result, len(samples))
     warn_of_lacking(drawing.prepared.options.draw.channels, channels)
-    if images_by_layer:
-        layers = [
-            f"{layer_named(quoted(name))} ({counted(count, 'image')})"
-            for name, count in images_by_layer.items()
-        ]
+    _warn_of_nonfinite(images_by_layer)
+    return images
+
+
+def _warn_of_nonfinite(images_by_layer: Mapping[str, int]) -> None:
+    """Name the layers with NaN or infinite values, and in how many images."""
+    layers = [
+        f"{layer_named(quoted(name))} ({counted(count, 'image')})"
+        for name, count in images_by_layer.items()
+    ]
+    if layers:
         log.warning(
             "NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED)
         )
-    return images
 
 
 @contextmanager

@@ -188,13 +188,11 @@ def test_capture_of_a_function_nobody_calls(net: nn.Module) -> None:
 def test_capture_warns_of_a_selector_that_takes_nothing(
     layers: str, net: nn.Module, messages: pytest.LogCaptureFixture
 ) -> None:
-    """A function shows so at the end of the block, a module before it."""
+    """At the end of the block, since functions are met only as the model runs."""
     with fv.capture(net, layers):
-        is_known = bool(messages.messages)
         net(torch.zeros(1, 3, 6, 8))
     name = layers.partition(",")[2]
     assert messages.messages[0].startswith(f"selector {name!r} matches no layer")
-    assert is_known == (name == "gelu")
 
 
 def test_capture_of_a_function_where_none_is_called() -> None:
