@@ -165,6 +165,64 @@ def test_the_page_of_a_layer_has_its_exemplars(
     assert (sheet["width"], sheet["height"]) == ("50", "30")
 
 
+@pytest.mark.parametrize("how", ["unknown", "no place"])
+def test_exemplars_say_nothing_of_a_field_that_was_not_computed(
+    how: str, two_channels: Path, tmp_path: Path
+) -> None:
+    """They say by what they were ranked."""
+    field = {"how": how, "size": [0, 0]}
+    record = {"options": {"by": "mean", "top": 9}}
+    exemplars = write_exemplars(tmp_path / "best", record=record, receptive_field=field)
+    build_report(two_channels, ReportOptions(exemplars=exemplars))
+    text = page_of(two_channels, "layer-000.html").text
+    assert "the largest mean over 4 images" in text
+    assert "a unit sees" not in text
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """As those of Monday and Tuesday, in folders of their own."""
+    drawn = {"a.png": [Drawn("conv1")]}
+    base = write_run(tmp_path / "monday" / "out", drawn)
+    run = write_run(tmp_path / "tuesday" / "out", drawn)
+    build_report(run, ReportOptions(compare=base))
+    assert_says(page_of(run, "layer-000.html").text, "out (this)", "out (other)")
+
+
+def test_a_comparison_tells_settings_that_one_run_lacks(tmp_path: Path) -> None:
+    """With a dash, as of runs of two versions; and none that are alike."""
+    drawn = {"a.png": [Drawn("conv1")]}
+    same = {"layers": None, "normalize": "map", "cmap": "grey", "nrow": 8}
+    base = write_run(tmp_path / "base", drawn, options={**same, "flat": True})
+    run = write_run(tmp_path / "new", drawn, options={**same, "scale": 2})
+    build_report(run, ReportOptions(compare=base))
+    text = page_of(run, "comparison.html").text
+    assert_says(text, "2 settings of the runs that differ", "flatyes–", "scale–2")
+    assert "nrow" not in text
+
+
+def test_the_model_itself_is_missing_by_its_class(tmp_path: Path) -> None:
+    """It has no name; each reason is told once for an image."""
+    root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
+    path = root / "a.png" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    skip = {
+        "layer": "",
+        "type": "Net",
+        "index": 0,
+        "kind": "output",
+        "call": 0,
+        "key": "",
+    }
+    manifest["skipped"] = [{**skip, "reason": "is None"}]
+    manifest["never_ran"] = ["aux"]
+    path.write_text(json.dumps(manifest))
+    (page,) = arrange(read_run(root)).images
+    assert [tuple(missing) for missing in page.missing_layers] == [
+        ("Net", "is None"),
+        ("aux", "never ran"),
+    ]
+
+
 def test_the_exemplars_of_channels_are_for_the_script(
     two_channels: Path, tmp_path: Path
 ) -> None:
