@@ -151,6 +151,7 @@ OF_PLACES = {
         [0, 4],
     ],
     "answer.nearest(2).length": 2,
+    "new Answer([stub(1, 0, 9, 0, 8, 0, 7, 0, 6)], 0, 0).nearest(9).length": 4,
     "answer.best(2)": 1,
     "rounded([0.5, 0.9, 0.95, 1].map((cosine) => answer.light(cosine)))": [
         0,
@@ -161,6 +162,84 @@ OF_PLACES = {
 }
 
 
+GROUP = f"""{GRID}
+const group = Object.assign(Object.create(Group.prototype), {{
+  frames: [{{ grid }}], most: 2, paint: () => {{}},
+}});
+const sorted = (by, most = 2) => {{
+  Object.assign(group, {{ most }}).sort(by);
+  return grid.order;
+}};
+const frame = (name, max, isOther = false) => ({{
+  name, isOther, imageName: name, grid: {{ slots: new Map([[0, 0]]), stat: () => max }},
+}});
+const view = {{ group: {{ frames: [
+  frame("a", 1), frame("b", NaN), frame("c", 3), frame("c", 9, true),
+] }} }};
+const zeros = (maps, ...channels) => (
+  {{ grid: {{ maps, allZero: (channel) => channels.includes(channel) }} }});
+const both = {{
+  frames: [zeros(3, 0, 2), zeros(2, 0, 2)], channels: [0, 1, 2], paint: () => {{}},
+}};
+const changed = new Grid({{ ...grid, change: column(0.25), stats: grid.stats }});
+const difference = new Grid({{
+  ...grid, change: column(0.25), stats: Array(6).fill(column(NaN)),
+}});
+const picture = document.createElement("img");
+const width = (box, options) => cut(picture, box, 50, "", options).getAttribute("width");
+"""
+"""A group of one grid, of which two channels are shown while it is folded; the frames of
+a channel; two grids of three and of two channels."""
+
+OF_GROUPS = {
+    "sorted('mean')": [4, 3],
+    "sorted('index')": [0, 1],
+    "sorted('drawn')": [0, 1],
+    "sorted('mean', Infinity)": [4, 3, 2, 1, 0],
+    "sorted('drawn', Infinity)": None,
+    "ChannelView.prototype.frames.call(view, 0).map(({name}) => name)": ["c", "a", "b"],
+    "ChannelView.prototype.frames.call(view, 1)": [],
+    "ChannelView.prototype.before.call(view, view.group.frames[2], 0).isOther": True,
+    "ChannelView.prototype.before.call(view, view.group.frames[0], 0) ?? null": None,
+    "Group.prototype.outlineZeros.call(both, true) ?? both.marks": [0],
+    "Group.prototype.outlineZeros.call(both, false) ?? both.marks": [],
+    "changed.sentence(1)": (
+        "min −1 · max 2 · mean 1 · zeros 100.0\u00a0% · relative difference 0.25"
+    ),
+    "difference.sentence(1)": "relative difference 0.25 at most",
+    "width([0, 0, 100, 100])": "50",
+    "width([0, 0, 400, 100])": "150",
+    "width([0, 0, 400, 100], {widest: Infinity})": "200",
+    "width([0, 0, 10, 100])": "25",
+}
+ADDRESSES = {
+    "channelAddress('layer-003.html#c0', 17)": "layer-003.html#c17",
+    "channelAddress('#layer-003-t1-c0', 17)": "#layer-003-t1-c17",
+    "SPOT_ADDRESS.exec('layer2@0.41,0.63').slice(1)": ["layer2", "0.41", "0.63", None],
+    "SPOT_ADDRESS.exec('a@b/output.call1@0,1,12').slice(1)": [
+        "a@b/output.call1",
+        "0",
+        "1",
+        "12",
+    ],
+    "SPOT_ADDRESS.exec('layer2@0.41')": None,
+    "layerName({name: 'conv1', stem: 'output'})": "conv1",
+    "layerName({name: 'conv1', stem: 'output.call1'})": "conv1.call1",
+    "highest([1, 3, 3])": 1,
+    "spotIn({left: 10, top: 20, width: 100, height: 50}, {clientX: 35, clientY: 45})": {
+        "x": 0.25,
+        "y": 0.5,
+    },
+    "containedBox({getBoundingClientRect: () => ({left: 1, top: 2, width: 100,"
+    " height: 100}), naturalWidth: 50, naturalHeight: 200})": {
+        "left": 1,
+        "top": 2,
+        "width": 25,
+        "height": 100,
+    },
+}
+
+
 @pytest.fixture(scope="module")
 def scripts(browser: Any, run: Path) -> Page:
     """The page of the run, whose scripts answer."""
@@ -168,10 +247,11 @@ def scripts(browser: Any, run: Path) -> Page:
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [*NUMBERS.items(), *SEARCHES.items(), *TABLES.items()]
+    ("code", "expected"),
+    [*NUMBERS.items(), *SEARCHES.items(), *TABLES.items(), *ADDRESSES.items()],
 )
 def test_texts_and_numbers(scripts: Page, code: str, expected: object) -> None:
-    """Those of tiles, of the search and of tables that are sorted."""
+    """Those of tiles, of the search, of tables that are sorted, and of places."""
     assert scripts.js(f"return {code}") == expected
 
 
@@ -180,6 +260,14 @@ def test_a_grid_knows_its_tiles(scripts: Page, code: str, expected: object) -> N
     """Where they lie in the picture and laid out anew, what is said of them, and which
     are shown in which order."""
     assert scripts.js(f"{GRID} return {code}") == expected
+
+
+@pytest.mark.parametrize(("code", "expected"), OF_GROUPS.items())
+def test_a_group_sorts_and_marks_its_channels(
+    scripts: Page, code: str, expected: object
+) -> None:
+    """Alike in all of its grids; a channel has its maps of the largest value first."""
+    assert scripts.js(f"{GROUP} return {code}") == expected
 
 
 @pytest.mark.parametrize(("statistic", "numbers"), RANKS)
