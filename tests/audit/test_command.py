@@ -23,7 +23,7 @@ from featviz.audit.gates import FINDINGS, parse_gate
 from featviz.audit.output import audit_table
 from featviz.run import workers
 
-from .audited import COLOURS, PLANTED, document, filled, read_audit, solid
+from .audited import COLOURS, PLANTED, column, document, filled, read_audit, solid
 from .planted import Planted
 
 
@@ -382,3 +382,14 @@ def test_tokens_of_suspects_are_drawn_as_a_square(
     # the map of the first image: 16 tokens of one colour, in 88 × 88 pixels
     painted = (pixels[44:132, 254:342] != pixels[0, 0]).any(axis=2)
     assert painted.all()
+
+
+@pytest.mark.medium
+def test_the_worst_suspect_is_drawn_first(noise: Path, tmp_path: Path) -> None:
+    """Of one of each finding, what is not finite; what is constant comes behind dead and
+    saturated."""
+    content = document(Planted("shared"), noise, tmp_path, max_suspects=1)
+    (sheet,) = content["drawn"]
+    findings = column(content, "findings")[sheet["layer"]]
+    assert len(findings["dead"]) == len(findings["saturated"]) == 1
+    assert sheet["channels"] == findings["nonfinite"]

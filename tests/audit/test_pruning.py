@@ -165,3 +165,25 @@ def test_channels_that_others_depend_on_are_not_pruned(
         "relu": "norm mixes channels or tensors",
         "relu.call1": "the output of b is used elsewhere, too",
     }
+
+
+@pytest.mark.medium
+def test_outputs_of_another_shape_have_no_largest_change(
+    noise: Path, tmp_path: Path
+) -> None:
+    """As of a detector that finds fewer boxes: here a channel that is small, and not
+    zero, is counted as dead, and what it gave is gone."""
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        x = self.relu(self.conv(x))
+        return x[x > 0]
+
+    net = Net(way, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU())
+    wake(net.conv)
+    kill(net.conv, [1])
+    nn.init.constant_(net.conv.bias[1:2], 0.5)
+    content = document(
+        net, noise, tmp_path, prove=True, thresholds=Thresholds(eps=1), layers="relu"
+    )
+    assert content["prune"] == {"conv": [1]}
+    assert content["verify"] == {"channels": 1, "images": 6, "largest_change": None}

@@ -261,6 +261,16 @@ def test_slices_of_volumes_are_drawn_before_and_after(
         assert (tiles[3 * shown :] == 51).all()
 
 
+def test_sixteen_channels_of_a_layer_are_drawn_at_most(featviz: CLI) -> None:
+    """The most changed ones; here all are alike."""
+    runs = []
+    for shade in (20, 60):
+        drawn = Drawn("x", maps=20, shade=shade)
+        runs.append(write_run(Path(f"{shade}"), {"a.png": [drawn]}))
+    (row,) = documented(featviz, *runs, "--out", MAPS).document["maps"]
+    assert len(row["channels"]) == 16
+
+
 def test_the_number_of_a_channel_stands_below_the_middle_of_its_slices() -> None:
     """In a gap of 10 pixels, at 0.8 of its height; a channel may begin amid a row."""
     plan = GridPlan(

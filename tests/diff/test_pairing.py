@@ -288,6 +288,23 @@ def test_pixels_tell_what_statistics_do_not(featviz: CLI) -> None:
     assert document["layers"][0]["by"] == ["statistics and pixels"]
 
 
+def test_a_number_that_is_known_of_one_layer_has_a_column(featviz: CLI) -> None:
+    """The others leave it empty, as a layer whose tensors were not kept."""
+    runs = []
+    for name, value, drawn in (("base", 1, CONV), ("new", 1.5, CHANGED)):
+        kept = replace(drawn, more={"tensor": TENSOR})
+        pictured = replace(RELU, shade=int(20 * value))
+        root = write_run(Path(name), {"a.png": [kept, pictured]})
+        values = np.full((1, 6, 4, 5), value, np.float32)
+        np.save(root / "a.png" / TENSOR, values)
+        summed_anew(root / "a.png")
+        runs.append(root)
+    table = featviz("diff", *runs).out
+    assert "SQNR" in table.splitlines()[0]
+    assert table.count(" dB") == 1
+    assert "6.02 dB" in table
+
+
 Named = list[tuple[str, str]]
 """Layers of a model by name and type, in its order."""
 

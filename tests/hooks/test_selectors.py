@@ -9,7 +9,7 @@ from torch import nn
 
 from featviz.errors import UsageError
 from featviz.hooks import selectors as select
-from featviz.hooks.layers import list_layers
+from featviz.hooks.layers import function_layer, list_layers
 from featviz.records import Layer
 
 
@@ -138,3 +138,17 @@ def test_types_present_come_commonest_first(layers: list[Layer]) -> None:
     first, *rest = select.types_present(layers).split(", ")
     assert first == "Conv2d 2"
     assert sorted(rest) == ["Linear 1", "OwnConv 1", "ReLU 1", "Sequential 1"]
+
+
+def test_what_helps_speaks_of_modules(layers: list[Layer]) -> None:
+    """Of functions only where there is nothing else; the nearest name comes first."""
+    function = function_layer(layers[1], "relu")
+    remedy = select.remedy([*layers, function], select.parse("layer2"))
+    assert remedy.startswith("did you mean layer1? types here: Conv2d 2, ")
+    assert "fn:relu" not in remedy
+    assert remedy.endswith(
+        "layers here: stem (Conv2d), layer1 (Sequential), layer1.conv1 (Conv2d) and 3 more"
+    )
+    assert select.remedy([function], select.parse("Nothing")) == (
+        "types here: fn:relu 1; layers here: stem/fn:relu (fn:relu)"
+    )

@@ -426,3 +426,15 @@ def test_functions_have_fields_too() -> None:
     assert fields == [(0, PixelBox(5, 5, 8, 8)), (1, PixelBox(4, 4, 9, 9))]
     titles = [layer.title for layer in result.layers]
     assert titles == ["fn:sigmoid", "fn:sigmoid.call1"]
+
+
+def test_a_gradient_that_is_infinite_in_one_image_is_no_field() -> None:
+    """The mean would be one of the other image alone; the reason is said."""
+    root = Net(lambda self, x: x.sqrt())
+    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), root)
+    nn.init.ones_(model[0].weight)
+    images = [torch.full((1, 8, 8), 0.5), torch.zeros(1, 8, 8)]
+    result = fv.field(model, images, "0,1", preset="none")
+    assert [layer.layer for layer in result.layers] == ["0"]
+    (skip,) = result.skipped
+    assert (skip.layer, skip.reason) == ("1", "has a gradient that is NaN or infinite")

@@ -312,3 +312,14 @@ def test_a_function_has_the_shape_of_its_first_call() -> None:
     rows = {row.name: row for row in fv.layers(model, size=16, functions=True).rows}
     relu = rows["fn:relu"]
     assert (relu.calls, relu.output_shape) == (2, [1, 3, 16, 16])
+
+
+@pytest.mark.parametrize(("channel", "is_warned"), [(0, True), (9, False)])
+def test_a_guess_is_warned_of_where_shapes_follow_it(
+    channel: int, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that fails on zeros is listed without any."""
+    model = Net(lambda self, x: self.conv(x)[:, channel], conv=nn.Conv2d(3, 2, 1))
+    fv.layers(model)
+    assert ("the input's size is a guess" in caplog.text) is is_warned
+    assert ("no shapes: the model failed" in caplog.text) is not is_warned

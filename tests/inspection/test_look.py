@@ -222,6 +222,16 @@ def test_an_output_that_is_a_picture_is_shown(see: See) -> None:
     assert not result.prediction
 
 
+@pytest.mark.parametrize(("side", "is_shown"), [(8, True), (7, False)])
+def test_a_picture_has_eight_rows_and_columns_at_least(
+    see: See, side: int, is_shown: bool
+) -> None:
+    """Smaller ones are numbers, such as the offsets of boxes."""
+    red = torch.tensor([1.0, 0, 0]).view(1, 3, 1, 1).expand(1, 3, side, side)
+    result = see(fixed(red.clone()), np.zeros((1, 20, 20)))
+    assert (result.picture == (255, 0, 0)).all(2).any() == is_shown
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("low", "high", "green"),
