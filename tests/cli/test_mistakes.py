@@ -546,3 +546,11 @@ def test_a_browser_is_opened_only_for_open(
     last = featviz("report", out, "--open").err.splitlines()[-1]
     assert last.endswith("opened in the browser")
     assert str(out / "report" / "index.html") in last
+
+
+@pytest.mark.usefixtures("here")
+def test_a_long_command_is_not_said_again(featviz: Run) -> None:
+    """A shell has made hundreds of names of a glob: the hint is without them."""
+    names = [f"photos/{number:04}.png" for number in range(40)]
+    done = featviz("run", "model.pth", *names, "--layer", "b1")
+    assert done.err.splitlines()[-1] == "hint: did you mean --layers?"

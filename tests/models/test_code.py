@@ -42,6 +42,12 @@ def wrong():
 
 def broken():
     raise ValueError("no such width")
+
+def lacking(width=3):
+    return make_of()
+
+def make_of(kind):
+    return Net()
 """
 
 
@@ -85,6 +91,9 @@ def test_factories_give_models(
         ("wrong", {}, LoadError, "gave a dict, not an nn.Module"),
         ("broken", {}, LoadError, "raised ValueError: no such width"),
         ("number", {}, LoadError, "is a int, not a factory"),
+        # not an argument of the factory's own
+        ("lacking", {}, LoadError, "positional argument: 'kind'; -v shows the traceb"),
+        ("make_of", {}, LoadError, "; add --model-arg kind=VALUE"),
         ("maek", {}, UsageError, "there is no 'maek'"),
         ("make", {"widht": 2}, LoadError, "got an unexpected keyword argument 'widht'"),
     ],

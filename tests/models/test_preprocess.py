@@ -250,6 +250,26 @@ def test_a_preset_makes_the_size_that_the_model_takes(
     assert (chain.resize, chain.crop) == (resize, crop)
 
 
+@pytest.mark.parametrize(
+    ("chain", "words"),
+    [
+        (Chain(channels=1), "greyscale"),
+        (Chain(bgr=True), "BGR"),
+        (Chain(channels=2), "2 channels (the first is shown)"),
+        (Chain(channels=5), "5 channels (the first three are shown)"),
+    ],
+)
+def test_words_for_the_channels(chain: Chain, words: str) -> None:
+    """They say which of many are shown."""
+    assert Preprocess(chain).words_for() == f"{words}, values 0..1"
+
+
+def test_a_librarys_own_function_fills_the_input() -> None:
+    """Where it crops nobody knows."""
+    chain = Chain(library=lambda image: torch.zeros(1, 3, 30, 40))
+    assert chain.placed((10, 20), (30, 40)) == (0, 0, 30, 40)
+
+
 def with_channels(count: Any) -> nn.Module:
     """A convolution of which a file says this."""
     module = nn.Conv2d(3, 2, 1)

@@ -147,7 +147,12 @@ def test_the_size_of_an_argument_is_that_of_the_input() -> None:
     """Height and width, and the channels, which the weights do not have."""
     arguments = {"img_size": (48, 64), "in_chans": 1}
     loaded = load_whole("timm:test_vit", weights="none", model_args=arguments)
+    chain = loaded.preprocess.chain
     assert loaded.preprocess.blank()[0].shape == (1, 1, 48, 64)
+    # for one channel the means of three
+    colours = timm.get_pretrained_cfg("test_vit").to_dict()
+    assert chain.mean == pytest.approx([sum(colours["mean"]) / 3])
+    assert chain.std == pytest.approx([sum(colours["std"]) / 3])
 
 
 @pytest.mark.medium

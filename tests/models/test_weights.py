@@ -145,6 +145,15 @@ def test_names_without_what_wrappers_put_into_them(
     assert [" ".join(variant.tensors) for variant in others] == stripped
 
 
+def test_partial_weights_of_which_none_fits_are_an_error(tmp_path: Path) -> None:
+    """Random weights would be all that there is."""
+    (tmp_path / "w.pth").touch()
+    weights = Weights({"weight": torch.zeros(7), "other": torch.zeros(1)})
+    options = ModelOptions("x", partial=True)
+    with pytest.raises(LoadError, match="0 of 2 tensors; missing bias; unexpected oth"):
+        put_weights(nn.Linear(2, 2), weights, tmp_path / "w.pth", options)
+
+
 def test_counters_of_a_profiler_are_weights_where_there_are_no_others() -> None:
     """Beside others they are left out, which is told."""
     counters = {"total_ops": torch.zeros(1), "conv.total_params": torch.zeros(1)}
