@@ -273,7 +273,7 @@ def test_a_class_is_the_folder_of_an_image_and_of_a_clip() -> None:
     samples = [
         Sample("dogs/a.png", (Path("dogs/a.png"),)),
         Sample("clip", frames),
-        Sample("b.png", (Url.of_file("s3://bucket/birds/b.png"),)),
+        Sample("b.png", (Url.of_file("memory://bucket/birds/b.png"),)),
     ]
     assert class_names(samples) == ["dogs", "cats", "birds"]
 

@@ -162,6 +162,7 @@ def test_a_layer_that_runs_once_is_taken_before_one_that_runs_twice() -> None:
         b=nn.Conv2d(4, 5, 3),
         act=nn.ReLU(),
     )
+    nn.init.constant_(model.b.bias, 10.0)  # else a class may be zero behind its ReLU
     (layer_map,) = maps_of(model, "class:3")
     assert layer_map.layer == "b"
 
