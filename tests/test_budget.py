@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 295920,
+    "nodes": 295939,
     "nodes a code line": 8.8,
     "functions over 300 nodes": 73,
     "functions of complexity over 15": 1,
@@ -39,9 +39,9 @@ PACKAGE_AT_LEAST: dict[str, float] = {
 PAGE_LINES = 3334
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
-    "functions that an image passes": 127,
-    "files that an image passes": 28,
-    "functions that a command passes": 750,
+    "functions that an image passes": 125,
+    "files that an image passes": 27,
+    "functions that a command passes": 749,
     "files that a command passes": 81,
 }
 
