@@ -117,6 +117,17 @@ def numbers(path: Path, channels: int = 1) -> Raster:
     return image
 
 
+def test_all_channels_are_turned_upright(tmp_path: Path) -> None:
+    """Those of a model that takes four, too."""
+    pixels = np.arange(6 * 8 * 4, dtype=np.uint8).reshape(6, 8, 4)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    turned = numbers(tmp_path / "turned.png", 4).values
+    upright = np.rot90(pixels, -1).transpose(2, 0, 1)
+    assert np.array_equal(turned, upright.astype("f4") / np.float32(255))
+
+
 @pytest.mark.parametrize(
     ("suffix", "dtype"),
     [("png", "<u2"), ("tif", "<u2"), ("tif", ">u2"), ("pgm", "<u2")],

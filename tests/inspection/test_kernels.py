@@ -129,3 +129,16 @@ def test_figures_are_of_all_weights_but_those_that_are_not_finite(
     assert kernel.row["nonfinite"] == 27
     assert kernel.row["mean"] == pytest.approx(np.nanmean(weights))
     assert kernel.row["std"] == pytest.approx(np.nanstd(weights))
+
+
+def test_weights_that_change_when_they_are_read_in_training_stay(
+    tmp_path: Path,
+) -> None:
+    """A spectral norm takes a step of its estimate with each reading."""
+    norm = nn.utils.parametrizations.spectral_norm
+    model = nn.Sequential(norm(nn.Conv2d(3, 4, 3))).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fv.kernels(model, out=tmp_path / "kernels")
+    assert model[0].training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name

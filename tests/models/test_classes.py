@@ -127,6 +127,16 @@ def test_a_checkpoint_may_have_names_of_its_own(
     assert image.target == "three"
 
 
+def test_a_whole_model_may_have_names_beside_it(
+    digits: nn.Module, tmp_path: Path
+) -> None:
+    """As weights may."""
+    torch.save({"model": digits, "names": NAMES}, tmp_path / "net.pth")
+    image = answer(tmp_path / "net.pth", "class:three")
+    assert image.prediction[0].name == "five"
+    assert image.target == "three"
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("value", [10, [0, 1, 2], {"a": "b"}, None, ["one"]])
 def test_what_is_no_list_of_names_names_nothing(

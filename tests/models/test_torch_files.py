@@ -419,9 +419,12 @@ def pickled(content: object, protocol: int, folder: Path) -> Path:
         lambda module: {
             k: v.numpy().astype(">f4") for k, v in module.state_dict().items()
         },
+        lambda module: {
+            k: np.asfortranarray(v.numpy()) for k, v in module.state_dict().items()
+        },
         lambda module: module,
     ],
-    ids=["tensors", "arrays", "swapped arrays", "module"],
+    ids=["tensors", "arrays", "swapped arrays", "Fortran's arrays", "module"],
 )
 def test_plain_pickles_are_read(
     content_of: Callable[[nn.Module], object], protocol: int, tmp_path: Path
