@@ -239,8 +239,9 @@ class Regions:
             message = f"target {target.text!r}: {regions.title(index)} wins no pixel"
             if shares:
                 message += f"; here are {listed(shares, _LISTED)}"
-            hint = f"targets here: {', '.join(self.examples)}"
-            raise NothingFoundError(message, hint)
+            raise NothingFoundError(
+                message, f"targets here: {', '.join(self.examples)}"
+            )
         if self.class_numbers is not None:
             number = self.class_numbers[index]
         elif len(self.scores) == 1:
@@ -317,8 +318,10 @@ class Values:
         if target.argument:
             index = int(target.argument)
         if index >= len(maps):
-            message = f": the model has keypoints 0 to {len(maps) - 1}"
-            raise target.error(message, f"targets here: {', '.join(self.examples)}")
+            raise target.error(
+                f": the model has keypoints 0 to {len(maps) - 1}",
+                f"targets here: {', '.join(self.examples)}",
+            )
         return TargetValue(maps[index].max(), f"keypoint {index}")
 
 
@@ -347,6 +350,8 @@ def _position(
     x, y = map(int, target.argument.split(","))
     height, width = input_size
     if x >= width or y >= height:
-        message = f": the input has {width}×{height} pixels"
-        raise target.error(message, f"targets here: {_middle(input_size)}")
+        raise target.error(
+            f": the input has {width}×{height} pixels",
+            f"targets here: {_middle(input_size)}",
+        )
     return y * size[0] // height, x * size[1] // width

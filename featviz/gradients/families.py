@@ -505,9 +505,10 @@ class Reading(NamedTuple):
             target = replace(targets.parse(self.family.default), is_default=True)
         value = self.answer.value(target)
         if value is None and (isinstance(self.answer, Boxes) or not target.is_general):
-            message = f" is no target of {self.family.title}"
-            hint = f"targets here: {', '.join(self.answer.examples)}"
-            raise target.error(message, hint)
+            raise target.error(
+                f" is no target of {self.family.title}",
+                f"targets here: {', '.join(self.answer.examples)}",
+            )
         return value
 
     @property

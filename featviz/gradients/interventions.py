@@ -219,11 +219,11 @@ def parse(option: str, text: str) -> Intervention:
             numbers=numbers,
         )
         if operation == "clamp" and numbers[0] > numbers[1]:
-            message = f": {numbers[0]:g} is above {numbers[1]:g}"
-            raise change.error(message, "clamp=LOW,HIGH")
+            raise change.error(
+                f": {numbers[0]:g} is above {numbers[1]:g}", "clamp=LOW,HIGH"
+            )
         return change
-    hint = f"for example {', '.join(examples)}"
-    raise refusal(option, text, " cannot be read", hint)
+    raise refusal(option, text, " cannot be read", f"for example {', '.join(examples)}")
 
 
 parse_ablate = partial(parse, "ablate")

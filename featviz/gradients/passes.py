@@ -72,10 +72,10 @@ def plan(
     layers = list_layers(model.module)
     runtime = computed_by(model.module)
     if runtime is not None and (options.gradients or options.interventions):
-        message = (
-            f"{runtime} runs this model: it has no gradients, and takes no changes"
+        raise UsageError(
+            f"{runtime} runs this model: it has no gradients, and takes no changes",
+            "the model in PyTorch has them: .pth, .pt2",
         )
-        raise UsageError(message, "the model in PyTorch has them: .pth, .pt2")
     changes = defaultdict[Layer, list[Intervention]](list)
     changes_values = False
     for option, text in options.interventions:
@@ -119,8 +119,9 @@ def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[L
         raise change.error(": functions cannot be changed, only modules")
     chosen = selectors.select(layers, parsed)
     if not chosen:
-        message = f": no layer matches {change.selectors!r}"
-        raise change.error(message, selectors.remedy(layers, parsed))
+        raise change.error(
+            f": no layer matches {change.selectors!r}", selectors.remedy(layers, parsed)
+        )
     selectors.warn_of_unmatched(layers, parsed, option=change.title)
     return chosen
 
@@ -365,11 +366,11 @@ class Watched:
                 target_output = self._target_output(book)
             value = target.value(target_output, model.categories, model.scores)
         if not value.number.requires_grad:
-            hint = (
+            raise target.error(
+                ": no gradient flows back from it",
                 "the model is quantized, or detaches it, or computes it under"
-                " torch.no_grad"
+                " torch.no_grad",
             )
-            raise target.error(": no gradient flows back from it", hint)
         self.recorder.back(value.number, [arg for arg in inputs if arg.requires_grad])
         return BackwardPass(output, value)
 

@@ -94,8 +94,10 @@ class Target:
         target_kind = TARGETS[self.kind]
         if target_kind.of_classes and not self.keys:
             if scores is None:
-                message = f": the model is no classifier; it gives {outline(output)}"
-                raise self.error(message, _examples(output))
+                raise self.error(
+                    f": the model is no classifier; it gives {outline(output)}",
+                    _examples(output),
+                )
             output = output_at(output, scores)
         return target_kind.value(self, self._tensor(output), categories)
 
@@ -119,10 +121,10 @@ class Target:
         if not isinstance(tensor, Tensor):
             if self.layer is not None:
                 raise self.error(f": the layer gives {outline(output)}")
-            message = (
-                f": the output is no tensor there; the model gives {outline(output)}"
+            raise self.error(
+                f": the output is no tensor there; the model gives {outline(output)}",
+                _examples(output),
             )
-            raise self.error(message, _examples(output))
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
         if str(tensor.layout).startswith("torch.sparse"):
@@ -163,8 +165,10 @@ def _only_of_families(
     examples = f"{_prefix(target)}norm"
     if tensor.ndim == 2 and not target.keys:
         examples = f"{_class_examples(tensor.shape[1])}, {examples}"
-    message = f": this model gives {list(tensor.shape)}, and no {target.kind}"
-    raise target.error(message, f"targets here: {examples}")
+    raise target.error(
+        f": this model gives {list(tensor.shape)}, and no {target.kind}",
+        f"targets here: {examples}",
+    )
 
 
 def _class_examples(count: int) -> str:
@@ -185,8 +189,10 @@ def _class_score(
         UsageError: the tensor has another shape, or no such class.
     """
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
-        message = f" needs scores of classes [1, K], not {list(tensor.shape)}"
-        raise target.error(message, f"targets here: {_prefix(target)}norm")
+        raise target.error(
+            f" needs scores of classes [1, K], not {list(tensor.shape)}",
+            f"targets here: {_prefix(target)}norm",
+        )
     scores = tensor[0]
     names: Sequence[str] = ()
     if len(categories) == len(scores):  # else they are those of another head
@@ -412,6 +418,8 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
     }
     for name, is_set in of_gradients.items():
         if is_set and not options.gradients:
-            hint = "add --capture output,grad, or --reduce gradcam"
-            message = f"{name} does nothing without gradients"
-            raise UsageError(message, hint, options=(name.split()[0],))
+            raise UsageError(
+                f"{name} does nothing without gradients",
+                "add --capture output,grad, or --reduce gradcam",
+                options=(name.split()[0],),
+            )

@@ -366,11 +366,11 @@ def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
     """
     match = _GRID.fullmatch(text)
     if match is None:
-        hint = (
+        raise LayoutError(
+            f"{quoted(repr(text))} is no grid",
             "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of"
-            " at most 9999) in front, or 14x20+1,10 with ten behind"
+            " at most 9999) in front, or 14x20+1,10 with ten behind",
         )
-        raise LayoutError(f"{quoted(repr(text))} is no grid", hint)
     height, width, before, behind = (int(number or 0) for number in match.groups())
     # one cannot tell which of them are the model's own
     prefix = (BEFORE,) * before

@@ -89,9 +89,11 @@ def parse(
     for text in texts:
         match = _NAMED_VALUE.fullmatch(text)
         if match is None:
-            message = f"{option} {quoted(text)} is not NAME=VALUE"
-            hint = f"VALUE is {_VALUES}; NAME.KEY=VALUE a dict's"
-            raise UsageError(message, hint, options=(option,))
+            raise UsageError(
+                f"{option} {quoted(text)} is not NAME=VALUE",
+                f"VALUE is {_VALUES}; NAME.KEY=VALUE a dict's",
+                options=(option,),
+            )
         name, key, value_text = match.groups()
         label = f"{name}.{key}" if key else name
         try:
@@ -101,9 +103,11 @@ def parse(
             raise
         for earlier in arguments:
             if earlier.name == name and (key is None or earlier.key in (None, key)):
-                message = f"{option} {label} is given twice"
-                hint = "give it once, or its keys"
-                raise UsageError(message, hint, options=(option,))
+                raise UsageError(
+                    f"{option} {label} is given twice",
+                    "give it once, or its keys",
+                    options=(option,),
+                )
         arguments.append(Argument(name, key, value, f"{label}={description}"))
     return arguments
 
@@ -154,8 +158,9 @@ def _new_tensor(title: str, text: str, random: torch.Generator) -> tuple[Tensor,
     shape = [int(size) for size in sizes.split(",")]
     count = math.prod(shape)
     if count > _MAX_VALUES:
-        message = f"{title}={quoted(text)} has {count:,} values"
-        raise UsageError(message, f"at most {_MAX_VALUES:,}")
+        raise UsageError(
+            f"{title}={quoted(text)} has {count:,} values", f"at most {_MAX_VALUES:,}"
+        )
     if maker == "randn":
         tensor = torch.randn(shape, generator=random)
         return tensor, f"{text} (seed {random.initial_seed()})"
@@ -185,8 +190,9 @@ def _read_file(title: str, path: Path) -> tuple[Tensor, str]:
     except FileError as error:
         raise UsageError(f"{subject} {error.message}", error.hint) from error
     except (ValueError, TypeError) as error:
-        message = f"{subject} cannot be read: {error}"
-        raise UsageError(message, "np.save of an array") from error
+        raise UsageError(
+            f"{subject} cannot be read: {error}", "np.save of an array"
+        ) from error
     return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:_DIGITS]})"
 
 
@@ -404,8 +410,11 @@ def _refuse_twice(
             # --input is a transform that ignores its image
             option = "--transform" if transform.blank is None else "--input"
             names = listed(list(outputs), 12)
-            message = f"forward_args {argument.name}: {option} gives {names}"
-            raise UsageError(message, "one of the two", options=("forward_args",))
+            raise UsageError(
+                f"forward_args {argument.name}: {option} gives {names}",
+                "one of the two",
+                options=("forward_args",),
+            )
 
 
 def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
@@ -427,11 +436,11 @@ def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[st
     for name in names:
         if name not in accepted and not takes_any:
             takes = listed(list(map(quoted, accepted)), 12) or "nothing"
-            message = (
-                f"{option} {name}: forward of {type(module).__name__} takes {takes}"
+            raise UsageError(
+                f"{option} {name}: forward of {type(module).__name__} takes {takes}",
+                did_you_mean(name, accepted, "give one of these"),
+                options=(option,),
             )
-            hint = did_you_mean(name, accepted, "give one of these")
-            raise UsageError(message, hint, options=(option,))
     return accepted
 
 
@@ -472,12 +481,15 @@ class UserTransform:
         """
         # a plain name is refused here, before anything is imported
         if sources.CODE_REFERENCE.fullmatch(text) is None:
-            message = f"--transform {text!r} names no function"
-            raise UsageError(message, "file.py:fn or pkg.mod:fn")
+            raise UsageError(
+                f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn"
+            )
         function = sources.target(text)
         if not callable(function):
-            message = f"--transform {text!r} is a {type(function).__name__}"
-            raise UsageError(message, "name a function")
+            raise UsageError(
+                f"--transform {text!r} is a {type(function).__name__}",
+                "name a function",
+            )
         description = f"transform {text.rpartition('/')[2]}"
         sha256 = sources.code_digest(text)
         if sha256 is not None:
@@ -500,8 +512,10 @@ class UserTransform:
         for argument in arguments:
             value = argument.value
             if not isinstance(value, Tensor) or argument.key or not value.numel():
-                message = f"input {argument.description} is no tensor"
-                raise UsageError(message, "--forward-arg passes others")
+                raise UsageError(
+                    f"input {argument.description} is no tensor",
+                    "--forward-arg passes others",
+                )
             # a batch of one; integers may be indices, of which a model takes [N] as
             # well
             is_vector = value.is_floating_point() and value.ndim == 1 < len(value)
@@ -545,8 +559,9 @@ class UserTransform:
         try:
             outputs = self.outputs(image.values if isinstance(image, Raster) else image)
         except ImageError as error:
-            message = f"--transform: {error.message}, for an empty image"
-            raise LoadError(message, error.hint) from error
+            raise LoadError(
+                f"--transform: {error.message}, for an empty image", error.hint
+            ) from error
         names = tuple(filter(None, outputs))
         return replace(preprocess, transform=replace(self, names=names))
 
@@ -565,8 +580,9 @@ class UserTransform:
         outputs = self.outputs(image)
         names = self.names or ("",)
         if set(outputs) != set(names):
-            message = f"{self.text} gave another kind of output than for an empty image"
-            raise ImageError(message)
+            raise ImageError(
+                f"{self.text} gave another kind of output than for an empty image"
+            )
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
@@ -579,8 +595,10 @@ class UserTransform:
         try:
             output = self.function(image)
         except Exception as error:  # the user's own code
-            message = f"{self.text} raised {type(error).__name__}: {quoted(str(error))}"
-            raise ImageError(message, "-v shows the traceback") from error
+            raise ImageError(
+                f"{self.text} raised {type(error).__name__}: {quoted(str(error))}",
+                "-v shows the traceback",
+            ) from error
         description = f"a {type(output).__name__}"
         if isinstance(output, Tensor):
             if output.ndim in (3, 4) and output.numel():

@@ -87,13 +87,16 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     config = _read_config(folder)
     file = quoted(str(folder / _FILE))
     if not architecture or architecture.startswith("timm:"):
-        message = f"{file} names no architecture of transformers"
-        hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
-        raise LoadError(message, hint)
+        raise LoadError(
+            f"{file} names no architecture of transformers",
+            "give the file of weights, and --arch file.py:factory or timm:NAME",
+        )
     config = _checked(config, file, architecture) | options.model_args
     if path is None:
-        message = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
-        raise LoadError(message, "--weights FILE names them")
+        raise LoadError(
+            f"{folder} has no weights: none of {', '.join(_WEIGHTS)}",
+            "--weights FILE names them",
+        )
     state_dict = weights.read_weights(path, options)
     tensors = state_dict.tensors
     module = _build(file, architecture, config, path.name, tensors, options)
@@ -160,11 +163,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if (folder / _ADAPTER_FILE).is_file():
             message = f"{name} holds an adapter, which is no model by itself"
             merging = "model.merge_and_unload().save_pretrained('DIR')"
-            hint = f"merge it with its model by peft: {merging}; MODEL is DIR"
-            raise LoadError(message, hint) from error
-        message = f"{name} is no folder of a Hugging Face model: it lacks {_FILE}"
-        hint = "give a file of weights and its architecture: FILE --arch MODEL"
-        raise LoadError(message, hint) from error
+            raise LoadError(
+                message, f"merge it with its model by peft: {merging}; MODEL is DIR"
+            ) from error
+        raise LoadError(
+            f"{name} is no folder of a Hugging Face model: it lacks {_FILE}",
+            "give a file of weights and its architecture: FILE --arch MODEL",
+        ) from error
     except FileError as error:
         raise LoadError(str(error), "fetch the file again") from error
     return config
@@ -196,8 +201,10 @@ def _build(
     try:
         library: Any = import_module("transformers")
     except ImportError as error:
-        message = f"{quoted(name)} is a model of the package transformers: {error}"
-        raise LoadError(message, "pip install 'featviz[hf]'") from error
+        raise LoadError(
+            f"{quoted(name)} is a model of the package transformers: {error}",
+            "pip install 'featviz[hf]'",
+        ) from error
     model_class = _model_class(config_file, name, library)
     with _quiet(library), torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
@@ -220,11 +227,10 @@ def _build(
         # whatever the constructors of a class make of a bad config
         except Exception as error:
             files = f"{config_file} and {weights_file}"
-            message = (
-                f"{name} could not be built of {files}: {quoted(first_line(error))}"
-            )
-            hint = "is it the config of these weights? --partial loads what fits"
-            raise LoadError(message, hint) from error
+            raise LoadError(
+                f"{name} could not be built of {files}: {quoted(first_line(error))}",
+                "is it the config of these weights? --partial loads what fits",
+            ) from error
     _check_fit(name, weights_file, info, options.partial)
     return module  # type: ignore[no-any-return]
 
@@ -242,8 +248,9 @@ def _check_fit(name: str, file: str, info: dict[str, Any], partial: bool) -> Non
     unfit = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     message = f"{file} does not fit {name}: missing or of another shape: {_some(unfit)}"
     if unfit and not partial:
-        hint = "the config of these weights, or --partial for what fits"
-        raise LoadError(message, hint)
+        raise LoadError(
+            message, "the config of these weights, or --partial for what fits"
+        )
     if unfit:
         log.warning("%s (--partial: these are random)", message)
     if info["unexpected_keys"]:
@@ -267,13 +274,16 @@ def _checked(value: Any, file: str, architecture: str) -> Any:
         return value
     # names Python files of the folder, which the Auto classes would import
     if value.get("auto_map"):
-        message = f"{file} wants code of its own to run (auto_map)"
-        hint = "if you trust it: --arch file.py:factory, which loads it"
-        raise LoadError(message, hint)
+        raise LoadError(
+            f"{file} wants code of its own to run (auto_map)",
+            "if you trust it: --arch file.py:factory, which loads it",
+        )
     if value.get("quantization_config"):
         text = f"the weights of {quoted(architecture)} are quantised"
-        hint = "save the model that they were made from, in float"
-        raise LoadError(f"{file} says that {text}", hint)
+        raise LoadError(
+            f"{file} says that {text}",
+            "save the model that they were made from, in float",
+        )
     return {
         key: _checked(item, file, architecture)
         for key, item in value.items()
@@ -302,8 +312,10 @@ def _model_class(config_file: str, name: str, library: Any) -> Any:
         version = library.__version__
         text = f"{quoted(name)}, which is no model of transformers {version}"
         update = "pip install --upgrade transformers"
-        hint = f"{update}; a model of timm's is --arch timm:NAME"
-        raise LoadError(f"{config_file} names {text}", hint)
+        raise LoadError(
+            f"{config_file} names {text}",
+            f"{update}; a model of timm's is --arch timm:NAME",
+        )
     first = list(inspect.signature(model_class.forward).parameters)[1]
     if first != _IMAGE and not hasattr(model_class, "get_image_features"):
         raise _no_image(name, first)
@@ -343,9 +355,10 @@ def _check_parts(value: Any, file: str, config_class: type) -> None:
         for key in ("architecture", "backbone"):
             name = str(getattr(value, key, ""))
             if ":" in name:
-                message = f"{file} names a backbone elsewhere: {quoted(name)}"
-                hint = "a folder that names one of transformers, or a plain one of timm"
-                raise LoadError(message, hint)
+                raise LoadError(
+                    f"{file} names a backbone elsewhere: {quoted(name)}",
+                    "a folder that names one of transformers, or a plain one of timm",
+                )
         if getattr(value, "model_args", None):
             raise LoadError(f"{file} gives timm arguments of its own (model_args)")
         value = vars(value)

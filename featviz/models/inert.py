@@ -162,8 +162,9 @@ class Unpickler(pickle._Unpickler):
                 # Before torch 1.6 (which wrote `view`) the bytes come after the pickle.
                 # In zip files torch compares the length with the bytes that are there.
                 if length < 0 or (view and length > self.size):
-                    message = f"a storage of {length:,} numbers, which are not there"
-                    raise pickle.UnpicklingError(message)
+                    raise pickle.UnpicklingError(
+                        f"a storage of {length:,} numbers, which are not there"
+                    )
                 if type(marker) is Name and marker.text == _UNTYPED_STORAGE:
                     marker = torch.UntypedStorage
                 elif type(marker) is not torch.serialization.StorageType:
@@ -171,8 +172,9 @@ class Unpickler(pickle._Unpickler):
                 identity = ("storage", marker, key, device, length, *view)
                 self.append(Storage(self.persistent_load(identity)))
             case _:
-                message = "a persistent id that is none of torch.save's"
-                raise pickle.UnpicklingError(message)
+                raise pickle.UnpicklingError(
+                    "a persistent id that is none of torch.save's"
+                )
 
     def _refused(self) -> None:
         raise pickle.UnpicklingError("an instruction that looks into a registry")

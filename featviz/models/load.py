@@ -229,8 +229,10 @@ def refuse_meta(module: nn.Module) -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
             where = "on the device meta, where tensors have no values"
-            hint = "model.to_empty(device='cpu') where it is built, and weights"
-            raise LoadError(f"the model's {name} is {where}", hint)
+            raise LoadError(
+                f"the model's {name} is {where}",
+                "model.to_empty(device='cpu') where it is built, and weights",
+            )
 
 
 def _refuse_lazy(model: nn.Module) -> None:
@@ -356,8 +358,9 @@ def load_file(options: ModelOptions) -> Loaded:
             return _load_weights_into(arch, path, options)
         if options.hparams:
             text = f"is for a class of your own, and {path.name} names none"
-            hint = "--arch net.py:CLASS names it"
-            raise UsageError(f"--model-arg @hparams {text}", hint)
+            raise UsageError(
+                f"--model-arg @hparams {text}", "--arch net.py:CLASS names it"
+            )
         record = {"kind": "file", **weights.record(path)}
         if file_format == EXPORTED:
             device = pick_device(options.device)
@@ -430,8 +433,9 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
     """
     source = source_of(arch, "--arch")
     if source.name == "file":
-        message = f"--arch {arch!r} is a file of its own"
-        raise UsageError(message, "give a name or a factory")
+        raise UsageError(
+            f"--arch {arch!r} is a file of its own", "give a name or a factory"
+        )
     # `--arch NAME FILE` means the same as `NAME --weights FILE`, and is loaded as that
     loaded = load_source(
         structs.replace(options, spec=arch, arch=None, weights=str(path))
@@ -577,9 +581,10 @@ def _building(name: str, seed: int, fetching: str | None) -> Iterator[None]:
     except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
         # torch's readers raise a RuntimeError of a broken file
         if fetching is not None:
-            message = f"the weights of {name} could not be loaded: {first_line(error)}"
-            hint = f"{fetching}, or use --weights none for random ones"
-            raise LoadError(message, hint) from error
+            raise LoadError(
+                f"the weights of {name} could not be loaded: {first_line(error)}",
+                f"{fetching}, or use --weights none for random ones",
+            ) from error
         raise _not_built(name, error) from error
     except (TypeError, ValueError, AssertionError, KeyError) as error:
         raise _not_built(name, error) from error
@@ -698,8 +703,9 @@ def _weights_entry(name: str, entries: Any, weights_name: str | None) -> Any:
         raise UsageError(message, f"one of default, none, {names}")
     entry = getattr(entries, "DEFAULT", None)
     if entry is None:
-        message = f"torchvision has no weights for {name}"
-        raise UsageError(message, "--weights none, or a file")
+        raise UsageError(
+            f"torchvision has no weights for {name}", "--weights none, or a file"
+        )
     return entry
 
 
@@ -782,8 +788,12 @@ def _check_pretrained(name: str, config: Any, arguments: Mapping[str, Any]) -> N
     # timm leaves the head out of the weights, and says nothing
     num_classes = arguments.get("num_classes", config.num_classes)
     if num_classes not in (0, config.num_classes):
-        message = "the classifier of %s is random: its weights have %d classes, not %s"
-        log.warning(message, name, config.num_classes, num_classes)
+        log.warning(
+            "the classifier of %s is random: its weights have %d classes, not %s",
+            name,
+            config.num_classes,
+            num_classes,
+        )
 
 
 def _hub_overlay(config: Any) -> dict[str, Any]:
@@ -855,8 +865,9 @@ def _timm() -> ModuleType:
     try:
         return import_module("timm")
     except ImportError as error:
-        message = f"timm:NAME needs the package timm: {error}"
-        raise LoadError(message, "pip install 'featviz[timm]'") from error
+        raise LoadError(
+            f"timm:NAME needs the package timm: {error}", "pip install 'featviz[timm]'"
+        ) from error
 
 
 def _tagged(name: str, weights_name: str | None) -> str:
@@ -873,8 +884,9 @@ def _tagged(name: str, weights_name: str | None) -> str:
         raise unknown_name("timm", name, timm.list_models())
     if weights_name not in (None, "none", "default"):
         if tag and weights_name != tag:
-            message = f"--weights {weights_name} and timm:{name} differ"
-            raise UsageError(message, "leave one out")
+            raise UsageError(
+                f"--weights {weights_name} and timm:{name} differ", "leave one out"
+            )
         tag = str(weights_name)
     tags = _tags(arch)
     if tag and tag not in tags:
@@ -968,9 +980,10 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
             hparams = content.get(_HPARAMS)
     if not isinstance(hparams, Mapping) or not hparams:
         file = path.name if path is not None else None
-        message = f"--model-arg @hparams: {file} has no dict of {_HPARAMS}"
-        hint = "--weights names a Lightning checkpoint; or NAME=VALUE for each"
-        raise LoadError(message, hint)
+        raise LoadError(
+            f"--model-arg @hparams: {file} has no dict of {_HPARAMS}",
+            "--weights names a Lightning checkpoint; or NAME=VALUE for each",
+        )
     hparams = {str(name): value for name, value in hparams.items()}
     # the class takes all of them as one argument, unless they are named as its keywords
     # are
@@ -995,8 +1008,10 @@ def _made_by_factory(
     """
     spec = options.spec
     if not callable(factory):
-        message = f"{spec} is a {type(factory).__name__}, not a factory"
-        raise LoadError(message, "name a function or a class")
+        raise LoadError(
+            f"{spec} is a {type(factory).__name__}, not a factory",
+            "name a function or a class",
+        )
     try:
         if hparams:
             # as Lightning itself chooses them
@@ -1013,6 +1028,8 @@ def _made_by_factory(
         )
         raise LoadError(message, hint) from error
     if not isinstance(module, nn.Module):
-        message = f"{spec} gave a {type(module).__name__}, not an nn.Module"
-        raise LoadError(message, "return the model")
+        raise LoadError(
+            f"{spec} gave a {type(module).__name__}, not an nn.Module",
+            "return the model",
+        )
     return module, hparams

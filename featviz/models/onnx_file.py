@@ -37,8 +37,10 @@ def require_onnx(file_name: str) -> None:
         try:
             import_library(package)
         except ImportError as error:
-            message = f"{file_name} needs the package {package}: {error}"
-            raise LoadError(message, "pip install 'featviz[onnx]'") from error
+            raise LoadError(
+                f"{file_name} needs the package {package}: {error}",
+                "pip install 'featviz[onnx]'",
+            ) from error
 
 
 def read_graph(path: Path) -> Any:
@@ -60,8 +62,10 @@ def read_graph(path: Path) -> Any:
         if not model.graph.node:  # a text may be read as a message without fields
             raise DecodeError("no nodes")
     except DecodeError as error:
-        message = f"{path.name} is no ONNX model, or not the whole of one"
-        raise LoadError(message, "export or fetch it again") from error
+        raise LoadError(
+            f"{path.name} is no ONNX model, or not the whole of one",
+            "export or fetch it again",
+        ) from error
     # before inlining, which would not end
     if model.functions:
         _check_functions(model, path.name)
@@ -140,8 +144,9 @@ def _check_functions(model: Any, file_name: str) -> None:
                 continue
             # it is counted right now, further out
             if key in open_calls:
-                message = f"{file_name}: the function {quoted(key.name)} calls itself"
-                raise LoadError(message, None)
+                raise LoadError(
+                    f"{file_name}: the function {quoted(key.name)} calls itself", None
+                )
             if key not in counts:
                 open_calls.add(key)
                 counts[key] = count(bodies[key])
@@ -151,8 +156,10 @@ def _check_functions(model: Any, file_name: str) -> None:
 
     total = count(model.graph.node)
     if total > MOST_NODES:
-        message = f"{file_name}: its functions become {total:,} nodes"
-        raise LoadError(message, f"at most {MOST_NODES:,}")
+        raise LoadError(
+            f"{file_name}: its functions become {total:,} nodes",
+            f"at most {MOST_NODES:,}",
+        )
 
 
 def _check_operators(model: Any, file_name: str) -> None:
@@ -171,11 +178,14 @@ def _check_operators(model: Any, file_name: str) -> None:
             foreign[quoted(f"{node.domain}.{node.op_type}", 60)] = None
     if foreign:
         message = f"{file_name} needs operators that ONNX Runtime has not"
-        hint = "libraries of custom operators are not loaded; export without them"
-        raise LoadError(f"{message}: {listed([*foreign], 3)}", hint)
+        raise LoadError(
+            f"{message}: {listed([*foreign], 3)}",
+            "libraries of custom operators are not loaded; export without them",
+        )
     if count > MOST_NODES:
-        message = f"{file_name} has {counted(count, 'node')}"
-        raise LoadError(message, f"at most {MOST_NODES:,}")
+        raise LoadError(
+            f"{file_name} has {counted(count, 'node')}", f"at most {MOST_NODES:,}"
+        )
 
 
 def _take_in(tensor: Any, folder: ReadFolder, limit: int, file_name: str) -> int:
@@ -198,24 +208,32 @@ def _take_in(tensor: Any, folder: ReadFolder, limit: int, file_name: str) -> int
     if size is None or offset is None or length != size:
         raise LoadError(f"{subject} have no size that fits their shape", None)
     if size > limit:
-        message = f"{file_name} and its weights have more than {MOST_BYTES:,} bytes"
-        raise LoadError(message, "ONNX Runtime takes no more in one piece")
+        raise LoadError(
+            f"{file_name} and its weights have more than {MOST_BYTES:,} bytes",
+            "ONNX Runtime takes no more in one piece",
+        )
     try:
         with folder.open(location) as file:
             file.seek(offset)
             values = file.read(size)
     except FileNotFoundError:
-        message = f"{subject} are in {quoted(location)!r}, which is not beside it"
-        raise LoadError(message, "fetch the file") from None
+        raise LoadError(
+            f"{subject} are in {quoted(location)!r}, which is not beside it",
+            "fetch the file",
+        ) from None
     except FileError as error:
         hint = "put the file itself, no link, into the folder of the model"
         raise LoadError(f"{subject}: {error.message}", error.hint or hint) from error
     except (OSError, OverflowError) as error:
-        message = f"{subject} cannot be read at {offset:,} of {quoted(location)!r}"
-        raise LoadError(message, "fetch the file again") from error
+        raise LoadError(
+            f"{subject} cannot be read at {offset:,} of {quoted(location)!r}",
+            "fetch the file again",
+        ) from error
     if len(values) != size:
-        message = f"{subject} lie beyond the end of {quoted(location)!r}"
-        raise LoadError(message, "fetch the file again")
+        raise LoadError(
+            f"{subject} lie beyond the end of {quoted(location)!r}",
+            "fetch the file again",
+        )
     # with its values inside, the tensor must not name a file any more
     tensor.raw_data = values
     del tensor.external_data[:]

@@ -496,8 +496,10 @@ def load_onnx(path: Path) -> Loaded:
     try:
         model.session()
     except Exception as error:  # of ONNX Runtime's own classes, which share no base
-        message = f"{path.name}: {RUNTIME} cannot run it: {_reason(error)}"
-        raise LoadError(message, "export it again, or update onnxruntime") from error
+        raise LoadError(
+            f"{path.name}: {RUNTIME} cannot run it: {_reason(error)}",
+            "export it again, or update onnxruntime",
+        ) from error
     model.calls, values = layer_calls(graph)
     _add_layers(model, values, {tensor.name: tensor for tensor in graph.initializer})
     record = {"kind": "file", **weights.record(path), "runtime": RUNTIME}

@@ -190,17 +190,23 @@ def _check_numbers_of(chain: Chain, options: InputOptions) -> None:
     for name, numbers in (("--mean", chain.mean), ("--std", chain.std)):
         if numbers is not None and len(numbers) != chain.channels:
             count = counted(len(numbers), "number")
-            message = f"{name} has {count} for {counted(chain.channels, 'channel')}"
-            raise UsageError(message, f"give {chain.channels}, separated by commas")
+            raise UsageError(
+                f"{name} has {count} for {counted(chain.channels, 'channel')}",
+                f"give {chain.channels}, separated by commas",
+            )
     if chain.interpolation == "lanczos" and not chain.antialias:
-        message = "--interpolation lanczos smooths, and this model was trained without"
-        raise UsageError(message, "bicubic")
+        raise UsageError(
+            "--interpolation lanczos smooths, and this model was trained without",
+            "bicubic",
+        )
     if chain.std is not None and 0 in chain.std:
         subject = "the std of the model's own preprocessing,"
         if options.std:
             subject = "--std"
-        message = f"{subject} {listed(chain.std)} divides by zero"
-        raise UsageError(message, "give positive numbers with --std")
+        raise UsageError(
+            f"{subject} {listed(chain.std)} divides by zero",
+            "give positive numbers with --std",
+        )
 
 
 def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
@@ -272,9 +278,10 @@ def _of_preset(
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
         takes = counted(channels, "channel")
-        message = f"--preset {name} is for RGB, and the model takes {takes}"
-        hint = "--preset none, with --size, --mean and --std; or --input-channels 3"
-        raise UsageError(message, hint)
+        raise UsageError(
+            f"--preset {name} is for RGB, and the model takes {takes}",
+            "--preset none, with --size, --mean and --std; or --input-channels 3",
+        )
     if preset.letterbox is not None:
         letterbox()
         if size is None:
@@ -282,8 +289,10 @@ def _of_preset(
             return Chain(preset.letterbox, channels=channels, stride=stride)
         height, width = size
         if height != width:
-            message = f"--preset {name} pads to squares, and the model takes {by(size)}"
-            raise UsageError(message, "--preset none")
+            raise UsageError(
+                f"--preset {name} pads to squares, and the model takes {by(size)}",
+                "--preset none",
+            )
         # a stride as large as the image pads to that very size
         return Chain(height, channels=channels, stride=height)
     resize: Size | None = preset.resize
@@ -576,8 +585,9 @@ def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
         name = backends.get("torchvision")
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast)?$", "", str(name))
     if name not in IMAGE_PROCESSORS:
-        message = f"{name} names no image processor that featviz lets prepare an image"
-        raise ValueError(message)
+        raise ValueError(
+            f"{name} names no image processor that featviz lets prepare an image"
+        )
     content = {**settings, "image_processor_type": f"{name}ImageProcessor"}
     content.pop("auto_map", None)  # names code of the folder's own
     with TemporaryDirectory(prefix="featviz-") as folder:
@@ -608,8 +618,9 @@ def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
     if values.ndim == 5 and values.shape[:2] == (1, 1):  # a clip of one frame
         values = values[0]
     if values.ndim != 4 or len(values) != 1:
-        message = f"{name} gave {list(values.shape)}, not [1, C, H, W]"
-        raise ImageError(message, "--size HxW")
+        raise ImageError(
+            f"{name} gave {list(values.shape)}, not [1, C, H, W]", "--size HxW"
+        )
     return values
 
 

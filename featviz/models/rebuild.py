@@ -506,8 +506,9 @@ def _joined(errors: Sequence[RefusedError]) -> RefusedError:
 def _needs(names: Iterable[str]) -> RefusedError:
     """The error for names that are on no list."""
     text = listed([*map(quoted, sorted(names))], 20)
-    message = f"needs {text}, which could run any code; nothing was executed"
-    return RefusedError(message, names)
+    return RefusedError(
+        f"needs {text}, which could run any code; nothing was executed", names
+    )
 
 
 def _name_of(value: Any) -> str:
@@ -603,8 +604,9 @@ def _tensor(
         if isinstance(mark, torch.dtype):
             dtype = mark
         elif mark:
-            message = "holds a tensor that has hooks, or is conjugated or negated"
-            raise RefusedError(message)
+            raise RefusedError(
+                "holds a tensor that has hooks, or is conjugated or negated"
+            )
     count = math.prod(size)
     if count == 0:
         return torch.empty(size, dtype=dtype)
@@ -618,8 +620,9 @@ def _tensor(
         # compares sizes and strides with the storage; `set_` would enlarge that
         tensor.set_(untyped).as_strided(size, stride, offset)
     except (RuntimeError, TypeError) as error:
-        message = f"holds a tensor of shape {shape} that ends beyond its data"
-        raise UnusableTensorError(message) from error
+        raise UnusableTensorError(
+            f"holds a tensor of shape {shape} that ends beyond its data"
+        ) from error
     tensor.set_(untyped, offset, size, stride)
     return tensor
 

@@ -48,8 +48,9 @@ def check_current_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        message = "the current folder is not there any more"
-        raise UsageError(message, "cd to a folder that is") from None
+        raise UsageError(
+            "the current folder is not there any more", "cd to a folder that is"
+        ) from None
 
 
 def import_library(name: str) -> Any:
@@ -81,9 +82,10 @@ def require_matplotlib() -> None:
     except FeatvizError:
         raise
     except Exception as error:  # whatever it makes of a broken matplotlibrc
-        message = f"matplotlib cannot be imported: {first_line(error)}"
-        hint = "is a matplotlibrc damaged? MATPLOTLIBRC=FILE names another"
-        raise FeatvizError(message, hint) from error
+        raise FeatvizError(
+            f"matplotlib cannot be imported: {first_line(error)}",
+            "is a matplotlibrc damaged? MATPLOTLIBRC=FILE names another",
+        ) from error
 
 
 def require_numba() -> Any:
@@ -150,11 +152,10 @@ def _import(package: str) -> None:
         if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(
             str(error)
         ):
-            message = (
-                f"there is too little memory to load {package}: {first_line(error)}"
-            )
-            hint = "raise the limit (ulimit -v); torch takes several GB of addresses"
-            raise FeatvizError(message, hint) from error
+            raise FeatvizError(
+                f"there is too little memory to load {package}: {first_line(error)}",
+                "raise the limit (ulimit -v); torch takes several GB of addresses",
+            ) from error
         raise unfit(error) from error
     finally:
         if collecting:
@@ -239,9 +240,10 @@ def letterbox() -> Any:
     try:
         return import_ultralytics("ultralytics.data.augment").LetterBox
     except (ImportError, OSError) as error:
-        message = f"Ultralytics cannot be imported: {error}"
-        hint = "pip install ultralytics; or --preset none with --size HxW"
-        raise FeatvizError(message, hint) from error
+        raise FeatvizError(
+            f"Ultralytics cannot be imported: {error}",
+            "pip install ultralytics; or --preset none with --size HxW",
+        ) from error
 
 
 def check_device(name: str) -> None:
@@ -274,6 +276,8 @@ def pick_device(name: str) -> torch.device:
     counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}
     count = counts.get(device.type, torch.cuda.device_count())
     if (device.index or 0) >= count:
-        message = f"--device {name}: this machine has {count} {device.type} devices"
-        raise UsageError(message, "try --device auto")
+        raise UsageError(
+            f"--device {name}: this machine has {count} {device.type} devices",
+            "try --device auto",
+        )
     return device

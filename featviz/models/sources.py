@@ -197,8 +197,10 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
         UsageError: Where it belongs to none; the hint names a file of a like name.
     """
     if spec.endswith(".py") and Path(spec).is_file():
-        hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
-        raise UsageError(f"{option} {spec!r} is code", hint)
+        raise UsageError(
+            f"{option} {spec!r} is code",
+            f"name the class or function that makes the model: {quoted(spec)}:NAME",
+        )
     # a prefix wins over a file of this name
     for source in SOURCES:
         if source.prefix and spec.startswith(source.prefix):
@@ -237,13 +239,15 @@ def check_source(options: ModelOptions) -> ModelSource:
     source = source_of(options.spec)
     # each contradiction is named, since loading would just ignore one of the two
     if options.arch and source.name != "file":
-        message = f"--arch is for files of weights, and {options.spec!r} is none"
         raise UsageError(
-            message, f"--weights FILE with MODEL {options.arch} gives weights"
+            f"--arch is for files of weights, and {options.spec!r} is none",
+            f"--weights FILE with MODEL {options.arch} gives weights",
         )
     if options.weights and not source.weights:
-        message = f"--weights does not go with a model file ({Path(options.spec).name})"
-        raise UsageError(message, "the file has the weights itself")
+        raise UsageError(
+            f"--weights does not go with a model file ({Path(options.spec).name})",
+            "the file has the weights itself",
+        )
     weights = options.weights or "none"
     names_file = source.name == "factory" or Path(weights).suffix in SUFFIXES
     if weights != "none" and names_file and not Path(weights).is_file():
@@ -252,11 +256,11 @@ def check_source(options: ModelOptions) -> ModelSource:
             f"no weights file {weights!r}", weights, f"{title} takes {source.weights}"
         )
     if options.hparams and source.name not in ("file", "factory"):
-        message = (
+        raise UsageError(
             f"--model-arg @hparams is for a class of your own, and {options.spec!r} is"
-            " none"
+            " none",
+            "--arch net.py:CLASS names it",
         )
-        raise UsageError(message, "--arch net.py:CLASS names it")
     _check_name(options.spec, source)
     if options.arch:
         _check_name(options.arch, source_of(options.arch, "--arch"))
@@ -301,8 +305,11 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
     if not is_timm and file.is_file():  # `net.Net`, as one would write it in Python
         near = [f"{file}:{attribute}"]
     if near:
-        hint = f"did you mean {', '.join(near)}?"
-        return UsageError(message, hint, replace=(f"{prefix}{name}", near[0]))
+        return UsageError(
+            message,
+            f"did you mean {', '.join(near)}?",
+            replace=(f"{prefix}{name}", near[0]),
+        )
     hint = f"a name such as {prefix}resnet18"
     if not is_timm and name.isidentifier():
         hint += f", or FILE.py:{name} for a class of your own"
@@ -427,8 +434,9 @@ def _imported(module: str, spec: str) -> ModuleType:
         if near is None or near.suffix != ".py":
             raise UsageError(message, "check the path")
         corrected = f"{near}{spec.removeprefix(module)}"
-        hint = f"did you mean {quoted(corrected)}?"
-        raise UsageError(message, hint, replace=(spec, corrected))
+        raise UsageError(
+            message, f"did you mean {quoted(corrected)}?", replace=(spec, corrected)
+        )
     try:
         if is_file:
             return _from_file(Path(module))
@@ -438,9 +446,10 @@ def _imported(module: str, spec: str) -> ModuleType:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         # what the module itself imports may be missing, too
         if missing and module.split(".")[0] == missing.split(".")[0]:
-            message = f"no module {module!r} for {spec!r}"
-            hint = "run where it can be imported, or name the .py file"
-            raise UsageError(message, hint) from error
+            raise UsageError(
+                f"no module {module!r} for {spec!r}",
+                "run where it can be imported, or name the .py file",
+            ) from error
         message = f"importing {module} failed: {type(error).__name__}: {error}"
         hint = "-v shows the traceback"
         # featviz mostly has an environment of its own, without what the code needs

@@ -104,8 +104,10 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
 
             return load_file(path)
         if file_format not in sources.FILE_FORMATS:
-            message = f"{path.name} is no checkpoint: it is {file_format}"
-            raise LoadError(message, "a file that torch.save wrote")
+            raise LoadError(
+                f"{path.name} is no checkpoint: it is {file_format}",
+                "a file that torch.save wrote",
+            )
         with open_regular(path) as file:
             if file_format == sources.ARRAYS:
                 return npy.read_arrays(file.read())
@@ -134,8 +136,11 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
             f"{path.name} needs the package {package} for {listed(missing, 3)}",
             f"pip install {package}, or a newer one (-U) if it is there",
         )
-    hint = "if you trust the file, --trust; for the weights in it, --arch FILE.py:CLASS"
-    return LoadError(f"{path.name} {error}", hint, add=("--trust",))
+    return LoadError(
+        f"{path.name} {error}",
+        "if you trust the file, --trust; for the weights in it, --arch FILE.py:CLASS",
+        add=("--trust",),
+    )
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
@@ -143,8 +148,10 @@ def _damaged(path: Path, error: Exception) -> LoadError:
     raise."""
     failure = f"{path.name} cannot be loaded"
     if isinstance(error, RecursionError):
-        message = f"{failure}: it nests values in values without end"
-        return LoadError(message, "save the state_dict() of the model alone")
+        return LoadError(
+            f"{failure}: it nests values in values without end",
+            "save the state_dict() of the model alone",
+        )
     if isinstance(error, OSError) and error.strerror and error.filename:
         return LoadError(f"{path} cannot be read: {error.strerror}")
     if isinstance(error, ModuleNotFoundError):  # of a file that is trusted
@@ -159,8 +166,10 @@ def _damaged(path: Path, error: Exception) -> LoadError:
             f"{path.name} was saved by the script of its class: {text}",
             "save its state_dict(), and give --arch SCRIPT.py:CLASS",
         )
-    message = f"{failure}: {type(error).__name__}: {text}".removesuffix(": ")
-    return LoadError(message, "is the file whole, and from this torch or older?")
+    return LoadError(
+        f"{failure}: {type(error).__name__}: {text}".removesuffix(": "),
+        "is the file whole, and from this torch or older?",
+    )
 
 
 def read_tensor(data: bytes) -> np.ndarray:
@@ -228,8 +237,9 @@ def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
         files = read_json(path)["weight_map"].values()
         names = {Path(str(name)).name for name in files}
     except (FileError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path.name} is no index of shards: {error}"
-        raise LoadError(message, "it lacks a weight_map") from error
+        raise LoadError(
+            f"{path.name} is no index of shards: {error}", "it lacks a weight_map"
+        ) from error
     tensors: dict[str, Any] = {}
     for name in sorted(names):
         message = f"{path.name} names {quoted(name)}"
@@ -593,8 +603,9 @@ def _at(content: Any, key: str) -> Any:
         try:
             inner = inner[name if isinstance(inner, Mapping) else int(name)]
         except (LookupError, ValueError, TypeError) as error:
-            message = f"--key {key!r}: there is no {name!r}"
-            raise LoadError(message, f"found {_describe(inner)}") from error
+            raise LoadError(
+                f"--key {key!r}: there is no {name!r}", f"found {_describe(inner)}"
+            ) from error
     return inner
 
 
@@ -700,8 +711,10 @@ def _without(weights: Weights, prefix: str) -> Weights:
         if name.startswith(prefix)
     }
     if not kept:
-        message = f"--strip-prefix {prefix!r}: no name begins with it"
-        raise LoadError(message, f"names: {', '.join([*weights.tensors][:3])}")
+        raise LoadError(
+            f"--strip-prefix {prefix!r}: no name begins with it",
+            f"names: {', '.join([*weights.tensors][:3])}",
+        )
     step = f"stripped {prefix!r}"
     if len(kept) < len(weights.tensors):
         step += f", leaving {len(weights.tensors) - len(kept)} others out"
@@ -802,8 +815,9 @@ def put_into(
     # of sparse and quantised tensors and modules
     except (RuntimeError, KeyError) as error:
         reason = quoted(str(error).strip().splitlines()[-1].strip())
-        hint = "save the weights as plain dense tensors"
-        raise LoadError(f"{message}: {reason}", hint) from error
+        raise LoadError(
+            f"{message}: {reason}", "save the weights as plain dense tensors"
+        ) from error
     if fit.misfits:
         log.warning("loaded %s tensors (--partial): %s", counts, fit.misfits)
     return f"loaded {counts}"

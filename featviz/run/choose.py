@@ -64,8 +64,10 @@ def choose_layers(
         if takes_functions:
             called = [layer for layer in layers if layer.is_function]
             notes.append(f"functions here: {selectors.types_present(called)}")
-        hint = selectors.remedy(layers, parsed, *notes)
-        raise UsageError(f"no layer matches --layers {text!r}", hint)
+        raise UsageError(
+            f"no layer matches --layers {text!r}",
+            selectors.remedy(layers, parsed, *notes),
+        )
     selectors.warn_of_unmatched(layers, parsed)
     return chosen
 
@@ -80,8 +82,10 @@ def no_channels(
         skipped: reasons, by the label of the layer.
         never_ran: labels.
     """
-    message = f"no tensor with channels in {counted(count, 'selected layer')}"
-    return UsageError(message, "; ".join(gaps(skipped, never_ran)))
+    return UsageError(
+        f"no tensor with channels in {counted(count, 'selected layer')}",
+        "; ".join(gaps(skipped, never_ran)),
+    )
 
 
 def _functions_like(

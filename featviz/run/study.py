@@ -183,11 +183,11 @@ class Study:
         # a result of no image would be one about nothing
         if not self.seen and self.errors:
             first = min(self.errors)
-            message = (
+            raise FeatvizError(
                 f"no image of {len(self.samples)} went through:"
-                f" {self.errors[first].message}"
+                f" {self.errors[first].message}",
+                self.errors[first].hint,
             )
-            raise FeatvizError(message, self.errors[first].hint)
 
     def _shown_here(self, collector: Collector) -> Iterator[ShownImage]:
         """Show all images in this process, in batches."""

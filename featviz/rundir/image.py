@@ -369,8 +369,9 @@ class ReadImage:
                 yield file
             except BROKEN as error:
                 where = quoted(f"{self.folder}/{relative}")
-                message = f"{where} cannot be read: {quoted(str(error))}"
-                raise DamagedError(self, message) from error
+                raise DamagedError(
+                    self, f"{where} cannot be read: {quoted(str(error))}"
+                ) from error
 
     @contextmanager
     def _opened(self) -> Iterator[ReadFolder]:

@@ -230,8 +230,9 @@ def read_json(path: Path) -> dict[str, Any]:
     where = quoted(str(path))
     folder = quoted(str(path.parent))
     if path.parent.is_file():
-        message = f"{folder} is a file, not a run directory"
-        raise StoreError(message, "give a folder of `featviz run`")
+        raise StoreError(
+            f"{folder} is a file, not a run directory", "give a folder of `featviz run`"
+        )
     # files of a run are opened without following links; its own path may be one
     if path.is_symlink():
         raise StoreError(
@@ -254,8 +255,9 @@ def read_json(path: Path) -> dict[str, Any]:
                 "the same `featviz run` with --resume writes it anew from the images'"
                 " manifests"
             )
-        message = f"{folder} is no run directory: it has no {path.name}"
-        raise StoreError(message, hint) from None
+        raise StoreError(
+            f"{folder} is no run directory: it has no {path.name}", hint
+        ) from None
     except FileError as error:
         # a FileError of the file itself begins in the same way
         reason = error.message.removeprefix(f"{where} cannot be read: ")

@@ -314,8 +314,9 @@ def _check_folders(folders: Sequence[Path], out: Path) -> None:
     for path in folders:
         folder = real(path)
         if folder in earlier:
-            message = f"{earlier[folder]} and {path} are one folder"
-            raise UsageError(message, "name each part once")
+            raise UsageError(
+                f"{earlier[folder]} and {path} are one folder", "name each part once"
+            )
         if destination.is_relative_to(folder) or folder.is_relative_to(destination):
             raise UsageError(
                 f"--out {out} and the part {path} overlap", "name another --out"

@@ -177,8 +177,10 @@ class ImageFolder:
 
     def _holds_others(self) -> StoreError:
         """The error for a folder with files that are not ours, which stay."""
-        message = f"{quoted(str(self.path))} holds files that featviz did not write"
-        return StoreError(message, "move them away; --resume goes on")
+        return StoreError(
+            f"{quoted(str(self.path))} holds files that featviz did not write",
+            "move them away; --resume goes on",
+        )
 
 
 class EarlierImages(NamedTuple):

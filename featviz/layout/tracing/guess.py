@@ -143,11 +143,14 @@ def parse_override(text: str) -> Override:
         chosen = selectors.parse(selector_text)
         for selector in chosen:
             if selector.index is not None:
-                message = f"selector {selector.text!r} takes no index here"
-                raise UsageError(message, "name the layers, for example layer1.*")
+                raise UsageError(
+                    f"selector {selector.text!r} takes no index here",
+                    "name the layers, for example layer1.*",
+                )
     except (LayoutError, UsageError) as error:
-        message = f"--tensor-layout {quoted(repr(text))}: {error.message}"
-        raise UsageError(message, error.hint) from None
+        raise UsageError(
+            f"--tensor-layout {quoted(repr(text))}: {error.message}", error.hint
+        ) from None
     return Override(chosen, layout_text)
 
 
@@ -158,8 +161,10 @@ def _check_layout(text: str) -> None:
     layout = LAYOUTS.get(name)
     if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
         names = ", ".join(choice.name for choice in CHOICES)
-        hint = f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1"
-        raise LayoutError(f"{quoted(repr(text))} is no layout", hint)
+        raise LayoutError(
+            f"{quoted(repr(text))} is no layout",
+            f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1",
+        )
     if colon:
         parse_grid(grid)
 
@@ -326,8 +331,9 @@ def _by_trace(
         # the model's modules say that so many tokens are mixed
         return by_shape
     if trace.is_weights and _pairs_rows(shape, trace):
-        reason = "a softmax inside an attention made it"
-        return [Candidate(Arrangement("attention"), reason)]
+        return [
+            Candidate(Arrangement("attention"), "a softmax inside an attention made it")
+        ]
     on_grid = [*_row_by_row(shape, hints, trace)]
     in_pieces = [*_in_pieces(shape, hints, trace)]
     if layout == "attention" and len(shape) == 4:
@@ -342,8 +348,9 @@ def _by_trace(
         return [*on_grid, *in_pieces, *by_shape]
     rows = []
     if len(shape) in (3, 4) and layout != "batch":
-        reason = "its rows lie nowhere in the image"
-        rows.append(Candidate(Arrangement("sequence"), reason))
+        rows.append(
+            Candidate(Arrangement("sequence"), "its rows lie nowhere in the image")
+        )
     return [*on_grid, *in_pieces, *rows, *by_shape]
 
 
