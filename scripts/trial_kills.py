@@ -121,6 +121,8 @@ class Room:
     """The signal of this trial."""
     codes: list[int] = field(default_factory=list)
     """Exit codes of the processes that were killed."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How often each kind of process of `side_by_side` was killed."""
 
     @property
     def out(self) -> Path:
@@ -253,6 +255,50 @@ def one_of_three(room: Room) -> None:
     room.check(tree(room.out))
 
 
+def side_by_side(room: Room) -> None:
+    """A run with three worker processes, of which one dies, or the command itself:
+    none of them stays behind."""
+    arguments = [*room.base, "--jobs", "3", "--out", room.out]
+    command = start(arguments, room.folder / "log")
+    time.sleep(room.dice.random() * room.durations["run"])
+    workers = children(command)
+    number = room.number
+    if workers and room.dice.random() < 0.5:
+        number = signal.SIGKILL
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            send(room.dice.choice(workers), number)
+        room.kinds["worker"] += 1
+    else:
+        send(command, number)
+        room.kinds["command with workers" if workers else "command"] += 1
+    room.codes.append(ended(command))
+    assert room.codes[-1] in (0, 130, -number), f"exit code {room.codes[-1]}"
+    # a worker notices at its next image that nobody listens any more
+    limit = time.monotonic() + LONGEST
+    while any(map(is_alive, workers)):
+        assert time.monotonic() < limit, f"still at work: {workers}"
+        time.sleep(0.01)
+    room.check_complete_images(room.out)
+    room.do(*arguments, "--resume")
+    room.check(tree(room.out))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has forked and not yet waited for (Linux)."""
+    return [
+        int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process, which need not be a child of this one, is still at work."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 KILLED: tuple[Callable[[Room], None], ...] = (
     new_run,
     resumed,
@@ -261,6 +307,8 @@ KILLED: tuple[Callable[[Room], None], ...] = (
     posted,
     one_of_three,
 )
+if sys.platform == "linux":  # elsewhere one process draws all images
+    KILLED = (*KILLED, side_by_side)
 
 
 def started_twice(room: Room) -> None:
@@ -342,6 +390,7 @@ def attempt(
         )
     finally:
         plan.codes += room.codes
+        plan.kinds += room.kinds
     shutil.rmtree(room.folder)
     return None
 
@@ -366,6 +415,9 @@ def tried(
     seconds = time.monotonic() - began
     print(f"{len(trials)} {what} ({kinds}): {len(wrong)} differences, {seconds:.0f} s")
     print(f"  exit codes: {codes}", flush=True)
+    if plan.kinds:
+        print(f"  killed side by side: {dict(plan.kinds)}", flush=True)
+        plan.kinds = Counter()
     return len(wrong)
 
 

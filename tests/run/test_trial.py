@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "trial_kills.py"
-FULL = os.environ.get("FEATVIZ_TRIAL", "6 1 18").split()
+FULL = os.environ.get("FEATVIZ_TRIAL", "7 1 18").split()
 """Kills, double starts and seed; `FEATVIZ_TRIAL="100 30 5" pytest
 tests/run/test_trial.py` tries more."""
 
@@ -19,9 +19,9 @@ tests/run/test_trial.py` tries more."""
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_killed_or_started_twice_nothing_is_lost() -> None:
     """SIGKILL, SIGTERM and SIGHUP at random moments of run, --resume, --overwrite,
-    report, --tensorboard, and to one of three processes; --resume started twice. What
-    goes on afterwards ends with the bytes of a run that nobody has disturbed, with
-    nothing left beside."""
+    report, --tensorboard, to one of three processes, and to a worker process or the
+    command that has forked it; --resume started twice. What goes on afterwards ends
+    with the bytes of a run that nobody has disturbed, with nothing left beside."""
     kills, starts, seed = FULL
     options = ["--kills", kills, "--double-starts", starts, "--seed", seed]
     done = subprocess.run(
