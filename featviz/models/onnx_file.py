@@ -1,20 +1,19 @@
 """Reading an .onnx file that somebody else wrote: a graph with all of its weights.
 
     .onnx ──parse──► graph ──inline local functions──► nodes of known operators
-    weights beside it ──checked one by one──► tensors of the graph
+    weights beside it ──read by onnx──► tensors of the graph
 
 ONNX Runtime gets the result as bytes, so it opens no file, whatever the graph says."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featviz.errors import FileError, LoadError
-from featviz.files import ReadFolder, read_bytes
-from featviz.models.requirements import import_library
+from featviz.errors import LoadError
+from featviz.files import read_bytes
+from featviz.models.requirements import first_line, import_library
 from featviz.text import counted, listed, quoted
 
 MOST_BYTES = 2**31 - 1
@@ -26,9 +25,6 @@ MOST_NODES = 200_000
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Of operators that ONNX Runtime has itself."""
-
-_FOUR_BITS = ("UINT4", "INT4", "FLOAT4E2M1")
-"""Types of which two values share a byte."""
 
 
 def require_onnx(file_name: str) -> None:
@@ -71,12 +67,21 @@ def read_graph(path: Path) -> Any:
         _check_functions(model, path.name)
         model = onnx.inliner.inline_local_functions(model)
     _check_operators(model, path.name)
-    folder = ReadFolder(path.parent)
-    # what protobuf takes in one piece counts the graph and all weights together
-    total_bytes = model.ByteSize()
-    for tensor in _tensors(model.graph):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            total_bytes += _take_in(tensor, folder, MOST_BYTES - total_bytes, path.name)
+    _check_sparse(model, path.name)
+    try:
+        # It opens files of the model's own folder alone, and follows no link.
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except Exception as error:  # of its own classes, which share no base
+        raise LoadError(
+            f"{path.name}: its weights cannot be read: {quoted(first_line(error))}",
+            "the file itself, no link, belongs into the folder of the model",
+        ) from error
+    # protobuf counts the graph and all weights together
+    if model.ByteSize() > MOST_BYTES:
+        raise LoadError(
+            f"{path.name} and its weights have more than {MOST_BYTES:,} bytes",
+            "ONNX Runtime takes no more in one piece",
+        )
     return model
 
 
@@ -87,20 +92,6 @@ def all_nodes(nodes: Sequence[Any]) -> Iterator[Any]:
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 yield from all_nodes(graph.node)
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """All tensors of a graph that hold values."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield from (sparse.values, sparse.indices)
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _tensors(inner)
 
 
 class _FunctionKey(NamedTuple):
@@ -188,89 +179,23 @@ def _check_operators(model: Any, file_name: str) -> None:
         )
 
 
-def _take_in(tensor: Any, folder: ReadFolder, limit: int, file_name: str) -> int:
-    """Read the values of a tensor from a file beside the model into it.
+def _check_sparse(model: Any, file_name: str) -> None:
+    """Refuse sparse tensors whose values are in another file, with LoadError: onnx
+    leaves these to ONNX Runtime, which would look for the file in the current folder.
 
     Args:
-        folder: The model's. Names that lead out of it, and links, are refused.
-        limit: Bytes that it may have.
-
-    Returns:
-        How many bytes it has.
+        model: The content of the file, onnx.ModelProto.
+        file_name: For messages.
     """
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "").removeprefix("./")
-    subject = f"{file_name}: the values of {quoted(tensor.name, 60)!r}"
-    # offset and length may be left out: then the values are all of the file
-    size = _byte_size(tensor)
-    offset = _number(entries, "offset", 0)
-    length = _number(entries, "length", size)
-    if size is None or offset is None or length != size:
-        raise LoadError(f"{subject} have no size that fits their shape", None)
-    if size > limit:
-        raise LoadError(
-            f"{file_name} and its weights have more than {MOST_BYTES:,} bytes",
-            "ONNX Runtime takes no more in one piece",
-        )
-    try:
-        with folder.open(location) as file:
-            file.seek(offset)
-            values = file.read(size)
-    except FileNotFoundError:
-        raise LoadError(
-            f"{subject} are in {quoted(location)!r}, which is not beside it",
-            "fetch the file",
-        ) from None
-    except FileError as error:
-        hint = "put the file itself, no link, into the folder of the model"
-        raise LoadError(f"{subject}: {error.message}", error.hint or hint) from error
-    except (OSError, OverflowError) as error:
-        raise LoadError(
-            f"{subject} cannot be read at {offset:,} of {quoted(location)!r}",
-            "fetch the file again",
-        ) from error
-    if len(values) != size:
-        raise LoadError(
-            f"{subject} lie beyond the end of {quoted(location)!r}",
-            "fetch the file again",
-        )
-    # with its values inside, the tensor must not name a file any more
-    tensor.raw_data = values
-    del tensor.external_data[:]
-    tensor.ClearField("data_location")
-    return size
-
-
-def _number(entries: Mapping[str, str], key: str, default: int | None) -> int | None:
-    """A number of bytes, from an entry of a tensor's external data; None where the
-    entry's text is not a number of at most 19 digits.
-
-    Args:
-        entries: Texts by key.
-        key: `offset` or `length`.
-        default: The result where there is no such entry.
-    """
-    text = entries.get(key)
-    if text is None:
-        return default
-    # 2^63 has 19 digits; int() of thousands takes long, or raises
-    if not text.isdecimal() or len(text) >= 20:
-        return None
-    return int(text)
-
-
-def _byte_size(tensor: Any) -> int | None:
-    """Bytes of a tensor of its shape and type; None where it has no such."""
-    import onnx
-
-    if any(side < 0 for side in tensor.dims):
-        return None
-    try:
-        type_name = onnx.TensorProto.DataType.Name(tensor.data_type)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    except (ValueError, KeyError):
-        return None
-    count: int = math.prod(tensor.dims)
-    if type_name in _FOUR_BITS:
-        return (count + 1) // 2
-    return count * int(dtype.itemsize) if dtype.kind != "O" else None
+    sparse_tensors = [*model.graph.sparse_initializer]
+    for node in all_nodes(model.graph.node):
+        for attribute in node.attribute:
+            sparse_tensors += [attribute.sparse_tensor, *attribute.sparse_tensors]
+            for graph in (attribute.g, *attribute.graphs):
+                sparse_tensors += graph.sparse_initializer
+    for sparse in sparse_tensors:
+        if sparse.values.data_location or sparse.indices.data_location:
+            raise LoadError(
+                f"{file_name} has sparse weights in another file",
+                "export it with these inside",
+            )

@@ -50,6 +50,15 @@ def _external(location: str, **numbers: str) -> Change:
     return change
 
 
+def _sparse(model: Any, folder: Path) -> None:
+    """Adds sparse weights whose values lie in another file."""
+    (folder / "weights.bin").write_bytes(bytes(216))
+    sparse = model.graph.sparse_initializer.add(dims=[2])
+    sparse.values.MergeFrom(model.graph.initializer[0])
+    sparse.values.data_location = 1
+    sparse.values.external_data.add(key="location", value="weights.bin")
+
+
 def _nodes(*nodes: str, **fields: Any) -> Change:
     """Puts other nodes in the place of the model's: `Add x y > z`."""
 
@@ -140,6 +149,7 @@ REFUSED: dict[str, Change] = {
     "data beyond the end of the file": _external("weights.bin", offset="100"),
     "data of a negative offset": _external("weights.bin", offset="-100"),
     "data longer than its shape": _external("weights.bin", length="217"),
+    "data of sparse weights in another file": _sparse,
     "data in this process's memory": _external("*/_ORT_MEM_ADDR_/*", offset="4096"),
     "an operator of a library": _nodes("Run x > y", domain="com.evil"),
     "an operator that is not there": _nodes("Evil x > y"),
