@@ -39,13 +39,6 @@ from featviz.text import by, quoted
 
 RUNTIME = "ONNX Runtime"
 
-MOST_BYTES_AT_ONCE = 512 * 2**20
-"""Of hooked values that are in memory together; the rest comes in further runs of the
-session."""
-
-_UNKNOWN_BYTES = 8 * 2**20
-"""What a value is taken to have before it was seen once."""
-
 _READABLE = re.compile(r"tensor\((float|double|float16|u?int\d+|bool)\)|seq\(.*\)")
 """Types of values that numpy has; bfloat16 is none, which ONNX Runtime cannot hand out.
 """
@@ -209,11 +202,8 @@ class OnnxModel(nn.Module):
         self.calls: list[LayerCall] = []
         self.layers: dict[str, OnnxLayer] = {}
         """By qualified name; containers that are not called are left out."""
-        # Both are filled, never replaced: attributes of modules are put back after each
-        # pass.
+        # Filled, never replaced: attributes of modules are put back after each pass.
         self._sessions: dict[tuple[Any, ...], Any] = {}
-        self._sizes: dict[str, int] = {}
-        """Bytes of values that were seen, by name."""
 
     def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A forward pass, in which the layers with hooks are called.
@@ -232,13 +222,10 @@ class OnnxModel(nn.Module):
         """
         arguments = self._arguments(images, named)
         feeds = {item.name: item.feed(arguments[item.argument]) for item in self.inputs}
-        needed = [*self._needed(self.calls), *self.output_names]
-        seen = {item.name: arguments[item.argument] for item in self.inputs}
-        values = _PassValues(
-            partial(self._compute, set(needed), feeds), needed, self._sizes, seen
-        )
+        values = self._compute(self._needed(), feeds)
+        values |= {item.name: arguments[item.argument] for item in self.inputs}
         self._play(self.calls, values)
-        outputs = [values.take(name) for name in self.output_names]
+        outputs = [values[name] for name in self.output_names]
         if len(outputs) == 1:
             return outputs[0]
         return dict(zip(map(_argument_name, self.output_names), outputs, strict=True))
@@ -261,20 +248,18 @@ class OnnxModel(nn.Module):
                 )
         return arguments
 
-    def _needed(self, calls: Sequence[LayerCall]) -> list[str]:
-        """The values that hooks will see, in the order in which `_play` takes them."""
-        needed: list[str] = []
-        for call in calls:
+    def _needed(self) -> set[str]:
+        """The values that hooks will see, and the graph's outputs."""
+        needed = {*self.output_names}
+        for call in all_calls(self.calls):
             module = self.layers[call.name]
-            is_called = bool(call.outputs) and _is_hooked(module)
-            if is_called and module._forward_pre_hooks:
-                needed += call.inputs
-            needed += self._needed(call.inner)
-            if is_called:
-                needed += call.outputs
+            if call.outputs and _is_hooked(module):
+                needed.update(call.outputs)
+                if module._forward_pre_hooks:
+                    needed.update(call.inputs)
         return needed
 
-    def _play(self, calls: Sequence[LayerCall], values: _PassValues) -> None:
+    def _play(self, calls: Sequence[LayerCall], values: Mapping[str, Any]) -> None:
         """Call the layers that have hooks."""
         for call in calls:
             module = self.layers[call.name]
@@ -282,7 +267,7 @@ class OnnxModel(nn.Module):
                 self._play(call.inner, values)
                 continue
             inputs = call.inputs if module._forward_pre_hooks else ()
-            arguments = [values.take(name) for name in inputs]
+            arguments = [values[name] for name in inputs]
             # Hooks before the call see its inputs, then the calls inside it happen, then
             # hooks behind it see its outputs: as in a module that computes.
             # A file may have a module called `body` inside, which nn.Module would refuse
@@ -293,39 +278,34 @@ class OnnxModel(nn.Module):
             finally:
                 vars(module)["body"] = None
 
-    def _finish(self, call: LayerCall, values: _PassValues) -> Any:
+    def _finish(self, call: LayerCall, values: Mapping[str, Any]) -> Any:
         self._play(call.inner, values)
-        outputs = [values.take(name) for name in call.outputs]
+        outputs = [values[name] for name in call.outputs]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _compute(
-        self,
-        all_names: Collection[str],
-        feeds: Mapping[str, np.ndarray],
-        names: Sequence[str],
-    ) -> list[Any]:
-        """Some values of the graph; None for those that numpy has no type for.
+        self, names: Collection[str], feeds: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
+        """Values of the graph by name; None for those that numpy has no type for.
 
         Args:
-            all_names: Of this pass, all of which the session can give.
-            names: The values.
+            names: Of the values.
+            feeds: What the session takes, by the names of inputs.
 
         Raises:
             RuntimeError: Where the session fails.
         """
         import onnxruntime
 
-        # All values of a pass, also in each of its runs: another set is another session,
-        # whose graph is read and optimised anew.
-        session = self.session(all_names)
-        readable: set[str] = set()
+        session = self.session(names)
+        fetched: list[str] = []
         for output in session.get_outputs():
-            if _READABLE.fullmatch(output.type):
-                readable.add(output.name)
-        fetched = [name for name in names if name in readable]
+            if output.name in names and _READABLE.fullmatch(output.type):
+                fetched.append(output.name)
+        values: dict[str, Any] = dict.fromkeys(names)
         # ONNX Runtime takes an empty list for all outputs
         if not fetched:
-            return [None] * len(names)
+            return values
         # a session cannot be interrupted but by its options, from another thread
         options = onnxruntime.RunOptions()
         watchdog = Timer(MOST_SECONDS, setattr, (options, "terminate", True))
@@ -338,8 +318,8 @@ class OnnxModel(nn.Module):
             raise RuntimeError(_reason(error)) from error
         finally:
             watchdog.cancel()
-        by_name = dict(zip(fetched, arrays, strict=True))
-        return [by_name.get(name) for name in names]
+        values |= zip(fetched, map(_to_torch, arrays), strict=True)
+        return values
 
     def session(self, names: Collection[str] = ()) -> Any:
         """A session that gives these values beside the graph's outputs; the one that
@@ -414,59 +394,6 @@ def _reason(error: Exception) -> str:
 
 def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-class _PassValues:
-    """The values of one pass. They come in as few runs of the session as their size
-    allows, and go when no later layer needs them."""
-
-    def __init__(
-        self,
-        compute: Callable[[Sequence[str]], list[Any]],
-        needed: Sequence[str],
-        sizes: dict[str, int],
-        seen: Mapping[str, Any],
-    ) -> None:
-        """Begin with nothing but the inputs.
-
-        Args:
-            compute: Runs the session for values of these names.
-            needed: Names in the order in which they will be taken.
-            sizes: Bytes of each value, as far as known.
-            seen: Values that need no run, by name.
-        """
-        self.compute = compute
-        self.needed = needed
-        self.sizes = sizes
-        self.seen = seen
-        self.values: dict[str, Any] = dict(seen)
-        self.position = 0
-
-    def take(self, name: str) -> Any:
-        """The next value, which has this name: calls come in the order of `needed`."""
-        if name not in self.values:
-            self._fetch()
-        self.position += 1
-        return self.values[name]
-
-    def _fetch(self) -> None:
-        """Let go what is not needed again, and get as much as there is room for."""
-        later = dict.fromkeys(self.needed[self.position :])
-        for name in self.values.keys() - later.keys() - self.seen.keys():
-            del self.values[name]
-        names: list[str] = []
-        size = 0
-        for name in later:
-            if name in self.values:
-                continue
-            size += self.sizes.get(name, _UNKNOWN_BYTES)
-            # a single one may be larger: it is needed all the same
-            if names and size > MOST_BYTES_AT_ONCE:
-                break
-            names.append(name)
-        for name, value in zip(names, self.compute(names), strict=True):
-            self.values[name] = _to_torch(value)
-            self.sizes[name] = getattr(value, "nbytes", 0)
 
 
 def _to_torch(value: Any) -> Any:

@@ -133,18 +133,6 @@ def test_inputs_of_layers_are_what_comes_before_them(file: Path) -> None:
     assert torch.equal(tensors["blocks.0", "input", 0], stem)
 
 
-def test_values_come_in_parts_where_they_are_large(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With room for one value at a time every layer still sees its own."""
-    at_once = captured(load(file), IMAGE)
-    monkeypatch.setattr(onnx_model, "MOST_BYTES_AT_ONCE", 1)
-    in_parts = captured(load(file), IMAGE)
-    assert at_once.keys() == in_parts.keys()
-    for key, tensor in at_once.items():
-        assert torch.equal(tensor, in_parts[key])
-
-
 def test_a_session_returns_what_is_hooked_alone(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,9 +143,9 @@ def test_a_session_returns_what_is_hooked_alone(
     # nothing public tells which values a session was asked for
     compute = onnx_model.OnnxModel._compute
 
-    def watch(self: Any, all_names: Any, feeds: Any, outputs: Any) -> Any:
+    def watch(self: Any, outputs: Any, feeds: Any) -> Any:
         names.extend(outputs)
-        return compute(self, all_names, feeds, outputs)
+        return compute(self, outputs, feeds)
 
     monkeypatch.setattr(onnx_model.OnnxModel, "_compute", watch)
     with in_eval_mode(model), hooked(model, layers, lambda site, tensor: None):
