@@ -97,20 +97,23 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
     try:
         picture = shot.load()
     except StoreError as error:
-        return NotebookFigure(
-            "", quoted(f"{shot.caption}: {error.message}"), (side, side)
-        )
+        text = quoted(f"{shot.caption}: {error.message}")
+        return NotebookFigure(address="", text=text, size=(side, side))
     if picture.mode not in ("L", "RGB"):
         picture = picture.convert("RGB")
-    # a box filter keeps the mean of what it joins; others ring at the tiles' borders
+    # a box filter takes the mean of the pixels that it joins; a sharper filter would
+    # draw bright and dark lines along the tiles' borders
     picture.thumbnail((side, side), Image.Resampling.BOX)
     file = io.BytesIO()
     picture.save(file, "png")
     data = base64.b64encode(file.getvalue()).decode()
-    # the browser enlarges small maps, by a whole factor, so that pixels stay square
+    # The browser enlarges small maps, by a whole factor, so that pixels stay square; up
+    # to half of `side`, so that a small map takes less room than a large one.
     factor = max(1, side // (2 * max(picture.size)))
     size = (picture.width * factor, picture.height * factor)
-    return NotebookFigure(f"data:image/png;base64,{data}", quoted(shot.caption), size)
+    return NotebookFigure(
+        address=f"data:image/png;base64,{data}", text=quoted(shot.caption), size=size
+    )
 
 
 def _title(result: Any) -> str:

@@ -120,10 +120,14 @@ def read_run_request(
 
     Args:
         model: a module, or a MODEL string.
-        options: further keywords by name. `seed` is also that of the noise of `edit`, and
-            is taken for a module only with such noise.
+        options: further keywords by name. `seed` seeds the random weights of a MODEL
+            string and the noise of `edit`. With a module it is refused, unless `edit`
+            adds noise.
         layers: selectors, as the user gave them.
         out: the run directory; None makes a temporary one.
+
+    Returns:
+        All that `pipeline.run` needs but the images.
 
     Raises:
         UsageError: an option does not take its value, or does not exist, or `model` is
@@ -132,7 +136,7 @@ def read_run_request(
     keywords = in_one_process(model, options)
     # `seed` is an option of MODEL strings; noise of `--edit` takes the same one
     seed = declared(ModelOptions)["seed"].value(keywords.get("seed", 0))
-    if isinstance(model, nn.Module) and "noise" in str(keywords.get("edit")):
+    if isinstance(model, nn.Module) and ":noise=" in str(keywords.get("edit")):
         keywords.pop("seed", None)
     request = read_request(RunOptions, model, keywords, layers, name="run", out=out)
     run_options = request.options

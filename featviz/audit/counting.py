@@ -94,12 +94,16 @@ def measure(
         rows: [B, C, P], on any device.
         activation: whose bounds are counted.
         correlates: whether moments are taken, which cost a matrix product.
+
+    Returns:
+        Statistics of each image and channel; how many values are at a bound, where the
+        activation has one; and moments, where they are wanted.
     """
     count, channels, positions = rows.shape
     on_cpu = rows.device.type == "cpu"
     if on_cpu and not rows.is_contiguous():
-        # channels lie last; torch transposes image by image up to five times as fast as
-        # the batch at once, and as numpy
+        # In memory the channels lie last. To copy image by image is up to five times as
+        # fast as to copy the batch at once, by torch or by numpy.
         copy = rows.new_empty(rows.shape)
         for image, image_copy in zip(rows, copy, strict=True):
             image_copy.copy_(image)
@@ -110,8 +114,8 @@ def measure(
     low = bounds[0] + activation.margin if len(bounds) > 1 else math.nan
     high = bounds[-1] - activation.margin if bounds else math.nan
     statistics, reached = values.statistics(flat, low, high, counted=bool(bounds))
-    # on a device `values.statistics` reduces by torch, and counts no bounds
-    if not on_cpu:
+    # `values.statistics` counts values at a bound on a CPU alone
+    if bounds and not on_cpu:
         reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
     return Measurement(
         statistics=statistics.reshape(count, channels, -1),
@@ -291,7 +295,8 @@ class Census:
         return self._batch
 
     def add(self, taken: CensusOfBatch) -> None:
-        """Count a batch, now that the model is through with it."""
+        """Count a batch, now that the model is through with it; where worker processes
+        take batches, this one counts them."""
         self.unforeseen |= taken.unforeseen
         for call, reason in taken.refused.items():
             self.refused.setdefault(call, reason)
@@ -304,6 +309,7 @@ class Census:
                     correlates=measurement.moments is not None,
                 )
             tally = self.tallies[call]
+            # a call that is refused goes on counting, and is left out of the results
             if len(tally.sums) == channels:
                 tally.add(measurement, taken.images)
             else:

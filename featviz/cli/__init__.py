@@ -124,7 +124,9 @@ def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit
     code."""
     _open_closed_streams()
-    # torch logs warnings of sockets, and featviz has a message of its own for them
+    # The environment comes first: torch and numpy read it when they are imported.
+    # torch logs warnings where processes of a group (torchrun) do not find each other;
+    # featviz has a message of its own for that
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # torch's idle threads leave cores alone
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -133,7 +135,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # for names of files that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    # end like Ctrl-C, and tidy up
+    # SIGTERM and SIGHUP are to end a command as Ctrl-C does, which tidies up
     _handle_signals(signal.default_int_handler)
     _end(guarded(sys.argv[1:]))
 

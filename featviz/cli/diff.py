@@ -218,7 +218,11 @@ def _run(
 
 
 def _print(result: Comparison, files: DiffFiles, as_json: bool) -> None:
-    """The comparison on stdout, and on stderr what was written."""
+    """Print the comparison on stdout, and on stderr which files hold it.
+
+    Args:
+        files: those of the comparison, which are written by now.
+    """
     from featviz.diff import maps_folder
     from featviz.diff.output import diff_table
 

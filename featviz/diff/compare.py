@@ -271,15 +271,16 @@ def _differences(
 
 
 def _cosine(products: np.ndarray) -> np.ndarray:
-    """Cosine similarities from `Change.products`."""
+    """Cosine similarities -1..1 from rows of `Change.products`, float64 [rows]. Of a row
+    of NaN, of which no sums are known, it is 0."""
     base = products[:, _BASE]
     new = products[:, _NEW]
     # two roots, since the product of two squares may be beyond what a double holds
     norms = np.sqrt(base) * np.sqrt(new)
     dot = products[:, _DOT]
-    # of a zero vector and another 0
+    # 0 where only one of the vectors is zero
     cosine = np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
-    # of two equal vectors, also of zeros, exactly 1: roots of 8 times roots of 8 are more
-    # than 8, and a gate `cosine<1` would fail
+    # Exactly 1 of two equal vectors, also of zeros. The quotient may be less, since
+    # sqrt(8) * sqrt(8) is 8.000000000000002, and a gate `cosine<1` would fail.
     is_equal = (dot == base) & (dot == new)
     return np.asarray(np.where(is_equal, 1.0, cosine.clip(-1.0, 1.0)))

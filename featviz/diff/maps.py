@@ -228,7 +228,13 @@ def _plan(shape: tuple[int, ...]) -> GridPlan:
 def _pictures(
     difference: DifferenceMap, layer: ComparedLayer, values: _ChangedValues
 ) -> dict[str, bytes]:
-    """The three pictures of a layer as PNG files, by name."""
+    """The three pictures of a layer as PNG files, by name: before, after, difference.
+
+    Args:
+        difference: the names of the files, how tiles are laid out, and the limits.
+        layer: of which the type is named.
+        values: what is drawn, [C, S, H, W] each.
+    """
     # the text chunks say what a picture is if it is taken out of its folder
     text = {
         "Software": "featviz",
@@ -239,7 +245,7 @@ def _pictures(
     }
     low, high = difference.range
     limit = difference.limit
-    # One scale for both: in scales of their own a map of half the size looks the same.
+    # One scale for both: on a scale of its own, a map times one half looks the same.
     scale = ValueLimits.fixed(low, high)
     greys = colormap.colored("grey", _GAP_GREY)
     pictures = {}

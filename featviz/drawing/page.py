@@ -224,12 +224,14 @@ class Ticks(NamedTuple):
 
 
 def ticks(low: float, high: float) -> Ticks:
-    """Round values from `low` to `high`, which is above it, as matplotlib chooses them."""
+    """The ticks between `low` and `high` (which is larger) that matplotlib would put at
+    an axis: at round numbers."""
     require_matplotlib()
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
     formatter: Any = ScalarFormatter(useMathText=False)
-    with sheet.fonts:
+    with sheet.matplotlib_lock:
+        # the formatter reads from its axis which numbers are to be told apart
         formatter.create_dummy_axis()
         values = [v for v in AutoLocator().tick_values(low, high) if low <= v <= high]
         formatter.axis.set_view_interval(low, high)

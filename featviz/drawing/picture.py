@@ -528,8 +528,8 @@ def _head(
     colors: bytes | None,
     text: tuple[tuple[str, str], ...],
 ) -> bytes:
-    """All that stands before the pixels, which is the same for a layer's picture of
-    each image, and so is kept.
+    """All that stands before the pixels. It is kept, since it is the same for a layer's
+    picture of each image, unless the text names limits that were measured.
 
     Args:
         size: height and width in pixels.
@@ -549,9 +549,9 @@ def _head(
         try:
             head += _chunk(b"tEXt", key + value.encode("latin-1"))
         except UnicodeEncodeError:
-            head += _chunk(
-                b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")
-            )
+            # not compressed (two bytes), without language and translated keyword
+            key += b"\0\0" + b"\0" + b"\0"
+            head += _chunk(b"iTXt", key + value.encode("utf-8", "replace"))
     if colors is not None:
         head += _chunk(b"PLTE", colors)
     return head

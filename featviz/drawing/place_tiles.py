@@ -31,6 +31,7 @@ PCA_SPAN = 2.5
 SIMILARITY_CMAP = "inferno"
 """From the dark of what is unlike to a light that no picture has."""
 _EVERY_PLACE = 2**31
+"""More places than a map has: none are joined to fewer."""
 _ADDRESS = re.compile(r"(.+)@([01]?\.?\d*),([01]?\.?\d*)")
 _NAMED = 12
 """Images that a message names."""
@@ -129,10 +130,19 @@ def similarity_tiles(
 def similarities_to(
     captures: Mapping[str, ImageCapture], place: Place
 ) -> dict[str, Floats]:
-    """The cosines of `similarity_tiles`, float32 [h, w] in the layer's resolution.
+    """The cosine of the vector of each place of all images to that of one place, -1..1
+    and 0 for a zero vector.
+
+    Args:
+        captures: a tensor of one layer, by the image's name.
+
+    Returns:
+        float32 [h, w] in the size of the layer's maps, by the image's name.
 
     Raises:
-        UsageError: the place is of an image that is not among these.
+        UsageError: the place is of an image that is not among these, or a grid does not
+            hold the values of all channels.
+        DamagedError: a picture, or the statistics, cannot be read.
     """
     read = _read(captures)
     if place.image not in read:

@@ -45,7 +45,7 @@ Anchor = Literal["middle", "above", "left", "right"]
 
 _LONGEST_TEXT = 300
 """Letters of a text that are measured: a name from outside may have any number."""
-fonts = Lock()
+matplotlib_lock = Lock()
 """matplotlib's font cache is not safe in several threads."""
 
 
@@ -186,7 +186,7 @@ class Canvas:
         if max_width is not None:
             text = self.fitted(text, letters, max_width)
         font = _font(letters.points, letters.bold)
-        with fonts:
+        with matplotlib_lock:
             width, _, _ = self._renderer.get_text_width_height_descent(
                 text, font, False
             )
@@ -222,7 +222,7 @@ class Canvas:
     def width(self, text: str, letters: Letters) -> float:
         """Inches that a line of text takes."""
         font = _font(letters.points, letters.bold)
-        with fonts:
+        with matplotlib_lock:
             size = self._renderer.get_text_width_height_descent(text, font, False)
             return float(size[0] / self.dpi)
 

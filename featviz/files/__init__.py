@@ -37,8 +37,9 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC",
 _IRREGULAR = "it is no regular file"
 _LINKED = "it, or a folder on the way to it, is a symbolic link"
 _LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
-"""Where links are not followed: a link to a folder gives the same error as a file in
-its place."""
+"""What is said for errors of links: of links in a circle, and, where links are not
+followed, of any link. There a link to a folder gives the same error as a file in its
+place."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -337,14 +338,15 @@ def parse_json(text: str) -> Any:
 
 @contextmanager
 def _errors_named(name: str) -> Iterator[None]:
-    """Turn errors of the system into those of a file of this name."""
+    """Turn errors of the system into those of a file of this name: FileNotFoundError
+    where it is missing, for which callers have a way of their own, else FileError."""
     try:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno, error.strerror, name) from None
     except (OSError, ValueError) as error:
-        # strerror says it in the words of the system
         reason = quoted(str(error)) or type(error).__name__
+        # str(error) also has the number of the error and the path
         if isinstance(error, OSError) and error.strerror:
             reason = _LINK_ERRORS.get(error.errno or 0, error.strerror)
         raise FileError(f"{quoted(name)} cannot be read: {reason}") from error

@@ -283,9 +283,11 @@ class Recorder:
         """Give a tensor to the sink, or await its gradient.
 
         Args:
-            value: what a layer took or returned; anything that is not a tensor, or has
-                no gradient, is noted in `skipped`.
-            backward: whether the gradient is captured, and not the tensor itself.
+            site: the capture that it is.
+            value: what a layer took or returned; anything that is not a tensor is noted
+                in `skipped`.
+            backward: whether the gradient is captured, and not the tensor itself. A
+                tensor that needs none is noted in `skipped`, too.
         """
         with unwatched():
             if not isinstance(value, Tensor) or (backward and not value.requires_grad):
@@ -295,7 +297,9 @@ class Recorder:
                 # the edge holds no tensor, so that nothing of the image outlives the
                 # pass
                 self._awaited[site] = get_gradient_edge(value)
-                if not value.is_leaf:  # parameters stay without hooks
+                # A hook on a leaf, such as a parameter, would stay with the model;
+                # `back` asks for its gradient by the edge.
+                if not value.is_leaf:
                     hook = partial(self._arrived, site)
                     self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
                 return

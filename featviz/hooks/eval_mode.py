@@ -21,27 +21,50 @@ _COMPILED = "_compiled_call_impl"
 
 @contextmanager
 def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
-    """Put the model into eval mode for a while, with or without gradients.
+    """Put the model into eval mode for a while.
 
-    Modules that were compiled in place, and nn.MultiheadAttention's fast path, would
-    run past hooks that come later; they are set aside. Afterwards, also when the block
-    raised, these two, training modes, parameters that `eval` has changed, buffers,
-    attributes (see `kept_attributes`) and RNG state are as before. It leaves the
-    caller's inference mode, since what a lazy module makes of its first input may be
-    trained with."""
+    Compiled calls of modules (`nn.Module.compile`) and nn.MultiheadAttention's fast
+    path would run past hooks that come later, so both are switched off. The caller's
+    inference mode is switched off, too: parameters that a lazy module makes in the
+    block may be trained later.
+
+    Afterwards, also when the block raised, all of this is as before, and so are
+    training modes, parameters that `eval` has changed, buffers, attributes (see
+    `kept_attributes`) and the state of random number generators.
+
+    Args:
+        gradients: whether autograd records in the block.
+    """
     # in this order: `train` and `eval` may set attributes, which go back last
-    with kept_attributes(model), _kept_values(model):
-        for module in model.modules():
-            if vars(module).get(_COMPILED) is not None:
-                vars(module)[_COMPILED] = None
-        with (
-            kept_rng(),
-            as_written(),
-            torch.inference_mode(False),
-            torch.set_grad_enabled(gradients),
-        ):
-            model.eval()
-            yield
+    with (
+        kept_attributes(model),
+        _kept_values(model),
+        _without_compiled_calls(model),
+        kept_rng(),
+        as_written(),
+        torch.inference_mode(False),
+        torch.set_grad_enabled(gradients),
+    ):
+        model.eval()
+        yield
+
+
+@contextmanager
+def _without_compiled_calls(model: nn.Module) -> Iterator[None]:
+    """Let modules that were compiled in place run as they are written."""
+    # also of lazy modules, whose attributes `kept_attributes` leaves alone
+    compiled_calls = {
+        module: vars(module)[_COMPILED]
+        for module in model.modules()
+        if vars(module).get(_COMPILED) is not None
+    }
+    for module in compiled_calls:
+        vars(module)[_COMPILED] = None
+    try:
+        yield
+    finally:
+        for module, compiled_call in compiled_calls.items():
+            vars(module)[_COMPILED] = compiled_call
 
 
 @contextmanager

@@ -71,7 +71,8 @@ class LayerField:
     """float64 [H, W] of the input: the mean over images of the absolute gradient of the
     sum of the unit's channels, summed over the colours."""
     theoretical: PixelBox | None
-    """What the unit can see; None where a function on the way cannot be followed."""
+    """What the unit can see; None where a function on the way cannot be followed, and
+    where the unit sees nothing but padding."""
 
     @property
     def title(self) -> str:
@@ -447,11 +448,12 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
 def _field_at(
     measure: _Measure, site: CaptureSite, model: str, values: np.ndarray
 ) -> LayerField:
-    """The field of a tensor.
+    """What was measured for one tensor, as a result.
 
     Args:
-        model: its name.
-        values: the mean over images, float64 [H, W] of the input.
+        site: the capture of the tensor, of which a unit was measured.
+        model: the model's name.
+        values: the mean of `LayerField.values` over images, float64 [H, W] of the input.
     """
     assert measure.book is not None, "a layer with a field has run"
     middle = measure.units[site]

@@ -480,10 +480,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What torch calls in place of each operator: run it, and count it where nobody
-        knows how much work it is."""
-        # torch's own operators without a formula (additions, copies) count as nothing,
-        # as in FlopCounterMode; only those of other libraries are named
+        """What torch calls in place of each operator: run it, and note its name if it is
+        one whose operations cannot be counted."""
+        # The names are those of other libraries. torch's own operators without a formula
+        # (additions, copies) count as nothing, as in FlopCounterMode.
         has_formula = func._overloadpacket in self.flops.flop_registry
         if func.namespace not in ("aten", "prim") and not has_formula:
             self.uncounted[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1

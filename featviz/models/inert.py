@@ -99,7 +99,8 @@ class Unpickler(pickle._Unpickler):
             raise pickle.UnpicklingError("it is no pickle, or a damaged one") from error
 
     def find_class(self, module: str, name: str) -> Any:
-        """A name. torch's subclass takes those of storages for marks of a dtype."""
+        """A name, and nothing that is imported. torch, whose unpickler comes before this
+        one, makes marks of a dtype from the names of storages."""
         return Name(f"{_RENAMED_MODULES.get(module, module)}.{name}")
 
     def _instantiate(self, maker: Any, arguments: Sequence[Any]) -> None:
@@ -146,8 +147,8 @@ class Unpickler(pickle._Unpickler):
     def _persistent(self) -> None:
         """Make what a persistent id stands for: the storage of a tensor.
 
-        torch reads the id itself; it is looked at here first, since torch would look up
-        the source code of a class, and reserve whatever length is written.
+        An id is checked before torch's `persistent_load` gets it: that would look up
+        the source code of a class, and allocate any length that the file names.
 
         Raises:
             pickle.UnpicklingError: Where `torch.save` writes no such id, or the numbers
@@ -159,7 +160,8 @@ class Unpickler(pickle._Unpickler):
             case ("storage", marker, str(key), str(device), int(length), *view) if (
                 view in ([], [None])
             ):
-                # Before torch 1.6 (which wrote `view`) the bytes come after the pickle.
+                # Before torch 1.6, which wrote `view` (always None), the bytes come after
+                # the pickle: a number has at least one, and the file has `size` of them.
                 # In zip files torch compares the length with the bytes that are there.
                 if length < 0 or (view and length > self.size):
                     raise pickle.UnpicklingError(

@@ -36,7 +36,7 @@ from featviz.models.presets import (
     choose_preprocess,
     from_timm,
     from_ultralytics,
-    required_arguments,
+    images_per_forward,
 )
 from featviz.models.rebuild import UnbuiltModule
 from featviz.models.requirements import (
@@ -272,7 +272,7 @@ def fed(
     values = arguments.from_values(forward_args)
     if preprocess.transform is None:
         # forward needs no image for an argument whose value the user gives
-        count = inputs.images_per_pass or required_arguments(model.module, values)
+        count = inputs.images_per_pass or images_per_forward(model.module, values)
         preprocess = replace(preprocess, inputs=count)
     preprocess, hooks = arguments.feed(
         model.module, preprocess, transform, values, model.device

@@ -153,8 +153,9 @@ def _read_values(graph: Any) -> GraphValues:
 
 
 def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
-    """Constants, and the values that are quantised where they are made, so that nodes
-    take them dequantised.
+    """Constants, and the values that are quantised at once: all nodes that use such a
+    value get it from a DequantizeLinear. Where there are several of these, they give the
+    same, and the first stands for all.
 
         Conv ── value ──► QuantizeLinear ── integers ──► DequantizeLinear ── stand-in ──► Relu
 
@@ -174,10 +175,10 @@ def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
             continue
         value = node.input[0]
         quantised = node.output[0]
-        is_taken = len(users[value]) > 1 or value in outputs or value in constants
+        is_used_itself = len(users[value]) > 1 or value in outputs or value in constants
         operators = {user.op_type for user in users[quantised]}
         # integers that an operator takes as they are (QLinearConv) are values themselves
-        if is_taken or operators != {_DEQUANTISE}:
+        if is_used_itself or operators != {_DEQUANTISE}:
             continue
         stand_in[value] = users[quantised][0].output[0]
         origin[quantised] = value

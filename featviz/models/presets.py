@@ -90,7 +90,7 @@ def choose_preprocess(
         chain,
         frames=_clip_frames(module, first, options),
         frames_first=_frames_of_transformers(module) is not None,
-        inputs=options.images_per_pass or required_arguments(module, further),
+        inputs=options.images_per_pass or images_per_forward(module, further),
         guessed=is_guess,
         size_guessed=not size_is_known and (is_guess or chain.own_size),
         any_values=options.mean is not None or options.std is not None,
@@ -209,22 +209,23 @@ def _check_numbers_of(chain: Chain, options: InputOptions) -> None:
         )
 
 
-def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
+def images_per_forward(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
     """How many images a model takes at once, at least 1.
 
     Args:
         module: The model, of whose forward each positional argument without a default
             counts as an image.
-        forward_args: Those that have a value already, unless that is the image.
+        forward_args: Arguments that the user has given values for. They do not count,
+            unless the value stands for the image.
     """
     names = {argument.name for argument in forward_args if argument.value is not IMAGE}
     count = 0
     for parameter in inspect.signature(module.forward).parameters.values():
+        # *args is left out: it may be any number of them
         is_positional = parameter.kind in (
             inspect.Parameter.POSITIONAL_ONLY,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
-        # of *args nobody knows how many there are
         is_needed = parameter.default is inspect.Parameter.empty
         count += is_positional and is_needed and parameter.name not in names
     return max(1, count)

@@ -186,8 +186,9 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 
 def versions() -> dict[str, str]:
-    """The versions that records name, by package, with the suffix of the build. They are
-    read from the installed packages, since to import these takes long."""
+    """The versions of featviz, torch and torchvision for run.json and other records, with
+    the suffix of the build (`2.14.1+cu130`); `(not installed)` where none can be read.
+    They are read from the files of the packages, since to import these takes long."""
     installed = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         # importing torchvision takes as long as all the rest of a short command
@@ -197,6 +198,7 @@ def versions() -> dict[str, str]:
             continue
         file = Path(spec.origin).with_name("version.py")
         text = file.read_text("utf-8") if file.is_file() else ""
+        # a line such as `__version__ = '2.14.1+cu130'`, perhaps with a type
         match = re.search(r"""^__version__\b[^=]*= ['"]([^'"]+)""", text, re.MULTILINE)
         if match:
             installed[package] = match[1]

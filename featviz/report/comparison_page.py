@@ -209,8 +209,8 @@ def _options(run: ReadRun) -> Mapping[str, Any]:
 
 
 def _names(result: Comparison) -> list[str]:
-    """Names of the runs' folders, or of what was run for this; where they are the same,
-    the whole paths."""
+    """Two names for the title: of the folders of the runs, or of the models that were run
+    for the comparison. Where they are the same, the whole paths."""
     origins = (result.base, result.new)
     # as of `monday/out` and `tuesday/out`, or of `.`, whose name is empty
     names = [PurePath(str(origin)).name for origin in origins]

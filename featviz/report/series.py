@@ -163,7 +163,8 @@ class _TensorKey(NamedTuple):
 
 
 def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
-    """The tensors of all steps, with their pictures."""
+    """The tensors of all steps, with their pictures; the page gives the pictures their
+    ids."""
     tensors: dict[_TensorKey, WatchedTensor] = {}
     for number, run, _ in steps:
         for name, image in run.images.items():

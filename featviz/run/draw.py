@@ -346,7 +346,7 @@ class ImageWriter:
             if self.run.board is not None:
                 # a histogram is of the tensor that a picture shows as a whole
                 whole_tensor = None if key else tensor
-                self._post(self.run.board, picture_site, picture, whole_tensor)
+                self._prepare_post(self.run.board, picture_site, picture, whole_tensor)
 
     def _keep(self, site: CaptureSite, tensor: Tensor) -> str:
         """Let an encoder write a copy of a tensor, which no later operation can change.
@@ -368,18 +368,20 @@ class ImageWriter:
         self._other_tasks.append(self.run.encoders.submit(tensor.nbytes, write))
         return name
 
-    def _post(
+    def _prepare_post(
         self,
         board: Board,
         site: CaptureSite,
         picture: GridPicture,
         tensor: Tensor | None,
     ) -> None:
-        """Have a picture drawn as `make_grid` would, and its values ready for
-        TensorBoard.
+        """Prepare what TensorBoard gets: the picture as torchvision's `make_grid` would
+        lay it out, and its values. `Drawing.result_of` posts it, once the image is
+        complete.
 
         Args:
-            tensor: of which there is to be a histogram.
+            tensor: of which there is to be a histogram, made now, since the model may
+                change it; None for no histogram.
         """
         plain = as_make_grid(picture, self.options)
         counts = None
@@ -387,9 +389,10 @@ class ImageWriter:
             counts = histogram(layout.to_floats(tensor))
         png = self.run.encoders.submit(plain.tiles.nbytes, partial(to_png, plain))
         self._other_tasks.append(png)
-        maps = len(plain.drawn)
+        channels = len(plain.drawn)
+        # a generator: it asks for the picture when it is posted
         values = board.values(
-            site, png.result, picture.stats, maps, counts, self.sample.name
+            site, png.result, picture.stats, channels, counts, self.sample.name
         )
         self.posts.append(values)
 

@@ -80,22 +80,23 @@ def visit(
         for batch in batches:
             readable = [job for job in batch if job.input is not None]
             if readable:
-                _settle(readable, show)
+                _show_together(readable, show)
             yield from batch
 
 
-def _settle(
+def _show_together(
     jobs: Sequence[ImageJob[Input, T]],
     show: Callable[[Sequence[ImageJob[Input, T]]], T],
 ) -> None:
-    """Show images to the model together, and give them their result. Where several fail,
-    only each alone tells which of them is at fault."""
+    """Show images to the model in one pass, and give each job the result, which they
+    share, or the error. Where a pass of several images fails, each is shown once more
+    alone, since nothing else tells which of them is at fault."""
     try:
         result = show(jobs)
     except (ForwardError, UsageError) as error:
         if len(jobs) > 1:
             for job in jobs:
-                _settle([job], show)
+                _show_together([job], show)
             return
         log.debug("%s failed", jobs[0].sample.name, exc_info=error)
         jobs[0].error = error

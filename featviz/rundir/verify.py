@@ -375,17 +375,18 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
     that failed in one part and is complete in another is complete.
 
     Args:
+        runs: the parts, each with its own inputs.
         complete: names of the images that some part has.
     """
     names = set(complete)
     errors: dict[str, str] = {}
-    unnamed = 0  # inputs that a part counts and does not name
+    unnamed = 0  # inputs that the parts count and do not name
     for run in runs:
-        images = run.record["images"]
-        names_of_run = {*images["complete"], *run.images, *run.failures}
-        names_of_run.update(images.get("missing", []))
-        # less than 0 where an image was an input once, and is none any more
-        unnamed += int(images["total"]) - len(names_of_run)
+        part = run.record["images"]
+        names_of_run = {*part["complete"], *run.images, *run.failures}
+        names_of_run.update(part.get("missing", []))
+        # negative where a part still has images that are no longer among its inputs
+        unnamed += int(part["total"]) - len(names_of_run)
         names |= names_of_run
         errors = {**run.failures, **errors}  # that of the first part counts
     complete_in_order: list[str] = []

@@ -401,16 +401,16 @@ def _channel_strength(captures: Sequence[ImageCapture]) -> _ChannelStrength:
     """The averages over the captures of a layer, at least one."""
     # a run of another model may have fewer channels: its rows end in NaN, which the
     # averages leave out
-    count = max(row.maps for _, row in captures)
-    means = np.full((len(captures), count), np.nan)
-    shares = np.full((len(captures), count), np.nan)
+    channels = max(row.maps for _, row in captures)
+    means = np.full((len(captures), channels), np.nan)
+    shares = np.full((len(captures), channels), np.nan)
     for number, (image, row) in enumerate(captures):
         stats = image.stats()
         means[number, : row.maps] = stats[row.capture_key.stats_key][:, MEAN]
         # without the border that padding makes: a flat map with a bright frame would
         # come first
         deviations = np.nan_to_num(stats[row.capture_key.deviations_key])
-        # one image of strong contrasts would else choose for all others
+        # as a share: else an image of strong contrasts would decide for all images
         shares[number, : row.maps] = deviations / (deviations.max() or 1)
     return _ChannelStrength(_average(means), _average(shares))
 

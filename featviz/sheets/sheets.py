@@ -359,8 +359,8 @@ def _shared_scale(content: SheetContent) -> ColorScale | None:
     # tiles keep the colours of their runs, so a bar is true only if all agree
     scales = set()
     for key, row in content.rows.items():
-        # three components as red, green and blue stand on no one scale
         low, high = row.range or (None, None)
+        # the three components of `pca`, as red, green and blue, stand on no one scale
         if low is None or high is None or row.reduce == "pca":
             return None
         options = content.runs[key.run].run.record.get("options") or {}

@@ -352,6 +352,7 @@ def test_an_argument_that_forward_needs_is_no_image(
         ({"forward_args": 5}, "forward_args is 'int'"),
         ({"transform": "file.py:f"}, "transform as text is for a MODEL string"),
         ({"edit": "conv:clamp=0,1", "seed": 1}, "seed is for a MODEL string"),
+        ({"edit": "noise1*0", "seed": 1}, "seed is for a MODEL string"),
         ({"device": "cpu"}, "device is for a MODEL string"),
         ({"transform": lambda image: 5, "forward_args": {"t": 1}}, "gave a int"),
     ],

@@ -88,6 +88,23 @@ def test_a_lazy_module_is_back_in_training_mode() -> None:
     assert model[0].training
 
 
+def test_a_lazy_module_keeps_its_compiled_call() -> None:
+    """One that was compiled in place runs as written in the block, compiled afterwards."""
+    layer = nn.LazyConv2d(4, 3)
+    calls: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append("compiled")
+        return graph.forward
+
+    layer.compile(backend=backend)
+    with in_eval_mode(layer):
+        layer(IMAGE[None])
+    assert not calls
+    layer(IMAGE[None])
+    assert calls
+
+
 class Recurrent(nn.Module):
     """Keeps a state from call to call: in an attribute, in a buffer, and in one made on
     the way."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import featviz as fv
 from featviz.errors import UsageError
 from featviz.images import find
-from featviz.models.presets import required_arguments
+from featviz.models.presets import images_per_forward
 from featviz.records import Sample
 
 
@@ -60,7 +60,7 @@ class Three(Siamese):
 def test_forward_says_how_many(forward: Any, count: int) -> None:
     """Arguments that forward cannot do without are images."""
     model_type = type("Model", (nn.Module,), {"forward": forward})
-    assert required_arguments(model_type()) == count
+    assert images_per_forward(model_type()) == count
 
 
 @pytest.fixture(scope="module")
