@@ -3,11 +3,17 @@ rest."""
 
 from __future__ import annotations
 
+from typing import Any
+
 NOTHING_DRAWN = (
     "take other --layers, or other --channels; `featviz layers MODEL` lists layers, with"
     " shapes and calls"
 )
 """The hint where no layer gave a picture."""
+
+OF_THE_START: dict[str, Any] = {"waits": True}
+"""`extra` of a warning of what all results rest on, such as random weights. The command
+line prints it with the first result: an error that comes before needs no warning."""
 
 CHECK_FAILED = 4
 """Exit code where a check that was asked for did not hold: no error, the command did

@@ -236,17 +236,23 @@ def guarded(arguments: list[str]) -> int:
 
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
+    output.waiting.clear()
     warnings: set[str] = set()
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_printed_now(record: logging.LogRecord) -> bool:
         # two models of one comparison mostly have the same to be warned of
         message = record.getMessage()
-        is_repeated = message in warnings
+        if message in warnings:
+            return False
         if record.levelno == logging.WARNING:
             warnings.add(message)
-        return not is_repeated
+        if hasattr(record, "waits"):
+            output.waiting.append(message)
+            return False
+        output.print_waiting()
+        return True
 
-    handler.addFilter(is_news)
+    handler.addFilter(is_printed_now)
     handler.setFormatter(_Formatter())
     logger = logging.getLogger("featviz")
     logger.handlers = [handler]

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+waiting: list[str] = []
+"""Warnings that are printed with the first result."""
+
+
+def print_waiting() -> None:
+    """Print the warnings that wait for the first result."""
+    for warning in waiting:
+        click.echo(f"warning: {printable(warning)}", err=True)
+    waiting.clear()
+
+
 def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
     """Print one JSON document on stdout.
 
@@ -44,6 +55,8 @@ def text(message: str = "") -> None:
         BrokenPipeError: the reader has gone.
         StoreError: stdout cannot be written.
     """
+    if message:
+        print_waiting()
     try:
         click.echo(message, nl=message[-1:] not in ("", "\n"))
     except BrokenPipeError:
@@ -141,7 +154,9 @@ def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:
             advance(total)
-            if fault is not None:
+            if fault is None:
+                print_waiting()
+            else:
                 image_error(image, fault.message, fault.hint)
 
         yield report

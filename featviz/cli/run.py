@@ -172,8 +172,11 @@ class RunPrinter:
         self._skipped |= {skip.label: skip.reason for skip in result.skipped}
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
-        elif not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
-            _log_outcome(result.name, result.outcome)
+        else:
+            if output.waiting:
+                output.print_waiting()
+            if not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
+                _log_outcome(result.name, result.outcome)
         if self._as_json:
             output.document(_as_json(result), indent=None)
 

@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -25,7 +25,13 @@ from msgspec import structs
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from featviz.errors import FeatvizError, FileError, LoadError, UsageError
+from featviz.errors import (
+    OF_THE_START,
+    FeatvizError,
+    FileError,
+    LoadError,
+    UsageError,
+)
 from featviz.files import read_json
 from featviz.models import arguments, weights
 from featviz.models.arguments import UserTransform
@@ -547,9 +553,8 @@ def load_torchvision(options: ModelOptions) -> Loaded:
     module, entry = build(name, weights_name, options.seed, options.model_args)
     source["weights"] = weights_name
     if weights_name == "none":
-        log.warning(
-            "%s has random weights (--weights none, --seed %d)", name, options.seed
-        )
+        message = "%s has random weights (--weights none, --seed %d)"
+        log.warning(message, name, options.seed, extra=OF_THE_START)
         source["seed"] = options.seed
     return Loaded(module, source, entry)
 
@@ -566,13 +571,16 @@ def _random(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _building(name: str, seed: int, fetching: str | None) -> Iterator[None]:
-    """Errors of a library that builds a model become LoadErrors.
+def _building(
+    name: str, seed: int, fetching: str | None, arguments: Collection[str]
+) -> Iterator[None]:
+    """Errors of a library that builds a model become errors with one line.
 
     Args:
         name: Of the model, for messages.
         seed: Of random weights.
         fetching: How the weights can be had otherwise, if the library fetches any.
+        arguments: Names of those that the user gives the builder.
     """
     try:
         # torch.hub says on stdout what it downloads, and stdout is for results alone
@@ -585,25 +593,43 @@ def _building(name: str, seed: int, fetching: str | None) -> Iterator[None]:
                 f"the weights of {name} could not be loaded: {first_line(error)}",
                 f"{fetching}, or use --weights none for random ones",
             ) from error
-        raise _not_built(name, error) from error
+        raise _not_built(name, error, arguments) from error
     except (TypeError, ValueError, AssertionError, KeyError) as error:
-        raise _not_built(name, error) from error
+        raise _not_built(name, error, arguments) from error
 
 
-def _not_built(name: str, error: Exception) -> LoadError:
-    return LoadError(
-        f"{name} could not be built: {first_line(error)}",
-        _arguments_hint(error) or "see --model-arg",
-    )
+def _not_built(name: str, error: Exception, arguments: Collection[str]) -> FeatvizError:
+    message = f"{name} could not be built: {first_line(error)}"
+    return _failed(message, error, arguments, "see --model-arg")
+
+
+def _failed(
+    message: str, error: Exception, arguments: Collection[str], hint: str
+) -> FeatvizError:
+    """The error for code that makes no model: wrong usage where it does not take one of
+    --model-arg.
+
+    Args:
+        arguments: Names of those that the user gives.
+        hint: For any other error.
+    """
+    takes = _arguments_hint(error)
+    refused = _REFUSED.match(str(error))
+    if refused is not None and refused[2] in arguments:
+        return UsageError(message, takes)
+    return LoadError(message, takes or hint)
+
+
+_REFUSED = re.compile(
+    r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'"
+)
+"""What Python says of an argument that a class or function does not take."""
 
 
 def _arguments_hint(error: Exception) -> str | None:
     """The arguments of the class or function that did not take one of --model-arg; None
     for another error."""
-    refused = re.match(
-        r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'",
-        str(error),
-    )
+    refused = _REFUSED.match(str(error))
     if refused is None or error.__traceback__ is None:
         return None
     name, wrong = refused.groups()
@@ -674,7 +700,8 @@ def build_torchvision(
         file = Path(urlparse(entry.url).path).name
         fetching = f"put {file} into {Path(torch.hub.get_dir()) / 'checkpoints'}"
     label = f"torchvision's {name}" if entry is None else str(entry)
-    with _building(label, seed, fetching), warnings.catch_warnings():
+    built = _building(label, seed, fetching, arguments)
+    with built, warnings.catch_warnings():
         # how inception and googlenet initialise
         warnings.simplefilter("ignore", FutureWarning)
         module: nn.Module = models.get_model(name, **loading, **arguments)
@@ -768,7 +795,7 @@ def _build_timm(
             file = config.hf_hub_filename or _HUB_FILES[0]
             download = f"`hf download {config.hf_hub_id} {file}`"
             fetching = f"{download} elsewhere for --weights FILE"
-    with _building(tagged_name, seed, fetching):
+    with _building(tagged_name, seed, fetching, arguments):
         keywords = {**_hub_overlay(config), **arguments} if pretrained else arguments
         module = timm.create_model(tagged_name, pretrained=pretrained, **keywords)
     return module, _timm_chain(timm.data.resolve_model_data_config(module), arguments)
@@ -921,7 +948,8 @@ def load_factory(options: ModelOptions) -> Loaded:
     module, hparams = _made_by_code(options, path)
     name = source_of(spec).model_name(spec)
     if options.weights is None and any(True for _ in module.parameters()):
-        log.warning("weights as %s makes them; --weights FILE loads yours", name)
+        message = "weights as %s makes them; --weights FILE loads yours"
+        log.warning(message, name, extra=OF_THE_START)
     record: dict[str, Any] = {"kind": "factory", "name": name}
     classes: tuple[str, ...] = ()
     if path is not None:
@@ -1005,6 +1033,7 @@ def _made_by_factory(
 
     Raises:
         LoadError: Where it is not callable, fails, or makes no module.
+        UsageError: Where it does not take one of --model-arg.
     """
     spec = options.spec
     if not callable(factory):
@@ -1023,10 +1052,8 @@ def _made_by_factory(
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"
-        hint = (
-            _arguments_hint(error) or _lacking_hint(error) or "-v shows the traceback"
-        )
-        raise LoadError(message, hint) from error
+        hint = _lacking_hint(error) or "-v shows the traceback"
+        raise _failed(message, error, options.model_args, hint) from error
     if not isinstance(module, nn.Module):
         raise LoadError(
             f"{spec} gave a {type(module).__name__}, not an nn.Module",

@@ -489,7 +489,7 @@ Arguments = Annotated[
     Mapping[str, Any],
     _typed(
         ValueReader(
-            "KEY=VALUE, or a mapping",
+            "KEY=VALUE, such as num_classes=7",
             _read_arguments,
             metavar="KEY=VALUE",
             repeatable=True,

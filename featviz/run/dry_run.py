@@ -62,10 +62,12 @@ def render(plan: Mapping[str, Any]) -> str:
     files = counted(plan["files"], "file")
     layers = counted(plan["layers"], "layer")
     maps = counted(plan["maps"], "map")
+    megapixels = f"{plan['megapixels']:.1f}"
+    if megapixels == "0.0":
+        megapixels = "under 0.1"
     rows.append(
-        f"{images}: {files} of {layers}, {maps}, {plan['megapixels']:.1f}"
-        f" megapixels, about {size_text(plan['estimated_bytes'])} in"
-        f" {plan['all_files']} files in all"
+        f"{images}: {files} of {layers}, {maps}, {megapixels} megapixels, about"
+        f" {size_text(plan['estimated_bytes'])} in {plan['all_files']} files in all"
     )
     return "\n".join(map(printable, rows))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from featviz.drawing import colormap, normalize, tensorboard, values
 from featviz.drawing.picture import check_format
-from featviz.errors import ImageError, UsageError
+from featviz.errors import OF_THE_START, ImageError, UsageError
 from featviz.gradients import passes
 from featviz.gradients import targets as gradients
 from featviz.gradients.attention import AttentionPath, attended, with_attention
@@ -247,9 +247,9 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
         preprocess = replace(vector, dtype=preprocess.dtype)
     if preprocess.guessed:
         log.warning(
-            "preprocessing is a guess, --preset imagenet: %s; --preset none leaves"
-            " images as they are, --size, --crop, --mean and --std change single steps",
-            ", ".join(preprocess.chain.steps),
+            "preprocessing is a guess, --preset imagenet; --preset none, --size, --mean"
+            " and --std change it",
+            extra=OF_THE_START,
         )
     return replace(loaded, preprocess=preprocess)
 

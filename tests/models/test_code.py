@@ -95,7 +95,12 @@ def test_factories_give_models(
         ("lacking", {}, LoadError, "positional argument: 'kind'; -v shows the traceb"),
         ("make_of", {}, LoadError, "; add --model-arg kind=VALUE"),
         ("maek", {}, UsageError, "there is no 'maek'"),
-        ("make", {"widht": 2}, LoadError, "got an unexpected keyword argument 'widht'"),
+        (
+            "make",
+            {"widht": 2},
+            UsageError,
+            "got an unexpected keyword argument 'widht'",
+        ),
     ],
 )
 def test_factories_that_fail(

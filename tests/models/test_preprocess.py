@@ -622,9 +622,7 @@ def test_the_size_of_a_vision_transformer_changes_a_preset() -> None:
     assert blank.shape == (1, 3, 96, 96)
 
 
-GUESS = (
-    "warning: preprocessing is a guess, --preset imagenet: resize shorter side to 256 "
-)
+GUESS = "warning: preprocessing is a guess, --preset imagenet; --preset none, "
 
 
 @pytest.mark.medium
