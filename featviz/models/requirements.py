@@ -8,7 +8,8 @@ import gc
 import os
 import re
 import sys
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
@@ -117,10 +118,12 @@ def require_torch(alone: bool = False) -> None:
             library = ctypes.CDLL(None)
             library.mallopt(_MMAP_THRESHOLD, 64 * 2**20)
             library.mallopt(_TRIM_THRESHOLD, 256 * 2**20)
-    _import("torch")
-    require_numba()
+    with _without_collection():
+        _import("torch")
+        require_numba()
+        if alone:
+            gc.freeze()
     if alone:
-        gc.freeze()
         atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
 
 
@@ -128,16 +131,27 @@ def require_torchvision() -> None:
     """Import torchvision, which takes as long as torch; most models of one's own do
     without it."""
     if "torchvision" not in sys.modules:
-        _import("torchvision")
-        if gc.get_freeze_count():  # a command has set aside what torch made
-            gc.freeze()
+        with _without_collection():
+            _import("torchvision")
+            if gc.get_freeze_count():  # a command has set aside what torch made
+                gc.freeze()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let the garbage collector rest while libraries are imported, which throw nothing
+    away: it would look at all of torch's objects, for a tenth of a second."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def _import(package: str) -> None:
-    """Import a package, and collect no garbage meanwhile; whatever goes wrong is a
-    FeatvizError."""
-    collecting = gc.isenabled()
-    gc.disable()
+    """Import a package; whatever goes wrong is a FeatvizError."""
     try:
         import_library(package)
     # SystemError: a library written in C returned without a word
@@ -157,9 +171,6 @@ def _import(package: str) -> None:
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
         raise unfit(error) from error
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def unfit(error: Exception) -> FeatvizError:
