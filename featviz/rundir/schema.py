@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os.path import commonprefix
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +24,7 @@ from featviz.errors import FileError, StoreError
 from featviz.options import flag
 from featviz.records import FORMATS, SUFFIXES, CaptureKey, GridPlan
 from featviz.rundir import EXEMPLARS_FILE, MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION
-from featviz.text import by, listed, printable, quoted
+from featviz.text import listed, printable, quoted
 
 GROWING = ("images", "failures", "schema_version")
 """Keys of run.json that change while a run goes on."""
@@ -341,15 +341,6 @@ def _as_typed(name: str, value: Any) -> str:
     return quoted(f"{flag(name)} {separator.join(map(str, values))}")
 
 
-class _Misfit(NamedTuple):
-    """A field of a row of `captures` that cannot be right."""
-
-    field: str
-    value: Any
-    expected: str
-    """Of the value, as a message says it: `each channel once`."""
-
-
 def check_rows(rows: Sequence[Capture]) -> None:
     """Refuse rows of `captures` of which one field contradicts another.
 
@@ -360,10 +351,12 @@ def check_rows(rows: Sequence[Capture]) -> None:
     # two rows of one tensor would share statistics, and one picture would lie
     row_numbers: dict[CaptureKey, int] = {}
     for number, row in enumerate(rows):
-        for misfit in _misfits(row):
-            value = quoted(json.dumps(misfit.value, ensure_ascii=False), _SHOWN)
-            field = f"captures[{number}].{misfit.field}"
-            raise ValueError(f"{field} is {value}, expected {misfit.expected}")
+        for field, expected in _misfits(row):
+            value = json.dumps(getattr(row, field), ensure_ascii=False)
+            raise ValueError(
+                f"captures[{number}].{field} is {quoted(value, _SHOWN)}, expected"
+                f" {expected}"
+            )
         first = row_numbers.setdefault(row.capture_key, number)
         if first != number:
             raise ValueError(
@@ -371,24 +364,9 @@ def check_rows(rows: Sequence[Capture]) -> None:
             )
 
 
-def _misfits(row: Capture) -> Iterator[_Misfit]:
-    """What of a row contradicts another field of it, or the file system."""
-    yield from _misfits_of_names(row)
-    yield from _misfits_of_channels(row)
-    yield from _misfits_of_slices(row)
-    plan = row.plan
-    if 0 in plan.map_size:
-        yield _Misfit(
-            "grid.scale", row.grid["scale"], f"no more than the tile {row.grid['tile']}"
-        )
-    if max(row.size) > _LARGEST:
-        yield _Misfit(
-            "grid", by(row.size), f"a picture of at most {_LARGEST} pixels a side"
-        )
-
-
-def _misfits_of_names(row: Capture) -> Iterator[_Misfit]:
-    """Names of files that lead elsewhere, or to a file of another kind."""
+def _misfits(row: Capture) -> Iterator[tuple[str, str]]:
+    """Fields of a row that contradict another one, or the file system, and what was
+    expected of each: `each channel once`."""
     # a manifest from elsewhere must not lead a reader out of the folder, or to another
     # kind of file
     for column, suffixes in _SUFFIXES.items():
@@ -396,43 +374,38 @@ def _misfits_of_names(row: Capture) -> Iterator[_Misfit]:
         if name is None:
             continue
         if not files.is_inside(name):
-            yield _Misfit(column, name, "a file inside the image's folder")
-        elif not name.endswith(suffixes):
-            yield _Misfit(column, name, f"a name that ends in {' or '.join(suffixes)}")
+            yield column, "a file inside the image's folder"
+        if not name.endswith(suffixes):
+            yield column, f"a name that ends in {' or '.join(suffixes)}"
+    yield from _misfits_of_channels(row)
+    yield from _misfits_of_slices(row)
+    if 0 in row.plan.map_size:
+        yield "grid", "a scale that is no more than the tile"
+    if max(row.size) > _LARGEST:
+        yield "grid", f"a picture of at most {_LARGEST} pixels a side"
 
 
-def _misfits_of_channels(row: Capture) -> Iterator[_Misfit]:
+def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
     """Channels that are drawn, or share a tile, and are not there."""
-    channels = row.channels
-    if channels is not None:
-        if max(channels) >= row.maps:
-            yield _Misfit("channels", max(channels), f"less than maps ({row.maps})")
-        elif len(set(channels)) < len(channels):
-            yield _Misfit("channels", channels, "each channel once")
+    channels = row.channels or [0]
+    if max(channels) >= row.maps or len(set(channels)) < len(channels):
+        yield "channels", f"each channel once, less than maps ({row.maps})"
     if row.collapsed is None:
         return
-    drawn = set(row.drawn)
+    # as text, since int() of thousands of digits would take long, or raise
+    drawn = set(map(str, row.drawn))
     for name, group in row.collapsed.items():
-        # nine digits hold every channel; int() of thousands of them would take long, or
-        # raise
-        is_channel = name.isascii() and name.isdecimal() and int(name[:9]) in drawn
-        if not is_channel:
-            yield _Misfit("collapsed", name, "drawn channels as names")
-        elif max(group) >= row.maps:
-            yield _Misfit("collapsed", max(group), f"less than maps ({row.maps})")
+        if name not in drawn or max(group) >= row.maps:
+            yield "collapsed", f"drawn channels, and others less than maps ({row.maps})"
 
 
-def _misfits_of_slices(row: Capture) -> Iterator[_Misfit]:
+def _misfits_of_slices(row: Capture) -> Iterator[tuple[str, str]]:
     """More slices drawn than there are, and steps that do not count them."""
     drawn, total = row.slices or (1, 1)
     if drawn > total:
-        yield _Misfit("slices", row.slices, "no more drawn than there are")
+        yield "slices", "no more drawn than there are"
     steps = row.steps
-    if steps is None:
-        return
-    if len(steps) != drawn or sorted(set(steps)) != steps:
-        yield _Misfit(
-            "steps", steps, f"each of the {drawn} drawn slices once, in order"
-        )
-    elif steps[-1] >= total:
-        yield _Misfit("steps", steps[-1], f"less than slices ({total})")
+    if steps is not None and (len(steps) != drawn or sorted(set(steps)) != steps):
+        yield "steps", f"each of the {drawn} drawn slices once, in order"
+    elif steps and steps[-1] >= total:
+        yield "steps", f"less than slices ({total})"
