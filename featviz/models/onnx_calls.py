@@ -281,13 +281,6 @@ def _old_parts(node: Any) -> tuple[str, ...] | None:
 # Calls
 
 
-class _Stretch(NamedTuple):
-    """Nodes that stand one behind the other inside one module, as numbers of nodes."""
-
-    start: int
-    end: int
-
-
 class _Builder:
     """Makes calls of the nodes of a graph."""
 
@@ -326,17 +319,17 @@ class _Builder:
 
     def calls(self) -> list[LayerCall]:
         """The calls of the model itself."""
-        return list(self._calls_in(_Stretch(0, len(self.nodes)), 0))
+        return list(self._calls_in(range(len(self.nodes)), 0))
 
-    def _calls_in(self, stretch: _Stretch, depth: int) -> Iterator[LayerCall]:
+    def _calls_in(self, stretch: range, depth: int) -> Iterator[LayerCall]:
         """The calls of a module: of the modules inside it, and of its own nodes.
 
         Args:
-            stretch: nodes of the module.
+            stretch: numbers of the module's nodes, which stand one behind the other.
             depth: how many of the modules around each node have been entered.
         """
         number = stretch.start
-        while number < stretch.end:
+        while number in stretch:
             modules = self.nodes[number].modules
             if modules is None or len(modules) <= depth:
                 yield self._node_call(number, modules)
@@ -345,21 +338,21 @@ class _Builder:
             # all nodes in a row that are in the same module are one call of it; with
             # nodes of others between them they are several
             end = number
-            while end < stretch.end and self._is_in(end, modules[: depth + 1]):
+            while end in stretch and self._is_in(end, modules[: depth + 1]):
                 end += 1
-            yield from self._module_call(_Stretch(number, end), depth)
+            yield from self._module_call(range(number, end), depth)
             number = end
 
     def _is_in(self, number: int, modules: tuple[str, ...]) -> bool:
         """Whether a node was made in these modules, the outermost first."""
         return (self.nodes[number].modules or ())[: len(modules)] == modules
 
-    def _module_call(self, stretch: _Stretch, depth: int) -> Iterator[LayerCall]:
+    def _module_call(self, stretch: range, depth: int) -> Iterator[LayerCall]:
         """The call of a module, to which all nodes of a stretch belong; of a module without
         modules the calls of its nodes.
 
         Args:
-            stretch: nodes of the module.
+            stretch: numbers of the module's nodes.
             depth: how many modules around this one have been entered: its index among
                 those around its nodes.
         """
@@ -371,7 +364,7 @@ class _Builder:
         # A module without modules is its nodes: the one that gives its value has its
         # name, and nodes before it (the MatMul of an nn.Linear with bias) have their operator's.
         if name not in self.parents:
-            for number in range(stretch.start, stretch.end):
+            for number in stretch:
                 is_output = maker is not None and number == maker.number
                 yield self._node_call(number, modules, name if is_output else None)
             return
@@ -421,35 +414,29 @@ class _Builder:
         the one behind DequantizeLinear; else its own."""
         return self.values.stand_in.get(value, value)
 
-    def _leaving(self, stretch: _Stretch) -> list[_Maker]:
+    def _leaving(self, stretch: range) -> list[_Maker]:
         """The values of a stretch of nodes that others take, or the model returns."""
         leaving = []
-        for number in range(stretch.start, stretch.end):
+        for number in stretch:
             for value in self.nodes[number].outputs:
-                users = self.users[value]
-                is_taken = any(
-                    not stretch.start <= user < stretch.end for user in users
-                )
+                is_taken = any(user not in stretch for user in self.users[value])
                 if is_taken or value in self.graph_outputs:
                     leaving.append(_Maker(number, value))
         return leaving
 
-    def _goes_on(
-        self, stretch: _Stretch, maker: _Maker, modules: tuple[str, ...]
-    ) -> bool:
+    def _goes_on(self, stretch: range, maker: _Maker, modules: tuple[str, ...]) -> bool:
         """Whether nodes of the same module that stand elsewhere take its value, so that
         the stretch is only a piece of its call."""
-        for number in self.users[maker.value]:
-            is_elsewhere = not stretch.start <= number < stretch.end
-            if is_elsewhere and self._is_in(number, modules):
-                return True
-        return False
+        return any(
+            number not in stretch and self._is_in(number, modules)
+            for number in self.users[maker.value]
+        )
 
-    def _entering(self, stretch: _Stretch) -> tuple[str, ...]:
+    def _entering(self, stretch: range) -> tuple[str, ...]:
         """The values that a stretch of nodes takes from outside."""
         made: set[str] = set()
         entering: dict[str, None] = {}
-        for scoped in self.nodes[stretch.start : stretch.end]:
+        for scoped in self.nodes[stretch.start : stretch.stop]:
             for name in scoped.inputs:
                 if self.values.origin.get(name, name) not in made:
                     entering[name] = None
