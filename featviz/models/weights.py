@@ -319,18 +319,7 @@ def read_program(
         ) from error
     finally:
         logging.disable(disabled_level)
-    expected = _input_shape(path, program)
-
-    def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
-        shape = tuple(args[0].shape)
-        if any(n not in (None, size) for n, size in zip(expected, shape, strict=False)):
-            raise ValueError(
-                f"it was exported for inputs {_shape_text(expected)}, not"
-                f" {_shape_text(shape)}"
-            )
-
-    module.register_forward_pre_hook(refuse_others)
-    _, channels, height, width = expected
+    _, channels, height, width = _input_shape(path, program)
     if height is None or width is None:
         return module, FixedInput(channels)
     return module, FixedInput(channels, (height, width))
