@@ -180,29 +180,21 @@ class Chain:
         """The bytes [C, H, W] of an image, resized and padded by Ultralytics.
 
         Raises:
-            ImageError: Where an array has values outside of 0..1, or not 1 or 3
-                channels.
+            ImageError: Where it is an array: OpenCV resizes bytes, and LetterBox pads
+                with 114 of 255.
         """
         if isinstance(image, Raster):
-            values = image.values
-            if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:
-                raise ImageError(
-                    "numbers that are no picture are not padded as Ultralytics pads"
-                    " pictures",
-                    "--size HxW, --preset none",
-                )
-            # OpenCV resizes bytes, and LetterBox pads with 114 of 255
-            levels = (values * 255 + 0.5).astype(np.uint8)
-            pixels = np.ascontiguousarray(np.moveaxis(levels, 0, -1))
-        else:
-            pixels = np.atleast_3d(np.asarray(image))
+            raise ImageError(
+                "numbers are not padded as Ultralytics pads pictures",
+                "--size HxW, --preset none",
+            )
         resize = letterbox()(
             self._side,
             auto=not self.stretch,
             scale_fill=self.stretch,
             stride=self.stride,
         )
-        padded = torch.from_numpy(resize(image=pixels))
+        padded = torch.from_numpy(resize(image=np.atleast_3d(np.asarray(image))))
         return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
 
     @property
