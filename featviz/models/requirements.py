@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -197,22 +197,13 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 
 def versions() -> dict[str, str]:
-    """The versions of featviz, torch and torchvision for run.json and other records, with
-    the suffix of the build (`2.14.1+cu130`); `(not installed)` where none can be read.
-    They are read from the files of the packages, since to import these takes long."""
+    """The versions of featviz, torch and torchvision for run.json and other records;
+    `(not installed)` for what is not. To import the packages takes long."""
     installed = {"featviz": __version__}
     for package in ("torch", "torchvision"):
-        # importing torchvision takes as long as all the rest of a short command
-        spec = find_spec(package)
         installed[package] = "(not installed)"
-        if spec is None or spec.origin is None:
-            continue
-        file = Path(spec.origin).with_name("version.py")
-        text = file.read_text("utf-8") if file.is_file() else ""
-        # a line such as `__version__ = '2.14.1+cu130'`, perhaps with a type
-        match = re.search(r"""^__version__\b[^=]*= ['"]([^'"]+)""", text, re.MULTILINE)
-        if match:
-            installed[package] = match[1]
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
     return installed
 
 

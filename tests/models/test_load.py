@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -89,7 +90,9 @@ def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text(f"raise RuntimeError({MESSAGE!r})")
-    (package / "version.py").write_text("__version__ = '8.2'")
+    described = tmp_path / "torchvision-8.2.dist-info" / "METADATA"
+    described.parent.mkdir()
+    described.write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 8.2\n")
     for name in list(sys.modules):
         if name.partition(".")[0] == "torchvision":
             monkeypatch.delitem(sys.modules, name)
@@ -110,7 +113,7 @@ def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
     """The operator error at import becomes one line with both versions, and a hint, for
     a name and for a file with a whole model of torchvision's classes."""
     done = featviz("layers", spec.format(file=block_file))
-    versions = f"torch {torch.__version__} and torchvision 8.2"
+    versions = f"torch {metadata.version('torch')} and torchvision 8.2"
     line, hint = done.err.splitlines()
     assert done.code == 1
     assert done.out == ""
