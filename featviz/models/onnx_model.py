@@ -55,6 +55,9 @@ _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+ 
 _SESSIONS = 2
 """Kept for other sets of hooked layers: that of the first look, and that of the run."""
 
+_PICTURE_CHANNELS = (1, 3, 4)
+"""What the last axis of an image with channels last may be."""
+
 _PARAMETER_NAMES = {
     "Conv": ("weight", "bias"),
     "ConvTranspose": ("weight", "bias"),
@@ -120,6 +123,7 @@ class OnnxInput(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int | None, ...]
     """None for any size."""
+    channels_last: bool
 
     @property
     def is_image(self) -> bool:
@@ -132,6 +136,8 @@ class OnnxInput(NamedTuple):
         if not self.is_image:
             return ANY_INPUT
         _, channels, height, width = self.shape
+        if self.channels_last:
+            _, height, width, channels = self.shape
         if height is None or width is None:
             return FixedInput(channels)
         return FixedInput(channels, (height, width))
@@ -153,6 +159,8 @@ class OnnxInput(NamedTuple):
                 makes one of.
         """
         tensor = torch.as_tensor(value).detach().cpu()
+        if self.channels_last and tensor.ndim == 4:
+            tensor = tensor.permute(0, 2, 3, 1)
         takes_integers = not self.dtype.is_floating_point
         if takes_integers and self.is_image and tensor.is_floating_point():
             # levels 0..255, see `load_onnx`
@@ -475,11 +483,20 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
                 argument=argument,
                 dtype=torch_dtype,
                 shape=tuple(shape),
+                channels_last=_has_channels_last(shape),
             )
         )
     if not inputs:
         raise LoadError(f"{file_name} takes no input", None)
     return inputs
+
+
+def _has_channels_last(shape: Sequence[int | None]) -> bool:
+    """Whether a shape is [N, H, W, C], as TensorFlow's exporter writes it; nothing in
+    the file says so but the sizes."""
+    if len(shape) != 4:
+        return False
+    return shape[3] in _PICTURE_CHANNELS and shape[1] not in _PICTURE_CHANNELS
 
 
 def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:

@@ -175,6 +175,15 @@ def scalar(name: str) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])
 
 
+def test_an_image_with_channels_last_is_turned(tmp_path: Path) -> None:
+    """A graph that takes [N, H, W, C] gets it, with the size that it fixes."""
+    path = one_node("Identity", tmp_path / "nhwc.onnx", shape=("n", 6, 8, 3))
+    model = load_whole(path)
+    image = torch.rand(1, 3, 6, 8)
+    assert model.preprocess.blank()[0].shape == (1, 3, 6, 8)
+    assert torch.equal(model.module(image), image.permute(0, 2, 3, 1))
+
+
 def test_a_graph_of_bytes_takes_levels(tmp_path: Path) -> None:
     """uint8 inputs are 0 to 255, without mean and std."""
     path = one_node("Identity", tmp_path / "bytes.onnx", dtype=TensorProto.UINT8)
