@@ -191,7 +191,9 @@ def look(values: Values) -> int:
         log.info("%s: %s", result.name, scores)
     if result.remark:
         log.info("%s: %s", result.name, result.remark)
-    output.written(counted(len(result.layers), "layer"), result.path, values["open"])
+    # a layer that ends two stages has two rows
+    layers = {row.layer for row in result.layers}
+    output.written(counted(len(layers), "layer"), result.path, values["open"])
     return 0
 
 

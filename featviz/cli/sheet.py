@@ -25,9 +25,10 @@ def sheet(values: Values) -> int:
     channel, layer and run.
 
     The tiles are those of the runs, and keep their scale and colours. Of one image the
-    channels stand side by side, at most eight in a row. With several RUNs each has its
-    rows, beside the name of its folder. Runs of class activation maps, and of --reduce
-    or --overlay, have one tile for each layer and image.
+    channels stand side by side, at most eight in a row; more than twelve images go on
+    below. With several RUNs each has its rows, beside the name of its folder. Runs of
+    class activation maps, and of --reduce or --overlay, have one tile for each layer
+    and image.
 
     In a .gif, .webp or .mp4, images follow one another; or the frames of a clip; or the
     steps of a training, where RUN is the folder of a featviz.Watcher.
@@ -54,7 +55,7 @@ def sheet(values: Values) -> int:
             }
         )
     else:
-        layers = counted(len(result.channels), "layer")
+        layers = counted(result.layers, "layer")
         images = counted(len(result.images), "image")
         frames = f", {result.frames} frames" if result.frames > 1 else ""
         log.info("%s of %s%s in %s", layers, images, frames, result.path)

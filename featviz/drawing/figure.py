@@ -22,7 +22,9 @@ from math import ceil, inf
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from featviz.drawing import colormap
+import numpy as np
+
+from featviz.drawing import colormap, grid
 from featviz.drawing.page import draw_color_bar
 from featviz.drawing.picture import MAX_PIXELS
 from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters
@@ -68,6 +70,11 @@ class TableRow:
     captions: Sequence[str] = ()
     """Below each tile, up to the last one that is not None; empty where no tile has one.
     """
+    numbers: Sequence[str] = ()
+    """What `run --labels` wrote into the corner of each tile, up to the last one that is
+    not None; empty where no tile has a number."""
+    is_input: bool = False
+    """Whether its tiles are what the model saw."""
 
 
 class ColorScale(NamedTuple):
@@ -210,6 +217,8 @@ def _natural_height(table: TileTable, aspects: Sequence[float]) -> float:
     heights: list[float] = []
     widest = 0
     for row in table.rows[1:] or table.rows:
+        if row.is_input:
+            continue
         for tile, aspect in zip(row.tiles[first:], aspects[first:], strict=True):
             if tile is not None:
                 widest = max(widest, tile.shape[1])
@@ -309,10 +318,34 @@ def _draw_row(canvas: Canvas, row: TableRow, grid: TableGrid, number: int) -> No
         top = cell.top + (cell.height - height * share) / 2
         fitting = Cell(left, top, width * share, height * share)
         canvas.paste(tile, fitting, smooth=share * canvas.dpi < 1)
+        if row.numbers and share * DPI < 1:
+            _redraw_number(canvas, tile, row.numbers[column], fitting)
         if row.captions:
             y = cell.top + cell.height + _CAPTION / 2
             x = cell.left + cell.width / 2
             canvas.write(row.captions[column], x, y, _SMALL, "middle", cell.width)
+
+
+def _redraw_number(canvas: Canvas, tile: Bytes, number: str, cell: Cell) -> None:
+    """Draw the number in the corner of a tile that was made smaller once more, in the
+    size that it has in the run's picture, in which it can be read.
+
+    Args:
+        tile: uint8 [h, w, 3], as it was cut from the run's picture.
+        number: the one that may be there.
+        cell: where the tile lies.
+    """
+    ink = grid.glyphs(number)
+    height, width = ink.shape
+    corner = tile[:height, :width]
+    room = min(cell.width / width, cell.height / height) * DPI
+    if corner.shape[:2] != ink.shape or room < 1:
+        return
+    # a run without --labels has values of the map there, not two colours
+    colors = [np.unique(corner[part], axis=0) for part in (ink, ~ink)]
+    if len(colors[0]) == len(colors[1]) == 1 and (colors[0] != colors[1]).any():
+        place = Cell(cell.left, cell.top, width / DPI, height / DPI)
+        canvas.paste(corner, place)
 
 
 def _draw_blocks(canvas: Canvas, rows: Sequence[TableRow], grid: TableGrid) -> None:

@@ -85,7 +85,7 @@ def plan(
         # a channel's slices stay side by side, so the square is one of channels
         tile_height = height * factor + padding
         tile_width = (width * factor + padding) * slices
-        columns = _square(channels, tile_height, tile_width) * slices
+        columns = square(channels, tile_height, tile_width) * slices
     # make_grid, too, returns a single map as it is
     if count == 1:
         padding = 0
@@ -119,7 +119,7 @@ def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
     return -(-down // height), across
 
 
-def _square(count: int, height: int, width: int) -> int:
+def square(count: int, height: int, width: int) -> int:
     """The columns with which the longer side of a picture of tiles is shortest; of
     equals, the wider picture.
 

@@ -188,6 +188,11 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     if tile.limits is not None:
         bar = Cell(x + width + 0.05, top, _BAR, height)
         draw_color_bar(canvas, bar, tile.limits, colors)
+        # beside the numbers of the ticks
+        x = bar.left + _BAR + _TICKS
+        canvas.write(
+            tile.note, x, top + height / 2, Letters(7), max_width=height, upright=True
+        )
 
 
 def draw_color_bar(

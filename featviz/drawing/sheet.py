@@ -60,7 +60,8 @@ class Tile:
     """The values drawn darkest and brightest, for a colour bar; None for colours of no
     value."""
     note: str = ""
-    """A second text, which is left out where there is no room for it."""
+    """A second text, which is left out where there is no room for it; of a tile with a
+    colour bar what its values are."""
 
 
 class Cell(NamedTuple):

@@ -363,15 +363,17 @@ def picture_files(
 def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     """Write the picture of an image; the result with its path."""
     assert result.shown is not None, "only images that failed have none"
+    method = REDUCTIONS[result.method]
+    note = method.title if method.attends else f"evidence ({method.title})"
     tiles = []
     for layer_map in result.maps:
         title = printable(layer_map.caption)
         # of a map of zeros there is no scale
         limits = layer_map.limits if layer_map.values.any() else None
-        tiles.append(Tile(title, layer_map.picture, limits))
+        tiles.append(Tile(title, layer_map.picture, limits, note))
     if result.maximum is not None:
         maximum = result.maximum
-        tiles.insert(0, Tile(maximum.name, maximum.picture, maximum.limits))
+        tiles.insert(0, Tile(maximum.name, maximum.picture, maximum.limits, note))
     title = f"{result.title} at {', '.join(at.caption for at in result.maps)}"
     text = {"Software": "featviz cam", "Title": title}
     with write_file(path) as file:

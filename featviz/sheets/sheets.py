@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from featviz.drawing import animation, vector
+from featviz.drawing import animation, grid, vector
 from featviz.drawing.colormap import check_cmap, resolved
 from featviz.drawing.figure import (
     ColorScale,
@@ -45,6 +45,8 @@ from featviz.text import counted, layer_named, printable, quoted
 FORMATS = ("png", *vector.FORMATS, *animation.FORMATS)
 _CHANNELS = 8
 """Channels of one image that stand side by side at most."""
+_IMAGES = 12
+"""Images that stand side by side in any case."""
 _SHEET_FILE = picture_of("sheet")
 # by which an earlier sheet is known, and may be replaced
 _TEXT_CHUNK = PngInfo()
@@ -61,6 +63,8 @@ class Sheet:
     channels: Mapping[str, list[int]]
     """The channels of each layer, or call of it, by its name; none where all are one
     tile."""
+    layers: int
+    """How many there are; one with several calls counts once."""
     frames: int
     left_out: Mapping[str, str]
     """Images that are not on it, and why."""
@@ -145,6 +149,7 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
         path=options.out,
         images=list(content.images),
         channels=channels,
+        layers=len({row.label for row in content.rows.values()}),
         frames=len(tables),
         left_out=left_out,
         pixels=first,
@@ -267,6 +272,11 @@ def _table(
         heads += [""] * (len(rows[0].tiles) - 1)
     else:
         rows = _rows_of_images(content, frame)
+        if len(heads) > _IMAGES:
+            columns = _columns(len(heads), len(rows))
+            if columns < len(heads):
+                rows = _wrapped(rows, heads, columns)
+                heads = [""] * columns
     notes = []
     # what the labels leave out, since it holds for all rows
     if len(content.layers) == 1 and len(content.runs) > 1:
@@ -276,12 +286,45 @@ def _table(
     return TileTable(heads, rows, frame.title, scale, ", ".join(notes))
 
 
+def _columns(images: int, rows: int) -> int:
+    """How many images stand side by side where a figure of many is about square, and all
+    its blocks of rows are about full.
+
+    Args:
+        rows: of each image.
+    """
+    columns = max(_IMAGES, grid.square(images, rows, 1))
+    return ceil(images / ceil(images / columns))
+
+
+def _wrapped(
+    rows: Sequence[TableRow], heads: Sequence[str], columns: int
+) -> list[TableRow]:
+    """Rows of many images as blocks of rows of some, one below the other; names stand
+    below what the model saw.
+
+    Args:
+        rows: the first one is what the model saw.
+        heads: the names of the images.
+        columns: how many images stand side by side.
+    """
+    wrapped = []
+    for first in range(0, len(heads), columns):
+        for row in rows:
+            tiles = list(row.tiles[first : first + columns])
+            # the last block leaves the rest of its rows white
+            tiles += [None] * (columns - len(tiles))
+            captions = heads[first : first + columns] if row.is_input else ()
+            wrapped.append(replace(row, tiles=tiles, captions=captions))
+    return wrapped
+
+
 def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     """What the model saw, and a row for each channel of each layer of each run."""
     inputs = []
     for name in frame.images:
         inputs.append(content.shown(content.inputs[name], frame.slice))
-    rows = [TableRow("input", inputs)]
+    rows = [TableRow("input", inputs, is_input=True)]
     has_several = len(content.layers) > 1
     for run, layer in _blocks(content, frame):
         for channel in layer.channels:
@@ -294,7 +337,9 @@ def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
                 label = f"{label}  {channel}"
             elif channel != ALL:
                 label = f"{label}, channel {channel}".removeprefix(", ")
-            rows.append(TableRow(label, tiles, _block(content, frame, run)))
+            block = _block(content, frame, run)
+            numbers = [str(channel)] * len(tiles)
+            rows.append(TableRow(label, tiles, block, numbers=numbers))
     return rows
 
 
@@ -318,7 +363,8 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
                 captions.append("" if channel == ALL else str(channel))
             # fewer channels leave the rest of the row white
             tiles += [None] * (columns + 1 - len(tiles))
-            rows.append(TableRow(label, tiles, _block(content, frame, run), captions))
+            block = _block(content, frame, run)
+            rows.append(TableRow(label, tiles, block, captions, captions))
             label = ""  # the next row goes on with the same layer
     return rows
 

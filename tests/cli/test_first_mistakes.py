@@ -3,6 +3,7 @@ file of its weights, the size of its input, and the name of a command."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -34,6 +35,16 @@ class Halving(nn.Module):
     def forward(self, x):
         x = self.conv(x)
         return torch.cat([x, self.up(self.pool(x))], 1)
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+        self.relu = nn.ReLU()
+        self.half = nn.Conv2d(2, 2, 2, stride=2)
+
+    def forward(self, x):
+        return self.relu(self.half(self.relu(self.conv(x))))
 """
 
 MODELS = [
@@ -193,6 +204,16 @@ def test_warnings_of_the_model_come_with_the_first_result(featviz: Run) -> None:
         "warning: preprocessing is a guess, --preset imagenet; --preset none, --size,"
         " --mean and --std change it",
     ]
+
+
+@pytest.mark.medium
+@pytest.mark.usefixtures("here")
+def test_a_layer_that_ends_two_stages_counts_once(featviz: Run) -> None:
+    """The page has a row for each of its stages, and the last line counts layers."""
+    done = featviz("look", "net.py:Twice", "p.png", "--out", "page.png", "--json")
+    rows = [row["layer"] for row in json.loads(done.out)["layers"]]
+    assert rows == ["conv", "relu", "relu"]
+    assert done.err.splitlines()[-1] == "2 layers in page.png"
 
 
 @pytest.mark.medium

@@ -21,6 +21,7 @@ from rundirs import Drawn, summed_anew, write_run
 import featviz as fv
 from featviz.drawing import figure
 from featviz.drawing.animation import write_animation
+from featviz.drawing.grid import glyphs
 from featviz.errors import StoreError, UsageError
 from featviz.options import read
 from featviz.options.commands import SheetOptions
@@ -111,6 +112,41 @@ def test_many_channels_of_one_image_go_on_below() -> None:
     rows = sorted({corner.y for corner in corners})
     assert [[corner.y for corner in corners].count(y) for y in rows] == [7, 7, 6]
     assert corners[7].x == corners[0].x
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("count", "in_rows"), [(12, [12]), (25, [9, 9, 7])])
+def test_many_images_go_on_below(count: int, in_rows: list[int]) -> None:
+    """More than twelve of few rows are blocks that are about square together, each below
+    its like."""
+    images = {}
+    for number in range(count):
+        images[f"{number:02}.png"] = [Drawn("relu", maps=1, shade=number + 10, **LARGE)]
+    sheet = sheet_of(write_run(Path("out"), images))
+    corners = [corner_of(sheet, cut(drawn, 0)) for (drawn,) in images.values()]
+    assert corners == sorted(corners)
+    rows = sorted({corner.y for corner in corners})
+    assert [[corner.y for corner in corners].count(y) for y in rows] == in_rows
+    assert corners[-in_rows[-1]].x == corners[0].x
+
+
+def test_numbers_of_tiles_stay_readable() -> None:
+    """A tile that is made smaller keeps the number that `run --labels` wrote on it, pixel
+    for pixel; what looks like no number is made smaller with its map."""
+    number = np.where(glyphs("17"), 250, 10).astype(np.uint8)[..., None].repeat(3, 2)
+    labelled = np.full((80, 80, 3), 100, np.uint8)
+    labelled[: number.shape[0], : number.shape[1]] = number
+    plain = np.arange(80, dtype=np.uint8)[None, :, None].repeat(80, 0).repeat(3, 2)
+    row = figure.TableRow("", [labelled, plain], numbers=["17", "17"])
+    table = figure.TileTable(["", ""], [row])
+    layout = figure.lay_out(table, width=2.5)  # centimetres
+    pixels = figure.draw_table(table, layout).pixels
+    (left, width), (right, _) = ((round(x * 100), w) for x, w in layout.grid.columns)
+    top = round(layout.grid.top * 100)
+    assert width < 0.5  # inches, of tiles that had 0.8
+    drawn = pixels[top : top + number.shape[0], left : left + number.shape[1]]
+    assert np.array_equal(drawn, number)
+    assert (np.diff(pixels[top + 1, right : right + 30, 0].astype(int)) > 0).all()
 
 
 def test_tall_images_beside_wide_ones_leave_little_white() -> None:
