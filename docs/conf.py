@@ -66,6 +66,7 @@ PAGES = """
 :hidden:
 :maxdepth: 1
 
+tutorial
 cookbook
 layers
 drawing
@@ -78,6 +79,7 @@ places
 exemplars
 diff
 parity
+comparison
 pipelines
 operations
 python
@@ -86,14 +88,37 @@ run-directory
 *
 ```
 """
-"""The list at the side of the site. Where the repository is read, it would be shown as
-these bare lines: there, index.md has a list of links."""
+"""The list at the side of the site; index.md has a list of links."""
+
+COMMANDS = """
+## All options of all commands
+
+```{eval-rst}
+.. click:: featviz.cli:group
+   :prog: featviz
+   :nested: full
+```
+"""
+FUNCTIONS = """
+## All arguments of all functions
+
+```{eval-rst}
+.. automodule:: featviz.api
+   :members:
+   :imported-members:
+
+.. automodule:: featviz.errors
+   :members:
+```
+"""
+GENERATED = {"index": PAGES, "commands": COMMANDS, "api": FUNCTIONS}
+"""What Sphinx makes at the end of pages. Where the repository is read, it would be shown
+as these bare lines."""
 
 
-def add_pages(app: object, page: str, source: list[str]) -> None:
-    """Give the first page the list of all pages."""
-    if page == "index":
-        source[0] += PAGES
+def add_generated(app: object, page: str, source: list[str]) -> None:
+    """Give a page what Sphinx makes at its end."""
+    source[0] += GENERATED.get(page, "")
 
 
 def make_report(app: Any, error: Exception | None) -> None:
@@ -113,7 +138,7 @@ def make_report(app: Any, error: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", add_pages)
+    app.connect("source-read", add_generated)
     app.connect("build-finished", make_report)
     for part in ("description", "options"):
         app.connect(f"sphinx-click-process-{part}", escape)

@@ -233,6 +233,7 @@ SCENES = (
     "featviz run configs/colour_cnn.pth sample_images/scenes --layers"
     " relu1,relu3,relu_up2 --cmap magma --out scenes"
 )
+PAPER = SCENES.replace("--out scenes", "--out paper")
 MAPS = f"featviz run {COLOUR} --layers ReLU --cmap magma --labels --out maps"
 UP2 = "spheres.jpg/016_relu_up2"
 PAIRS = "featviz run --config configs/pairs.toml"
@@ -240,6 +241,10 @@ SIX = "--images '0[0-5]*' --width 17"
 DIGITS = (
     "featviz run configs/digits_cnn.pth sample_images/digits --layers Conv2d,ReLU"
     " --out digits"
+)
+TUTORIAL = (
+    "featviz run configs/digits_cnn.pth sample_images/digits --layers ReLU,Linear"
+    " --cmap magma --out maps"
 )
 TABLE: dict[str, Picture] = {
     "first": Picture(
@@ -313,6 +318,27 @@ TABLE: dict[str, Picture] = {
             ),
         ),
         part_of("field.png", 900),
+    ),
+    "digit-look": Picture(
+        (f"featviz look {DIGIT}",), part_of("look-digits_cnn-00-5.png", 720)
+    ),
+    "strokes": Picture(
+        (
+            TUTORIAL,
+            (
+                "featviz sheet maps --layers 7 --channels 61,45 --images '0[0-7]*'"
+                " --out strokes.png"
+            ),
+        ),
+        part_of("strokes.png", 800),
+    ),
+    "changes": Picture(
+        (
+            TUTORIAL,
+            TUTORIAL.replace("--out maps", "--ablate '7:61,45' --out ablated"),
+            "featviz diff maps ablated --html changes.html",
+        ),
+        screenshot("changes.html", (760, 480), 760),
     ),
     "similar": Picture(
         (
@@ -471,9 +497,9 @@ TABLE: dict[str, Picture] = {
     ),
     "paper": Picture(
         (
-            SCENES,
+            PAPER,
             (
-                "featviz sheet scenes --layers relu1,relu_up2 --channels varied:3"
+                "featviz sheet paper --layers relu1,relu_up2 --channels varied:3"
                 " --images spheres.jpg,leaf* --width 8.5 --title 'What two layers see' --out"
                 " figure.pdf"
             ),

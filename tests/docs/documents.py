@@ -53,8 +53,17 @@ class Printed(NamedTuple):
 
 
 def commands(page: str) -> list[Command]:
-    """The lines of all blocks of a page that are marked as sh, without their comments."""
-    return commands_in("".join(blocks(page, "sh")))
+    """The lines of all blocks of a page that are marked as sh, without their comments, and
+    then the examples of its table."""
+    return commands_in("".join(blocks(page, "sh"))) + examples(page)
+
+
+def examples(page: str) -> list[Command]:
+    """The commands that end the rows of a page's table."""
+    cells = re.findall(
+        r"\| `(featviz [^`]+)`(?: \(exit code (\d+)\))? \|$", read(page), re.MULTILINE
+    )
+    return [Command(line, int(code or 0)) for line, code in cells]
 
 
 def outputs(page: str) -> list[Printed]:
@@ -100,11 +109,17 @@ def furnish(folder: Path) -> None:
         small.save(path)
     save_images(folder)
     save_models(folder)
-    for block in blocks("cookbook", "python"):
-        if block.startswith("# "):
-            (folder / block.split()[1]).write_text(block)
+    save_files("cookbook", folder)
     with (folder / "net.py").open("a") as file:
         file.write(MAKE_NET)
+
+
+def save_files(page: str, folder: Path) -> None:
+    """The files of code whose text a page shows, with the name in the first line."""
+    for block in blocks(page, "python"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name is not None:
+            (folder / name[1]).write_text(block)
 
 
 def save_images(folder: Path) -> None:

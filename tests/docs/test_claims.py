@@ -12,6 +12,7 @@ import torch
 from documents import read
 from torch import Tensor, nn
 from torchvision import models
+from torchvision.models.feature_extraction import create_feature_extractor
 
 import featviz
 
@@ -71,6 +72,59 @@ def test_a_hook_that_keeps_outputs_shows_wrong_maps() -> None:
     assert f"[{len(wrong)} of the {len(outputs)}]" in read("README")
     for name, output in outputs.items():
         assert torch.equal(captured[name][0], output.copied), name
+
+
+def test_the_comparison_counts_wrong_outputs() -> None:
+    """Of a ResNet-18's 20 BatchNorm layers, 17 come out wrong of a hook that keeps
+    outputs, 9 of torchvision's extractor, and none of featviz."""
+    torch.manual_seed(0)
+    model = models.resnet18().eval()
+    image = torch.rand(1, 3, 64, 64)
+
+    with torch.inference_mode():
+        outputs = outputs_of_norms(model, image)
+        extracted = create_feature_extractor(model, list(outputs))(image)
+        with featviz.capture(model, "BatchNorm2d") as captured:
+            model(image)
+
+    kept = {name: output.kept for name, output in outputs.items()}
+    seen = {name: calls[0] for name, calls in captured.items()}
+    page = read("comparison")
+    for way, tensors in (
+        ("| featviz, ", seen),
+        ("| torchvision's ", extracted),
+        ("| a hook ", kept),
+    ):
+        wrong = [
+            name
+            for name, output in outputs.items()
+            if not torch.equal(tensors[name], output.copied)
+        ]
+        (row,) = re.findall(rf"^{re.escape(way)}.*$", page, re.MULTILINE)
+        assert row.endswith(f"| {len(wrong)} of {len(outputs)} |"), way
+
+
+def table(page: str) -> dict[str, dict[str, str]]:
+    """The table of tools on a page: for each want the cell of each tool."""
+    lines = re.findall(r"^\| (.*) \|$", read(page), re.MULTILINE)
+    rows = [line.replace("[", "").replace("]", "").split(" | ") for line in lines]
+    (head,) = [row for row in rows if row[0] == "you want"]
+    return {
+        row[0]: dict(zip(head[1:], row[1:], strict=True))
+        for row in rows
+        if len(row) == len(head)
+    }
+
+
+def test_the_short_comparison_is_a_part_of_the_long_one() -> None:
+    """Each cell of the README's table is that of docs/comparison.md, whose cells are
+    marks that its head explains, or numbers."""
+    whole = table("comparison")
+    for want, cells in table("README").items():
+        assert cells.items() <= whole[want].items(), want
+    for want, cells in whole.items():
+        for cell in cells.values():
+            assert want == "you want" or re.fullmatch(r"[✓–?]|\(✓\)|\d+", cell), want
 
 
 class SpeedRow(NamedTuple):
