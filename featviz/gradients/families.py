@@ -93,7 +93,7 @@ def _yolo(output: ModelOutput) -> Boxes:
     `y` and its prototypes in place of `y`. A head that selects boxes itself (end to
     end) gives [1, 300, 6]."""
     y = output.value
-    logits: Any = {}
+    logits = {}
     if isinstance(y, tuple):
         logits = y[1] if isinstance(y[1], dict) else {}
         y = y[0][0] if isinstance(y[0], tuple) else y[0]

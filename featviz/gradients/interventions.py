@@ -193,7 +193,7 @@ def parse(option: str, text: str) -> Intervention:
     # selectors may hold a colon (`re:`, `fn:`), changes hold none
     selectors, _, change_text = text.rpartition(":")
     change_text = re.sub(r"\s", "", change_text)
-    examples: list[str] = []
+    examples = []
     for operation, row in INTERVENTIONS.items():
         if row.option != option:
             continue

@@ -451,7 +451,7 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
             LayoutError.
     """
     # the one place where a float tensor outlives its hook
-    outputs: dict[CaptureSite, Tensor] = {}
+    outputs = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
         kind = KINDS[site.kind]
@@ -566,7 +566,7 @@ def top_classes(
         names = categories
     # also of scores that are probabilities already, which nothing tells
     probabilities = logits.softmax(0)
-    classes: list[ClassScore] = []
+    classes = []
     for index in logits.topk(min(_MOST_CLASSES, len(logits))).indices.tolist():
         score = float(logits[index])
         probability = float(probabilities[index])

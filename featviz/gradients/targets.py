@@ -293,7 +293,7 @@ def parse(text: str | None) -> Target:
         if layer["channel"]:
             channel = int(layer["channel"])
         return Target(text, kind="mean", layer=layer["name"], channel=channel)
-    keys: list[str] = []
+    keys = []
     kind_and_argument = text
     output = _OUTPUT.fullmatch(text)
     if output is not None:
@@ -362,7 +362,7 @@ def outline(output: Any) -> str:
 
     from featviz.hooks.capture import leaves
 
-    tensors: list[str] = []
+    tensors = []
     for key, item in leaves(output):
         if isinstance(item, Tensor):
             path = f"[{key.replace('.', '][')}]" if key else ""

@@ -314,7 +314,7 @@ def feed(
         UsageError: Where forward takes no such argument, or the transform returns it.
     """
     outputs: tuple[str, ...] = getattr(preprocess.transform, "names", ())
-    hooks: list[RemovableHandle] = []
+    hooks = []
     if forward_args:
         hook = _adding(module, forward_args, device)
         _refuse_twice(forward_args, preprocess.transform, outputs)
@@ -364,7 +364,7 @@ def _adding(
 
     def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The hook before the module's call: its arguments with those of the user."""
-        added: dict[str, Any] = {}
+        added = {}
         for name, key, value, _ in on_device:
             copied = args[0] if value is IMAGE else _copied(value, args)
             if key is None:
@@ -507,7 +507,7 @@ class UserTransform:
         Raises:
             UsageError: Where a text cannot be read, or gives no tensor, or an empty one.
         """
-        tensors: list[Tensor] = []
+        tensors = []
         arguments = parse(texts, seed, "input")
         for argument in arguments:
             value = argument.value

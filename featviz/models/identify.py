@@ -188,8 +188,8 @@ def identify(state_dict: Weights) -> Match:
         if not key.endswith("num_batches_tracked")
     }
     index = _index()
-    names: list[str] = []
-    candidates: list[Near] = []
+    names = []
+    candidates = []
     # the shortest first: `resnet50` before `quantized_resnet50`, whose tensors are the
     # same
     for name in sorted(index, key=lambda name: (len(name), name)):

@@ -543,7 +543,7 @@ def load_torchvision(options: ModelOptions) -> Loaded:
     if path.is_file():
         state_dict = weights.read_weights(path, options)
         # a head of other classes would not fit the model that the name alone builds
-        sizes: dict[str, int] = {}
+        sizes = {}
         if is_timm:
             sizes = _sizes_of(name, weights.stripped_variants(state_dict))
         module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
@@ -980,7 +980,7 @@ def _made_by_code(
         options: How the model is loaded.
         path: The file of its weights, which may be a Lightning checkpoint.
     """
-    hparams: dict[str, Any] = {}
+    hparams = {}
     if options.hparams:
         hparams = _hyper_parameters(path, options.trust)
     with _random(options.seed):

@@ -105,7 +105,7 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
     values = _read_values(graph)
     classes: dict[str, str] = {}
     paths = _old_paths(graph.node)
-    scoped_nodes: list[ScopedNode] = []
+    scoped_nodes = []
     for node, path in zip(graph.node, paths, strict=True):
         outputs = tuple(name for name in node.output if name)
         is_left_out = node.op_type in (_QUANTISE, _DEQUANTISE) or any(
@@ -168,8 +168,8 @@ def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
         for name in node.input:
             users[name].append(node)
     outputs = {output.name for output in graph.output}
-    stand_in: dict[str, str] = {}
-    origin: dict[str, str] = {}
+    stand_in = {}
+    origin = {}
     for node in graph.node:
         if node.op_type != _QUANTISE or not node.input or not node.output:
             continue

@@ -118,8 +118,8 @@ def _check_functions(model: Any, file_name: str) -> None:
         file_name: For messages.
     """
     bodies = {_function_key(f, f.name): f.node for f in model.functions}
-    counts: dict[_FunctionKey, int] = {}
-    open_calls: set[_FunctionKey] = set()
+    counts = {}
+    open_calls = set()
 
     def count(nodes: Sequence[Any]) -> int:
         """How many nodes these become when all functions are inlined.

@@ -145,7 +145,7 @@ class OnnxInput(NamedTuple):
     @property
     def description(self) -> str:
         """Its type and shape for people: `int64 1×?`."""
-        sizes: list[int | str] = []
+        sizes = []
         for side in self.shape:
             sizes.append("?" if side is None else side)
         return str(self.dtype).removeprefix("torch.") + " " + by(sizes)
@@ -298,7 +298,7 @@ class OnnxModel(nn.Module):
         import onnxruntime
 
         session = self.session(names)
-        fetched: list[str] = []
+        fetched = []
         for output in session.get_outputs():
             if output.name in names and _READABLE.fullmatch(output.type):
                 fetched.append(output.name)
@@ -470,7 +470,7 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
             message = f"{file_name}: the input {quoted(value.name)} is no tensor"
             raise LoadError(f"{message} of numbers", None) from None
         # a side of any size has a name in place of a number, and 0 or -1 in some files
-        shape: list[int | None] = []
+        shape = []
         for side in tensor_type.shape.dim:
             shape.append(side.dim_value if side.dim_value > 0 else None)
         # `x.1` and `x_1` would be one name

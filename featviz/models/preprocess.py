@@ -115,7 +115,7 @@ class Chain:
 
     def _steps_of_size(self) -> list[str]:
         """Resizing, padding and cropping in words."""
-        steps: list[str] = []
+        steps = []
         if self.stride and self.stretch:
             steps.append(f"resize to {self._side}×{self._side} (bilinear, by OpenCV)")
         elif self.stride:

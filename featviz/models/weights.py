@@ -335,7 +335,7 @@ def _import_needed(path: Path) -> None:
     Raises:
         ImportError: Where a module is not installed.
     """
-    needed: set[bytes] = set()
+    needed = set()
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name.endswith("models/model.json"):
@@ -534,7 +534,7 @@ def unwrap(
         LoadError: Where no tensors are found.
     """
     # what is found where goes into run.json, since it decides what is drawn
-    steps: list[str] = []
+    steps = []
     if key:
         inner = _at(content, key)
         steps.append(f"took {key!r}")
@@ -644,7 +644,7 @@ def _tensors(content: Any) -> dict[str, Tensor]:
         content = content.state_dict()
     if isinstance(content, UnbuiltModule):
         return _named_tensors(content)
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     for name, value in content.items() if isinstance(content, Mapping) else ():
         if isinstance(value, Tensor):
             tensors[str(name)] = value.data
@@ -660,7 +660,7 @@ def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
     Raises:
         RefusedError: Where it has too many modules.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     reached: list[tuple[str, Mapping[str, Any]]] = [("", module)]
     for prefix, attributes in reached:
         hidden = attributes.get("_non_persistent_buffers_set") or ()
@@ -830,8 +830,8 @@ class _Fit(NamedTuple):
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     """Compare tensors with a module's state dict, by names and shapes."""
     fitting: OrderedDict[str, Tensor] = OrderedDict()
-    missing: list[str] = []
-    differing: list[str] = []
+    missing = []
+    differing = []
     class_counts = set()
     for name, expected in state.items():
         tensor = tensors.get(name)

@@ -98,7 +98,7 @@ def _functions_like(
     with suppress(ForwardError):
         for layer, count in functions(model, blank).items():
             calls[layer.type.removeprefix("fn:")] += count
-    notes: list[str] = []
+    notes = []
     for selector in parsed:
         for name, count in calls.items():
             if like_module(name, selector.text):

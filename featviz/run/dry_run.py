@@ -51,7 +51,7 @@ class PlannedFile(NamedTuple):
 
 def render(plan: Mapping[str, Any]) -> str:
     """What `dry_run` found, as a table for people."""
-    rows: list[str] = []
+    rows = []
     for file in plan["per_image"]:
         size = by((file["width"], file["height"]))
         numbers = f"{counted(file['maps'], 'map')}  {size}  ~{size_text(file['bytes'])}"

@@ -109,7 +109,7 @@ def _chosen(
     if any("/" in name for name in graph_layers):
         candidates += functions(network, blank)
     names = {layer.name for layer in of_network}
-    chosen: list[Layer] = []
+    chosen = []
     for layer in candidates:
         node_names = {layer.name, *layer.aliases, *_node_names(layer)}
         if layer.name in names or node_names & graph_layers.keys():
@@ -172,7 +172,7 @@ def _matching(
 def _norms_behind(module: nn.Module) -> dict[str, Layer]:
     """The norm that stands right behind each convolution in its module, by name."""
     layers = list_layers(module)
-    behind: dict[str, Layer] = {}
+    behind = {}
     for layer, following in pairwise(layers):
         is_norm = "_BatchNorm" in following.classes
         is_convolution = "_ConvNd" in layer.classes

@@ -85,7 +85,7 @@ class ModelInput:
         pictures = self.preprocess.pictures(self.args)
         if not self.preprocess.frames:
             pictures = pictures[:1]
-        backgrounds: list[Bytes] = []
+        backgrounds = []
         for picture in pictures:
             pixels = values.to_pixels(picture[0])
             is_grey = pixels.shape[2] == 1
@@ -111,7 +111,7 @@ class ModelInput:
         window = self.placement
         across = size[0] / window.width
         down = size[1] / window.height
-        in_file: list[Detection] = []
+        in_file = []
         for detection in detections:
             left, top, right, bottom = detection.box
             box = (

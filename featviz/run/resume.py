@@ -111,8 +111,8 @@ class RunDocument:
         # another shard or an earlier run may have left manifests of images that are not
         # of this process, or failures in run.json
         earlier_errors = run.before().errors
-        errors: dict[str, str | None] = {}  # of the images that are there
-        missing: list[str] = []
+        errors = {}  # of the images that are there
+        missing = []
         for name in self.names:
             if name in self.errors:
                 errors[name] = self.errors[name]
@@ -122,8 +122,8 @@ class RunDocument:
                 errors[name] = earlier_errors[name]
             else:
                 missing.append(name)
-        complete: list[str] = []
-        failures: list[dict[str, str]] = []
+        complete = []
+        failures = []
         for name, error in errors.items():
             if error is None:
                 complete.append(name)

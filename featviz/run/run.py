@@ -108,7 +108,7 @@ def _draw(
         document: learns of each image.
         stop: ends it after the image under way.
     """
-    images: list[ImageResult] = []
+    images = []
     images_by_layer: Counter[str] = Counter()  # with NaN or infinite values
     chosen_channels = drawing.prepared.options.draw.channels
     channels: dict[str, range] = {}
@@ -190,7 +190,7 @@ def stop_requests() -> Iterator[Event]:
     several). What whoever started this process has ignored (`nohup`, or a shell's `&`)
     stays so."""
     event = Event()
-    seen: set[int] = set()
+    seen = set()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if number in seen:

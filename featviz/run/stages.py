@@ -173,7 +173,7 @@ def _calls(
 
     def sizes_of(side: CallSide, shapes: Sequence[Sequence[int]]) -> list[Size]:
         """The sizes of those tensors that are maps of more than one place."""
-        sizes: list[Size] = []
+        sizes = []
         for shape in shapes:
             # [steps, height, width]
             maps = map_size(shape, book.of_shape(side.layer, shape, side.kind))
@@ -182,7 +182,7 @@ def _calls(
         return sizes
 
     modules = modules_by_name(model.module)
-    calls: list[Ran] = []
+    calls = []
     for output, given_shapes in shapes.items():
         if output.kind != "output":
             continue
@@ -203,7 +203,7 @@ def _calls(
 
 def _layers_of_vectors(shapes: Shapes) -> set[Layer]:
     """Layers that give one vector, but for the model itself."""
-    layers: set[Layer] = set()
+    layers = set()
     for side, outputs in shapes.items():
         is_output = side.kind == "output"
         if is_output and side.layer.index and any(map(_is_vector, outputs)):
@@ -295,7 +295,7 @@ class CallTree:
             return False
         children = self.children.get(call.layer.name, [])
         across = self.image[1] / self.image[0]
-        new: set[Size] = set()
+        new = set()
         for child in children:
             if child.size is not None:
                 height, width = child.size
@@ -334,7 +334,7 @@ class CallTree:
         """The outermost modules in a stage that stand in a row with others of their
         class, and hold modules."""
         units = {unit.layer.name for unit in stage.units if not unit.takes_several}
-        candidates: set[Layer] = set()
+        candidates = set()
         for call in self.calls:
             is_inside = self.within(call.layer.name, units) is not None
             if call.size == stage.size and self.is_parent(call) and is_inside:
@@ -399,7 +399,7 @@ def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[
     the last module behind them at their resolution, which is the neck."""
     last = blocks[-1]
     siblings = tree.children[tree.parents[last.name]]
-    necks: list[Layer] = []
+    necks = []
     for call in (*siblings, *stage.units):
         if call.learned and tree.is_parent(call) and call.size == stage.size:
             necks.append(call.layer)

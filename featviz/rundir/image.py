@@ -432,7 +432,7 @@ def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
 def _headers(folder: ReadFolder, manifest: Manifest) -> dict[str, PictureHeader]:
     """The headers of all pictures that a manifest names; StoreError where one does not
     fit."""
-    headers: dict[str, PictureHeader] = {}
+    headers = {}
     for row in manifest.captures:
         headers[row.file] = picture_header(folder, row.file, row.size)
         if row.figure is not None:
@@ -458,8 +458,8 @@ def pictures_beside(
         rows: of those that are grids, which must have the size of their plan.
         may_be_missing: leave out files that are not there; else FileNotFoundError.
     """
-    sizes: dict[str, int] = {}
-    pixels: dict[str, tuple[int, int]] = {}
+    sizes = {}
+    pixels = {}
     expected = {row.file: row.size for row in rows}
     # an audit may be copied without its pictures
     passed_over: AbstractContextManager[Any] = nullcontext()

@@ -178,8 +178,8 @@ def look(root: Path) -> Contents:
             if manifest is not None:
                 listed |= {path, *_files(manifest, path)}
                 drawn_images += manifest.captures != []
-    ours: list[str] = []
-    foreign: list[str] = []
+    ours = []
+    foreign = []
     for path, regular in is_regular.items():
         # featviz writes regular files alone: a link with a listed name is somebody's
         if regular and (path in listed or _says_so_itself(root, path)):
@@ -249,7 +249,7 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
         # it is gone, or closed to this user: nothing in it can be removed
         except OSError:
             continue
-        inner: list[str] = []
+        inner = []
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 inner.append(f"{folder}{entry.name}/")

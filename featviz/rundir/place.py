@@ -326,7 +326,7 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
 def model_files(*models: str | None) -> list[Path]:
     """The files and folders that MODEL strings lead to: `net.pth`, `net.py:make`,
     `hf:DIR`."""
-    paths: list[Path] = []
+    paths = []
     for text in filter(None, models):
         # net.pth, net.py:make and hf:DIR: which part is a path, the file system tells
         before, _, _ = text.rpartition(":")

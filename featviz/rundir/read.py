@@ -145,9 +145,9 @@ def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
     content = schema.read_json(root / RUN_FILE)
     listed_names = _checked(root, content).images.complete
     names = {safe_way(name): name for name in listed_names}  # by folder
-    images: dict[str, ReadImage] = {}
-    incomplete: dict[str, str] = {}
-    damaged: dict[str, str] = {}
+    images = {}
+    incomplete = {}
+    damaged = {}
     for folder, reason in image_folders(root):
         name = names.get(folder, folder)
         if reason is not None:

@@ -290,7 +290,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         where: the entry's keys, joined by dots.
     """
     if isinstance(old, dict) and isinstance(new, dict):
-        descriptions: list[str] = []
+        descriptions = []
         for key in dict.fromkeys((*old, *new)):
             entry = f"{where}.{key}".lstrip(".")
             descriptions += differences(old.get(key), new.get(key), entry)

@@ -204,7 +204,7 @@ def _check_exemplars(record: ExemplarRecord) -> None:
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
     """The pictures of exemplars, as those of an image that has no input and no grids."""
-    names: list[str] = []
+    names = []
     for layer in record.layers:
         names.append(layer.sheet)
         names += [row.file for row in layer.channels if row.file]
@@ -431,7 +431,7 @@ def step_folders(root: Path) -> dict[int, Path]:
         return {}
     with reported(root):
         paths = list(root.iterdir())
-    folders: dict[int, Path] = {}
+    folders = {}
     # a step's folder that a link leads to may be that of another series
     for path in paths:
         match = _STEP.fullmatch(path.name)
@@ -480,7 +480,7 @@ def _check_no_others(root: Path, board: Path | None, out: str) -> None:
         out: the folder, as a message names it.
     """
     # TensorBoard's folder often lies in that of the series, which it makes first
-    events: list[Path] = []  # the events' folder, and those on the way to it
+    events = []  # the events' folder, and those on the way to it
     if board is not None:
         events = [board.resolve(), *board.resolve().parents]
         if root.resolve() == events[0]:

@@ -61,7 +61,7 @@ def verify(
         ExitStack() as copies,
         ThreadPoolExecutor(thread_name_prefix="featviz-verify") as pool,
     ):
-        subjects: list[_Subject] = []
+        subjects = []
         for location in roots:
             root = copies.enter_context(copied(location))
             subjects += _subjects(location, root)
@@ -389,9 +389,9 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
         unnamed += int(part["total"]) - len(names_of_run)
         names |= names_of_run
         errors = {**run.failures, **errors}  # that of the first part counts
-    complete_in_order: list[str] = []
-    missing: list[str] = []
-    failures: list[dict[str, str]] = []
+    complete_in_order = []
+    missing = []
+    failures = []
     for name in sorted(names, key=lambda name: name.split("/")):
         if name in complete:
             complete_in_order.append(name)

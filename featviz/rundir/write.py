@@ -208,7 +208,7 @@ class RunDirectory:
     def complete(self) -> list[str]:
         """The folders that have an image's manifest, whatever run.json says."""
         # a hidden folder has a manifest where a process was killed between the two
-        complete: list[str] = []
+        complete = []
         for path, _ in walk(self.root):
             folder, _, name = path.rpartition("/")
             is_hidden_folder = any(map(is_hidden, folder.split("/")))
@@ -306,9 +306,9 @@ def manifest_rows(
 ) -> dict[str, Any]:
     """`captures` and `skipped` as the manifest has them; optional fields only where
     set."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for capture in captures:
-        row: dict[str, Any] = {}
+        row = {}
         for name in capture.__slots__:
             value = getattr(capture, name)
             if value is not None or name not in OPTIONAL:

@@ -113,7 +113,7 @@ class ReceptiveField:
         """
         begins = [self.edges[0] + _FAR, self.edges[1] + _FAR]
         ends = [1 - _FAR - self.edges[2], 1 - _FAR - self.edges[3]]
-        numbers: list[int] = []
+        numbers = []
         for axis in (0, 1):
             # the first column is that of all, or the first row
             along = [table.select(1 - axis, 0) for table in (begins[axis], ends[axis])]

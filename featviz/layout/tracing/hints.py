@@ -357,7 +357,7 @@ def _border(module: nn.Module) -> int:
 def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:
     """A name for each token of the model's own: `class_token`, four times
     `register_tokens`."""
-    names: list[str] = []
+    names = []
     for token, pattern in _PREFIX_TOKENS.items():
         for name, parameter in model.named_parameters():
             if pattern.fullmatch(name.rpartition(".")[2].lower()):
