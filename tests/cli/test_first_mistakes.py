@@ -39,12 +39,14 @@ class Halving(nn.Module):
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(3, 2, 1)
+        self.conv = nn.Conv2d(3, 8, 3)
         self.relu = nn.ReLU()
-        self.half = nn.Conv2d(2, 2, 2, stride=2)
+        self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.head = nn.Linear(16, 3)
 
     def forward(self, x):
-        return self.relu(self.half(self.relu(self.conv(x))))
+        x = self.relu(self.down(self.relu(self.conv(x))))
+        return self.head(x.mean((2, 3)))
 """
 
 MODELS = [
