@@ -3,7 +3,7 @@ links, tables."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import io
 import json
@@ -251,6 +251,8 @@ def run_code(block: str) -> None:
     or of Ray."""
     from torchvision import models
 
+    if "captum" in block and importlib.util.find_spec("captum") is None:
+        return
     if not block.startswith("# ") and "featviz.ray" not in block:
         model = models.resnet18() if "layer4" in block else None
         exec(block, {"model": model, "batch": torch.rand(1, 3, 64, 64)})
@@ -266,6 +268,19 @@ def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
     for code in blocks("operations", "python"):
         exec(code)
     assert run.called
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SHOWN)
+def test_a_page_says_which_files_the_reader_brings(page: str, furnished: Path) -> None:
+    """A file of a command that is not in a clone is named in the page's words, or code of
+    the page makes it."""
+    brought = {path.name for path in furnished.iterdir()} - {"configs", "sample_images"}
+    words = re.sub(r"^```sh\n.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    said = set(re.split(r"[`\"/: ]", words))
+    for line, _ in commands(page):
+        used = set(re.split(r"[/: ]", line)) & brought
+        assert used <= said, line
 
 
 @pytest.mark.parametrize("page", PAGES)
