@@ -39,7 +39,7 @@ class Halving(nn.Module):
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
         self.relu = nn.ReLU()
         self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
         self.head = nn.Linear(16, 3)
