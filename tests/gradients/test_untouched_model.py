@@ -183,10 +183,9 @@ def tensors_alive() -> int:
 
 
 @pytest.mark.slow
-def test_nothing_of_a_graph_outlives_its_image(request: pytest.FixtureRequest) -> None:
+def test_nothing_of_a_graph_outlives_its_image() -> None:
     """After the sixth image there are no more tensors than after the third."""
     gc.freeze()  # what other tests have left is neither counted nor looked through
-    request.addfinalizer(gc.unfreeze)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten())
     for index in range(6):
         Path(f"{index}.jpg").write_bytes(SPHERES.read_bytes())
