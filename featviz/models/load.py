@@ -49,7 +49,6 @@ from featviz.models.requirements import (
     first_line,
     pick_device,
     require_torchvision,
-    unfit,
 )
 from featviz.models.sources import (
     EXPORTED,
@@ -116,15 +115,7 @@ def load_model(
         return options
     class_names = () if options.classes is None else read_classes(options.classes)
     device = pick_device(options.device)
-    try:
-        loaded = load_source(options)
-    except Exception as error:
-        # what a torchvision that was built for another torch makes of its first use
-        if "operator torchvision::" in str(error) and not isinstance(
-            error, FeatvizError
-        ):
-            raise unfit(error) from error
-        raise
+    loaded = load_source(options)
     module = _on_device(loaded.module, Path(options.spec), device)
     preprocess = _preprocess(module, loaded, inputs, options.seed, device)
     source = dict(loaded.record)

@@ -170,18 +170,14 @@ def _import(package: str) -> None:
                 f"there is too little memory to load {package}: {first_line(error)}",
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
-        raise unfit(error) from error
-
-
-def unfit(error: Exception) -> FeatvizError:
-    """The error for a torchvision whose build does not fit that of torch."""
-    installed = versions()
-    return FeatvizError(
-        f"torch {installed['torch']} and torchvision {installed['torchvision']} cannot be"
-        f" used together: {first_line(error)}",
-        "install a pair that fits: pip install --upgrade --force-reinstall torch"
-        " torchvision",
-    )
+        # a torchvision whose build does not fit that of torch
+        installed = versions()
+        raise FeatvizError(
+            f"torch {installed['torch']} and torchvision {installed['torchvision']}"
+            f" cannot be used together: {first_line(error)}",
+            "install a pair that fits: pip install --upgrade --force-reinstall torch"
+            " torchvision",
+        ) from error
 
 
 def first_line(error: BaseException) -> str:
