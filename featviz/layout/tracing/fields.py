@@ -351,12 +351,6 @@ def reduce_fields(
 
 
 @_on_each_edge
-def halve(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
-    """The rule of gated linear units."""
-    return [_around(_only(tables).chunk(2, call.argument(1, "dim", -1)))]
-
-
-@_on_each_edge
 def multiply_fields(
     call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor]:
