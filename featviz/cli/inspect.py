@@ -83,9 +83,10 @@ def layers(values: Values) -> int:
 def kernels(values: Values) -> int:
     """Draw the kernels of a model's convolutions, one picture for each.
 
-    Tile i is output channel i. Kernels of three inputs are in colour, others
-    are the mean over their inputs; zero is mid-grey. 1-D kernels are strips;
-    the time steps of 3-D kernels stand side by side.
+    kernels.png shows the first of each, with their numbers and values. Tile i is
+    output channel i. Kernels of three inputs are in colour, others are the mean
+    over their inputs; zero is mid-grey. 1-D kernels are strips; the time steps
+    of 3-D kernels stand side by side.
 
     {MODEL}
 
@@ -102,7 +103,7 @@ def kernels(values: Values) -> int:
     )
     output.left_out(skipped)
     log.info(
-        "kernels of %s in %s; %s",
+        "kernels of %s in %s, the first ones in kernels.png; %s",
         counted(len(document["captures"]), "layer"),
         document["out"],
         output.to_look_at("them", document["out"], "--open"),

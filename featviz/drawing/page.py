@@ -267,8 +267,6 @@ _CAPTION = 0.25
 """Inches of a caption above a picture."""
 _KEY = 0.4
 """Inches of the key below."""
-_SCALED = "max of each map; the border that padding makes does not count"
-"""The end of the key of the colours."""
 _LEADING = 0.18
 """Inches from a line of text to the next."""
 _WIDEST_STEP = 0.5
@@ -316,7 +314,8 @@ class PageBar(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """What stands on the page of `look`."""
+    """What stands on the page of `look`, or on that of `kernels`, which has neither
+    pictures nor bars."""
 
     title: str
     subtitle: str
@@ -332,6 +331,8 @@ class Page:
     """What the tiles and the numbers below them are."""
     cmap: str
     bars_title: str = "prediction"
+    scaled: str = "max of each map; the border that padding makes does not count"
+    """The end of the key of the colours."""
 
 
 class _Size(NamedTuple):
@@ -388,7 +389,7 @@ def draw_page(page: Page) -> Bytes:
     x += canvas.write("min", x, y, soft) + 0.08
     canvas.paste(colors[None], Cell(x, y - 0.06, 1.2, 0.12))
     x += 1.28
-    x += canvas.write(_SCALED, x, y, soft) + 0.4
+    x += canvas.write(page.scaled, x, y, soft) + 0.4
     canvas.write(page.key, layout.right, y, soft, "left", max_width=layout.right - x)
     return canvas.pixels
 
@@ -426,6 +427,8 @@ def _tile_size(page: Page) -> _Size:
 def _picture_size(page: Page, width: float) -> _Size:
     """The size of the input or the output at most, on a page of this width without its
     margins. A prediction takes more room than remarks."""
+    if not page.pictures:
+        return _Size(0, -_CAPTION)
     share = 0.45 if page.bars else 0.65
     width = min(_WIDEST_PICTURE, width * share / len(page.pictures))
     if page.bars:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from featviz.drawing import tensorboard
+from featviz.drawing import colormap, tensorboard
 from featviz.drawing.channels import warn_of_lacking
 from featviz.drawing.kernels import (
     Filters,
@@ -18,7 +18,8 @@ from featviz.drawing.kernels import (
     post_filters,
     read_filters,
 )
-from featviz.drawing.picture import caption, describe, encode
+from featviz.drawing.page import Page, PageRow, draw_page, figure_tiles
+from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
 from featviz.drawing.values import statistics
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
@@ -26,17 +27,22 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
-from featviz.options import InputOptions, ModelOptions
+from featviz.options import DrawOptions, InputOptions, ModelOptions
 from featviz.options.commands import KernelOptions
 from featviz.records import CaptureSite, Floats, Layer, Skip
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
 from featviz.rundir.place import RUN, check_apart, replacing
+from featviz.rundir.schema import Capture
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
-from featviz.text import counted, layer_named
+from featviz.text import by, counted, layer_named
 
 log = logging.getLogger(__name__)
 
+PAGE_FILE = "kernels.png"
+"""The page with kernels of all layers, in the folder of the kernels."""
+_COLUMNS = 8
+"""Kernels of each layer on the page."""
 NO_IMAGE = InputOptions(input_channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
@@ -74,6 +80,7 @@ def draw_kernels(
         run.write_run(_record(loaded, list(filters), options))
         images = ImageFolder(run, "")
         captures = []
+        rows = []
         stats: dict[str, Floats] = {}
         with tensorboard.opened(events, options.out) as board:
             for layer, layer_filters in filters.items():
@@ -83,6 +90,7 @@ def draw_kernels(
                     skipped.append(Skip.of(_site(layer), error.message))
                     continue
                 captures.append(drawn.row)
+                rows.append(drawn.page_row)
                 stats[drawn.key] = drawn.stats
                 if board is not None:
                     post_filters(board, layer, layer_filters, options.draw)
@@ -90,6 +98,7 @@ def draw_kernels(
         warn_of_lacking(options.draw.channels, channels)
         if not captures:
             raise UsageError(_nothing_to_draw(skipped), "take other --channels")
+        _write_page(images, loaded, rows, options.draw)
         manifest = {
             "captures": captures,
             "skipped": manifest_rows((), skipped)["skipped"],
@@ -177,6 +186,7 @@ class _Drawn(NamedTuple):
 
     row: dict[str, Any]
     """Of the manifest."""
+    page_row: PageRow
     key: str
     """In stats.npz."""
     stats: Floats
@@ -215,7 +225,75 @@ def _draw(
         "slices": picture.slices[1],
         "tiles": tiles,
     }
-    return _Drawn(row, site.stats_key, stats)
+    page_row = _page_row(capture, tiles, picture, _cmap(options.draw))
+    return _Drawn(row, page_row, site.stats_key, stats)
+
+
+def _cmap(options: DrawOptions) -> str:
+    """The colormap of the page."""
+    return colormap.resolved(options.cmap, "kernel")
+
+
+def _page_row(
+    capture: Capture, description: str, picture: GridPicture, cmap: str
+) -> PageRow:
+    """The first kernels of a layer, with their channels and the values of their colours.
+
+    Args:
+        capture: the row of the manifest.
+        description: what a tile is.
+        cmap: the name of the page's colormap.
+    """
+    lines = [capture.type, by(capture.shape), *description.split(", ")]
+    shared = picture.limits.shared
+    if shared is not None:
+        lines.append("{:.3g} … {:.3g}".format(*shared))
+    tiles = []
+    for tile in figure_tiles(picture, cmap)[:_COLUMNS]:
+        note = ""
+        if shared is None and tile.limits is not None:
+            note = "{:.2g} … {:.2g}".format(*tile.limits)
+        title = tile.title.removeprefix("channel ")
+        tiles.append(replace(tile, title=title, note=note))
+    return PageRow(layer_named(capture.layer or capture.type), lines, tiles)
+
+
+def _write_page(
+    folder: ImageFolder,
+    loaded: LoadedModel,
+    rows: Sequence[PageRow],
+    options: DrawOptions,
+) -> None:
+    """Write the page with the first kernels of all layers; of so many layers that it
+    would be too large there is none."""
+    source = loaded.source
+    title = str(source.get("name") or source.get("file") or source.get("type"))
+    if source.get("weights") == "none":
+        title += " (random weights)"
+    key = f"the first {_COLUMNS} channels of each layer"
+    if options.channels is not None:
+        key = f"the first {_COLUMNS} of channels {options.channels}"
+    page = Page(
+        title=title,
+        subtitle=f"kernels of {counted(len(rows), 'layer')}",
+        pictures=(),
+        bars=(),
+        remarks=(),
+        rows=rows,
+        key=key,
+        cmap=_cmap(options),
+        scaled="max: the values beside or below",
+    )
+    try:
+        pixels = draw_page(page)
+    except UsageError as error:
+        log.info("no %s: %s", PAGE_FILE, error.message)
+        return
+    height, width, _ = pixels.shape
+    image_rows = [pixels.reshape(height, -1)]
+    text = {"Software": "featviz kernels"}
+    with folder.writing(PAGE_FILE) as file:
+        write_png(file, (height, width), image_rows, text=text)
 
 
 def _site(layer: Layer) -> CaptureSite:

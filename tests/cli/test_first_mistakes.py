@@ -226,8 +226,8 @@ def test_the_last_line_says_how_to_look_at_kernels_and_exemplars(featviz: Run) -
     kernels = featviz("kernels", *model).err.splitlines()
     exemplars = featviz("exemplars", *model, "p.png").err.splitlines()
     assert kernels[-1] == (
-        "kernels of 1 layer in featviz-kernels; to look at them: featviz report"
-        " featviz-kernels --open"
+        "kernels of 1 layer in featviz-kernels, the first ones in kernels.png; to look at"
+        " them: featviz report featviz-kernels --open"
     )
     assert exemplars[-1] == (
         "results in featviz-exemplars; to look at them beside a run: featviz report RUN"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from PIL import Image
 from pixels import pixels_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
@@ -45,6 +46,25 @@ def test_colour_kernels_are_make_grids(drawn: Draw) -> None:
     assert row["layout"] == "rgb"
     assert row["range"] == pytest.approx([-largest, largest])
     assert_close(pictures.image("first"), expected)
+
+
+@pytest.mark.medium
+def test_the_page_shows_the_first_kernels_of_each_layer(drawn: Draw) -> None:
+    """Eight side by side in the colours of the grids, enlarged, a row for each layer."""
+    pictures = drawn("colour", "--scale", 1)
+    page = pixels_of(Image.open(pictures.out / "kernels.png"))
+    for number, layer in enumerate(("first", "second")):
+        top = (
+            103 + 154 * number
+        )  # a tile has 120 pixels, and the next begins 8 behind it
+        for column, expected in enumerate(pictures.tiles(layer)[:8]):
+            left = 210 + 128 * column
+            side = len(expected)
+            centres = (np.arange(side) * 2 + 1) * 120 // (2 * side)
+            tile = page[top : top + 120, left : left + 120][np.ix_(centres, centres)]
+            # of grey ones the page has three equal channels
+            assert_close(tile if expected.ndim == 3 else tile[..., 0], expected)
+    assert (page[103:223, 210 + 128 * 8 :] == 255).all()
 
 
 def test_each_colour_kernel_may_have_its_range(drawn: Draw) -> None:
