@@ -234,17 +234,17 @@ SCENES = (
     " relu1,relu3,relu_up2 --cmap magma --out scenes"
 )
 PAPER = SCENES.replace("--out scenes", "--out paper")
-MAPS = f"featviz run {COLOUR} --layers ReLU --cmap magma --labels --out maps"
+MAPS = f"featviz run {COLOUR} --layers ReLU --cmap magma --labels --out numbered"
 UP2 = "spheres.jpg/016_relu_up2"
 PAIRS = "featviz run --config configs/pairs.toml"
 SIX = "--images '0[0-5]*' --width 17"
 DIGITS = (
     "featviz run configs/digits_cnn.pth sample_images/digits --layers Conv2d,ReLU"
-    " --out digits"
+    " --out digit-places"
 )
 TUTORIAL = (
     "featviz run configs/digits_cnn.pth sample_images/digits --layers ReLU,Linear"
-    " --cmap magma --out maps"
+    " --cmap magma --out five-maps"
 )
 TABLE: dict[str, Picture] = {
     "first": Picture(
@@ -255,7 +255,7 @@ TABLE: dict[str, Picture] = {
         (f"featviz look {COLOUR} --layers relu1,relu3,relu_up2",),
         part_of("look-colour_cnn-spheres.png", 900),
     ),
-    "grid": Picture((MAPS,), part_of(f"maps/{UP2}/output.png", 560)),
+    "grid": Picture((MAPS,), part_of(f"numbered/{UP2}/output.png", 560)),
     "report": Picture(
         (MANY, "featviz report maps"),
         screenshot("maps/report/index.html", (1280, 860), 900),
@@ -270,8 +270,10 @@ TABLE: dict[str, Picture] = {
         part_of("featviz-exemplars/004_3/output.png", 730, (0, 0, 730, 590)),
     ),
     "apoz": Picture(
-        ("featviz audit configs/colour_cnn.pth sample_images/scenes --out audit",),
-        part_of("audit/apoz.png", 620),
+        (
+            "featviz audit configs/colour_cnn.pth sample_images/scenes --out colour-audit",
+        ),
+        part_of("colour-audit/apoz.png", 620),
     ),
     "overlay": Picture(
         (
@@ -326,7 +328,7 @@ TABLE: dict[str, Picture] = {
         (
             TUTORIAL,
             (
-                "featviz sheet maps --layers 7 --channels 61,45 --images '0[0-7]*'"
+                "featviz sheet five-maps --layers 7 --channels 61,45 --images '0[0-7]*'"
                 " --out strokes.png"
             ),
         ),
@@ -335,8 +337,10 @@ TABLE: dict[str, Picture] = {
     "changes": Picture(
         (
             TUTORIAL,
-            TUTORIAL.replace("--out maps", "--ablate '7:61,45' --out ablated"),
-            "featviz diff maps ablated --html changes.html",
+            TUTORIAL.replace(
+                "--out five-maps", "--ablate '7:61,45' --out five-without"
+            ),
+            "featviz diff five-maps five-without --html changes.html",
         ),
         screenshot("changes.html", (760, 480), 760),
     ),
@@ -373,7 +377,7 @@ TABLE: dict[str, Picture] = {
         (
             DIGITS,
             (
-                "featviz sheet digits --layers 1,4 --reduce pca --images '0*' --width 17"
+                "featviz sheet digit-places --layers 1,4 --reduce pca --images '0*' --width 17"
                 " --out digit-colours.png"
             ),
         ),

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -94,7 +95,6 @@ def follow(
 ) -> Outcome:
     """Do what a line says; of an installation and of torchrun only what featviz does
     there. A featviz between pipes runs in this process."""
-    shutil.rmtree(folder / "featviz-out", ignore_errors=True)
     done = Outcome(0, "", "")
     commands_of_line = re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1])
     for command in commands_of_line.split(" | "):
@@ -268,6 +268,34 @@ def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
     for code in blocks("operations", "python"):
         exec(code)
     assert run.called
+
+
+def folder_of(line: str) -> str | None:
+    """The folder that a command makes, if it refuses one that is there."""
+    words = shlex.split(line)
+    if words[0] != "featviz" or words[1] not in {
+        "run",
+        "audit",
+        "exemplars",
+        "kernels",
+    }:
+        return None
+    if {"--config", "--resume", "--shard"} & set(words):
+        return None
+    default = f"featviz-{words[1]}"
+    return words[words.index("--out") + 1] if "--out" in words else default
+
+
+def test_pages_can_be_followed_one_after_the_other() -> None:
+    """No command of a page makes a folder that another one has made."""
+    made = Counter(
+        folder_of(part)
+        for page in PAGES
+        for line, _ in commands(page)
+        for part in re.findall(r"^featviz [^|&]+|(?<=[|&] )featviz [^|&]+", line)
+    )
+    del made[None]
+    assert not [folder for folder, times in made.items() if times > 1]
 
 
 @pytest.mark.slow
