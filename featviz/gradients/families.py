@@ -104,10 +104,7 @@ def _yolo(output: ModelOutput) -> Boxes:
     is_turned = type(head).__name__.startswith("OBB")
     boxes = y[0, :4].T.detach()
     scores = y[0, 4 : 4 + count].T
-    try:
-        nms = import_ultralytics("ultralytics.utils.nms")
-    except ImportError:  # before 8.3.200
-        nms = import_ultralytics("ultralytics.utils.ops")
+    nms = import_ultralytics("ultralytics.utils.nms")
     with torch.no_grad():
         # NMS changes what it is given
         (rows,), (anchors,) = nms.non_max_suppression(

@@ -251,7 +251,7 @@ def intervene(
         The changed output; the same object without changes.
 
     Raises:
-        UsageError: the output is not a dense tensor, or has fewer channels.
+        UsageError: the output is not a tensor, or has fewer channels.
     """
     from torch import Tensor
 
@@ -259,8 +259,6 @@ def intervene(
         if not isinstance(output, Tensor):
             type_name = type(output).__name__
             raise change.error(f": {layer} gives a {type_name}, not a tensor")
-        if output.is_quantized:
-            raise change.error(f": {layer} gives a quantized tensor")
         axis = -1
         if change.channels:
             axis = axis_of(output, change)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from featviz.errors import LayoutError, UsageError
+from featviz.errors import UsageError
 from featviz.gradients import interventions
 from featviz.layout import to_floats
 from featviz.options import DrawOptions, PassOptions
@@ -129,12 +129,8 @@ class Target:
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
         if str(tensor.layout).startswith("torch.sparse"):
             tensor = tensor.to_dense()
-        try:
-            floats = to_floats(tensor)
-        except LayoutError as error:
-            raise self.error(f": it {error.message}") from None
         if tensor.element_size() == 1:  # torch sums no float8
-            return floats
+            return to_floats(tensor)
         return tensor
 
 

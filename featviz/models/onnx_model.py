@@ -39,7 +39,7 @@ from featviz.text import by, quoted
 
 RUNTIME = "ONNX Runtime"
 
-_READABLE = re.compile(r"tensor\((float|double|float16|u?int\d+|bool)\)|seq\(.*\)")
+_READABLE = re.compile(r"tensor\((float|double|float16|u?int\d+|bool)\)")
 """Types of values that numpy has; bfloat16 is none, which ONNX Runtime cannot hand out.
 """
 
@@ -318,7 +318,7 @@ class OnnxModel(nn.Module):
             raise RuntimeError(_reason(error)) from error
         finally:
             watchdog.cancel()
-        values |= zip(fetched, map(_to_torch, arrays), strict=True)
+        values |= zip(fetched, map(torch.from_numpy, arrays), strict=True)
         return values
 
     def session(self, names: Collection[str] = ()) -> Any:
@@ -394,15 +394,6 @@ def _reason(error: Exception) -> str:
 
 def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _to_torch(value: Any) -> Any:
-    """An array as a tensor, a sequence as a list; None for what torch has no type for."""
-    if isinstance(value, list):
-        return [_to_torch(item) for item in value]
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        return torch.from_numpy(value)
-    return None
 
 
 # From a file to a model

@@ -12,7 +12,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -428,10 +427,8 @@ def _trained_size(arguments: Any) -> int | None:
     """The size of images in the arguments of a training.
 
     Args:
-        arguments: A dict or a namespace; a file can say anything.
+        arguments: A dict; a file can say anything.
     """
-    if isinstance(arguments, SimpleNamespace):
-        arguments = vars(arguments)
     size = arguments.get("imgsz") if isinstance(arguments, dict) else None
     if type(size) is int and 0 < size <= _LARGEST_SIZE:
         return size

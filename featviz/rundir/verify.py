@@ -206,10 +206,8 @@ def _faults_of_record(run: ReadRun) -> Iterator[str]:
             f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
         )
     images = run.record["images"]
-    missing = images.get("missing")
-    if missing is None:
-        return
-    named = len(images["complete"]) + len(run.record["failures"]) + len(missing)
+    named = len(images["complete"]) + len(run.record["failures"])
+    named += len(images.get("missing", ()))
     if named != int(images["total"]):
         yield f"{RUN_FILE} has images.total {images['total']}, and names {named}"
 

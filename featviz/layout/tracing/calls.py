@@ -62,12 +62,7 @@ class FollowedCall:
             function: of torch, or the like.
             table: or several, for a function that joins tensors.
         """
-        kwargs = dict(self.kwargs)
-        # torch names its first argument in one of these ways
-        if not self.args:
-            for name in ("input", "self", "tensors"):
-                kwargs.pop(name, None)
-        result = function(table, *self.args[1:], **kwargs)
+        result = function(table, *self.args[1:], **self.kwargs)
         return [result] if isinstance(result, Tensor) else result
 
     def join(

@@ -333,11 +333,7 @@ def unite(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tenso
 def reduce_fields(
     call: FollowedCall, tables: Sequence[Tensor | None]
 ) -> Sequence[Tensor]:
-    """The rule of a mean, a sum or a maximum over axes, or of the larger of two
-    tensors."""
-    # torch.max(x, y)
-    if len(call.tensors) == 2:
-        return [_around(tables).expand(call.shape)]
+    """The rule of a mean, a sum or a maximum over axes."""
     table = _only(tables)
     axes = call.argument(1, "dim")
     if axes is None:
