@@ -136,27 +136,21 @@ def compare(
     """
     if slack is None:
         slack = np.zeros(len(base))
-    channels = len(base)
-    change = Change(
-        absolute=np.empty(channels),
-        relative=np.empty(channels),
-        cosine=np.empty(channels),
-        unlike=np.empty(channels, np.int64),
-        products=np.empty((channels, 4)),
-    )
+    blocks = []
     step = max(1, _BLOCK // max(1, base.shape[1]))
-    for start in range(0, channels, step):
+    for start in range(0, len(base), step):
         rows = slice(start, start + step)
         # the sums of products of a large channel would lose digits in float32
         old = base[rows].astype(np.float64)
         now = new[rows].astype(np.float64)
-        block = _compare_block(old, now, scale, slack[rows])
-        change.absolute[rows] = block.absolute
-        change.relative[rows] = block.relative
-        change.cosine[rows] = block.cosine
-        change.unlike[rows] = block.unlike
-        change.products[rows] = block.products
-    return change
+        blocks.append(_compare_block(old, now, scale, slack[rows]))
+    return Change(
+        absolute=np.concatenate([block.absolute for block in blocks]),
+        relative=np.concatenate([block.relative for block in blocks]),
+        cosine=np.concatenate([block.cosine for block in blocks]),
+        unlike=np.concatenate([block.unlike for block in blocks]),
+        products=np.concatenate([block.products for block in blocks]),
+    )
 
 
 def _compare_block(
@@ -177,11 +171,8 @@ def _compare_block(
     now = np.where(finite, now, 0.0) / (scale or 1.0)
     # the noise by itself: as base² - 2·base·new + new² it would drown in rounding
     noise = now - old
-    products = np.empty((len(old), 4))
-    products[:, _DOT] = np.einsum("ij,ij->i", old, now)
-    products[:, _BASE] = np.einsum("ij,ij->i", old, old)
-    products[:, _NEW] = np.einsum("ij,ij->i", now, now)
-    products[:, _NOISE] = np.einsum("ij,ij->i", noise, noise)
+    pairs = ((old, now), (old, old), (now, now), (noise, noise))
+    products = np.stack([np.einsum("ij,ij->i", *pair) for pair in pairs], axis=1)
     # the cosine of two single numbers says no more than their signs
     cosine = np.full(len(old), np.nan)
     if old.shape[1] > 1:

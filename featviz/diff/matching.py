@@ -340,16 +340,12 @@ def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
         changes: of one tensor, one for each image, without those that could not be
             compared (that have a `reason`).
     """
-    if not changes:
-        nothing = np.zeros(0)
-        return ChannelChanges(nothing, nothing, nothing, nothing)
-    common = min(len(change.differs) for change in changes)
-    first = changes[0].change
-    absolute = first.absolute[:common]
-    relative = first.relative[:common]
-    unlike = first.unlike[:common]
-    cosine = first.cosine[:common]
-    for image_change in changes[1:]:
+    common = min((len(change.differs) for change in changes), default=0)
+    absolute = np.zeros(common)
+    relative = np.zeros(common)
+    unlike = np.zeros(common, np.int64)
+    cosine = np.full(common, np.nan)
+    for image_change in changes:
         change = image_change.change
         absolute = np.maximum(absolute, change.absolute[:common])
         relative = np.maximum(relative, change.relative[:common])
