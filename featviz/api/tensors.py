@@ -118,8 +118,12 @@ def capture(
         yield captured
     if by_functions and not captured:
         present = types_present([*called]) or "none, but inside torch's own modules"
-        note = f"functions called in the block: {present}"
-        raise _no_layer(layers, [*every_layer, *called], parsed, note)
+        raise _no_layer(
+            layers,
+            [*every_layer, *called],
+            parsed,
+            f"functions called in the block: {present}",
+        )
     # of functions it is known only now
     warn_of_unmatched([*every_layer, *called], parsed)
 
@@ -132,8 +136,9 @@ def _no_layer(
 ) -> UsageError:
     """The error where the selectors take none of the layers that are present; `facts`
     are further ones for the hint."""
-    message = f"no layer matches {selectors(layers)!r}"
-    return UsageError(message, remedy(present, parsed, *facts))
+    return UsageError(
+        f"no layer matches {selectors(layers)!r}", remedy(present, parsed, *facts)
+    )
 
 
 def _read_selectors(layers: Layers | None) -> list[Selector]:

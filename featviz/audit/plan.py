@@ -174,8 +174,10 @@ def _default_names(graph: CallGraph) -> set[str]:
             break
         names = {layer.name for layer in graph.layers if class_name in layer.classes}
     if not names:
-        message = "the model has neither activations nor convolutions nor linear layers"
-        raise UsageError(message, "--layers says what to look at")
+        raise UsageError(
+            "the model has neither activations nor convolutions nor linear layers",
+            "--layers says what to look at",
+        )
     return names
 
 

@@ -305,8 +305,11 @@ def _title(sheet: SuspectSheet) -> tuple[str, str]:
     )
     if sheet.source.call == call:
         return title, "with the images that excite each most, and its map"
-    feeds = f"what {printable(sheet.source.call.label)} gives to {label}"
-    return title, f"no image excites these: the maps show {feeds}, nothing above 0"
+    return (
+        title,
+        "no image excites these: the maps show what"
+        f" {printable(sheet.source.call.label)} gives to {label}, nothing above 0",
+    )
 
 
 def _draw_suspect(

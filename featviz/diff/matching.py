@@ -167,13 +167,18 @@ def _nothing_shared(
     noun: str, base_names: Iterable[str], new_names: Iterable[str], hint: str
 ) -> CompareError:
     """The error of two runs that share no image, or no layer."""
-    names = f"BASE has {_few(base_names)}, NEW has {_few(new_names)}"
-    return CompareError(f"no {noun} is in both runs: {names}", hint)
+    return CompareError(
+        f"no {noun} is in both runs: BASE has {_few(base_names)}, NEW has"
+        f" {_few(new_names)}",
+        hint,
+    )
 
 
 def _incomparable(reason: str) -> CompareError:
-    hint = "run both with the same images, preprocessing and --normalize"
-    return CompareError(f"these runs cannot be compared: {reason}", hint)
+    return CompareError(
+        f"these runs cannot be compared: {reason}",
+        "run both with the same images, preprocessing and --normalize",
+    )
 
 
 def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
@@ -197,8 +202,9 @@ def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
         if old_sum != new.images[name].manifest.image.sha256:
             replaced.append(name)
     if replaced:
-        reason = f"{_few(replaced)} is another file in NEW (its sha256 differs)"
-        raise _incomparable(reason)
+        raise _incomparable(
+            f"{_few(replaced)} is another file in NEW (its sha256 differs)"
+        )
 
 
 def _setting(run: ReadRun, name: str) -> object:

@@ -58,7 +58,9 @@ def model_runs(files: DiffFiles) -> Iterator[ModelRuns]:
             if not error.add:
                 raise
             # the hint of a run names --resume, which two models do not have
-            message = f"{folder} holds the run of an earlier comparison"
-            hint = "--overwrite replaces it"
-            raise StoreError(message, hint, add=("--overwrite",)) from error
+            raise StoreError(
+                f"{folder} holds the run of an earlier comparison",
+                "--overwrite replaces it",
+                add=("--overwrite",),
+            ) from error
     yield runs

@@ -391,8 +391,9 @@ def missing_file(message: str, text: str, otherwise: str = "") -> UsageError:
         return UsageError(message, otherwise or "check the path")
     near = misspelt(path)
     if near is not None:
-        hint = f"did you mean {quoted(str(near))}?"
-        return UsageError(message, hint, replace=(text, str(near)))
+        return UsageError(
+            message, f"did you mean {quoted(str(near))}?", replace=(text, str(near))
+        )
     return UsageError(message, otherwise or _where_it_ends(path))
 
 

@@ -158,9 +158,10 @@ class Url:
         # configuration file of its own.
         except Exception as error:
             reason = quoted(self.without_secrets(str(error)))
-            message = f"{quoted(str(self))} cannot be reached: {reason}"
-            hint = "options come from the URL and fsspec's configuration (FSSPEC_...)"
-            raise UsageError(message, hint) from error
+            raise UsageError(
+                f"{quoted(str(self))} cannot be reached: {reason}",
+                "options come from the URL and fsspec's configuration (FSSPEC_...)",
+            ) from error
 
 
 def refuse_url(value: object) -> None:
@@ -330,8 +331,10 @@ def open_parts(url: Url) -> Any:
     file = asked(url, lambda: url.filesystem().open(url.key, "rb", **blocks))
     # a zip has its directory at the end, so that a stream would be read as a whole
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
-        message = "the server gives no parts of files, which an archive needs"
-        raise FileError(message, "download the archive, and give the file")
+        raise FileError(
+            "the server gives no parts of files, which an archive needs",
+            "download the archive, and give the file",
+        )
     return file
 
 

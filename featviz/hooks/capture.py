@@ -264,12 +264,10 @@ class Recorder:
             # raised by a sink, inside of a hook on a tensor
             if self.fault is error:
                 raise
-            hint = (
-                "without grad and grad-input in --capture none is needed; -v shows the"
-                " traceback"
-            )
             raise ForwardError(
-                f"the backward pass failed: {_first_line(error)}", hint
+                f"the backward pass failed: {_first_line(error)}",
+                "without grad and grad-input in --capture none is needed; -v shows the"
+                " traceback",
             ) from error
         reason = (
             "has no gradient: the target does not depend on it, or it was changed in"

@@ -81,8 +81,10 @@ def parse(text: str) -> list[Selector]:
     """
     selectors = [_parse_one(item) for item in _split(text) if item]
     if not selectors:
-        hint = "for example Conv2d,ReLU or layer1.*"
-        raise UsageError(f"the list {text!r} holds no selector", hint)
+        raise UsageError(
+            f"the list {text!r} holds no selector",
+            "for example Conv2d,ReLU or layer1.*",
+        )
     return selectors
 
 
@@ -236,8 +238,10 @@ def _parse_one(text: str) -> Selector:
         body = indexed["body"]
         index = _parse_index(indexed["index"])
     if not body:
-        hint = "for example Conv2d, layer1.* or re:^layer[34]"
-        raise UsageError(f"selector {text!r} names no layer", hint)
+        raise UsageError(
+            f"selector {text!r} names no layer",
+            "for example Conv2d, layer1.* or re:^layer[34]",
+        )
     return Selector(text, _matcher(text, body), index, negative)
 
 
@@ -269,8 +273,10 @@ def _matcher(text: str, body: str) -> Callable[[Layer], bool]:
         else:
             fits = re.compile(fnmatch.translate(pattern)).match
     except re.error as error:
-        message = f"selector {text!r} is no regular expression: {error}"
-        raise UsageError(message, "for example re:^layer[34]") from error
+        raise UsageError(
+            f"selector {text!r} is no regular expression: {error}",
+            "for example re:^layer[34]",
+        ) from error
 
     def is_named(layer: Layer) -> bool:
         return any(fits(name) for name in (layer.owner, *layer.aliases))

@@ -115,8 +115,7 @@ def _scaled(values: np.ndarray) -> Raster:
     low, high = int(values.min()), int(values.max())
     if dtype.itemsize == 2 and 0 < high - low < largest * _NARROW:
         narrow_range = low, high
-    description = f"{dtype} / {largest}"
-    return Raster(np.ascontiguousarray(scaled), description, narrow_range)
+    return Raster(np.ascontiguousarray(scaled), f"{dtype} / {largest}", narrow_range)
 
 
 def _check_array(array: np.ndarray, expected: ExpectedImage) -> None:
@@ -128,8 +127,9 @@ def _check_array(array: np.ndarray, expected: ExpectedImage) -> None:
         raise ImageError(f"has the shape {shape}, which is none of an image", None)
     # each becomes a float32, and the model makes more of them
     if array.size > MAX_VALUES:
-        allowed = f"more than the {MAX_VALUES:,} of any image"
-        raise ImageError(f"has {array.size:,} values, {allowed}")
+        raise ImageError(
+            f"has {array.size:,} values, more than the {MAX_VALUES:,} of any image"
+        )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
 
@@ -163,9 +163,11 @@ def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarra
         is_first = array.shape[0] == expected.channels
         is_last = array.shape[-1] == expected.channels
     if is_first and is_last:
-        message = f"has the shape {list(array.shape)}, of which two axes could be the"
-        hint = "save it as [1, C, H, W], with the channels first"
-        raise ImageError(f"{message} {expected.channels} channels", hint)
+        raise ImageError(
+            f"has the shape {list(array.shape)}, of which two axes could be the"
+            f" {expected.channels} channels",
+            "save it as [1, C, H, W], with the channels first",
+        )
     if not (is_first or is_last):
         raise _no_fit(array.shape, expected)
     if is_last:
@@ -175,10 +177,11 @@ def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarra
 
 def _no_fit(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
     channels = counted(expected.channels, "channel")
-    takes = f"the model takes {channels}: {expected.shapes}"
-    other = "--input-channels says another number"
-    hint = f"{other}, --transform makes what the model takes"
-    return ImageError(f"has the shape {list(shape)}, and {takes}", hint)
+    return ImageError(
+        f"has the shape {list(shape)}, and the model takes {channels}:"
+        f" {expected.shapes}",
+        "--input-channels says another number, --transform makes what the model takes",
+    )
 
 
 def _fits(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
@@ -228,8 +231,10 @@ def _check_page(page: Any) -> None:
         message = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
         raise ImageError(message, "8, 16 or 32 bits, the same for all channels")
     if page.samplesperpixel > _MAX_CHANNELS or page.size > MAX_VALUES:
-        size = f"{page.imagewidth}×{page.imagelength} pixels"
-        raise ImageError(f"has {size} of {page.samplesperpixel} channels: too many")
+        raise ImageError(
+            f"has {page.imagewidth}×{page.imagelength} pixels of"
+            f" {page.samplesperpixel} channels: too many"
+        )
     if page.compression not in _PACKINGS:
         method = int(page.compression)
         message = f"is a TIFF packed by method {method}, which is not read"
@@ -316,8 +321,11 @@ def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
     pixels = stream.width * stream.height
     max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
     if pixels * 3 * len(set(numbers)) > _MAX_FRAME_BYTES or pixels > max_pixels:
-        frames = f"{len(numbers)} frames of {stream.width}×{stream.height} pixels"
-        raise ImageError(f"has {frames}, which are too many", "fewer --frames")
+        raise ImageError(
+            f"has {len(numbers)} frames of {stream.width}×{stream.height} pixels, which"
+            " are too many",
+            "fewer --frames",
+        )
 
 
 class _FrameReader:
@@ -412,8 +420,10 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
         raise UsageError(message, _VALUES) from error
     if not isinstance(value, np.ndarray):
         message = f"{name} is of type {type(value).__name__!r}, which is no image"
-        hint = "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]"
-        raise UsageError(message, hint)
+        raise UsageError(
+            message,
+            "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]",
+        )
     # Pillow takes [H, W] and [H, W, C], one image at a time
     levels = _levels(value, name)
     if levels.ndim < 4:
@@ -464,8 +474,10 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
             try:
                 paths.append(_saved(image, folder / f"image-{count}"))
             except (OSError, ValueError, SyntaxError) as error:
-                message = f"image {number} cannot be read: {error}"
-                raise UsageError(message, "is its file whole and open?") from error
+                raise UsageError(
+                    f"image {number} cannot be read: {error}",
+                    "is its file whole and open?",
+                ) from error
             count += 1
     return paths
 
@@ -506,8 +518,10 @@ def to_npy(value: Any, path: Path) -> str:
         tensor = value.detach().cpu().resolve_neg()
         value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
-        message = f"{path.stem} is a {type(value).__name__} and no tensor of numbers"
-        raise UsageError(message, "torch.randn(1, 128)")
+        raise UsageError(
+            f"{path.stem} is a {type(value).__name__} and no tensor of numbers",
+            "torch.randn(1, 128)",
+        )
     np.save(path, value)
     return str(path)
 
@@ -537,12 +551,15 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
     if dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     if not np.issubdtype(dtype, np.floating):
-        message = f"{name} holds {dtype}, which are no values of an image"
-        raise UsageError(message, _VALUES)
+        raise UsageError(
+            f"{name} holds {dtype}, which are no values of an image", _VALUES
+        )
     low, high = float(array.min()), float(array.max())
     # also of NaN, which compares with nothing
     if not (low >= 0 and high <= 1):
-        text = f"values from {low:g} to {high:g}, and floats of an image are 0..1"
-        hint = "give it before it is normalised; --mean and --std of the run do that"
-        raise UsageError(f"{name} has {text}", hint)
+        raise UsageError(
+            f"{name} has values from {low:g} to {high:g}, and floats of an image are"
+            " 0..1",
+            "give it before it is normalised; --mean and --std of the run do that",
+        )
     return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))

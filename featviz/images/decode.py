@@ -252,8 +252,9 @@ def read(path: FilePath) -> bytes:
         # a file that grows meanwhile is read as far as it went
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
-            allowed = f"more than the {MAX_FILE_BYTES} of any image"
-            raise OSError(f"it has {size} bytes, {allowed}")
+            raise OSError(
+                f"it has {size} bytes, more than the {MAX_FILE_BYTES} of any image"
+            )
         return file.read(size)
 
 
@@ -351,8 +352,9 @@ def _content(path: FilePath, name: str, *state: int) -> bytes:
     is_tar = isinstance(info, tarfile.TarInfo)
     size = info.size if is_tar else info.file_size
     if size > MAX_MEMBER_BYTES:
-        allowed = f"more than the {MAX_MEMBER_BYTES} of any image"
-        raise OSError(f"it unpacks to {size} bytes, {allowed}")
+        raise OSError(
+            f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image"
+        )
     if is_tar:
         opened = archive.file.extractfile(info)
     elif info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -556,9 +558,10 @@ def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
     except Image.DecompressionBombError:
         # Pillow warns at its limit, and raises at twice as many
         max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        allowed = f"the {max_pixels:,} that an image may have"
-        message = f"{name} has more pixels than {allowed}"
-        raise ImageError(message, "cut it into parts, or make it smaller") from None
+        raise ImageError(
+            f"{name} has more pixels than the {max_pixels:,} that an image may have",
+            "cut it into parts, or make it smaller",
+        ) from None
     except _BROKEN as error:
         raise ImageError(f"{name} cannot be read: {arrays.reason(error)}") from error
 
@@ -720,8 +723,10 @@ def _ready(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
         return picture
     if expected.volume:
         shape = list(picture.shape)
-        message = f"is a picture of shape {shape}, and the model takes volumes"
-        raise ImageError(message, f"an array {expected.shapes}")
+        raise ImageError(
+            f"is a picture of shape {shape}, and the model takes volumes",
+            f"an array {expected.shapes}",
+        )
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 
@@ -738,5 +743,6 @@ def check_background(color: str) -> None:
     try:
         ImageColor.getrgb(color)
     except ValueError:
-        message = f"--background {color!r} is no colour"
-        raise UsageError(message, "for example white or #808080") from None
+        raise UsageError(
+            f"--background {color!r} is no colour", "for example white or #808080"
+        ) from None

@@ -157,8 +157,9 @@ def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
             name = inside[1].rpartition("/")[2]
         named.append(Named(name, path))
     if not named:
-        hint = "one path a line, or NUL-separated with -0"
-        raise UsageError("stdin lists no images", hint)
+        raise UsageError(
+            "stdin lists no images", "one path a line, or NUL-separated with -0"
+        )
     return named
 
 

@@ -144,8 +144,9 @@ class Option(FieldNotes):
             raise self._refused(value) from None
         # a reader that knows better what is wrong says so
         except UsageError as error:
-            message = f"{self.name}: {error.message}"
-            raise UsageError(message, error.hint, options=(self.name,)) from None
+            raise UsageError(
+                f"{self.name}: {error.message}", error.hint, options=(self.name,)
+            ) from None
 
     def _refused(self, value: Any) -> UsageError:
         """The error for a value that this option does not take, with the choice that is

@@ -384,8 +384,9 @@ def _chosen_channels(
     try:
         return choose_channels(text, drawn, strength.means, strength.deviations)
     except LayoutError as error:
-        message = f"{label} {error.message}"
-        raise UsageError(message, f"it has {drawn[0]} to {drawn[-1]}") from None
+        raise UsageError(
+            f"{label} {error.message}", f"it has {drawn[0]} to {drawn[-1]}"
+        ) from None
 
 
 class _ChannelStrength(NamedTuple):
