@@ -280,7 +280,7 @@ def folder_of(line: str) -> str | None:
         "kernels",
     }:
         return None
-    if {"--config", "--resume", "--shard"} & set(words):
+    if {"--config", "--dry-run", "--resume", "--shard"} & set(words):
         return None
     default = f"featviz-{words[1]}"
     return words[words.index("--out") + 1] if "--out" in words else default
