@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,13 +171,6 @@ def watched(
         yield hooks
 
 
-class BackwardPass(NamedTuple):
-    """A pass forward, and back from the target."""
-
-    output: Any
-    target: TargetValue
-
-
 @dataclass
 class Watched:
     """A model with its hooks in place."""
@@ -314,12 +307,12 @@ class Watched:
             )
         # the same image went through twice: as it is, and with the changes
         if self.plan.changes_values:
-            change = largest_change(tensors(undisturbed), tensors(output))
+            largest, nonfinite = largest_change(tensors(undisturbed), tensors(output))
             outcome = replace(
                 outcome,
                 intervened=True,
-                largest_change=change.largest,
-                nonfinite=change.nonfinite,
+                largest_change=largest,
+                nonfinite=nonfinite,
                 before=top_classes(undisturbed, model.categories, model.scores),
             )
         return outcome
@@ -336,7 +329,9 @@ class Watched:
             output = forward(module, [arg.clone() for arg in inputs])
         return output if self.plan.changes_values else None
 
-    def _forward_and_back(self, args: Sequence[Tensor], book: HintBook) -> BackwardPass:
+    def _forward_and_back(
+        self, args: Sequence[Tensor], book: HintBook
+    ) -> tuple[Any, TargetValue]:
         """Run the model forward, and back from the target; hooks on tensors take the
         gradients, and parameters get none.
 
@@ -345,6 +340,9 @@ class Watched:
 
         Args:
             args: the model's arguments, on its device.
+
+        Returns:
+            The model's output, and the number in it.
 
         Raises:
             UsageError: this output has no such target, or no gradient flows back.
@@ -372,7 +370,7 @@ class Watched:
                 " torch.no_grad",
             )
         self.recorder.back(value.number, [arg for arg in inputs if arg.requires_grad])
-        return BackwardPass(output, value)
+        return output, value
 
     def _target_output(self, book: HintBook) -> Any:
         """What the target's layer returned last, or the target's channel of it.
@@ -592,32 +590,29 @@ def _logits(output: Any, scores: str | None) -> Tensor | None:
     return rows[0]
 
 
-class OutputChange(NamedTuple):
-    """How far the tensors of two outputs are apart."""
-
-    largest: float | None
-    """The largest absolute difference of values that are finite in both; None where the
-    outputs cannot be compared."""
-    nonfinite: int
-    """Values that are NaN or infinite in one, and something else in the other."""
-
-
-def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputChange:
+def largest_change(
+    before: Sequence[Tensor], after: Sequence[Tensor]
+) -> tuple[float | None, int]:
     """Compare the tensors of two outputs. They cannot be compared where there are none,
     their shapes differ, or one has no real, dense values.
 
     Args:
         before: of one output, in the order in which they stand in it.
         after: of the other.
+
+    Returns:
+        The largest absolute difference of values that are finite in both, None where the
+        outputs cannot be compared; and how many values are NaN or infinite in one, and
+        something else in the other.
     """
     try:
         old_values = [_exact(tensor) for tensor in before]
         new_values = [_exact(tensor) for tensor in after]
     except LayoutError:
-        return OutputChange(None, 0)
+        return None, 0
     shapes = [values.shape for values in old_values]
     if not shapes or shapes != [values.shape for values in new_values]:
-        return OutputChange(None, 0)
+        return None, 0
     largest = 0.0
     nonfinite = 0
     for old, new in zip(old_values, new_values, strict=True):
@@ -627,7 +622,7 @@ def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputC
         if finite.any():
             largest = max(largest, float((old - new).abs()[finite].max()))
         nonfinite += int((~finite & ~same).sum())
-    return OutputChange(largest, nonfinite)
+    return largest, nonfinite
 
 
 def _exact(tensor: Tensor) -> Tensor:

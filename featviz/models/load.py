@@ -954,10 +954,7 @@ def load_factory(options: ModelOptions) -> Loaded:
     code_sha256 = code_digest(spec)
     if code_sha256 is not None:
         record["code_sha256"] = code_sha256
-    parameters = weights.digest(module)
-    # where there are none, the sha256 of a file tells its weights from others
-    if parameters is not None or path is None:
-        record["parameters"] = parameters
+    record["parameters"] = weights.digest(module)
     return Loaded(module, record, classes=classes)
 
 

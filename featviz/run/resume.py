@@ -215,13 +215,6 @@ def _check_same(
     options: RunOptions, document: RunDocument, record: Mapping[str, Any]
 ) -> None:
     """Refuse to go on with another run, whose run.json is `record`."""
-    # a checksum of the weights tells models apart; some tensors have no bytes to add
-    if document.record["model"].get("parameters", "") is None:
-        raise StoreError(
-            f"{options.folder} holds a run, and this model's tensors do not tell their"
-            " values",
-            "--overwrite, or another --out",
-        )
     # as JSON has it, which the other one was read from: lists for tuples, text for paths
     new = json.loads(json.dumps(document.record, default=str))
     different = differences(settings_of(record), new)

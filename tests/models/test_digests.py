@@ -95,8 +95,7 @@ def test_whatever_is_of_a_module_is_part_of_its_digest(
 
 
 class Packed(Tensor):
-    """A tensor that consists of two others, as torchao's do; `sealed` ones do not tell
-    them."""
+    """A tensor that consists of two others, as torchao's do."""
 
     whole: Tensor
     scale: Tensor
@@ -109,8 +108,6 @@ class Packed(Tensor):
         self.whole, self.scale, self.bits = whole, scale, bits
 
     def __tensor_flatten__(self) -> tuple[list[str], dict[str, int]]:
-        if self.scale.isnan():
-            raise NotImplementedError
         return ["whole", "scale"], {"bits": self.bits}
 
     @classmethod
@@ -131,26 +128,10 @@ def packed(number: int, scale: float, bits: int = 8) -> nn.Module:
 
 
 def test_tensors_that_consist_of_others_count_by_these() -> None:
-    """And by their settings. Quantised weights of torchao have a digest; a tensor that
-    tells nothing has none."""
+    """And by their settings, as quantised weights of torchao do."""
     packs = [packed(1, 0.5), packed(2, 0.5), packed(1, 0.25), packed(1, 0.5, bits=4)]
     assert digest(packs[0]) == digest(packed(1, 0.5))
     assert len(set(map(digest, packs))) == 4
-    assert digest(packed(1, float("nan"))) is None
-
-
-@pytest.mark.medium
-def test_a_model_without_a_digest_is_not_resumed(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run of it may be one of other weights."""
-    monkeypatch.setattr("featviz.models.weights.digest", lambda module: None)
-    run = partial(
-        fv.run, nn.Conv2d(3, 2, 1), photos, "Conv2d", tmp_path / "out", resume=True
-    )
-    run(size=8)
-    with pytest.raises(fv.errors.StoreError, match="this model's tensors do not tell"):
-        run(size=8)
 
 
 def imported(path: Path, code: str) -> Any:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+Tables: TypeAlias = Sequence[Tensor | None]
+"""A table for each tensor of a call; None for a tensor without one."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class FollowedCall:
     def join(
         self,
         function: Callable[..., Any],
-        tables: Sequence[Tensor | None],
+        tables: Tables,
         nothing: Tensor,
     ) -> Sequence[Tensor]:
         """The table of the results of a call that joins tensors.
@@ -101,7 +104,7 @@ def spread(table: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def einsum_factors(
-    call: FollowedCall, tables: Sequence[Tensor | None], sum_over: Callable[..., Tensor]
+    call: FollowedCall, tables: Tables, sum_over: Callable[..., Tensor]
 ) -> list[Tensor]:
     """The tables of the factors of torch.einsum, with the axes of its output.
 

@@ -32,7 +32,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featviz.layout.tracing.calls import FollowedCall, einsum_factors, varies
+from featviz.layout.tracing.calls import (
+    FollowedCall,
+    Tables,
+    einsum_factors,
+    varies,
+)
 
 _FAR = 2.0**20
 """Beyond every pixel; float32 counts exactly so far."""
@@ -193,9 +198,7 @@ MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyE
 FieldRule: TypeAlias = Callable[[FollowedCall, Sequence[Fields]], Sequence[Fields]]
 """Takes a call and what its tensors see. Returns what its results see."""
 
-EdgeRule: TypeAlias = Callable[
-    [FollowedCall, Sequence[Tensor | None]], Sequence[Tensor]
-]
+EdgeRule: TypeAlias = Callable[[FollowedCall, Tables], Sequence[Tensor]]
 """The same for one of the four tables; None for a tensor that sees nothing."""
 
 
@@ -247,7 +250,7 @@ def _on_each_edge(rule: EdgeRule) -> FieldRule:
     return fields
 
 
-def _only(tables: Sequence[Tensor | None]) -> Tensor:
+def _only(tables: Tables) -> Tensor:
     """The table of the first tensor; ValueError where another sees something, too."""
     seen = [table for table in tables if table is not None]
     if len(seen) > 1 or tables[0] is None:
@@ -314,7 +317,7 @@ def mix_fields(axes_of: Callable[[FollowedCall, Tensor], Iterable[int]]) -> Fiel
     """A rule for a function of one tensor that mixes values along some axes and keeps
     the shape, or makes another size of the last axis."""
 
-    def mix(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def mix(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
         table = _only(tables)
         return [_mix(table, *axes_of(call, table)).expand(call.shape)] * len(
             call.results
@@ -324,15 +327,13 @@ def mix_fields(axes_of: Callable[[FollowedCall, Tensor], Iterable[int]]) -> Fiel
 
 
 @_on_each_edge
-def unite(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+def unite(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
     """The rule of functions whose result at a position comes from that position alone."""
     return [_around(tables).expand(call.shape)]
 
 
 @_on_each_edge
-def reduce_fields(
-    call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor]:
+def reduce_fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
     """The rule of a mean, a sum or a maximum over axes."""
     table = _only(tables)
     axes = call.argument(1, "dim")
@@ -347,9 +348,7 @@ def reduce_fields(
 
 
 @_on_each_edge
-def multiply_fields(
-    call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor]:
+def multiply_fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
     """The rule of products: rows of the first matrix with columns of the second."""
     first, second = tables
     boxes = []
@@ -361,9 +360,7 @@ def multiply_fields(
 
 
 @_on_each_edge
-def einsum_fields(
-    call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor]:
+def einsum_fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
     """The rule of torch.einsum."""
     return [_around(einsum_factors(call, tables, _mix)).expand(call.shape)]
 
@@ -375,7 +372,7 @@ def attend(token_axis: int) -> FieldRule:
         token_axis: the axis of keys and values that counts tokens.
     """
 
-    def fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
         query, *keys_and_values = tables[:3]
         boxes = [] if query is None else [_mix(query, -1)]
         for table in keys_and_values:

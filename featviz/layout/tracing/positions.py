@@ -30,7 +30,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featviz.layout.tracing.calls import FollowedCall, einsum_factors, spread, varies
+from featviz.layout.tracing.calls import (
+    FollowedCall,
+    Tables,
+    einsum_factors,
+    spread,
+    varies,
+)
 from featviz.records import Trace
 
 
@@ -217,9 +223,7 @@ def _is_even(kept: Tensor, length: int) -> bool:
 # these:
 MISFITS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
-PositionRule = Callable[
-    [SourceMaps, FollowedCall, Sequence[Tensor | None]], Sequence[Any]
-]
+PositionRule = Callable[[SourceMaps, FollowedCall, Tables], Sequence[Any]]
 """Takes the maps so far, a call, and the tables of its tensors. Returns the tables of
 its results; None, or none at all, for those that lie nowhere in the image."""
 
@@ -230,9 +234,7 @@ FirstTableRule = Callable[[SourceMaps, FollowedCall, Tensor], Tensor | None]
 def by_first_table(rule: FirstTableRule) -> PositionRule:
     """A rule for functions whose first tensor alone says where the first result lies."""
 
-    def positions(
-        maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
+    def positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
         return [] if tables[0] is None else [rule(maps, call, tables[0])]
 
     return positions
@@ -243,7 +245,7 @@ def move_positions(function: Callable[..., Any]) -> PositionRule:
     their positions."""
 
     def positions(
-        maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
+        maps: SourceMaps, call: FollowedCall, tables: Tables
     ) -> Sequence[Tensor]:
         return [] if tables[0] is None else call.repeat(function, tables[0])
 
@@ -256,7 +258,7 @@ def join_positions(function: Callable[..., Any]) -> PositionRule:
     nothing = torch.zeros(1, dtype=torch.float64)
 
     def positions(
-        maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
+        maps: SourceMaps, call: FollowedCall, tables: Tables
     ) -> Sequence[Tensor]:
         if all(table is None for table in tables):
             return []
@@ -265,23 +267,17 @@ def join_positions(function: Callable[..., Any]) -> PositionRule:
     return positions
 
 
-def lose_positions(
-    maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+def lose_positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     """The rule of functions that put values where other values say."""
     return []
 
 
-def keep_positions(
-    maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+def keep_positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     """The rule of functions in no table: what keeps a shape keeps positions."""
     return [shared_positions(tables, result.shape) for result in call.results]
 
 
-def shared_positions(
-    tables: Sequence[Tensor | None], shape: Sequence[int]
-) -> Tensor | None:
+def shared_positions(tables: Tables, shape: Sequence[int]) -> Tensor | None:
     """The first table of this shape, or the first that can be spread out to it."""
     traced = [table for table in tables if table is not None]
     for table in traced:
@@ -312,9 +308,7 @@ keep_rows = by_first_table(_keep_rows)
 tokens. A result of scaled_dot_product_attention lies where its query does."""
 
 
-def multiply(
-    maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+def multiply(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     """The rule of products of matrices: the result has the positions of the first
     factor's rows; where these lie nowhere, those of the second factor's columns."""
     # queries @ keys, scores @ values: a row of the product is that of a query
@@ -372,9 +366,7 @@ def reduce_positions(
     return (patches if keepdim else patches.squeeze(axis)).expand(call.shape)
 
 
-def resample(
-    maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+def resample(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     """The rule of resizing: it keeps the positions, or makes a map of another
     resolution."""
     table = tables[0]
@@ -402,9 +394,7 @@ def _is_clip_of_frames(maps: SourceMaps, table: Tensor) -> bool:
     return torch.equal(frames, torch.arange(len(table)).expand_as(frames))
 
 
-def convolve(
-    maps: SourceMaps, call: FollowedCall, tables: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+def convolve(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     """The rule of convolutions and poolings. Where the argument was not followed, what
     they make of a batch of one is a new map of the image."""
     if tables[0] is not None:
