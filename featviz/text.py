@@ -48,9 +48,10 @@ def is_number(text: str) -> bool:
     return text.isdecimal() and len(text) < 1000
 
 
-def quoted(text: str, limit: int = 160) -> str:
-    """A text from a file as a message may show it: printable, on one line, and of at
-    most `limit` characters."""
+def quoted(value: object, limit: int = 160) -> str:
+    """A text from a file, a path or an error as a message may show it: printable, on one
+    line, and of at most `limit` characters."""
+    text = str(value)
     return printable(text[:limit]) + ("…" if len(text) > limit else "")
 
 

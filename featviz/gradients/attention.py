@@ -100,7 +100,7 @@ class AttentionPath:
             )
         # all axes of length 1, but those along which the tokens stand
         hints = book.of_tensor(site, tensor)
-        arrangement = hints.arrangement or recognise(list(tensor.shape), hints)
+        arrangement = recognise(tensor.shape, hints)
         layout = LAYOUTS[arrangement.layout]
         shape = [1] * tensor.ndim
         for axis in layout.spatial_axes or (layout.token_axis or 0,):

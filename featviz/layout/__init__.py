@@ -35,7 +35,7 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     """
     values = to_floats(tensor)
     hints = hints or Hints()
-    arrangement: Arrangement = hints.arrangement or recognise(list(values.shape), hints)
+    arrangement = recognise(values.shape, hints)
     layout = LAYOUTS[arrangement.layout]
     by_name = {"": Maps(layout.name, layout.to_maps(values, arrangement))}
     if arrangement.prefix or arrangement.suffix:

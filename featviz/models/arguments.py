@@ -596,7 +596,7 @@ class UserTransform:
             output = self.function(image)
         except Exception as error:  # the user's own code
             raise ImageError(
-                f"{self.text} raised {type(error).__name__}: {quoted(str(error))}",
+                f"{self.text} raised {type(error).__name__}: {quoted(error)}",
                 "-v shows the traceback",
             ) from error
         description = f"a {type(output).__name__}"

@@ -33,15 +33,13 @@ def read_classes(path: Path) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such file, or it holds no names.
     """
-    title = f"--classes {quoted(str(path))}"
+    title = f"--classes {quoted(path)}"
     try:
         names = _listed(_content(path))
     except FileNotFoundError:
         raise UsageError(f"{title}: there is no such file", _HINT) from None
     except (FileError, ValueError, TypeError) as error:
-        raise UsageError(
-            f"{title} cannot be read: {quoted(str(error))}", _HINT
-        ) from None
+        raise UsageError(f"{title} cannot be read: {quoted(error)}", _HINT) from None
     if not names:
         raise UsageError(f"{title} holds no names", _HINT)
     return tuple(printable(name) for name in names)

@@ -85,7 +85,7 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         loaded = load_source(by_timm)
         return loaded._replace(record={**loaded.record, "kind": "huggingface"})
     config = _read_config(folder)
-    file = quoted(str(folder / _FILE))
+    file = quoted(folder / _FILE)
     if not architecture or architecture.startswith("timm:"):
         raise LoadError(
             f"{file} names no architecture of transformers",
@@ -155,7 +155,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     Raises:
         LoadError: Where it is missing or cannot be read.
     """
-    name = quoted(str(folder))
+    name = quoted(folder)
     try:
         config: dict[str, Any] = read_json(folder / _FILE)
     except FileNotFoundError as error:
@@ -369,7 +369,7 @@ def _check_parts(value: Any, file: str, config_class: type) -> None:
 
 def _some(keys: Iterable[str]) -> str:
     """The first names of tensors, for a message."""
-    return listed([quoted(str(key)) for key in sorted(keys)], 4)
+    return listed([quoted(key) for key in sorted(keys)], 4)
 
 
 @contextmanager

@@ -503,7 +503,7 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
         hint = "name the class: --arch net.py:CLASS"
         hparams = content.get(_HPARAMS)
         if hparams:
-            names = listed([quoted(str(name)) for name in hparams], 8)
+            names = listed([quoted(name) for name in hparams], 8)
             message += f"; it has {_HPARAMS}: {names}"
             hint += " --model-arg @hparams"
         return LoadError(message, hint)

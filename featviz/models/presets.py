@@ -469,7 +469,7 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
     Raises:
         LoadError: Where the file cannot be read, or asks for what is not done.
     """
-    path = quoted(str(folder / _FILE))
+    path = quoted(folder / _FILE)
     try:
         settings = _processor_settings(folder)
     except FileError as error:
@@ -611,7 +611,7 @@ def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
         outputs = processor(**inputs, return_tensors="pt")
         values: Tensor = outputs["pixel_values"].float()
     except Exception as error:  # whatever its own code makes of an image
-        reason = f"{type(error).__name__}: {quoted(str(error))}"
+        reason = f"{type(error).__name__}: {quoted(error)}"
         raise ImageError(f"{name} raised {reason}", "-v shows the traceback") from error
     if values.ndim == 5 and values.shape[:2] == (1, 1):  # a clip of one frame
         values = values[0]

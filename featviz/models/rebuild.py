@@ -233,7 +233,7 @@ class Builder:
         except RefusedError as error:
             return error
         except Exception as error:  # of arguments that are none of its maker's
-            reason = quoted(str(error))
+            reason = quoted(error)
             return RefusedError(f"holds a broken {_name_of(value)}: {reason}")
 
     def called(self, made: Made) -> Any:
@@ -610,7 +610,7 @@ def _tensor(
     count = math.prod(size)
     if count == 0:
         return torch.empty(size, dtype=dtype)
-    shape = quoted(str([*size]))
+    shape = quoted([*size])
     untyped = storage.data._untyped_storage
     # with strides of 0, a small file has tensors that no memory holds
     if count * dtype.itemsize > 4 * untyped.nbytes() + _BYTES_BESIDE:

@@ -106,7 +106,7 @@ class Folder(OpenFolder):
         with suppress(FileNotFoundError):
             if stat.S_ISLNK(self.stat(name).st_mode):
                 raise StoreError(
-                    f"{quoted(str(self.path / name))} is a symbolic link, and nothing"
+                    f"{quoted(self.path / name)} is a symbolic link, and nothing"
                     " is written through one",
                     "remove it, or name another folder with --out",
                 )
@@ -198,7 +198,7 @@ class Folder(OpenFolder):
             if new.is_as(self, name):
                 return
             self.replace(name, hidden)
-        where = quoted(str(new.path))
+        where = quoted(new.path)
         raise StoreError(
             f"{where} was replaced while featviz wrote into it", "try again"
         )

@@ -233,7 +233,7 @@ def read_manifest(data: bytes) -> Manifest:
         try:
             content = parse_json(data.decode("utf-8"))
         except ValueError as error:
-            raise ValueError(f"cannot be read: {quoted(str(error))}") from None
+            raise ValueError(f"cannot be read: {quoted(error)}") from None
         schema.check_version(content)
         manifest = schema.convert(content, Manifest)
     # msgspec knows each field by itself; how they agree is checked here
@@ -370,7 +370,7 @@ class ReadImage:
             except BROKEN as error:
                 where = quoted(f"{self.folder}/{relative}")
                 raise DamagedError(
-                    self, f"{where} cannot be read: {quoted(str(error))}"
+                    self, f"{where} cannot be read: {quoted(error)}"
                 ) from error
 
     @contextmanager
@@ -618,7 +618,7 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
         for row in rows:
             stats |= _stats_of_row(arrays, row)
     except BROKEN as error:
-        raise StoreError(f"{where} cannot be read: {quoted(str(error))}") from error
+        raise StoreError(f"{where} cannot be read: {quoted(error)}") from error
     return stats
 
 

@@ -52,7 +52,7 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         yield
         return
-    holder = f"--out {quoted(str(out))}"
+    holder = f"--out {quoted(out)}"
     # locks that stay until the end, and those of the moment in which a shard begins
     with ExitStack() as until_end, ExitStack() as until_begun:
         _bring_back(out, holder)
@@ -115,7 +115,7 @@ def locked_new(folder: Folder, holder: str) -> Iterator[None]:
 @contextmanager
 def among_shards(out: Path) -> Iterator[None]:
     """Be the only shard that begins or ends, which takes a moment; the others wait."""
-    with locked(out / SHARDS_LOCK, f"--out {quoted(str(out))}", PATIENCE):
+    with locked(out / SHARDS_LOCK, f"--out {quoted(out)}", PATIENCE):
         yield
 
 
@@ -233,7 +233,6 @@ def _check(path: Path, status: os.stat_result) -> None:
     # a hard link to somebody's notes would be truncated and signed
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise StoreError(
-            f"{quoted(str(path))} is no lock of featviz: it is a link, or no regular"
-            " file",
+            f"{quoted(path)} is no lock of featviz: it is a link, or no regular file",
             "remove it",
         )

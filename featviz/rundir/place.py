@@ -161,7 +161,7 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
             _clear_left_over(above, final, record_name)
             new = above.new(hidden_name(final.name))
             try:
-                locks.enter_context(locked_new(new, f"--out {quoted(str(root))}"))
+                locks.enter_context(locked_new(new, f"--out {quoted(root)}"))
                 yield new
                 # the earlier result is looked for anew: the work before may have taken
                 # hours
@@ -318,7 +318,7 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
         if any(text == destination or text.startswith(within) for text in paths):
             verb = "is" if destination in paths else "holds"
             raise UsageError(
-                f"{option} {quoted(str(out))} {verb} the input {quoted(str(path))}",
+                f"{option} {quoted(out)} {verb} the input {quoted(path)}",
                 f"name another place with {option}",
             )
 

@@ -120,14 +120,13 @@ def _checked(root: Path, content: Mapping[str, Any]) -> RunRecord:
     result = content.get("kind", "run")
     if result != "run":
         raise StoreError(
-            f"{quoted(str(root))} holds {quoted(str(result))}, not the feature maps of"
-            " a run",
+            f"{quoted(root)} holds {quoted(result)}, not the feature maps of a run",
             "give a folder that featviz run wrote",
         )
     try:
         record: RunRecord = schema.convert(content, RunRecord)
     except ValueError as error:
-        raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
+        raise StoreError(f"{quoted(root / RUN_FILE)}: {error}") from error
     return record
 
 

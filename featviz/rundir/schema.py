@@ -199,7 +199,7 @@ def convert(content: Any, record_type: Any) -> Any:
     try:
         return msgspec.convert(content, record_type)
     except msgspec.ValidationError as error:
-        raise ValueError(quoted(str(error))) from None
+        raise ValueError(quoted(error)) from None
 
 
 def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
@@ -227,8 +227,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         StoreError: it is missing, a link, too large, no JSON, or of another version.
     """
-    where = quoted(str(path))
-    folder = quoted(str(path.parent))
+    where = quoted(path)
+    folder = quoted(path.parent)
     if path.parent.is_file():
         raise StoreError(
             f"{folder} is a file, not a run directory", "give a folder of `featviz run`"

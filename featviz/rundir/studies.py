@@ -173,7 +173,7 @@ def read_exemplars(root: Path) -> ExemplarRecord:
     path = root / EXEMPLARS_FILE
     if not path.exists():
         raise StoreError(
-            f"{quoted(str(root))} holds no exemplars: it has no {EXEMPLARS_FILE}",
+            f"{quoted(root)} holds no exemplars: it has no {EXEMPLARS_FILE}",
             "give a folder that featviz exemplars wrote",
         )
     with _reading(path, "exemplars"):
@@ -219,13 +219,11 @@ def _reading(path: Path, result: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         folder = path if path.is_dir() else path.parent
-        missing = quoted(str(folder / str(error.filename)))
+        missing = quoted(folder / str(error.filename))
         raise StoreError(f"{missing} is missing", f"draw the {result} again") from None
     except (FileError, StoreError, OSError, ValueError) as error:
         reason = str(error).removeprefix("cannot be read: ")
-        raise StoreError(
-            f"{quoted(str(path))} cannot be read: {quoted(reason)}"
-        ) from error
+        raise StoreError(f"{quoted(path)} cannot be read: {quoted(reason)}") from error
 
 
 @dataclass(frozen=True)
@@ -313,7 +311,7 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
     except (FileError, ValueError) as error:
         reason = str(error)
     raise StoreError(
-        f"{quoted(str(path))} is no audit.json: {reason}",
+        f"{quoted(path)} is no audit.json: {reason}",
         "give one that featviz audit wrote",
     )
 
@@ -344,7 +342,7 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         record = read_json(root / RUN_FILE)
     if record.get("kind") != "kernels":
         raise StoreError(
-            f"{quoted(str(root))} holds no kernels",
+            f"{quoted(root)} holds no kernels",
             "give a folder that `featviz kernels` wrote",
         )
     with _reading(root, "kernels"):
@@ -460,7 +458,7 @@ def check_series(
             f"--out {root} is a file, not a folder", "name another with --out"
         )
     steps = list(read_steps(root))
-    out = f"--out {quoted(str(root))}"
+    out = f"--out {quoted(root)}"
     # hours of training must not end in a refusal
     if steps and not (overwrite or resume):
         raise StoreError(

@@ -247,7 +247,7 @@ def faults_of(image: ReadImage) -> Iterator[str]:
             with image.open(row.file) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         except (StoreError, OSError) as error:
-            yield f"{where(row.file)} cannot be read: {quoted(str(error))}"
+            yield f"{where(row.file)} cannot be read: {quoted(error)}"
             continue
         if digest != row.sha256:
             yield (
@@ -342,7 +342,7 @@ def _check_one_run(runs: Sequence[ReadRun]) -> None:
 def _not_whole(part: Path, fault: str) -> StoreError:
     """The refusal to merge a part with such an image."""
     return StoreError(
-        f"{quoted(str(part))}: {fault}", "take this image out, or run it again"
+        f"{quoted(part)}: {fault}", "take this image out, or run it again"
     )
 
 

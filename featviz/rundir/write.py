@@ -178,7 +178,7 @@ class ImageFolder:
     def _holds_others(self) -> StoreError:
         """The error for a folder with files that are not ours, which stay."""
         return StoreError(
-            f"{quoted(str(self.path))} holds files that featviz did not write",
+            f"{quoted(self.path)} holds files that featviz did not write",
             "move them away; --resume goes on",
         )
 
@@ -264,7 +264,7 @@ class RunDirectory:
         """Whether this is still the folder in which the run began."""
         if not self.folder.is_in_place():
             raise StoreError(
-                f"{quoted(str(self.root))} was removed or renamed while the run wrote"
+                f"{quoted(self.root)} was removed or renamed while the run wrote"
                 " into it",
                 "where it is now, --resume goes on with what is complete",
             )
