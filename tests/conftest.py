@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import hashlib
 import logging
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,21 @@ torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 commands."""
 
 
+def _seed_the_processor_alone() -> None:
+    """torch notes each seed for accelerators that may be used later, with the stack of
+    the call, which takes longer than a small network."""
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        if not device.is_available():
+            device.manual_seed_all = lambda seed: None
+
+
+_seed_the_processor_alone()
+
+msgspec.structs.fields = functools.cache(msgspec.structs.fields)
+"""A command asks for the fields of its options once or twice, and these tests run
+thousands of commands."""
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes give no names: archives hold the time, and all processes must call a test
     the same."""
@@ -87,6 +104,13 @@ def _libraries_are_no_garbage() -> None:
 def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a clone holds (`featviz-audit`, say) is beside no test."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _search_path_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of somebody's network stays on the search path while the process lives:
+    each import and each look for a version would go through those of all tests."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(autouse=True)

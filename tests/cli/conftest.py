@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ from .outcomes import NETS
 
 
 @pytest.fixture
-def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def nets(tmp_path: Path) -> str:
     """A file of factories; NETS:name."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / "user_nets.py"
     path.write_text(NETS)
     return str(path)

@@ -70,8 +70,7 @@ class Paper:
         Args:
             before: the pixels without it.
         """
-        after = self.pixels
-        changed = (before != after).any(-1)
+        changed = differing(before, self.pixels)
         if not changed.any():
             self.unreadable.append(f"{text!r} is not seen")
             return
@@ -87,10 +86,19 @@ class Paper:
 
     def note_picture(self, before: np.ndarray) -> None:
         """Look whether a picture that was just drawn lies over a text."""
-        changed = (before != self.pixels).any(-1)
+        after = self.pixels
         for ink in self.texts:
-            if changed[ink.top : ink.bottom + 1, ink.left : ink.right + 1].any():
+            rows = slice(ink.top, ink.bottom + 1)
+            columns = slice(ink.left, ink.right + 1)
+            if (before[rows, columns] != after[rows, columns]).any():
                 self.unreadable.append(f"a picture lies over {ink.text!r}")
+
+
+def differing(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Which pixels of two pages differ; numpy's `any` over colours alone takes ten times
+    as long."""
+    red, green, blue = np.moveaxis(before != after, -1, 0)
+    return red | green | blue
 
 
 def _left(ink: Ink) -> int:
