@@ -66,20 +66,20 @@ class CellKey(NamedTuple):
     """Its name in the run."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SheetContent:
-    """What a sheet shows."""
+    """What a sheet shows; its cells are read layer by layer."""
 
     runs: Sequence[SheetRun]
-    images: Sequence[str]
+    images: list[str] = field(default_factory=list)
     """Those that could be read, by name."""
-    layers: Sequence[SheetLayer]
-    rows: Mapping[CellKey, Capture]
-    tiles: Mapping[CellKey, Mapping[int, list[Bytes]]]
+    layers: list[SheetLayer] = field(default_factory=list)
+    rows: dict[CellKey, Capture] = field(default_factory=dict)
+    tiles: dict[CellKey, dict[int, list[Bytes]]] = field(default_factory=dict)
     """By channel, one for each slice, as the run drew them, uint8 [h, w, 3]."""
-    inputs: Mapping[str, list[Bytes]]
+    inputs: dict[str, list[Bytes]] = field(default_factory=dict)
     """What the model saw of each image, frame by frame of a clip."""
-    damaged: Mapping[str, str]
+    damaged: dict[str, str] = field(default_factory=dict)
     """Images that cannot be read, and why."""
 
     @property
@@ -107,17 +107,6 @@ class SheetContent:
         # Layers shorten a clip by strides: 16 frames went in where a map has 4 slices.
         # Of fewer pictures than slices each stands for several, of more the middle one.
         return pictures[int((slice + 0.5) * len(pictures) / self.slices)]
-
-
-@dataclass
-class _Cells:
-    """The cells of a sheet, which are read layer by layer; fields as in
-    `SheetContent`."""
-
-    rows: dict[CellKey, Capture] = field(default_factory=dict)
-    tiles: dict[CellKey, dict[int, list[Bytes]]] = field(default_factory=dict)
-    inputs: dict[str, list[Bytes]] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)
 
     def add_place_tiles(
         self, captures: Mapping[CellKey, ImageCapture], options: SheetOptions
@@ -172,33 +161,25 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
     captures = _captures(runs, images, options.tensor)
     labels = _chosen_layers(captures, options.layers)
     is_of_places = options.reduce is not None or options.similar_to is not None
-    layers = []
-    cells = _Cells()
+    content = SheetContent(runs)
     for label in labels:
         # over all runs: before and after show the same channels
         of_layer = {
             key: capture for key, capture in captures.items() if key.layer == label
         }
         if is_of_places:
-            layers.append(SheetLayer(label, [ALL]))
-            cells.add_place_tiles(of_layer, options)
+            content.layers.append(SheetLayer(label, [ALL]))
+            content.add_place_tiles(of_layer, options)
         else:
             layer_captures = list(of_layer.values())
             channels = _chosen_channels(label, layer_captures, options.channels)
-            layers.append(SheetLayer(label, channels))
-            cells.add_channels(of_layer, channels)
-    if not cells.inputs:
-        first_reason, *_ = cells.damaged.values()
+            content.layers.append(SheetLayer(label, channels))
+            content.add_channels(of_layer, channels)
+    if not content.inputs:
+        first_reason, *_ = content.damaged.values()
         raise StoreError(first_reason)
-    return SheetContent(
-        runs=runs,
-        images=[name for name in images if name in cells.inputs],
-        layers=layers,
-        rows=cells.rows,
-        tiles=cells.tiles,
-        inputs=cells.inputs,
-        damaged=cells.damaged,
-    )
+    content.images = [name for name in images if name in content.inputs]
+    return content
 
 
 def _place_tiles(
