@@ -152,7 +152,7 @@ def _read_selectors(layers: Layers | None) -> list[Selector]:
         return []
     parsed = parse(text)
     for selector in of_functions(parsed):
-        if selector.from_the_end:
+        if "-" in selector.text.partition("#")[2]:
             raise UsageError(
                 f"selector {selector.text!r} counts from the end, and functions are"
                 " found as they are called",

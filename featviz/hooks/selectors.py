@@ -47,15 +47,6 @@ class Selector:
     negative: bool = False
     """Whether it takes layers away."""
 
-    @property
-    def from_the_end(self) -> bool:
-        """Whether its index cannot be applied before all layers are known."""
-        if isinstance(self.index, slice):
-            numbers = [self.index.start, self.index.stop, self.index.step]
-        else:
-            numbers = [self.index]
-        return any(number is not None and number < 0 for number in numbers)
-
     def pick(self, layers: Iterable[Layer]) -> list[Layer]:
         """The layers that this selector speaks of, in model order."""
         matching = [layer for layer in layers if self.matches(layer)]
