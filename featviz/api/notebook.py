@@ -31,9 +31,6 @@ PAGE = 1800
 
 MOST_PICTURES = 24
 MOST_ROWS = 60
-MOST_BYTES = 3 * 2**20
-"""What all pictures of one result may take as text: a notebook keeps them in its file.
-"""
 
 
 class Shot(NamedTuple):
@@ -63,19 +60,16 @@ def html_of(result: Any) -> str:
 
     A large picture is made smaller, a small one is shown larger by a whole factor, and
     one that cannot be read says so. It ends with a line where there are more than
-    MOST_PICTURES, or more than MOST_BYTES of them."""
+    MOST_PICTURES."""
     view = VIEWS[type(result)](result)
     lines = [quoted(line) for line in view.lines]
     figures: list[NotebookFigure] = []
-    total = 0  # bytes
     for shot in view.shots:
-        figure = _figure(shot, view.side)
-        # characters of base64, as the notebook's file keeps them
-        total += len(figure.address)
-        if total > MOST_BYTES or len(figures) == MOST_PICTURES:
+        # a notebook keeps all of them in its file
+        if len(figures) == MOST_PICTURES:
             lines.append("there are more pictures")
             break
-        figures.append(figure)
+        figures.append(_figure(shot, view.side))
     # a model may have thousands of layers, and a notebook shows each row for good
     table = view.table
     if table is not None and len(table.rows) > MOST_ROWS:
