@@ -76,50 +76,38 @@ def _clipped(low: float, high: float) -> Part:
     return _activation(Activation(bounds=(low, high), margin=_MARGIN * (high - low)))
 
 
-_SIGMOID = _activation(Activation(bounds=(0.0, 1.0), margin=_MARGIN))
-# neither exact zeros nor bounds: whether it varies is the question to ask
-_SMOOTH = _activation(Activation())
-_CHANNELWISE = Part("channelwise")
 _OTHER = Part("other")
 
 _NAMES_OF_PARTS: Sequence[tuple[Part, str]] = (
     (_activation(Activation(zero=True)), "ReLU Relu relu"),
     (_clipped(0.0, 6.0), "ReLU6 relu6"),
-    (_SIGMOID, "Sigmoid Hardsigmoid HardSigmoid sigmoid hardsigmoid"),
+    (
+        _activation(Activation(bounds=(0.0, 1.0), margin=_MARGIN)),
+        "Sigmoid Hardsigmoid HardSigmoid sigmoid hardsigmoid",
+    ),
     (_clipped(-1.0, 1.0), "Tanh Hardtanh tanh hardtanh"),
-    (_SMOOTH, "SiLU Swish silu GELU Gelu GELUTanh QuickGELU gelu Mish HardMish mish"),
     (
-        _SMOOTH,
-        "Hardswish HardSwish hardswish LeakyReLU LeakyRelu leaky_relu PReLU PRelu prelu"
-        " RReLU rrelu",
+        # neither exact zeros nor bounds: whether it varies is the question to ask
+        _activation(Activation()),
+        "SiLU Swish silu GELU Gelu GELUTanh QuickGELU gelu Mish HardMish mish"
+        " Hardswish HardSwish hardswish LeakyReLU LeakyRelu leaky_relu PReLU PRelu prelu"
+        " RReLU rrelu"
+        " ELU Elu elu CELU Celu celu SELU Selu selu Softplus softplus Softsign softsign"
+        " LogSigmoid logsigmoid",
     ),
-    (
-        _SMOOTH,
-        "ELU Elu elu CELU Celu celu SELU Selu selu Softplus softplus Softsign softsign",
-    ),
-    (_SMOOTH, "LogSigmoid logsigmoid"),
     (Part("maker", axis=1), "_ConvNd Conv ConvTranspose"),
     (Part("maker", axis=-1), "Linear Gemm"),
     (
-        _CHANNELWISE,
+        Part("channelwise"),
         "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm"
-        " BatchNormalization InstanceNormalization",
+        " BatchNormalization InstanceNormalization"
+        " _DropoutNd StochasticDepth DropPath dropout dropout2d"
+        " _MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d MaxPool"
+        " _AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d AveragePool"
+        " GlobalAveragePool"
+        " Upsample Resize upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"
+        " interpolate Identity contiguous clone detach float to",
     ),
-    (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath dropout dropout2d"),
-    (
-        _CHANNELWISE,
-        "_MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d MaxPool",
-    ),
-    (
-        _CHANNELWISE,
-        "_AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d AveragePool"
-        " GlobalAveragePool",
-    ),
-    (
-        _CHANNELWISE,
-        "Upsample Resize upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
-    ),
-    (_CHANNELWISE, "interpolate Identity contiguous clone detach float to"),
     (
         Part("mixing"),
         "GroupNorm group_norm LayerNorm layer_norm RMSNorm rms_norm"
