@@ -46,19 +46,17 @@ def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[in
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
-    # Breadth first from the lowest channel that is in no group yet: each step adds all
-    # that correlate with the frontier, until none is new.
-    groups = []
-    remaining: Flags = np.asarray(linked.any(1))
-    while remaining.any():
-        group = np.zeros_like(remaining)
-        frontier = np.arange(len(remaining)) == remaining.argmax()
-        while frontier.any():
-            group = group | frontier
-            frontier = linked[frontier].any(0) & ~group
-        groups.append(np.flatnonzero(group).tolist())
-        remaining = remaining & ~group
-    return groups
+    # Each channel takes the lowest number of those that it correlates with and its own,
+    # until none changes: then all of a group have the number of its first channel.
+    np.fill_diagonal(linked, True)
+    first = np.arange(len(linked))
+    is_settled = False
+    while not is_settled:
+        lower = np.where(linked, first, len(linked)).min(axis=1, initial=len(linked))
+        is_settled = np.array_equal(lower, first)
+        first = lower
+    numbers, sizes = np.unique(first, return_counts=True)
+    return [np.flatnonzero(first == number).tolist() for number in numbers[sizes > 1]]
 
 
 def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
