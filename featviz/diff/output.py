@@ -10,17 +10,18 @@ from featviz.text import TextTable, counted, listed
 
 # predictions that a line names
 _NAMED = 5
+# known of kept tensors alone, and of a network and its graph
+_OPTIONAL = ("SQNR", "in NEW")
 _NUMBERS = ("images", "channels", "absolute", "relative", "cosine", "SQNR")
 
 
 def diff_table(result: Comparison) -> TextTable:
     """A row for each layer that differs, for people; without any only the lines below."""
     rows = [layer.cells for layer in result.differing]
-    headings = list(rows[0]) if rows else []
-    # known of kept tensors alone, and of a network and its graph
-    for optional in ("SQNR", "in NEW"):
-        if not any(row[optional] for row in rows):
-            headings = [heading for heading in headings if heading != optional]
+    headings = []
+    for heading in rows[0] if rows else ():
+        if heading not in _OPTIONAL or any(row[heading] for row in rows):
+            headings.append(heading)
     cells = []
     for row in rows:
         cells.append([row[heading] for heading in headings])

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from featviz.diff.tensors import map_shape
 from featviz.records import CaptureKey, Floats
@@ -31,6 +31,7 @@ BY_FOLDED_NORM = "folded norm"
 BY_PATH = "module path"
 BY_ORDER = "order"
 
+T = TypeVar("T")
 Rows = Mapping[CaptureKey, Capture]
 
 
@@ -109,28 +110,26 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
     new_runtime = _runtime(new)
     if base_runtime == new_runtime:
         return Alignment(base, new)
-    base_rows = _rows(base, new)
-    new_rows = _rows(new, base)
-    new_is_graph = new_runtime is not None
+
+    def in_order(one: T, other: T) -> tuple[T, T]:
+        """What is known of the network and of the graph, as that of BASE and of NEW; and
+        the other way round."""
+        return (other, one) if new_runtime is None else (one, other)
+
     # the rules tell a network from a graph, whichever of them is BASE
-    network, graph = (base_rows, new_rows) if new_is_graph else (new_rows, base_rows)
+    network, graph = in_order(_rows(base, new), _rows(new, base))
     paired = _Pairing(network, graph).pairs()
+    left_out_base, left_out_new = in_order(paired.of_network, paired.of_graph)
     pairs: dict[CaptureKey, LayerPair] = {}
+    names: dict[CaptureKey, CaptureKey | None] = dict.fromkeys(left_out_new)
     for of_network, (of_graph, found_by) in paired.partners.items():
-        pair = LayerPair(of_network, of_graph, found_by)
-        if not new_is_graph:
-            pair = LayerPair(of_graph, of_network, found_by)
-        pairs[pair.base] = pair
-    names: dict[CaptureKey, CaptureKey | None] = {}
-    for pair in pairs.values():
-        names[pair.new] = pair.base
-    left_out = (paired.of_network, paired.of_graph)
-    if not new_is_graph:
-        left_out = (paired.of_graph, paired.of_network)
+        of_base, of_new = in_order(of_network, of_graph)
+        pairs[of_base] = LayerPair(of_base, of_new, found_by)
+        names[of_new] = of_base
     folded = [key.layer for key in (*paired.of_network, *paired.of_graph)]
     return Alignment(
-        base=_renamed(base, dict.fromkeys(left_out[0])),
-        new=_renamed(new, {**names, **dict.fromkeys(left_out[1])}),
+        base=_renamed(base, dict.fromkeys(left_out_base)),
+        new=_renamed(new, names),
         pairs=pairs,
         folded=tuple(dict.fromkeys(folded)),
     )
