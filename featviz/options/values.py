@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -226,31 +226,19 @@ def _read_path(value: Any) -> Path:
     return Path(value)
 
 
-def _read_file(value: Any) -> Path:
-    """A path at which no folder is."""
+def _read_place(value: Any, is_folder: bool) -> Path:
+    """A path at which a folder is, or a file, or nothing; UsageError where the system
+    does not say what is there, since a name is too long, or a folder may not be
+    searched."""
     path = _read_path(value)
-    if _is_there(path) and path.is_dir():
-        raise ValueError(value)
-    return path
-
-
-def _read_folder(value: Any) -> Path:
-    """A path at which a folder is, or nothing."""
-    path = _read_path(value)
-    if _is_there(path) and not path.is_dir():
-        raise ValueError(value)
-    return path
-
-
-def _is_there(path: Path) -> bool:
-    """Whether something is at a path; UsageError where the system does not say it, since
-    a name is too long, or a folder may not be searched."""
     try:
-        return path.exists()
+        if path.exists() and path.is_dir() != is_folder:
+            raise ValueError(value)
     except OSError as error:
         raise UsageError(
             f"{quoted(str(path))}: {error.strerror}", "name another path"
         ) from error
+    return path
 
 
 def _read_run_location(value: Any) -> Path | Url:
@@ -420,14 +408,22 @@ AnyPath = Annotated[
 File = Annotated[
     Path,
     _typed(
-        ValueReader("a file, not a folder", _read_file, metavar="FILE", is_path=True)
+        ValueReader(
+            "a file, not a folder",
+            partial(_read_place, is_folder=False),
+            metavar="FILE",
+            is_path=True,
+        )
     ),
 ]
 Folder = Annotated[
     Path,
     _typed(
         ValueReader(
-            "a folder, not a file", _read_folder, metavar="FOLDER", is_path=True
+            "a folder, not a file",
+            partial(_read_place, is_folder=True),
+            metavar="FOLDER",
+            is_path=True,
         )
     ),
 ]
