@@ -414,18 +414,20 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
     if isinstance(value, Image.Image):
         return [value]
     try:
-        value = _dense(value)
+        array = _as_array(value)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         message = f"{name} is no dense tensor with values"
         raise UsageError(message, _VALUES) from error
-    if not isinstance(value, np.ndarray):
+    if not isinstance(array, np.ndarray):
         message = f"{name} is of type {type(value).__name__!r}, which is no image"
         raise UsageError(
             message,
             "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]",
         )
     # Pillow takes [H, W] and [H, W, C], one image at a time
-    levels = _levels(value, name)
+    if array is not value and array.ndim > 2:
+        array = np.moveaxis(array, -3, -1)
+    levels = _levels(array, name)
     if levels.ndim < 4:
         levels = levels[None]
     if levels.ndim == 4 and levels.shape[-1] == 1:
@@ -433,17 +435,14 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
     return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in levels]
 
 
-def _dense(value: Any) -> Any:
-    """A tensor as an array of numpy, with the channels of an image last; anything else
-    as it is."""
+def _as_array(value: Any) -> Any:
+    """A tensor as an array of numpy; anything else as it is."""
     torch = sys.modules.get("torch")  # who has no torch gives no tensors
     if torch is None or not isinstance(value, torch.Tensor):
         return value
     tensor = value.detach().cpu().resolve_neg()
-    if tensor.dtype.is_floating_point:  # numpy has no bfloat16
+    if tensor.dtype == torch.bfloat16:  # which numpy has not
         tensor = tensor.float()
-    if tensor.ndim > 2:
-        tensor = tensor.movedim(-3, -1)
     return tensor.numpy()
 
 
@@ -513,16 +512,13 @@ def to_npy(value: Any, path: Path) -> str:
     Raises:
         UsageError: Where it is neither a tensor nor an array of numbers.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu().resolve_neg()
-        value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+    array = _as_array(value)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         raise UsageError(
             f"{path.stem} is a {type(value).__name__} and no tensor of numbers",
             "torch.randn(1, 128)",
         )
-    np.save(path, value)
+    np.save(path, array)
     return str(path)
 
 
@@ -554,6 +550,7 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
         raise UsageError(
             f"{name} holds {dtype}, which are no values of an image", _VALUES
         )
+    array = array.astype(np.float32)
     low, high = float(array.min()), float(array.max())
     # also of NaN, which compares with nothing
     if not (low >= 0 and high <= 1):
@@ -562,4 +559,4 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
             " 0..1",
             "give it before it is normalised; --mean and --std of the run do that",
         )
-    return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))
+    return np.asarray((array * 255).round().astype(np.uint8))
