@@ -11,11 +11,11 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, BinaryIO, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,12 +47,6 @@ MOST_STATS = 256 * 2**20
 """Bytes of the statistics of an image: ten million channels."""
 MOST_TENSOR = 4 * 2**30
 """Bytes of a kept tensor."""
-_ROW_BYTES = 4 * (len(STAT_COLUMNS) + 1)
-"""Of a channel: its statistics, and its deviation."""
-_MEMBER_BYTES = 4096
-"""What an array of a few rows may take in an npz, with its name twice, headers and
-padding."""
-
 BROKEN = (
     ArithmeticError,
     EOFError,
@@ -462,12 +456,10 @@ def pictures_beside(
     pixels = {}
     expected = {row.file: row.size for row in rows}
     # an audit may be copied without its pictures
-    passed_over: AbstractContextManager[Any] = nullcontext()
-    if may_be_missing:
-        passed_over = suppress(FileNotFoundError)
+    passed_over = [FileNotFoundError] if may_be_missing else []
     with ReadFolder(root) as folder:
         for file in files:
-            with passed_over:
+            with suppress(*passed_over):
                 header = picture_header(folder, file, expected.get(file))
                 sizes[file] = header.bytes
                 pixels[file] = header.pixels
@@ -598,23 +590,18 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, as `ReadImage.stats` has them.
 
     Raises:
-        StoreError: the file does not hold what the rows say, or is larger than they
-            explain.
+        StoreError: the file does not hold what the rows say, or more than MOST_STATS.
     """
-    maps = sum(row.maps for row in rows)
-    # names, headers and padding take some, and no row may claim gigabytes
-    bytes_of_names = 32 * sum(len(row.layer) for row in rows)
-    limit = 2 * maps * _ROW_BYTES + _MEMBER_BYTES * (2 * len(rows) + 1) + bytes_of_names
-    data = folder.read(STATS_FILE, min(limit, MOST_STATS))
+    data = folder.read(STATS_FILE, MOST_STATS)
     where = quoted(f"{folder.name}/{STATS_FILE}")
     # arrays may overlap in a zip file, which then is small and what it holds is not
-    if len(data) < maps * 4 * len(STAT_COLUMNS):
+    if len(data) < sum(row.maps for row in rows) * 4 * len(STAT_COLUMNS):
         raise StoreError(
             f"{where} has {len(data):,} bytes, too few for the maps of its manifest"
         )
     stats: dict[str, Floats] = {}
     try:
-        arrays = read_arrays(data, max_bytes=limit)
+        arrays = read_arrays(data, MOST_STATS)
         for row in rows:
             stats |= _stats_of_row(arrays, row)
     except BROKEN as error:

@@ -104,17 +104,11 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
     # a run without a picture is in nobody's way: its command is to be mended
     if not overwrite and (contents.drawn_images or record_name != RUN):
         hint = "--out names another folder, --overwrite replaces it"
-        add = ("--overwrite",)
+        result = f"an earlier result ({record_name})"
         if isinstance(record, WrittenRun):
-            images = counted(contents.drawn_images, "image")
-            raise StoreError(
-                f"--out {root} holds a run, {images} complete",
-                f"`run --resume` goes on with it, {hint}",
-                add=add,
-            )
-        raise StoreError(
-            f"--out {root} holds an earlier result ({record_name})", hint, add=add
-        )
+            result = f"a run, {counted(contents.drawn_images, 'image')} complete"
+            hint = f"`run --resume` goes on with it, {hint}"
+        raise StoreError(f"--out {root} holds {result}", hint, add=("--overwrite",))
     if contents.others:
         # those at the top tell most of what the folder is
         nearest = sorted(contents.others, key=lambda path: (path.count("/"), path))
