@@ -408,8 +408,11 @@ def _channel_axis(
     shape = list(tensor.shape)
     axis = channel_axis(shape, book.of_layer(layer))
     if axis is None:
-        message = f": it is unknown which axis of {layer_named(layer.label)} {shape}"
-        raise asking.error(f"{message} counts channels", "--tensor-layout says it")
+        raise asking.error(
+            f": it is unknown which axis of {layer_named(layer.label)} {shape}"
+            " counts channels",
+            "--tensor-layout says it",
+        )
     return axis
 
 

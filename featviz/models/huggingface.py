@@ -162,9 +162,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         # of LoRA and its like: a few matrices beside a model that lies elsewhere
         if (folder / _ADAPTER_FILE).is_file():
             message = f"{name} holds an adapter, which is no model by itself"
-            merging = "model.merge_and_unload().save_pretrained('DIR')"
             raise LoadError(
-                message, f"merge it with its model by peft: {merging}; MODEL is DIR"
+                message,
+                "merge it with its model by peft:"
+                " model.merge_and_unload().save_pretrained('DIR'); MODEL is DIR",
             ) from error
         raise LoadError(
             f"{name} is no folder of a Hugging Face model: it lacks {_FILE}",
@@ -226,9 +227,9 @@ def _build(
             raise
         # whatever the constructors of a class make of a bad config
         except Exception as error:
-            files = f"{config_file} and {weights_file}"
             raise LoadError(
-                f"{name} could not be built of {files}: {quoted(first_line(error))}",
+                f"{name} could not be built of {config_file} and {weights_file}:"
+                f" {quoted(first_line(error))}",
                 "is it the config of these weights? --partial loads what fits",
             ) from error
     _check_fit(name, weights_file, info, options.partial)
@@ -279,9 +280,8 @@ def _checked(value: Any, file: str, architecture: str) -> Any:
             "if you trust it: --arch file.py:factory, which loads it",
         )
     if value.get("quantization_config"):
-        text = f"the weights of {quoted(architecture)} are quantised"
         raise LoadError(
-            f"{file} says that {text}",
+            f"{file} says that the weights of {quoted(architecture)} are quantised",
             "save the model that they were made from, in float",
         )
     return {
@@ -310,11 +310,10 @@ def _model_class(config_file: str, name: str, library: Any) -> Any:
         log.debug("%s cannot be imported", name, exc_info=True)
     if not _is_model_of(library, model_class):
         version = library.__version__
-        text = f"{quoted(name)}, which is no model of transformers {version}"
-        update = "pip install --upgrade transformers"
         raise LoadError(
-            f"{config_file} names {text}",
-            f"{update}; a model of timm's is --arch timm:NAME",
+            f"{config_file} names {quoted(name)}, which is no model of transformers"
+            f" {version}",
+            "pip install --upgrade transformers; a model of timm's is --arch timm:NAME",
         )
     first = list(inspect.signature(model_class.forward).parameters)[1]
     if first != _IMAGE and not hasattr(model_class, "get_image_features"):
@@ -333,10 +332,10 @@ def _is_model_of(library: Any, value: Any) -> bool:
 
 def _no_image(name: str, first: str) -> LoadError:
     """The error for a model whose forward takes `first` before an image."""
-    hint = "or --arch file.py:factory that wraps it"
     return LoadError(
         f"{name} takes {first} first, and featviz gives it an image",
-        f"a model whose forward begins with {_IMAGE}; {hint}",
+        f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory"
+        " that wraps it",
     )
 
 

@@ -398,9 +398,9 @@ class _Builder:
 
     def _unique(self, name: str) -> str:
         """A name without empty components, of no other node."""
-        parts = [part for part in name.split(".") if part]
-        rest = "_".join(parts[_DEEPEST:])
-        name = ".".join(filter(None, (*parts[:_DEEPEST], rest))) or "node"
+        components = [component for component in name.split(".") if component]
+        rest = "_".join(components[_DEEPEST:])
+        name = ".".join(filter(None, (*components[:_DEEPEST], rest))) or "node"
         unique = name
         count = 1
         while unique in self.names:

@@ -168,9 +168,9 @@ def _check_operators(model: Any, file_name: str) -> None:
         if node.domain not in DOMAINS:
             foreign[quoted(f"{node.domain}.{node.op_type}", 60)] = None
     if foreign:
-        message = f"{file_name} needs operators that ONNX Runtime has not"
         raise LoadError(
-            f"{message}: {listed([*foreign], 3)}",
+            f"{file_name} needs operators that ONNX Runtime has not:"
+            f" {listed([*foreign], 3)}",
             "libraries of custom operators are not loaded; export without them",
         )
     if count > MOST_NODES:

@@ -458,12 +458,14 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type)
             torch_dtype = torch.from_numpy(np.zeros(0, dtype)).dtype
         except (KeyError, TypeError, ValueError):
-            message = f"{file_name}: the input {quoted(value.name)} is no tensor"
-            raise LoadError(f"{message} of numbers", None) from None
-        # a side of any size has a name in place of a number, and 0 or -1 in some files
+            raise LoadError(
+                f"{file_name}: the input {quoted(value.name)} is no tensor of numbers",
+                None,
+            ) from None
+        # an axis of any size has a name in place of a number, and 0 or -1 in some files
         shape = []
-        for side in tensor_type.shape.dim:
-            shape.append(side.dim_value if side.dim_value > 0 else None)
+        for axis in tensor_type.shape.dim:
+            shape.append(axis.dim_value if axis.dim_value > 0 else None)
         # `x.1` and `x_1` would be one name
         argument = _argument_name(value.name)
         while any(argument == earlier.argument for earlier in inputs):

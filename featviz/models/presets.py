@@ -481,8 +481,11 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
         channels = 1 if _vision(config).get("num_channels") == 1 else 3
         return _measured(_processor(settings, config), channels)
     except Exception as error:  # whatever the code of a processor makes of a bad file
-        reason = f"{type(error).__name__}: {quoted(first_line(error))}"
-        raise LoadError(f"{path} cannot be understood: {reason}", _AGAIN) from error
+        raise LoadError(
+            f"{path} cannot be understood: {type(error).__name__}:"
+            f" {quoted(first_line(error))}",
+            _AGAIN,
+        ) from error
 
 
 def _processor_settings(folder: Path) -> dict[str, Any] | None:
@@ -516,7 +519,7 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
         return None
     height, width = value
     are_sizes = all(
-        type(side) is int and 0 < side <= _LARGEST for side in (height, width)
+        type(size) is int and 0 < size <= _LARGEST for size in (height, width)
     )
     if are_sizes:
         return (height, width)
@@ -611,8 +614,10 @@ def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
         outputs = processor(**inputs, return_tensors="pt")
         values: Tensor = outputs["pixel_values"].float()
     except Exception as error:  # whatever its own code makes of an image
-        reason = f"{type(error).__name__}: {quoted(error)}"
-        raise ImageError(f"{name} raised {reason}", "-v shows the traceback") from error
+        raise ImageError(
+            f"{name} raised {type(error).__name__}: {quoted(error)}",
+            "-v shows the traceback",
+        ) from error
     if values.ndim == 5 and values.shape[:2] == (1, 1):  # a clip of one frame
         values = values[0]
     if values.ndim != 4 or len(values) != 1:

@@ -351,8 +351,9 @@ class Builder:
                 attributes do not fit.
         """
         if made.arguments or made.items or made.pairs or len(made.states) > 1:
-            text = f"a {made_class.__name__} in a way that torch.save does not"
-            raise RefusedError(f"makes {text}")
+            raise RefusedError(
+                f"makes a {made_class.__name__} in a way that torch.save does not"
+            )
         built: Any = object.__new__(made_class)
         # an object without attributes (torchvision's ToTensor) has no state in the file
         state = dict(self.build(made.states[0])) if made.states else {}
@@ -439,8 +440,10 @@ def _checked_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
         return value
     if name in _HOOKS:
         if value:
-            text = f"a {made_class.__name__} with {name}"
-            raise RefusedError(f"holds {text}, which would call what the file says")
+            raise RefusedError(
+                f"holds a {made_class.__name__} with {name}, which would call what the"
+                " file says"
+            )
         return type(_FRESH[name])()
     # Ultralytics replaces the forward of fused layers by another of their methods
     if name == "forward" and type(value) is OwnForward and value.owner is made:
@@ -464,8 +467,9 @@ def _check_contents(module_class: type, group: str, contents: Any) -> None:
     # names are paths of layers, and of files: `a.b` would be another layer
     for name, content in contents.items():
         if type(name) is not str or not _MEMBER.fullmatch(name):
-            text = f"a {module_class.__name__} with a module of an impossible name"
-            raise RefusedError(f"holds {text}")
+            raise RefusedError(
+                f"holds a {module_class.__name__} with a module of an impossible name"
+            )
         if content is not None and not isinstance(content, _CONTENTS[group]):
             raise _broken(module_class)
 
@@ -481,14 +485,18 @@ def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
     is_method = callable(default) or hasattr(type(default), "__get__")
     replaces = default is not _MISSING and (is_method or not is_plain)
     if replaces or name.startswith("__") or type(value) is OwnForward:
-        text = f"whose state replaces its {quoted(name)}: it could run code"
-        raise RefusedError(f"holds a {made_class.__name__} {text}")
+        raise RefusedError(
+            f"holds a {made_class.__name__} whose state replaces its {quoted(name)}:"
+            " it could run code"
+        )
 
 
 def _broken(module_class: type) -> RefusedError:
     """The error for a module that no constructor would have made so."""
-    text = "it lacks parts of an nn.Module, or contains itself"
-    return RefusedError(f"holds a broken {module_class.__name__}: {text}")
+    return RefusedError(
+        f"holds a broken {module_class.__name__}: it lacks parts of an"
+        " nn.Module, or contains itself"
+    )
 
 
 # Names

@@ -393,8 +393,8 @@ def target(spec: str) -> Any:
     # named where the attribute is misspelt: what the module itself defines
     public = [
         name
-        for name, part in vars(value).items()
-        if getattr(part, "__module__", None) == value.__name__ and name[0] != "_"
+        for name, member in vars(value).items()
+        if getattr(member, "__module__", None) == value.__name__ and name[0] != "_"
     ]
     for attribute in match["attribute"].split("."):
         if not hasattr(value, attribute):

@@ -618,8 +618,9 @@ def _stats_of_row(arrays: Mapping[str, np.ndarray], row: Capture) -> dict[str, F
         raise ValueError(f"it has no {key}")
     shape = [row.maps, len(STAT_COLUMNS)]
     if array.dtype != np.float32 or list(array.shape) != shape:
-        present = f"{array.dtype} {list(array.shape)}"
-        raise ValueError(f"{key} is {present}, expected float32 {shape}")
+        raise ValueError(
+            f"{key} is {array.dtype} {list(array.shape)}, expected float32 {shape}"
+        )
     deviations_key = row.capture_key.deviations_key
     deviations = arrays.get(deviations_key)
     if deviations is None:  # kernels have no border

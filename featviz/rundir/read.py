@@ -190,8 +190,10 @@ def _image_of(root: Path, folder: str, keep_stats: bool) -> ReadImage:
     """
     image = read_image(root, folder, keep_stats)
     if safe_way(image.name) != folder:
-        message = f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
-        raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {message}")
+        raise StoreError(
+            f"{quoted(folder)}/{MANIFEST_FILE}: image.path is {quoted(image.name)},"
+            f" expected {quoted(folder)!r}"
+        )
     # the rows of `files` have been compared with what is there, and nobody reads them
     # any more: a long run has millions
     return replace(image, manifest=replace(image.manifest, files=[]))

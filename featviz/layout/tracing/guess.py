@@ -86,8 +86,10 @@ def decide(shape: Sequence[int], hints: Hints) -> Candidate:
     if not candidates and len(shape) == 3 and hints.input_size is not None:
         return Candidate(Arrangement("sequence"), "its rows make no grid of the input")
     if not candidates:
-        message = "is neither a map, a vector nor a grid of tokens of one image"
-        raise LayoutError(f"shape {list(shape)} {message}; see --tensor-layout")
+        raise LayoutError(
+            f"shape {list(shape)} is neither a map, a vector nor a grid of tokens"
+            " of one image; see --tensor-layout"
+        )
     return candidates[0]
 
 
@@ -176,15 +178,19 @@ def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
     layout = LAYOUTS[name]
     has_many = len(shape) > 1 and shape[0] != 1
     if len(shape) not in layout.dimensions or (has_many and not layout.allows_many):
-        message = f"cannot be read as {name} {layout.shape} (--tensor-layout)"
-        raise LayoutError(f"shape {list(shape)} {message}")
+        raise LayoutError(
+            f"shape {list(shape)} cannot be read as {name} {layout.shape}"
+            " (--tensor-layout)"
+        )
     if layout.token_axis is None:
         return Arrangement(name)
     length = shape[layout.token_axis]
     tokens = parse_grid(grid, name) if grid else find_grid(length, hints, name)
     if tokens is None or tokens.token_count != length:
-        message = f"{length} tokens are no grid of --tensor-layout {hints.override}"
-        raise LayoutError(f"shape {list(shape)}: {message}")
+        raise LayoutError(
+            f"shape {list(shape)}: {length} tokens are no grid of --tensor-layout"
+            f" {hints.override}"
+        )
     return tokens
 
 
