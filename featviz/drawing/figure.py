@@ -338,14 +338,13 @@ def _redraw_number(canvas: Canvas, tile: Bytes, number: str, cell: Cell) -> None
     ink = grid.glyphs(number)
     height, width = ink.shape
     corner = tile[:height, :width]
-    room = min(cell.width / width, cell.height / height) * DPI
-    if corner.shape[:2] != ink.shape or room < 1:
+    fits = min(cell.width / width, cell.height / height) * DPI >= 1
+    if corner.shape[:2] != ink.shape or not fits:
         return
     # a run without --labels has values of the map there, not two colours
-    colors = [np.unique(corner[part], axis=0) for part in (ink, ~ink)]
+    colors = [np.unique(corner[pixels], axis=0) for pixels in (ink, ~ink)]
     if len(colors[0]) == len(colors[1]) == 1 and (colors[0] != colors[1]).any():
-        place = Cell(cell.left, cell.top, width / DPI, height / DPI)
-        canvas.paste(corner, place)
+        canvas.paste(corner, Cell(cell.left, cell.top, width / DPI, height / DPI))
 
 
 def _draw_blocks(canvas: Canvas, rows: Sequence[TableRow], grid: TableGrid) -> None:

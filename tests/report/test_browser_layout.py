@@ -56,6 +56,27 @@ def views(page: Page) -> list[dict[str, Any]]:
     return layouts
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "is_shown"),
+    [
+        ("index.html", PHONE, True),
+        ("index.html", 1280, False),
+        ("layer-000.html", 1280, True),
+    ],
+)
+def test_jumps_are_one_line(name: str, width: int, is_shown: bool, page: Page) -> None:
+    """On a phone, and where a page is long on a wide screen, too; Tab reaches them."""
+    page.emulate(width)
+    page.open(name)
+    jumps = page.shown(".jumps a")
+    assert bool(jumps) == is_shown
+    if is_shown:
+        assert len({jump.rect["y"] for jump in jumps}) == 1
+        jumps[-1].send_keys("")
+        assert page.js("return document.activeElement.closest('.jumps') !== null")
+        assert page.js("return document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.parametrize("width", [1200, PHONE])
 @pytest.mark.parametrize("image", range(3))
 def test_the_maps_of_an_image_fill_the_width(

@@ -41,6 +41,20 @@ def color_code(rgb: Any) -> str:
     return "#" + bytes(rgb[:3]).hex()
 
 
+@pytest.mark.parametrize("name", ["index.html", "image-002.html", "layer-002.html"])
+def test_jumps_lead_to_parts_of_the_page(name: str, gallery: Path) -> None:
+    """Each to the one element that has this id."""
+    page = page_of(gallery, name)
+    targets = []
+    for address in page.values("a", "href"):
+        if address.startswith("#") and address != "#main":
+            targets.append(address[1:])
+    ids = [str(attributes["id"]) for _, attributes in page.tags if "id" in attributes]
+    assert {"class": "jumps", "aria-label": "On this page"} in page.of("nav")
+    assert len(targets) > 1
+    assert [ids.count(target) for target in targets] == [1] * len(targets)
+
+
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
