@@ -320,9 +320,9 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_readme_is_a_first_visit() -> None:
-    """It has at most 170 lines, pictures, and a link to every page."""
+    """It has at most 175 lines, pictures, and a link to every page."""
     text = read("README")
-    assert text.count("\n") <= 170
+    assert text.count("\n") <= 175
     assert text.count("docs/pictures/") >= 6
     pages = PAGES.keys() - {"README", "index"}
     assert pages <= set(re.findall(r"\]\(docs/(\w[\w-]*)\.md\)", text))
