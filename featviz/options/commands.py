@@ -19,12 +19,14 @@ from featviz.options.fields import (
     option,
 )
 from featviz.options.run import (
-    JOBS,
-    NUL_SEPARATED,
-    TENSOR_LAYOUT,
-    TENSORBOARD,
     DrawOptions,
     InputOptions,
+    Jobs,
+    NulSeparated,
+    Overwrite,
+    StageLayers,
+    TensorBoard,
+    TensorLayout,
 )
 from featviz.options.values import (
     AnyPath,
@@ -46,11 +48,15 @@ from featviz.records.tables import ATTENTION_MAPS, CLASS_MAPS
 MOST_TOP = 1000  # images of a channel that exemplars ranks
 
 OUT_FLAGS = ("-o", "--out")
-OVERWRITE = option(OUTPUT, first=True)
 
 
 # Where several commands have an option of one name, it means the same in each; the text
 # and the default may differ.
+OutFolder = Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)]
+BatchSize = Annotated[PositiveInt, option(LIMITS)]
+Gates = Annotated[Texts, option(FINDINGS, "GATE", first=True)]
+JUnit = Annotated[File | None, option(OUTPUT)]
+FirstColormap = Annotated[str, option(DRAWING, "CMAP", first=True)]
 
 
 class LookOptions(Struct, frozen=True):
@@ -66,10 +72,10 @@ class LookOptions(Struct, frozen=True):
             OUTPUT, first=True, flags=OUT_FLAGS, default_text="look-MODEL-IMAGE.png"
         ),
     ] = None
-    overwrite: Annotated[bool, OVERWRITE] = False
+    overwrite: Overwrite = False
     maps: Annotated[PositiveInt, option(LAYERS, first=True)] = 8
     channels: Annotated[Channels | None, option(LAYERS, first=True)] = None
-    cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "viridis"
+    cmap: FirstColormap = "viridis"
     inputs: InputOptions = InputOptions()
 
 
@@ -84,8 +90,8 @@ class CamOptions(Struct, frozen=True):
         AnyPath | None, option(OUTPUT, first=True, flags=OUT_FLAGS, default_text=".")
     ] = None
     """In Python, None writes nothing."""
-    overwrite: Annotated[bool, OVERWRITE] = False
-    nul_separated: Annotated[bool, NUL_SEPARATED] = False
+    overwrite: Overwrite = False
+    nul_separated: NulSeparated = False
     target: Annotated[
         Target | None,
         option(GRADIENTS, first=True, default_text="what is predicted"),
@@ -97,37 +103,31 @@ class CamOptions(Struct, frozen=True):
     overlay: Annotated[Share, option(DRAWING, "ALPHA")] = 0.5
     cmap: Annotated[str, option(DRAWING, "CMAP")] = "auto"
     channels: Annotated[Channels | None, option(GRADIENTS, default_text="all")] = None
-    tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
-    jobs: Annotated[PositiveInt | None, JOBS] = None
+    tensor_layout: TensorLayout = ()
+    jobs: Jobs = None
     inputs: InputOptions = InputOptions()
 
 
 class FieldOptions(Struct, frozen=True):
     """All options of `field` beside the model and the images."""
 
-    layers: Annotated[
-        Selectors | None,
-        option(LAYERS, first=True, default_text="one layer for each stage"),
-    ] = None
+    layers: StageLayers = None
     also: Annotated[Texts, option(OPTIONS, "MODEL", first=True, is_path=True)] = ()
     out: Annotated[
         File | None,
         option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="field-MODEL.png"),
     ] = None
     """In Python, None writes nothing."""
-    overwrite: Annotated[bool, OVERWRITE] = False
-    nul_separated: Annotated[bool, NUL_SEPARATED] = False
-    cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "magma"
+    overwrite: Overwrite = False
+    nul_separated: NulSeparated = False
+    cmap: FirstColormap = "magma"
     inputs: InputOptions = InputOptions()
 
 
 class ListOptions(Struct, frozen=True):
     """The options of `layers` beside the model and its input."""
 
-    layers: Annotated[
-        Selectors | None,
-        option(LAYERS, first=True, default_text="one layer for each stage"),
-    ] = None
+    layers: StageLayers = None
     functions: Annotated[bool, option(LAYERS, first=True)] = False
     tree: Annotated[bool, option(OUTPUT, first=True)] = False
     inputs: InputOptions = InputOptions()
@@ -139,12 +139,10 @@ class KernelOptions(Struct, frozen=True):
     layers: Annotated[
         Selectors | None, option(LAYERS, first=True, default_text="all convolutions")
     ] = None
-    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path(
-        "featviz-kernels"
-    )
-    overwrite: Annotated[bool, OVERWRITE] = False
+    out: OutFolder = Path("featviz-kernels")
+    overwrite: Overwrite = False
     all_slices: Annotated[bool, option(DRAWING, first=True)] = False
-    tensorboard: Annotated[Folder | None, TENSORBOARD] = None
+    tensorboard: TensorBoard = None
     # Weights have a sign, and zero is the middle of the colours. Beside greys around the
     # middle a grey gap is not seen.
     draw: DrawOptions = DrawOptions(normalize="symmetric", padding=4, pad_value=1.0)
@@ -167,28 +165,23 @@ class AuditOptions(Struct, frozen=True):
         option(LAYERS, first=True, default_text="all activations, also functions"),
     ] = None
     inputs: InputOptions = InputOptions()
-    batch_size: Annotated[PositiveInt, option(LIMITS)] = 1
+    batch_size: BatchSize = 1
     thresholds: Thresholds = Thresholds()
     prove: Annotated[bool, option(FINDINGS, first=True)] = False
     max_suspects: Annotated[NonNegativeInt, option(OUTPUT)] = 48
-    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path(
-        "featviz-audit"
-    )
-    overwrite: Annotated[bool, OVERWRITE] = False
-    nul_separated: Annotated[bool, NUL_SEPARATED] = False
-    fail_on: Annotated[Texts, option(FINDINGS, "GATE", first=True)] = ()
+    out: OutFolder = Path("featviz-audit")
+    overwrite: Overwrite = False
+    nul_separated: NulSeparated = False
+    fail_on: Gates = ()
     baseline: Annotated[File | None, option(FINDINGS, first=True)] = None
-    junit: Annotated[File | None, option(OUTPUT)] = None
+    junit: JUnit = None
     prune_out: Annotated[File | None, option(OUTPUT, first=True)] = None
 
 
 class ExemplarOptions(Struct, frozen=True):
     """The options of `exemplars` beside the model and the images."""
 
-    layers: Annotated[
-        Selectors | None,
-        option(LAYERS, first=True, default_text="one layer for each stage"),
-    ] = None
+    layers: StageLayers = None
     top: Annotated[
         Annotated[int, Meta(ge=1, le=MOST_TOP)], option(DRAWING, first=True)
     ] = 9
@@ -198,12 +191,10 @@ class ExemplarOptions(Struct, frozen=True):
     ] = None
     per_class: Annotated[bool, option(DRAWING, first=True)] = False
     inputs: InputOptions = InputOptions()
-    batch_size: Annotated[PositiveInt, option(LIMITS)] = 1
-    out: Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)] = Path(
-        "featviz-exemplars"
-    )
-    overwrite: Annotated[bool, OVERWRITE] = False
-    nul_separated: Annotated[bool, NUL_SEPARATED] = False
+    batch_size: BatchSize = 1
+    out: OutFolder = Path("featviz-exemplars")
+    overwrite: Overwrite = False
+    nul_separated: NulSeparated = False
 
 
 class DiffThresholds(Struct, frozen=True):
@@ -214,16 +205,13 @@ class DiffThresholds(Struct, frozen=True):
     oneDNN moved values by up to 3e-6 (ten of torchvision's models on two cores)."""
     max_diff_ratio: Annotated[Share, option(FINDINGS, "SHARE")] = 0.0
     ignore_added: Annotated[bool, option(FINDINGS)] = False
-    fail_on: Annotated[Texts, option(FINDINGS, "GATE", first=True)] = ()
+    fail_on: Gates = ()
 
 
 class DiffModels(Struct, frozen=True):
     """What of two models is compared, and how images go in."""
 
-    layers: Annotated[
-        Selectors | None,
-        option(LAYERS, first=True, default_text="one layer for each stage"),
-    ] = None
+    layers: StageLayers = None
     inputs: InputOptions = InputOptions()
 
 
@@ -240,8 +228,8 @@ class DiffFiles(Struct, frozen=True):
         ),
     ] = None
     html: Annotated[File | None, option(OUTPUT, first=True)] = None
-    junit: Annotated[File | None, option(OUTPUT)] = None
-    overwrite: Annotated[bool, OVERWRITE] = False
+    junit: JUnit = None
+    overwrite: Overwrite = False
 
 
 class ReportOptions(Struct, frozen=True):
@@ -256,7 +244,7 @@ class ReportOptions(Struct, frozen=True):
             default_text="RUN/report, RUN/report.html or RUN/report.zip",
         ),
     ] = None
-    overwrite: Annotated[bool, OVERWRITE] = False
+    overwrite: Overwrite = False
     single_file: Annotated[bool, option(OPTIONS)] = False
     zip: Annotated[bool, option(OPTIONS)] = False
     compare: Annotated[RunLocation | None, option(OPTIONS, "RUN")] = None
@@ -299,4 +287,4 @@ class SheetOptions(Struct, frozen=True):
         option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="sheet.png"),
     ] = None
     """In Python, None writes nothing."""
-    overwrite: Annotated[bool, OVERWRITE] = False
+    overwrite: Overwrite = False

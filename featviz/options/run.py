@@ -60,10 +60,16 @@ PAD_GREY = 0.4
 """Between tiles unless the user says otherwise: neither the black in which maps begin,
 nor the grey (0.5) of a constant map."""
 
-NUL_SEPARATED = option(INPUT, flags=("-0", "--null"))
-TENSOR_LAYOUT = option(DRAWING, "[SELECTORS=]LAYOUT")
-TENSORBOARD = option(OUTPUT, "LOGDIR")
-JOBS = option(LIMITS, default_text="one a core")
+# options that several commands have
+StageLayers = Annotated[
+    Selectors | None,
+    option(LAYERS, first=True, default_text="one layer for each stage"),
+]
+Overwrite = Annotated[bool, option(OUTPUT, first=True)]
+NulSeparated = Annotated[bool, option(INPUT, flags=("-0", "--null"))]
+TensorLayout = Annotated[Texts, option(DRAWING, "[SELECTORS=]LAYOUT")]
+TensorBoard = Annotated[Folder | None, option(OUTPUT, "LOGDIR")]
+Jobs = Annotated[PositiveInt | None, option(LIMITS, default_text="one a core")]
 
 
 class ModelOptions(Struct, frozen=True):
@@ -154,7 +160,7 @@ class DrawOptions(Struct, frozen=True):
     """Pixels that the longer side of a tile should have, for `scale=None`."""
     channels: Annotated[Channels | None, option(DRAWING, first=True)] = None
     max_slices: Annotated[PositiveInt, option(DRAWING)] = 16
-    tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
+    tensor_layout: TensorLayout = ()
     order: Annotated[Literal["index", "mean", "similarity"], option(DRAWING)] = "index"
     collapse: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None, option(DRAWING, "R")
@@ -247,19 +253,16 @@ class PassOptions(Struct, frozen=True):
 class RunOptions(Struct, frozen=True):
     """All options of `run` beside the model and the images."""
 
-    layers: Annotated[
-        Selectors | None,
-        option(LAYERS, first=True, default_text="one layer for each stage"),
-    ] = None
+    layers: StageLayers = None
     out: Annotated[
         RunLocation, option(OUTPUT, "DIRECTORY", first=True, flags=("-o", "--out"))
     ] = Path("featviz-out")
     """A path, or a `files.urls.Url` below which a copy of the run is kept."""
-    overwrite: Annotated[bool, option(OUTPUT, first=True)] = False
+    overwrite: Overwrite = False
     resume: Annotated[bool, option(OUTPUT, first=True)] = False
-    nul_separated: Annotated[bool, NUL_SEPARATED] = False
-    jobs: Annotated[PositiveInt | None, JOBS] = None
-    tensorboard: Annotated[Folder | None, TENSORBOARD] = None
+    nul_separated: NulSeparated = False
+    jobs: Jobs = None
+    tensorboard: TensorBoard = None
     shard: Annotated[
         ShardNumber | None, option(LIMITS, default_text="that of torchrun or srun")
     ] = None
