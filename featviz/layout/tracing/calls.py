@@ -65,7 +65,12 @@ class FollowedCall:
             function: of torch, or the like.
             table: or several, for a function that joins tensors.
         """
-        result = function(table, *self.args[1:], **self.kwargs)
+        kwargs = dict(self.kwargs)
+        # torch names its first argument in one of these ways
+        if not self.args:
+            for name in ("input", "self", "tensors"):
+                kwargs.pop(name, None)
+        result = function(table, *self.args[1:], **kwargs)
         return [result] if isinstance(result, Tensor) else result
 
     def join(

@@ -334,7 +334,11 @@ def unite(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
 
 @_on_each_edge
 def reduce_fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
-    """The rule of a mean, a sum or a maximum over axes."""
+    """The rule of a mean, a sum or a maximum over axes, or of the larger of two
+    tensors."""
+    # torch.max(x, y)
+    if len(call.tensors) == 2:
+        return [_around(tables).expand(call.shape)]
     table = _only(tables)
     axes = call.argument(1, "dim")
     if axes is None:
