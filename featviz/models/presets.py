@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -567,15 +565,15 @@ def _check_numbers(value: Any, path: str) -> None:
 
 
 def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The image processor of transformers, made from a temporary folder that holds nothing
-    but the settings, so that no code of the model's folder runs.
+    """The image processor of transformers, made of the settings alone, so that no code of
+    the model's folder runs.
 
     Args:
         settings: Of the processor, checked.
         config: Of the model, for its type.
 
     Raises:
-        ValueError: Where the class is not one of `_ALLOWED`.
+        ValueError: Where the class is not one of IMAGE_PROCESSORS.
     """
     # the processor that the file names must be on the list, or else that of the model
     name = settings.get("image_processor_type")
@@ -589,14 +587,10 @@ def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
         raise ValueError(
             f"{name} names no image processor that featviz lets prepare an image"
         )
-    content = {**settings, "image_processor_type": f"{name}ImageProcessor"}
-    content.pop("auto_map", None)  # names code of the folder's own
-    with TemporaryDirectory(prefix="featviz-") as folder:
-        Path(folder, _FILE).write_text(json.dumps(content), "utf-8")
-        auto = import_module("transformers").AutoImageProcessor
-        return auto.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+    processor_class = getattr(import_module("transformers"), f"{name}ImageProcessor")
+    # `auto_map` names code of the folder's own
+    content = {key: settings[key] for key in settings if key != "auto_map"}
+    return processor_class.from_dict(content)
 
 
 def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
