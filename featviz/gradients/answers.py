@@ -269,8 +269,11 @@ class Regions:
         index = max(0, int(self.winners[row, column]))
         inside = torch.zeros_like(self.winners, dtype=torch.bool)
         inside[row, column] = True
-        title = f"{self.region_map.title(index)} at {target.argument}"
-        return TargetValue(self.scores[index, row, column], title, inside.cpu().numpy())
+        return TargetValue(
+            self.scores[index, row, column],
+            f"{self.region_map.title(index)} at {target.argument}",
+            inside.cpu().numpy(),
+        )
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         # of LoRA and its like: a few matrices beside a model that lies elsewhere
         if (folder / _ADAPTER_FILE).is_file():
-            message = f"{name} holds an adapter, which is no model by itself"
             raise LoadError(
-                message,
+                f"{name} holds an adapter, which is no model by itself",
                 "merge it with its model by peft:"
                 " model.merge_and_unload().save_pretrained('DIR'); MODEL is DIR",
             ) from error

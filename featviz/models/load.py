@@ -544,8 +544,12 @@ def load_torchvision(options: ModelOptions) -> Loaded:
     module, entry = build(name, weights_name, options.seed, options.model_args)
     source["weights"] = weights_name
     if weights_name == "none":
-        message = "%s has random weights (--weights none, --seed %d)"
-        log.warning(message, name, options.seed, extra=OF_THE_START)
+        log.warning(
+            "%s has random weights (--weights none, --seed %d)",
+            name,
+            options.seed,
+            extra=OF_THE_START,
+        )
         source["seed"] = options.seed
     return Loaded(module, source, entry)
 
@@ -590,8 +594,12 @@ def _building(
 
 
 def _not_built(name: str, error: Exception, arguments: Collection[str]) -> FeatvizError:
-    message = f"{name} could not be built: {first_line(error)}"
-    return _failed(message, error, arguments, "see --model-arg")
+    return _failed(
+        f"{name} could not be built: {first_line(error)}",
+        error,
+        arguments,
+        "see --model-arg",
+    )
 
 
 def _failed(
@@ -939,8 +947,11 @@ def load_factory(options: ModelOptions) -> Loaded:
     module, hparams = _made_by_code(options, path)
     name = source_of(spec).model_name(spec)
     if options.weights is None and any(True for _ in module.parameters()):
-        message = "weights as %s makes them; --weights FILE loads yours"
-        log.warning(message, name, extra=OF_THE_START)
+        log.warning(
+            "weights as %s makes them; --weights FILE loads yours",
+            name,
+            extra=OF_THE_START,
+        )
     record: dict[str, Any] = {"kind": "factory", "name": name}
     classes: tuple[str, ...] = ()
     if path is not None:
