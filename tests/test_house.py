@@ -267,7 +267,6 @@ WRITERS = {
     "featviz.rundir.write": "opens members of a zip that is open",
     "featviz.run.workers": "resets a counter of the system's, in /proc",
     "featviz.api.keywords": "makes temporary folders",
-    "featviz.models.presets": "writes a config into a temporary folder",
 }
 
 
