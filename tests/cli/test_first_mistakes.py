@@ -12,6 +12,7 @@ import torch
 from conftest import Run
 from PIL import Image
 from torch import nn
+from torchvision.models import VisionTransformer, vision_transformer
 
 NET = """
 import torch
@@ -235,10 +236,18 @@ def test_the_last_line_says_how_to_look_at_kernels_and_exemplars(featviz: Run) -
     )
 
 
-@pytest.mark.slow
+def small_transformer(*args: object, **options: object) -> VisionTransformer:
+    """Of two layers: a ViT-B takes five seconds to be filled with random numbers."""
+    return VisionTransformer(224, 32, 2, 2, 16, 32)
+
+
+@pytest.mark.medium
 @pytest.mark.usefixtures("here")
-def test_random_weights_may_explain_nothing(featviz: Run) -> None:
+def test_random_weights_may_explain_nothing(
+    featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torchvision's transformers begin with a head of zeros, and no layer helps."""
+    monkeypatch.setattr(vision_transformer, "_vision_transformer", small_transformer)
     done = featviz("cam", "vit_b_16", "p.png", "--weights", "none")
     assert done.code == 1
     hint = "hint: load trained weights: random ones may let no gradient through"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from conftest import DIGITS, DIGITS_MODEL, Run
@@ -76,7 +76,7 @@ def test_an_image_whose_worker_dies_is_named(featviz: Run, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_an_exported_program_is_explained_in_one_process(
-    shell: Run, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """torch.export makes autograd start threads, which no worker process has: all
     images have their maps all the same."""
@@ -85,7 +85,8 @@ def test_an_exported_program_is_explained_in_one_process(
     program = torch.export.export(net.eval(), (torch.zeros(1, 1, 28, 28),))
     torch.export.save(program, tmp_path / "net.pt2")
     options = ("--size", "28", "--jobs", "2", "--out", tmp_path / "cams")
-    done = shell("cam", tmp_path / "net.pt2", DIGITS, "--trust", *options)
+    command = ["cam", tmp_path / "net.pt2", DIGITS, "--trust", *options]
+    done = forked.command(tmp_path / "process", *command).ended()
     assert (done.code, "failed" in done.err) == (0, False), done.err
     assert len([*(tmp_path / "cams").iterdir()]) == len([*DIGITS.glob("*.png")])
 
@@ -99,19 +100,13 @@ def test_a_signal_ends_all_processes_and_leaves_no_half_file(
     photos = make_photos(tmp_path / "photos", 60, (28, 28))
     cams = tmp_path / "cams"
     command = ["cam", DIGITS_MODEL, photos, "--jobs", "2", "--json", "--out", cams]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "featviz", *map(str, command)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for _ in range(3):
-        process.stdout.readline()
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("error: interrupted\n")
+    process = forked.command(tmp_path / "process", *command)
+    while process.process.is_alive() and len([*cams.glob("cam-*.png")]) < 3:
+        time.sleep(0.005)
+    process.kill(number)
+    done = process.ended()
+    assert done.code == 130
+    assert done.err.endswith("error: interrupted\n")
     assert 3 <= len([*cams.glob("cam-*.png")]) < 60
     assert [*cams.glob(".*")] == []
 
