@@ -81,7 +81,8 @@ class Watcher:
         overwrite: replace the series that is there.
         resume: go on with the series that is there, from a checkpoint; its later steps
             are removed when the first new one is written.
-        start: optimizer steps that the model has taken already.
+        start: optimizer steps that the model has taken already; with `resume`, where
+            there is a series, those of the checkpoint.
         options: how maps are drawn and what the model gets, as for `featviz.run`.
 
     Example:
@@ -128,8 +129,6 @@ class Watcher:
         self.steps: list[int] = []
         """Those that were drawn."""
         self._overwrite = overwrite
-        # whether it is certain which step the model is at
-        self._is_numbered = True
         # whether the last step was not drawn
         self._pending = False
         # what `close` has to close
@@ -152,7 +151,11 @@ class Watcher:
         self._model = adopt(model, self._inputs)
         earlier = check_series(self.out, overwrite, resume, board)
         # a checkpoint of an earlier training does not say how many steps it has taken
-        self._is_numbered = self.number > 0 or not (resume and earlier)
+        if resume and earlier and self.number == 0:
+            raise UsageError(
+                f"{self.out} goes on, and nobody says from which step",
+                "Watcher(..., start=STEPS), the steps that the checkpoint has taken",
+            )
         self._begin(images)
 
     def _begin(self, images: Pictures) -> None:
@@ -209,24 +212,16 @@ class Watcher:
             written, of which the log warns.
 
         Raises:
-            UsageError: the number is less than the one before, or missing where nobody
-                can know it.
+            UsageError: the number is less than the one before.
             FeatvizError: the first step cannot be drawn.
         """
-        if number is None and not self._is_numbered:
-            raise UsageError(
-                f"{self.out} goes on, and nobody says from which step",
-                "Watcher(..., start=STEPS) or step(STEPS), the steps that the"
-                " checkpoint has taken",
-            )
-        now = self.number + 1
+        before = self.number
+        now = before + 1
         if number is not None:
             now = _whole("step", number, least=0)
-        before = self.number if self._is_numbered else now - 1
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
         self.number = now
-        self._is_numbered = True
         if now > before:
             self._pending = True
         # gradient accumulation and restarts skip numbers, so a multiple of `every` may
@@ -253,11 +248,7 @@ class Watcher:
             self._pending = False
 
     def __enter__(self) -> Watcher:
-        if (
-            self._prepared
-            and self.number == 0
-            and (self._overwrite or not read_steps(self.out))
-        ):
+        if self._prepared and self.number == 0:
             try:
                 self._write()
             except BaseException:

@@ -302,12 +302,9 @@ class TestResuming:
     def test_from_a_step_that_nobody_says(
         self, resumed: Callable[..., fv.Watcher]
     ) -> None:
-        """A watcher that is not told where the training begins refuses to count."""
-        with (
-            resumed() as watcher,
-            pytest.raises(UsageError, match="nobody says from which step"),
-        ):
-            watcher.step()
+        """A watcher that is not told where the training goes on is not made."""
+        with pytest.raises(UsageError, match="nobody says from which step"):
+            resumed()
 
 
 def test_a_series_is_not_overwritten_by_chance(series: Path) -> None:
