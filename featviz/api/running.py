@@ -22,7 +22,6 @@ from featviz.api.keywords import (
     selectors,
 )
 from featviz.diff import diff as diff_runs
-from featviz.diff import maps_folder
 from featviz.diff.comparison import Comparison
 from featviz.diff.runs import model_runs
 from featviz.errors import UsageError
@@ -186,8 +185,7 @@ def diff(
             error = no_option(keywords or ["layers"], options_of_runs)
             raise UsageError(f"{error.message} of two runs; models need images")
         runs = _root(base), _root(new)
-        result = diff_runs(*runs, thresholds, files, render_comparison)
-        return replace(result, out=maps_folder(files))
+        return diff_runs(*runs, thresholds, files, render_comparison)
     titles = []
     # tensors are kept beside the pictures: SQNR of 8-bit levels would be their own noise
     with model_runs(files) as folders:
@@ -205,7 +203,7 @@ def diff(
             )
             is_module = isinstance(model, nn.Module)
             titles.append(type(model).__name__ if is_module else str(model))
-        result = diff_runs(
+        return diff_runs(
             folders.base,
             folders.new,
             thresholds,
@@ -213,7 +211,6 @@ def diff(
             render_comparison,
             titles=(titles[0], titles[1]),
         )
-        return replace(result, out=maps_folder(folders.files))
 
 
 @keywords_of(ReportOptions)

@@ -108,33 +108,19 @@ def audit(
         verdicts = [findings.check_gate(gate, rows) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.check_baseline(rows, baseline))
-    _write_beside(document["prune"], {_model_label(model): verdicts}, options)
+    texts = {
+        PRUNING: write.as_json(document["prune"]),
+        JUNIT: junit({_model_label(model): verdicts}),
+    }
+    # when the folder is complete
+    for option, path, file_kind in files:
+        with writing(path, file_kind, option, options.overwrite) as file:
+            file.write(texts[file_kind])
     # a failed gate outranks failed images: it is what CI asked for
     exit_code = 3 if document["images"]["failures"] else 0
     if not all(verdict.held for verdict in verdicts):
         exit_code = CHECK_FAILED
     return AuditResult(document, tuple(verdicts), exit_code)
-
-
-def _write_beside(
-    prune: Mapping[str, Sequence[int]],
-    verdicts: Mapping[str, Sequence[Verdict]],
-    options: AuditOptions,
-) -> None:
-    """Write the files that lie outside of the folder, when that is complete.
-
-    Args:
-        prune: dead channels by the layer out of which they can be cut.
-        verdicts: by the name of the model.
-    """
-    if options.prune_out is not None:
-        with writing(
-            options.prune_out, PRUNING, "--prune-out", options.overwrite
-        ) as file:
-            file.write(write.as_json(prune))
-    if options.junit is not None:
-        with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
-            file.write(junit(verdicts))
 
 
 def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:

@@ -223,7 +223,6 @@ def _print(result: Comparison, files: DiffFiles, as_json: bool) -> None:
     Args:
         files: those of the comparison, which are written by now.
     """
-    from featviz.diff import maps_folder
     from featviz.diff.output import diff_table
 
     if as_json:
@@ -232,8 +231,7 @@ def _print(result: Comparison, files: DiffFiles, as_json: bool) -> None:
         output.text(str(diff_table(result)))
     if files.html is not None:
         log.info("page in %s", files.html)
-    folder = maps_folder(files)
-    if folder is not None:
-        log.info("difference maps and diff.json in %s", folder)
+    if result.out is not None:
+        log.info("difference maps and diff.json in %s", result.out)
     if files.junit is not None:
         log.info("verdicts in %s", files.junit)

@@ -290,8 +290,7 @@ class Comparison:
     gates: tuple[Verdict, ...] = ()
     """Whether each gate of the thresholds held."""
     out: Path | None = None
-    """The folder of the pictures of differences, for those who call this from Python.
-    """
+    """The folder of the pictures of differences."""
 
     def __repr__(self) -> str:
         return f"<Comparison: {self.summary}>"

@@ -63,7 +63,7 @@ def diff(
         FeatvizError: a run cannot be read, or a file of `files` cannot be written.
     """
     _refuse_page_of_url((base, new), files)
-    folder = maps_folder(files)
+    folder = _maps_folder(files)
     with copied(base) as base_root, copied(new) as new_root:
         # all that can be refused is refused before the runs are read, which takes long
         output_files = checked_files(files, (base_root, new_root))
@@ -78,7 +78,9 @@ def diff(
         paired = []
         for layer in result.layers:
             paired.append(replace(layer, pair=aligned.pairs.get(layer.key)))
-        result = replace(result, layers=tuple(paired), folded=aligned.folded)
+        result = replace(
+            result, layers=tuple(paired), folded=aligned.folded, out=folder
+        )
         if titles is not None:
             result = replace(result, base=titles[0], new=titles[1])
         texts = {
@@ -130,7 +132,7 @@ def checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]
     for option, path, file_kind in output_files:
         outputs.check_apart(path, option, runs)
         outputs.check_file(path, file_kind, option, files.overwrite)
-    folder = maps_folder(files)
+    folder = _maps_folder(files)
     if folder is not None:
         outputs.check_apart(folder, "--out", runs)
         # an earlier comparison is replaced unasked: the same command makes it again
@@ -153,7 +155,7 @@ def _write_folder(
         write_record(hidden_folder, DIFF_FILE, result.document)
 
 
-def maps_folder(files: DiffFiles) -> Path | None:
+def _maps_folder(files: DiffFiles) -> Path | None:
     """The folder of the maps; None where nobody asked for them."""
     if files.out is not None or files.html is None:
         return files.out
