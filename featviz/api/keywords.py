@@ -76,7 +76,7 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
         for record in records:
             for nested_record in (record, *nested(record).values()):
                 types |= get_type_hints(nested_record)
-        lines: list[str] = []
+        lines = []
         for name, option in every_option(*records).items():
             if name not in (*but, *NOT_IN_PYTHON):
                 lines.append(
@@ -323,7 +323,7 @@ def selectors(layers: Any) -> str | None:
     """
     if layers is None:
         return None
-    texts: list[str] = []
+    texts = []
     for layer in layers if isinstance(layers, (list, tuple)) else [layers]:
         if isinstance(layer, str):
             texts.append(layer)

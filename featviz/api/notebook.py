@@ -159,7 +159,7 @@ def _look_view(page: LookResult) -> View:
 def _cam_view(cams: ClassMaps) -> View:
     """The maps of all images at all layers, and why images failed."""
     failures = [f"{name} failed: {reason}" for name, reason in cams.failures.items()]
-    shots: list[Shot] = []
+    shots = []
     for image in cams.images:
         for cam in image.maps:
             # a property, which reads the picture: not before it is shown

@@ -101,7 +101,7 @@ def run(
                 f"{name} is for a run directory, and there is no out", "out='maps'"
             )
     request = read_run_request(model, options, layers, out)
-    done: list[ImageResult] = []
+    done = []
 
     def keep(image: ImageResult, total: int) -> None:
         # a folder of 10,000 images would fill the memory with rows, which are in the

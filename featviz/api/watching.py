@@ -118,7 +118,7 @@ class Watcher:
             )
         _check_keywords(options)
         # what each reader takes is removed, and the next one sees the rest
-        keywords: dict[str, Any] = dict(options)
+        keywords = dict(options)
         self._feeding = read_feeding(keywords)
         self.out: Path = declared(KernelOptions)["out"].value(out)
         """The folder of the series."""

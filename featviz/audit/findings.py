@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from featviz.audit.gates import FINDINGS, Evidence, Flags, Gate, correlated
+from featviz.audit.gates import FINDINGS, Evidence, Gate, correlated
 from featviz.errors import UsageError
 from featviz.options.commands import Thresholds
 from featviz.records import Verdict
@@ -29,7 +29,7 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
     channel has it; a finding for which the layer cannot be judged is left out."""
     # what was never seen is not dead, it is unknown
     seen = evidence.count + evidence.nonfinite > 0
-    flags: dict[str, Flags] = {}
+    flags = {}
     for name, finding in FINDINGS.items():
         holds = finding.rule(evidence, thresholds)
         if holds is not None:

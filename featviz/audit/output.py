@@ -56,7 +56,7 @@ def _bars(rows: Sequence[AuditedRow]) -> list[ZeroShares]:
     """A bar for each activation that gives zeros, however many layers are judged by it;
     it has the name of the first of them."""
     # a convolution and its BatchNorm are both judged at the ReLU behind: the same bar
-    bars: dict[str, ZeroShares] = {}
+    bars = {}
     for row in rows:
         if row["apoz"] is not None and row["dead_at"] not in bars:
             dead = len(row["findings"]["dead"]) / row["channels"]

@@ -124,7 +124,7 @@ for _part, _names in _NAMES_OF_PARTS:
 
 def module_parts(model: nn.Module) -> dict[str, Part]:
     """The modules of a model whose part is in the table, by qualified name."""
-    parts: dict[str, Part] = {}
+    parts = {}
     for name, module in modules_by_name(model).items():
         # first, since ReLU6 is a Hardtanh, and each has ends of its own
         if isinstance(module, nn.Hardtanh):

@@ -132,9 +132,7 @@ def plan_audit(
         forward(model.module, [arg.to(model.device) for arg in blank])
     if text is None:
         names = _default_names(graph)
-        layers: Sequence[Layer] = [
-            layer for layer in graph.layers if layer.name in names
-        ]
+        layers = [layer for layer in graph.layers if layer.name in names]
     else:
         layers = choose_layers(model, text, blank)
         names = {layer.name for layer in layers}

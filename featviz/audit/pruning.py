@@ -44,7 +44,7 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
     dead_by_label = {row["label"]: row["findings"].get("dead") for row in rows}
     activations_of: dict[str, dict[Call, Call]] = {}
     """By the maker's name and call the activation behind it."""
-    dead_channels: dict[Call, list[int]] = {}
+    dead_channels = {}
     """By activation."""
     for target in plan.targets:
         channels = dead_by_label.get(target.call.label)
@@ -107,7 +107,7 @@ def prove(
             comparable = False
         else:
             largest = max(largest, change)
-    proof: dict[str, Any] = {
+    proof = {
         "images": images,
         "largest_change": largest if comparable else None,
     }

@@ -209,7 +209,7 @@ def _see_again(
 ) -> SeenMaps:
     """Show the images of the sheets to the model once more, and keep the maps of the
     suspects."""
-    channels_of: defaultdict[int, set[tuple[CountedCall, int]]] = defaultdict(set)
+    channels_of = defaultdict(set)
     for sheet in sheets:
         for suspect in sheet.suspects:
             for number in suspect.images:

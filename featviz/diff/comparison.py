@@ -425,7 +425,7 @@ class Comparison:
     @property
     def lists(self) -> dict[str, Sequence[str]]:
         """What only one run has, or has in part, under titles."""
-        lists: dict[str, Sequence[str]] = {
+        lists = {
             "Only in BASE": self.only_in_base.lines,
             "Only in NEW": self.only_in_new.lines,
             "Inside another layer": self.folded,

@@ -26,7 +26,7 @@ from featviz.diff.comparison import (
     DifferenceMap,
     ValueSpan,
 )
-from featviz.diff.tensors import TensorPair, ValuePair, map_shape
+from featviz.diff.tensors import TensorPair, map_shape
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
 from featviz.drawing.sheet import pixel_font
@@ -80,7 +80,7 @@ def draw(layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun) -> DrawnM
     """
     # The values of all layers first: the end of the colours is the largest difference of
     # any of them. They are small, 16 channels a layer.
-    changed: dict[int, _ChangedValues] = {}
+    changed = {}
     for position in _drawn_positions(layers):
         values = _changed_values(layers[position], base, new)
         if values is not None:
@@ -129,7 +129,7 @@ def _changed_values(
     # A kept tensor has all slices of its channels, a picture those that were drawn. Pieces
     # of a tensor (a token beside a grid) have no file of their own.
     source = "kept tensors"
-    values: ValuePair | None = None
+    values = None
     if layout is not None and not layout.of_pieces:
         values = pair.tensors()
     if values is None:

@@ -135,7 +135,7 @@ def _predictions(
 
 def _capture_keys(run: ReadRun, images: Iterable[str]) -> dict[CaptureKey, None]:
     """What a run captured of some images, in the order in which the model ran."""
-    keys: dict[CaptureKey, None] = {}
+    keys = {}
     for name in images:
         keys.update(dict.fromkeys(run.images[name].captures))
     return keys
@@ -250,7 +250,7 @@ def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> Only
             lacking[name] = "not there"
             if name in compared_run.left_out:
                 lacking[name] = "incomplete"
-    captures: dict[CaptureKey, MissingCapture] = {}
+    captures = {}
     for name in images:
         counterpart = compared_run.images[name]
         for key, row in run.images[name].captures.items():

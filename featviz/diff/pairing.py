@@ -81,7 +81,7 @@ class RenamedImage(ReadImage):
     @cached_property
     def captures(self) -> Rows:
         """In the order of the model."""
-        renamed: dict[CaptureKey, Capture] = {}
+        renamed = {}
         for row in self.manifest.captures:
             key = self.names.get(row.capture_key, row.capture_key)
             if key is not None:
@@ -120,8 +120,8 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
     network, graph = in_order(_rows(base, new), _rows(new, base))
     paired = _Pairing(network, graph).pairs()
     left_out_base, left_out_new = in_order(paired.of_network, paired.of_graph)
-    pairs: dict[CaptureKey, LayerPair] = {}
-    names: dict[CaptureKey, CaptureKey | None] = dict.fromkeys(left_out_new)
+    pairs = {}
+    names = dict.fromkeys(left_out_new)
     for of_network, (of_graph, found_by) in paired.partners.items():
         of_base, of_new = in_order(of_network, of_graph)
         pairs[of_base] = LayerPair(of_base, of_new, found_by)
@@ -157,7 +157,7 @@ def _renamed(run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]) -> Rea
     Args:
         names: the new key of each capture; None leaves the capture out.
     """
-    images: dict[str, ReadImage] = {}
+    images = {}
     for name, image in run.images.items():
         images[name] = RenamedImage(
             root=image.root,
@@ -287,7 +287,7 @@ def _norms_behind(network: Rows) -> dict[str, str]:
     # right behind in the list of modules, and below the same parent: such a norm is what
     # exporters fold into the convolution
     norms = {row.index: row.layer for row in network.values() if "Norm" in row.type}
-    behind: dict[str, str] = {}
+    behind = {}
     for row in network.values():
         norm = norms.get(row.index + 1)
         if norm is None or not _is_convolution(row):

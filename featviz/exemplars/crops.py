@@ -87,8 +87,8 @@ class CropReader:
             channels: those that are shown. All their tiles are in memory at once.
         """
         empty = Image.new("RGB", (TILE, TILE), _BACKGROUND)
-        tiles: dict[int, list[ExemplarTile]] = {}
-        ranks_of_image: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        tiles = {}
+        ranks_of_image = defaultdict(list)
         # By image, not by channel: an image that excites many channels is read once.
         for channel in channels:
             exemplars = self._exemplars(top, channel)

@@ -200,7 +200,7 @@ def _drawn(
 def class_names(samples: Sequence[Sample]) -> list[str]:
     """The class of each sample: the name of the folder that its image lies in. A clip
     is itself a folder of frames, and lies in that of its class."""
-    names: list[str] = []
+    names = []
     for sample in samples:
         path = sample.path
         absolute = (

@@ -92,7 +92,7 @@ class OpenFolder:
         """For the parameter `dir_fd` of functions of `os`, with a name from `at`."""
         name = str(path)
         flags = _FOLDER
-        descriptor_above: int | None = None
+        descriptor_above = None
         if above is not None:
             name = above.at(path.name)
             flags |= NO_LINK

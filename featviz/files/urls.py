@@ -301,7 +301,7 @@ def copy(url: Url, target: BinaryIO, limit: int) -> None:
     Raises:
         FileError: Where it has more.
     """
-    options: dict[str, Any] = {}
+    options = {}
     if url.is_web:
         # A file of which fsspec knows no size is read as a stream. Without these it would
         # ask for the size first, which many servers do not tell.

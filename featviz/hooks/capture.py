@@ -185,7 +185,7 @@ class Recorder:
         # ids: a module that ran under one of its names has run
         seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
         # functions have no module, and are asked about by name alone
-        silent: list[Layer] = []
+        silent = []
         for layer in self.layers:
             module = self.modules.get(layer.name)
             if layer.name in self.calls or (module is not None and id(module) in seen):
@@ -341,7 +341,7 @@ def leaves(value: Any, key: str = "") -> Iterator[Leaf]:
         value: anything.
         key: the path that leads to `value`, with which the keys of its leaves begin.
     """
-    items: list[tuple[Any, Any]] = []
+    items = []
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, (tuple, list)):

@@ -60,7 +60,7 @@ def read_table(model: nn.Module) -> ModelLayers:
     if cached is not None and cached[0] == identity:
         return cached[1]
     entries = _entries(named)
-    layers: list[Layer] = []
+    layers = []
     of_module: dict[int, list[Layer]] = {}
     for index, entry in enumerate(entries):
         first, *aliases = entry.names

@@ -118,7 +118,7 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
     for layer in layers:
         names.update((layer.type, layer.name, *layer.aliases))
     by_lower = {name.lower(): name for name in sorted(names) if name}
-    close: dict[str, None] = {}
+    close = {}
     for selector in selectors:
         pattern = selector.text.lstrip("!").removeprefix(_REGULAR_EXPRESSION)
         # tables name a call of a layer `relu.call1`
@@ -138,8 +138,8 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
 def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
     """What selectors that take no layer may have meant: the indices that there are,
     else the nearest names; empty where nothing is near."""
-    unmatched: list[Selector] = []
-    outside: list[str] = []
+    unmatched = []
+    outside = []
     for selector in selectors:
         count = sum(map(selector.matches, layers))
         body = selector.text.lstrip("! ").rpartition("#")[0]
@@ -223,7 +223,7 @@ def _parse_one(text: str) -> Selector:
     """
     negative = text.startswith("!")
     body = text.removeprefix("!").strip()
-    index: int | slice | None = None
+    index = None
     indexed = _INDEX.fullmatch(body)
     if indexed is not None:
         body = indexed["body"]

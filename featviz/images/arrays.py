@@ -457,7 +457,7 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
     Raises:
         UsageError: Where a value is neither a path nor an image, or cannot be read.
     """
-    paths: list[str] = []
+    paths = []
     count = 0
     for number, value in enumerate(images):
         if isinstance(value, (str, PurePath)):

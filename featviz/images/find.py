@@ -71,7 +71,7 @@ def find_samples(
         return _tidy(_identity(path))
 
     names = told_apart({path: name for name, path in named.values()}, full_path)
-    samples: list[Sample] = []
+    samples = []
     for path, name in names.items():
         inside = split(path)
         archive = _identity(inside[0]) if inside is not None else None
@@ -261,8 +261,8 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
     if left_out is not None and base.is_relative_to(left_out):
         # the run directory holds its own inputs, which is refused later
         left_out = None
-    named: list[Named] = []
-    links: list[Path] = []
+    named = []
+    links = []
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder)
         if file.suffix.lower() not in SUFFIXES or decode.is_hidden(file.as_posix()):
@@ -373,7 +373,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     the order of the numbers in their names. An animation is a clip of its own, and an
     array a volume."""
     folders: dict[PurePath, list[Sample]] = {}
-    joined: list[Sample] = []
+    joined = []
     for sample in samples:
         if _is_whole(sample.path):
             joined.append(sample)
@@ -414,7 +414,7 @@ def _numbers_of(frame: Sample) -> list[tuple[int, str]]:
 def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Samples with each video file replaced by `count` images of it: `clip.mp4/00`,
     `clip.mp4/01`, ..."""
-    images: list[Sample] = []
+    images = []
     # as many digits for all, so that names sort by number
     digits = len(str(count - 1))
     for sample in samples:
@@ -450,7 +450,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
             f"give a multiple of {count}; --images-per-pass says otherwise, and "
             "--forward-arg NAME=VALUE gives an argument that is no image",
         )
-    joined: list[Sample] = []
+    joined = []
     for start in range(0, len(samples), count):
         # only the first name keeps its folder: `a/x.png+y.png`
         group = samples[start : start + count]
@@ -471,7 +471,7 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
     holding = {
         str(parent) for folder in in_use for parent in PurePosixPath(folder).parents
     }
-    renamed: list[Sample] = []
+    renamed = []
     for sample, folder in zip(samples, folders, strict=True):
         name = sample.name
         if folder in holding:

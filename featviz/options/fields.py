@@ -316,7 +316,7 @@ def _bounds_text(number: types.IntType | types.FloatType) -> str:
 
 def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
     """The types of the records in a record, by field; not of those deeper inside."""
-    records: dict[str, type[Struct]] = {}
+    records = {}
     for field in structs.fields(record_type):
         # Annotated and unions are not types, and stand for plain options
         if isinstance(field.type, type) and issubclass(field.type, Struct):
@@ -409,7 +409,7 @@ def _taken_from(
     Args:
         but: names that are left alone.
     """
-    fields: dict[str, Any] = {}
+    fields = {}
     for name, field_option in declared(record_type).items():
         if name in values and name not in but:
             fields[name] = field_option.value(values.pop(name))

@@ -97,7 +97,7 @@ def split_list(value: Any) -> list[Any]:
         return re.split(r"\s*[\s,x×]\s*", value.strip().lower())
     if _is_number(value):
         return [value]
-    items: list[Any] = []
+    items = []
     for item in value:
         if isinstance(item, str):
             items += split_list(item)

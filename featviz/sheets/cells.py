@@ -230,7 +230,7 @@ def _captures(
         UsageError: no image of any run has such a tensor.
     """
     captures = {}
-    stems: set[str] = set()
+    stems = set()
     for number, run in enumerate(runs):
         for name in images:
             image = run.run.images.get(name)
@@ -338,7 +338,7 @@ def _chosen_channels(
         UsageError: none of the channels was drawn.
     """
     # runs may have drawn different channels: one that any of them drew can be shown
-    in_any: set[int] = set()
+    in_any = set()
     for _, row in captures:
         in_any.update(row.drawn)
     drawn = sorted(in_any)
