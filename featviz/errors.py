@@ -27,8 +27,10 @@ class FeatvizError(Exception):
     `exit_code` is what the command line ends with when the error reaches it. Where a
     change of the command would go on, `add` are the arguments that it lacks and
     `replace` is one that it has, with what should stand there; the command line shows
-    the whole command. `options` are those that the message names as Python does
-    (`size=big`); the command line names them as they are typed (`--size big`)."""
+    the whole command. `instead` are arguments that would help in place of `add`: then
+    the hint names both remedies, with `; ` between them. `options` are those that the
+    message names as Python does (`size=big`); the command line names them as they are
+    typed (`--size big`)."""
 
     exit_code = 1
 
@@ -38,6 +40,7 @@ class FeatvizError(Exception):
         hint: str | None = None,
         *,
         add: tuple[str, ...] = (),
+        instead: tuple[str, ...] = (),
         replace: tuple[str, str] | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
@@ -47,6 +50,7 @@ class FeatvizError(Exception):
         if hint is not None:
             self.add_note(f"hint: {hint}")  # which a traceback shows
         self.add = add
+        self.instead = instead
         self.replace = replace
         self.options = options
 

@@ -85,6 +85,13 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
         if not typed:  # a file of --config has it
             return error.hint
         corrected[corrected.index(typed[0])] = typed[0].removesuffix(old) + new
+    remedy, _, other_remedy = (error.hint or "").partition("; ")
+    if error.instead:
+        hints = [
+            _with_command(remedy, _added(corrected, error.add)),
+            _with_command(other_remedy, _added(corrected, error.instead)),
+        ]
+        return "; ".join(hints)
     return _with_command(error.hint or "", _added(corrected, error.add)) or None
 
 

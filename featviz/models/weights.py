@@ -136,11 +136,30 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
             f"{path.name} needs the package {package} for {listed(missing, 3)}",
             f"pip install {package}, or a newer one (-U) if it is there",
         )
+    arch = _class_at_hand(path, error.names)
     return LoadError(
         f"{path.name} {error}",
-        "if you trust the file, --trust; for the weights in it, --arch FILE.py:CLASS",
+        f"if you trust the file, --trust; for the weights in it, --arch {arch}",
         add=("--trust",),
+        instead=("--arch", arch),
     )
+
+
+def _class_at_hand(path: Path, names: Sequence[str]) -> str:
+    """What --arch may take for a file that needs a class: the first whose code lies in
+    the current folder or beside the file, else a placeholder.
+
+    Args:
+        path: The file.
+        names: What it needs, such as `net.Net`.
+    """
+    for name in names:
+        module, _, class_name = name.rpartition(".")
+        for folder in (Path(), path.parent):
+            code = folder / f"{module.replace('.', '/')}.py"
+            if module and code.is_file():
+                return f"{code}:{class_name}"
+    return "FILE.py:CLASS"
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,6 +80,16 @@ MODELS = [
         " [4, 3, 1, 1], not [3, 3, 1, 1], 0.bias is [4], not [3], 2.weight is [7, 4],"
         " not [7, 3]",
         "another --arch, --model-arg, or --partial for what fits",
+    ),
+]
+
+TRUST = [
+    (
+        "look whole.pth p.png",
+        "whole.pth needs net.Halving, which could run any code; nothing was executed",
+        "if you trust the file, --trust: featviz look whole.pth p.png --trust; for the"
+        " weights in it, --arch net.py:Halving: featviz look whole.pth p.png --arch"
+        " net.py:Halving",
     ),
 ]
 
@@ -167,7 +179,7 @@ COMMANDS = [
     ),
 ]
 
-MISTAKES = MODELS + WEIGHTS + SIZES + COMMANDS
+MISTAKES = MODELS + TRUST + WEIGHTS + SIZES + COMMANDS
 
 
 @pytest.fixture
@@ -177,6 +189,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("net.py").write_text(NET)
     seven = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 7))
     torch.save(seven.state_dict(), "seven.pth")
+    halving = type("Halving", (nn.Module,), {"__module__": "net"})
+    monkeypatch.setitem(sys.modules, "net", SimpleNamespace(Halving=halving))
+    torch.save(halving(), "whole.pth")
+    monkeypatch.delitem(sys.modules, "net")
     Image.new("RGB", (70, 51), "teal").save("p.png")
     Path("exemplars").mkdir()
     Path("exemplars/exemplars.json").write_text("{}")
