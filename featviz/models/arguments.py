@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import functools
 import hashlib
@@ -12,6 +11,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
@@ -131,14 +131,10 @@ def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
     # by its name alone: a value that is meant as a file is never read as a number
     if text.endswith(tuple(_READERS)):
         return _read_file(title, Path(text))
-    try:
-        # reads numbers as Python writes them, and evaluates nothing
-        number = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        number = None
-    if type(number) not in (int, float):
-        raise UsageError(f"{title}={quoted(text)} is no value", f"give {_VALUES}")
-    return number, text
+    for number_type in (int, float):
+        with suppress(ValueError):
+            return number_type(text), text
+    raise UsageError(f"{title}={quoted(text)} is no value", f"give {_VALUES}")
 
 
 def _new_tensor(title: str, text: str, random: torch.Generator) -> tuple[Tensor, str]:

@@ -403,11 +403,10 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
 def _legal(text: str) -> str:
     """A text without the characters that XML 1.0 cannot hold, which file names may
     have (https://www.w3.org/TR/xml/#charsets)."""
-    characters = []
-    for character in text:
-        is_legal = character.isprintable() or character in "\t\n\r"
-        characters.append(character if is_legal else "\ufffd")
-    return "".join(characters)
+    return "".join(
+        character if character.isprintable() or character in "\t\n\r" else "\ufffd"
+        for character in text
+    )
 
 
 def step_folder(root: Path, step: int) -> Path:
