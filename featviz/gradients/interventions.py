@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
-from featviz.text import quoted, read_ranges
+from featviz.text import listed, quoted, read_ranges
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -271,5 +271,6 @@ def _check_channels(change: Intervention, layer: str, count: int) -> None:
     """Refuse channels that an output does not have, of which there are `count`."""
     beyond = [str(channel) for channel in change.channels if channel >= count]
     if beyond:
-        numbers = ", ".join([*beyond[:3], "..."] if len(beyond) > 3 else beyond)
-        raise change.error(f": {layer} has channels 0 to {count - 1}, not {numbers}")
+        raise change.error(
+            f": {layer} has channels 0 to {count - 1}, not {listed(beyond, 3)}"
+        )

@@ -422,7 +422,7 @@ def odd() -> nn.Module:
     ("option", "text", "reason"),
     [
         ("ablate", "a:4,9", "a has channels 0 to 3, not 4, 9"),
-        ("ablate", "a:4-99", "a has channels 0 to 3, not 4, 5, 6, ..."),
+        ("ablate", "a:4-99", "a has channels 0 to 3, not 4, 5, 6 and 93 more"),
         ("edit", "a:clamp=2,1", "2 is above 1"),
         ("ablate", "layer9:1", "no layer matches 'layer9'"),
         ("ablate", "fn:relu:1", "functions cannot be changed, only modules"),
