@@ -199,7 +199,7 @@ def _build(
     # eager, so that the weights of attention can be seen
     attention = str(fields.pop("attn_implementation", "eager"))
     try:
-        library: Any = import_module("transformers")
+        library = import_module("transformers")
     except ImportError as error:
         raise LoadError(
             f"{quoted(name)} is a model of the package transformers: {error}",

@@ -172,7 +172,7 @@ def _preprocess(
     """
     # read before anything else, since a misspelt value needs no model
     forward_arguments = arguments.parse(inputs.forward_args, seed)
-    transform: UserTransform | None = None
+    transform = None
     if inputs.input:
         transform = UserTransform.input(inputs.input, seed)
     elif inputs.transform is not None:
@@ -686,9 +686,9 @@ def build_torchvision(
 
     if name not in models.list_models():
         raise unknown_name("torchvision", name, models.list_models())
-    entries: Any = models.get_model_weights(name)
+    entries = models.get_model_weights(name)
     entry = _weights_entry(name, entries, weights_name)
-    loading: dict[str, Any] = {"weights": entry, "progress": sys.stderr.isatty()}
+    loading = {"weights": entry, "progress": sys.stderr.isatty()}
     parameters = inspect.signature(models.get_model_builder(name)).parameters
     # builders of detectors and segmentations would download a backbone for random
     # weights

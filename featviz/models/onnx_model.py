@@ -165,7 +165,7 @@ class OnnxInput(NamedTuple):
         if takes_integers and self.is_image and tensor.is_floating_point():
             # levels 0..255, see `load_onnx`
             tensor = (tensor * 255).round().clamp(0, 255)
-        array: np.ndarray = tensor.to(self.dtype).contiguous().numpy()
+        array = tensor.to(self.dtype).contiguous().numpy()
         return array
 
 
@@ -302,7 +302,7 @@ class OnnxModel(nn.Module):
         for output in session.get_outputs():
             if output.name in names and _READABLE.fullmatch(output.type):
                 fetched.append(output.name)
-        values: dict[str, Any] = dict.fromkeys(names)
+        values = dict.fromkeys(names)
         # ONNX Runtime takes an empty list for all outputs
         if not fetched:
             return values

@@ -662,7 +662,7 @@ def _measured(processor: Any, channels: int) -> Chain:
         return replace(
             chain, resize=shortest_edge, library_steps=(step,), library_own_size=True
         )
-    size: HeightWidth = (int(black.shape[2]), int(black.shape[3]))
+    size = (int(black.shape[2]), int(black.shape[3]))
     steps = (f"{step} to {by(size)}",)
     if shortest_edge:
         return replace(chain, resize=shortest_edge, crop=size, library_steps=steps)

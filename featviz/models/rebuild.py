@@ -560,7 +560,7 @@ def _module_class(name: str) -> Any:
     home = f"{module_class.__module__}."
     if name not in _MODULES and not home.startswith(_PACKAGES):
         return None
-    setter: Any = module_class.__setstate__
+    setter = module_class.__setstate__
     is_plain = module_class.__new__ is object.__new__
     if is_plain and setter.__module__.startswith(_SETTERS):
         return module_class

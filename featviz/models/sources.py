@@ -225,7 +225,7 @@ def download_hint(spec: str) -> str:
 def load_source(options: ModelOptions) -> Loaded:
     """Load from where the MODEL string says."""
     source = check_source(options)
-    module: Any = import_module(f"featviz.models.{source.file}")
+    module = import_module(f"featviz.models.{source.file}")
     return getattr(module, f"load_{source.name}")(options)  # type: ignore[no-any-return]
 
 
@@ -389,7 +389,7 @@ def target(spec: str) -> Any:
     """
     match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
-    value: Any = _imported(match["module"], spec)
+    value = _imported(match["module"], spec)
     # named where the attribute is misspelt: what the module itself defines
     public = [
         name

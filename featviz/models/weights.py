@@ -225,7 +225,7 @@ def read_tensor(data: bytes) -> np.ndarray:
     tensor = content.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
-    array: np.ndarray = tensor.numpy()
+    array = tensor.numpy()
     return array
 
 
@@ -845,7 +845,7 @@ class _Fit(NamedTuple):
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     """Compare tensors with a module's state dict, by names and shapes."""
-    fitting: OrderedDict[str, Tensor] = OrderedDict()
+    fitting = OrderedDict()
     missing = []
     differing = []
     class_counts = set()

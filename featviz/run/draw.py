@@ -118,7 +118,7 @@ def draw_all(
     loop, encoders complete the image that they have, unless the one before could not be
     written."""
     kept = run.kept if run.prepared.options.resume else None
-    drawn: DrawnJob | None = None
+    drawn = None
     with (
         run.prepared.watched() as run.show_model,
         shared_cores() as run.encoders,

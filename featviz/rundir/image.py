@@ -219,7 +219,7 @@ def read_manifest(data: bytes) -> Manifest:
         ValueError: the message names the first misfit.
     """
     # The fast way first; what it does not take is read again by the one that says why.
-    manifest: Manifest | None = None
+    manifest = None
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
     if manifest is None or manifest.schema_version != SCHEMA_VERSION:
