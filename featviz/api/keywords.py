@@ -265,8 +265,12 @@ def read_request(
     # options are read from text, as those of the command line
     if isinstance(for_model.get("device"), torch.device):
         for_model["device"] = str(for_model["device"])
-    source = read(ModelOptions, {"spec": str(model), **for_model})
-    return Request(asked_for, source, feeding, temporary)
+    return Request(
+        asked_for,
+        read(ModelOptions, {"spec": str(model), **for_model}),
+        feeding,
+        temporary,
+    )
 
 
 def check_module(model: Any) -> None:

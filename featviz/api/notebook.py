@@ -91,8 +91,11 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
     try:
         picture = shot.load()
     except StoreError as error:
-        text = quoted(f"{shot.caption}: {error.message}")
-        return NotebookFigure(address="", text=text, size=(side, side))
+        return NotebookFigure(
+            address="",
+            text=quoted(f"{shot.caption}: {error.message}"),
+            size=(side, side),
+        )
     if picture.mode not in ("L", "RGB"):
         picture = picture.convert("RGB")
     # a box filter takes the mean of the pixels that it joins; a sharper filter would
@@ -169,8 +172,10 @@ def _cam_view(cams: ClassMaps) -> View:
 
 
 def _kernel_view(kernels: KernelPicture) -> View:
-    caption = _title(kernels).removeprefix("KernelPicture ")
-    return View([Shot(lambda: kernels.image, caption)], side=LARGE)
+    return View(
+        [Shot(lambda: kernels.image, _title(kernels).removeprefix("KernelPicture "))],
+        side=LARGE,
+    )
 
 
 def _study_view(study: StudyResult) -> View:

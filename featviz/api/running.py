@@ -201,8 +201,9 @@ def diff(
                 tensors=True,
                 **keywords,
             )
-            is_module = isinstance(model, nn.Module)
-            titles.append(type(model).__name__ if is_module else str(model))
+            titles.append(
+                type(model).__name__ if isinstance(model, nn.Module) else str(model)
+            )
         return diff_runs(
             folders.base,
             folders.new,

@@ -327,9 +327,13 @@ def cam(
         >>> maps.maps[0].layer, maps.image.size, maps.tensor.shape
         ('1', (16, 16), torch.Size([14, 14]))
     """
-    keywords = in_one_process(model, options)
     request = read_request(
-        CamOptions, model, keywords, layers, target=target, method=method
+        CamOptions,
+        model,
+        in_one_process(model, options),
+        layers,
+        target=target,
+        method=method,
     )
     results = request.call(lambda *arguments: tuple(explain(*arguments)), images)
     if not any(result.maps for result in results) and results[0].error is not None:

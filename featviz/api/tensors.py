@@ -203,8 +203,7 @@ def grid(
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]
     # the drawer draws captures, and this tensor belongs to no layer
     site = CaptureSite(Layer(0, "tensor", "Tensor"), "output", 0, "")
-    drawn = drawer.draw(draw, site, maps, hints, background)
-    return to_image(drawn[""])
+    return to_image(drawer.draw(draw, site, maps, hints, background)[""])
 
 
 def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:

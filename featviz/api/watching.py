@@ -290,8 +290,11 @@ class Watcher:
                 path = step_folder(self.out, step)
                 files[path] = check_free(path, RUN, True)
             if surplus:
-                names = listed([str(step) for step in surplus], 3)
-                log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
+                log.info(
+                    "%s: the earlier steps %s go",
+                    quoted(str(self.out)),
+                    listed([str(step) for step in surplus], 3),
+                )
             with replacing(folder, RUN) as new, self._borrowed() as model:
                 self._draw(new, replace(self._prepared, model=model))
             for path, files_of_run in files.items():

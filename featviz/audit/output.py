@@ -45,8 +45,7 @@ def write_files(
     bars = _bars(document["layers"])
     if bars:
         images = counted(document["images"]["seen"], "image")
-        title = f"Average percentage of zeros, {images}"
-        pixels = apoz_chart(bars, title)
+        pixels = apoz_chart(bars, f"Average percentage of zeros, {images}")
         with folder.write(APOZ_FILE) as file:
             write_png(file, pixels.shape[:2], [pixels.reshape(len(pixels), -1)])
     write_document(folder, document, drawn, None)

@@ -221,8 +221,9 @@ def _see_again(
     def sink(call: Call, output: Any) -> None:
         for source, channel in channels_of[current]:
             if source.call == call:
-                key = MapKey(call, channel, current)
-                seen.maps[key] = _map_of(output, source.channel_axis, channel)
+                seen.maps[MapKey(call, channel, current)] = _map_of(
+                    output, source.channel_axis, channel
+                )
 
     sources = [sheet.source.call for sheet in sheets]
     with in_eval_mode(model.module), plan.watching(model.module, sink, sources):
@@ -351,8 +352,10 @@ def _draw_suspect(
         levels = to_levels(values[None], limits, colors.levels, colors.nonfinite)
         painted = Image.fromarray(levels[0])
         painted.putpalette(colors.colors or b"")
-        map_cell = cell._replace(left=cell.left + _TILE + _GAP)
-        canvas.paste(_as_tile(painted.convert("RGB")), map_cell)
+        canvas.paste(
+            _as_tile(painted.convert("RGB")),
+            cell._replace(left=cell.left + _TILE + _GAP),
+        )
 
 
 def _draw_key(canvas: PixelCanvas, top: float, low: float, high: float) -> None:

@@ -173,6 +173,7 @@ def _read(title: str, root: Path, origin: Path | Url) -> ReadRun:
     run = replace(read_run(root), url=origin if isinstance(origin, Url) else None)
     warn_of(run.left_out, f"{title}: ", ", and left out")
     if run.missing:
-        images = counted(run.missing, "more image")
-        log.warning("%s: the run did not come to %s", title, images)
+        log.warning(
+            "%s: the run did not come to %s", title, counted(run.missing, "more image")
+        )
     return run

@@ -289,8 +289,9 @@ def _png(
     # the middle of both colormaps is light enough on the grey of the gap
     _write_above(pixels[: plan.padding], line, colors.levels // 2)
     file = io.BytesIO()
-    size = (plan.height, plan.width)
-    write_png(file, size, [pixels], colors=colors.colors, text=text)
+    write_png(
+        file, (plan.height, plan.width), [pixels], colors=colors.colors, text=text
+    )
     return file.getvalue()
 
 

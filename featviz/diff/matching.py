@@ -255,8 +255,9 @@ def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> Only
         counterpart = compared_run.images[name]
         for key, row in run.images[name].captures.items():
             if key not in counterpart.captures and key not in captures:
-                reason = _absence(counterpart, key)
-                captures[key] = MissingCapture(key, row.type, reason)
+                captures[key] = MissingCapture(
+                    key, row.type, _absence(counterpart, key)
+                )
     return OnlyIn(lacking, list(captures.values()))
 
 

@@ -250,8 +250,7 @@ class _Pairing:
         paired."""
         paired_layers = {key.layer for key in self.found.partners}
         for key in [*self.network]:
-            norm = self.norm_behind.get(key.layer)
-            if norm in paired_layers:
+            if self.norm_behind.get(key.layer) in paired_layers:
                 self.found.of_network.append(key)
                 del self.network[key]
         # a node inside `model.9.m.act`, as its Sigmoid, has that path before the slash

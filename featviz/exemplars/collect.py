@@ -171,8 +171,9 @@ class ExemplarCollector:
         """By tensor and class."""
         for source in self.sources.values():
             for class_name in self.class_names:
-                empty = TopImages.empty(source.channels, top)
-                self.tops[source.site, class_name] = empty
+                self.tops[source.site, class_name] = TopImages.empty(
+                    source.channels, top
+                )
 
     def _add_sources(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the first pass: note which tensors have channels, and how many.
@@ -267,8 +268,11 @@ class ExemplarCollector:
                     raise LayoutError(
                         f"gives {list(image_slice.shape)} for some images only"
                     )
-                strongest = strongest_values(maps, self._rank_by)
-                self._candidates.append(_Candidate(image, source.site, strongest))
+                self._candidates.append(
+                    _Candidate(
+                        image, source.site, strongest_values(maps, self._rank_by)
+                    )
+                )
 
     def _image_slices(self, site: CaptureSite, tensor: Tensor) -> Sequence[Tensor]:
         """The tensor of each image. The first axis must count images, or windows of

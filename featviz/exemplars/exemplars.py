@@ -161,12 +161,12 @@ def _sheets(
         if source.site in fields:
             view = FieldOfView("computed", list(fields[source.site].largest))
         else:
-            is_map = is_map_of_input(model, source)
-            view = FieldOfView("unknown" if is_map else "no place", input_size)
+            view = FieldOfView(
+                "unknown" if is_map_of_input(model, source) else "no place", input_size
+            )
         for number, class_name in enumerate(collector.class_names):
             top = collector.tops[source.site, class_name]
-            row = _row(source, view, number, class_name)
-            sheets.append(_Sheet(source, top, row))
+            sheets.append(_Sheet(source, top, _row(source, view, number, class_name)))
     return sheets
 
 

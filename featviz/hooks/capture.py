@@ -238,8 +238,11 @@ class Recorder:
         for key, value in results:
             for capture_kind in self.capture_kinds:
                 if capture_kind.of == "output":
-                    site = CaptureSite(layer, capture_kind.name, call, key)
-                    self._take(site, value, capture_kind.backward)
+                    self._take(
+                        CaptureSite(layer, capture_kind.name, call, key),
+                        value,
+                        capture_kind.backward,
+                    )
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
         """Go back from a target to the inputs; hooks on tensors take the gradients.

@@ -485,8 +485,9 @@ def _stills(data: bytes, container: str, decoding: _Decoding) -> Frames:
         ImageError: it cannot be decoded, or the model takes no pictures.
     """
     index, count = decoding.still or (None, decoding.frames or 1)
-    choose = partial(_spread, count=count, index=index)
-    video = arrays.read_frames(data, container, choose)
+    video = arrays.read_frames(
+        data, container, partial(_spread, count=count, index=index)
+    )
     expected = decoding.expected
     if expected.channels not in (1, 3) and not expected.raw:
         raise ImageError(

@@ -424,8 +424,13 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
             images.append(sample)
             continue
         for index in range(count):
-            name = f"{sample.name}/{index:0{digits}d}"
-            images.append(replace(sample, name=name, still=(index, count)))
+            images.append(
+                replace(
+                    sample,
+                    name=f"{sample.name}/{index:0{digits}d}",
+                    still=(index, count),
+                )
+            )
     return images
 
 

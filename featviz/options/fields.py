@@ -395,8 +395,9 @@ def read_from(
     defaults = {field.name: field.default for field in structs.fields(record_type)}
     for name, inner_type in nested(record_type).items():
         if name not in fields:
-            inner = _taken_from(values, inner_type, but)
-            fields[name] = structs.replace(defaults[name], **inner)
+            fields[name] = structs.replace(
+                defaults[name], **_taken_from(values, inner_type, but)
+            )
     return record_type(**fields, **_taken_from(values, record_type, but))
 
 

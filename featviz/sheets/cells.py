@@ -171,8 +171,9 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
             content.layers.append(SheetLayer(label, [ALL]))
             content.add_place_tiles(of_layer, options)
         else:
-            layer_captures = list(of_layer.values())
-            channels = _chosen_channels(label, layer_captures, options.channels)
+            channels = _chosen_channels(
+                label, list(of_layer.values()), options.channels
+            )
             content.layers.append(SheetLayer(label, channels))
             content.add_channels(of_layer, channels)
     if not content.inputs:
@@ -243,8 +244,9 @@ def _captures(
                 if tensor is None:
                     is_taken = address.kind == "output" and not address.key
                 if is_taken:
-                    key = CellKey(number, row.label + address.suffix, name)
-                    captures[key] = ImageCapture(image, row)
+                    captures[CellKey(number, row.label + address.suffix, name)] = (
+                        ImageCapture(image, row)
+                    )
     if not captures:
         message = f"the runs have no {quoted(tensor or 'output')!r}"
         there = listed(sorted(stems), _NAMED)
@@ -425,8 +427,10 @@ def _cut_tiles(
             position * row.slice_count, (position + 1) * row.slice_count
         ):
             left, top, width, height = row.plan.box(number)
-            tile = picture[top : top + height, left : left + width]
-            tiles[channel].append(tile.copy())  # the grid itself may be large
+            # a copy, since the grid itself may be large
+            tiles[channel].append(
+                picture[top : top + height, left : left + width].copy()
+            )
     return tiles
 
 

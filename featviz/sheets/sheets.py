@@ -252,8 +252,9 @@ def _moving(content: SheetContent, are_steps: bool, title: str) -> list[SheetFra
     frames = []
     if are_steps:
         for number, run in enumerate(content.runs):
-            step_title = f"{title} {run.name}".strip()
-            frames.append(SheetFrame(step_title, [number], content.images))
+            frames.append(
+                SheetFrame(f"{title} {run.name}".strip(), [number], content.images)
+            )
         return frames
     if content.slices > 1:
         for slice in range(content.slices):
