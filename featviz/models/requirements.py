@@ -215,11 +215,7 @@ def import_ultralytics(name: str) -> ModuleType:
     if module is not None:
         return module
     variables = ("YOLO_CONFIG_DIR", "YOLO_OFFLINE")
-    before = {
-        variable: os.environ[variable]
-        for variable in variables
-        if variable in os.environ
-    }
+    before = os.environ.copy()
     image_open = Image.open
     torch_save = torch.save
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
