@@ -31,8 +31,8 @@ _INDEX = re.compile(
     r"(?P<body>.*)#(?P<index>-?\d{1,18}|-?\d{,18}:-?\d{,18}(:-?\d{,18})?)$"
 )
 _REGULAR_EXPRESSION = "re:"
-_OPENING = "([{"
-_CLOSING = ")]}"
+_ITEM = re.compile(r"(?:\\.|\([^)]*\)|\[[^]]*\]|\{[^}]*\}|[^,])+", re.DOTALL)
+"""What stands between two commas, with those inside brackets."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,15 @@ class Selector:
 
     text: str
     matches: Callable[[Layer], bool]
-    """Whether it speaks of a layer, before the index is applied."""
-    index: int | slice | None = None
-    """Into the layers that match, in model order; None takes all of them."""
-    negative: bool = False
+    """Whether it speaks of a layer, before the slice is taken."""
+    taken: slice
+    """Of the layers that match, in model order."""
+    negative: bool
     """Whether it takes layers away."""
 
     def pick(self, layers: Iterable[Layer]) -> list[Layer]:
         """The layers that this selector speaks of, in model order."""
-        matching = [layer for layer in layers if self.matches(layer)]
-        if self.index is None:
-            return matching
-        if isinstance(self.index, slice):
-            return matching[self.index]
-        # as in a list, but an index beyond its end takes nothing
-        if -len(matching) <= self.index < len(matching):
-            return [matching[self.index]]
-        return []
+        return [layer for layer in layers if self.matches(layer)][self.taken]
 
 
 def parse(text: str) -> list[Selector]:
@@ -199,20 +191,7 @@ def remedy(
 def _split(text: str) -> list[str]:
     """Cut a text at its commas, but for those inside brackets; `\\(` opens none."""
     # `re:(a,b)` and `[a,b]*` hold commas of their own
-    texts = [""]
-    depth = 0
-    escaped = False
-    for char in text:
-        if not escaped and char in _OPENING:
-            depth += 1
-        elif not escaped and char in _CLOSING:
-            depth -= 1
-        escaped = char == "\\" and not escaped
-        if char == "," and depth <= 0:
-            texts.append("")
-        else:
-            texts[-1] += char
-    return [item.strip() for item in texts]
+    return [item.strip() for item in _ITEM.findall(text)]
 
 
 def _parse_one(text: str) -> Selector:
@@ -223,23 +202,24 @@ def _parse_one(text: str) -> Selector:
     """
     negative = text.startswith("!")
     body = text.removeprefix("!").strip()
-    index = None
+    taken = slice(None)
     indexed = _INDEX.fullmatch(body)
     if indexed is not None:
         body = indexed["body"]
-        index = _parse_index(indexed["index"])
+        taken = _parse_index(indexed["index"])
     if not body:
         raise UsageError(
             f"selector {text!r} names no layer",
             "for example Conv2d, layer1.* or re:^layer[34]",
         )
-    return Selector(text, _matcher(text, body), index, negative)
+    return Selector(text, _matcher(text, body), taken, negative)
 
 
-def _parse_index(text: str) -> int | slice:
+def _parse_index(text: str) -> slice:
     """Read `3`, `-1`, `::2` or `1:-1`."""
+    # a slice of one layer, which may be beyond the end; behind the last one is no number
     if ":" not in text:
-        return int(text)
+        return slice(int(text), int(text) + 1 or None)
     numbers = [int(number) if number else None for number in text.split(":")]
     if numbers[2:] == [0]:
         raise UsageError(f"slice #{text} has a step of 0", "for every second one: #::2")

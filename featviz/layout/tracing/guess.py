@@ -144,7 +144,7 @@ def parse_override(text: str) -> Override:
             return Override(None, layout_text)
         chosen = selectors.parse(selector_text)
         for selector in chosen:
-            if selector.index is not None:
+            if selector.taken != slice(None):
                 raise UsageError(
                     f"selector {selector.text!r} takes no index here",
                     "name the layers, for example layer1.*",
