@@ -237,6 +237,7 @@ def guarded(arguments: list[str]) -> int:
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     output.waiting.clear()
+    output.image_hints.clear()
     warnings: set[str] = set()
 
     def is_printed_now(record: logging.LogRecord) -> bool:

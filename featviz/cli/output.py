@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 waiting: list[str] = []
 """Warnings that are printed with the first result."""
+image_hints: set[str] = set()
+"""Hints of images that failed, each of which is printed once: all images of a folder may
+fail alike."""
 
 
 def print_waiting() -> None:
@@ -87,8 +90,10 @@ def error(message: str, hint: str | None = None) -> None:
 
 
 def image_error(image: str, message: str, hint: str | None = None) -> None:
-    """Print on stderr what went wrong with an image, which is named once."""
-    error(of_image(image, message), hint)
+    """Print on stderr what went wrong with an image, which is named once; the hint where
+    no other image had it."""
+    error(of_image(image, message), None if hint in image_hints else hint)
+    image_hints.add(hint or "")
 
 
 def left_out(skipped: Iterable[Skip], never_ran: Collection[str] = ()) -> None:
