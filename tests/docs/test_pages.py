@@ -295,6 +295,10 @@ def test_pages_can_be_followed_one_after_the_other() -> None:
         for part in re.findall(r"^featviz [^|&]+|(?<=[|&] )featviz [^|&]+", line)
     )
     del made[None]
+    for page in PAGES:
+        for code in blocks(page, "python"):
+            if not code.startswith("# "):  # the text of a file
+                made.update(re.findall(r'out="([\w-]+)"', code))
     assert not [folder for folder, times in made.items() if times > 1]
 
 
