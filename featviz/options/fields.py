@@ -57,49 +57,32 @@ class FieldNotes:
 
     group: str
     """One of GROUPS."""
-    metavar: str
+    metavar: str = ""
     """What help calls its value; empty for a flag, and where there are choices."""
-    first: bool
+    first: bool = False
     """Whether the short help of a long command shows it."""
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
     """On the command line: `-o`, `--out`."""
-    default_text: str
+    default_text: str = ""
     """What happens without it, where the default does not say so."""
-    choices: tuple[str, ...]
+    choices: Collection[str] = ()
     """The values that there are; none where it takes others."""
-    is_path: bool
+    is_path: bool = False
     """Whether a shell completes names of files."""
 
 
-def option(
-    group: str,
-    metavar: str = "",
-    *,
-    first: bool = False,
-    flags: tuple[str, ...] = (),
-    default_text: str = "",
-    choices: Iterable[str] = (),
-    is_path: bool = False,
-) -> Meta:
+def option(group: str, metavar: str = "", **notes: Any) -> Meta:
     """Annotate a field that is an option.
 
     Args:
-        group: one of GROUPS, its heading in help.
-        metavar: what help calls the value, unless its type says so.
-        first: whether `--help` of a long command shows it, too.
-        flags: its names on the command line, unless it is `--` and the field's name.
-        default_text: what happens without it, where the default does not say so.
-        choices: the values that there are.
-        is_path: whether a shell completes names of files for a text.
+        group, metavar, notes: fields of FieldNotes, which are left out where the type of
+            the field or its name says them.
     """
-    notes = FieldNotes(
-        group, metavar, first, flags, default_text, tuple(choices), is_path
-    )
     # msgspec passes `extra` through, and `_taken_apart` gets it back of the type
-    return Meta(extra={"notes": notes})
+    return Meta(extra={"notes": FieldNotes(group, metavar, **notes)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Option(FieldNotes):
     """A field that is an option, with what its type says."""
 
@@ -198,7 +181,7 @@ def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
     """
     leaves, extras = _taken_apart(field.type)
     notes: FieldNotes = extras["notes"]
-    choices = notes.choices
+    choices = tuple(notes.choices)
     # msgspec sorts the values of a Literal, help does not; it may stand beside None
     for annotation in (hint.__origin__, *get_args(hint.__origin__)):
         if get_origin(annotation) is Literal:
