@@ -95,12 +95,12 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
     matching = []
     for row in rows:
         names = (row["layer"], row["label"], row["type"])
-        if any(fnmatchcase(str(name), gate.layers) for name in names):
+        if any(fnmatchcase(name, gate.layers) for name in names):
             matching.append(row)
     if not matching:
         message = f"--fail-on {gate.text!r}: no audited layer is called {gate.layers!r}"
         raise UsageError(
-            message, f"there is {', '.join(str(row['label']) for row in rows[:8])}"
+            message, f"there is {', '.join(row['label'] for row in rows[:8])}"
         )
     # A gate on what nothing can be judged for would hold for ever, and protect nobody.
     judged = []
@@ -175,8 +175,8 @@ def _gate_figure(gate: Gate, rows: Sequence[AuditedRow]) -> _GateFigure:
     channels = 0
     for row in rows:
         count += len(row["findings"][gate.finding])
-        channels += int(row["channels"])
-    return _GateFigure(str(rows[0]["label"]), count, channels, gate.finding)
+        channels += row["channels"]
+    return _GateFigure(rows[0]["label"], count, channels, gate.finding)
 
 
 def check_baseline(
@@ -190,7 +190,7 @@ def check_baseline(
             lacks is named in a warning, and cannot get worse; if it lacks all of them,
             the gate fails.
     """
-    missing = [str(row["label"]) for row in rows if row["label"] not in baseline]
+    missing = [row["label"] for row in rows if row["label"] not in baseline]
     # of another model, say, whose layers could get as bad as they like
     if len(missing) == len(rows):
         return Verdict("baseline", False, "it has none of these layers")

@@ -125,10 +125,10 @@ class ImageChange(NamedTuple):
 
     differing: int
     """Channels that differ."""
-    absolute: float | None
-    relative: float | None
-    cosine: float | None
-    sqnr: float | None
+    absolute: float | None = None
+    relative: float | None = None
+    cosine: float | None = None
+    sqnr: float | None = None
     """In dB; None also where nothing differs, and where no tensors were kept."""
 
 

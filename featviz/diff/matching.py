@@ -329,7 +329,7 @@ def _image_change(change: TensorChange) -> ImageChange:
     could not be compared."""
     differing = int(change.differs.sum())
     if change.reason:
-        return ImageChange(differing, None, None, None, None)
+        return ImageChange(differing)
     return ImageChange(
         differing=differing,
         absolute=finite(float(change.change.absolute.max())),
