@@ -141,11 +141,12 @@ def _end_to_end(output: ModelOutput, rows: Tensor, logits: Any) -> Boxes:
         branch_scores = logits["one2one"]["scores"][0].sigmoid()
         anchors = (branch_scores[classes] - rows[:, 4:5]).abs().argmin(dim=1)
     numbers = logits["one2many"]["scores"][0].T[anchors]
-    kept = []
     # `box:N` numbers them from the most confident one
-    for row in rows[:, 4].argsort(descending=True).tolist():
-        if rows[row, 4] > _YOLO_CONFIDENCE:
-            kept.append(LabelledBox(row, int(classes[row])))
+    kept = [
+        LabelledBox(row, int(classes[row]))
+        for row in rows[:, 4].argsort(descending=True).tolist()
+        if rows[row, 4] > _YOLO_CONFIDENCE
+    ]
     return Boxes(
         corners=rows[:, :4].detach(),
         numbers=numbers,

@@ -390,8 +390,8 @@ class _Builder:
     def _unique(self, name: str) -> str:
         """A name without empty components, of no other node."""
         components = [component for component in name.split(".") if component]
-        rest = "_".join(components[_DEEPEST:])
-        name = ".".join(filter(None, (*components[:_DEEPEST], rest))) or "node"
+        separator = "." if len(components) <= _DEEPEST else "_"
+        name = separator.join(components) or "node"
         unique = name
         count = 1
         while unique in self.names:
