@@ -137,19 +137,32 @@ def spans_of_tiles(line: np.ndarray) -> list[np.ndarray]:
     return [span for span in spans if len(span) > 40]
 
 
+RAMPS = {"a": [255] * 6 + [0, 32, 64, 96], "b": [0, 20, 100] + [255] * 7}
+"""The red of ten columns of two pictures."""
+
+
+def save_ramps(folder: Path) -> Path:
+    """The pictures of RAMPS, in a new folder."""
+    folder.mkdir()
+    for name, reds in RAMPS.items():
+        pixels = np.zeros((12, 10, 3), np.uint8)
+        pixels[..., 0] = reds
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    return folder
+
+
+def columns_of(tile: np.ndarray) -> np.ndarray:
+    """The middles of the ten columns that a line of a tile shows."""
+    return tile[((np.arange(10) + 0.5) * len(tile) / 10).astype(int)]
+
+
 @pytest.mark.medium
 def test_suspects_show_their_maps_in_viridis(
     featviz: Run, tmp_path: Path, out: Path
 ) -> None:
     """From the least to the largest value of the channel in all its images, each map
     right of its image, of equal ones the first; so do the ends of the key."""
-    folder = tmp_path / "ramps"
-    folder.mkdir()
-    ramps = {"a": [255] * 6 + [0, 32, 64, 96], "b": [0, 20, 100] + [255] * 7}
-    for name, reds in ramps.items():
-        pixels = np.zeros((12, 10, 3), np.uint8)
-        pixels[..., 0] = reds
-        Image.fromarray(pixels).save(folder / f"{name}.png")
+    folder = save_ramps(tmp_path / "ramps")
     conv = filled(nn.Conv2d(3, 1, 1), torch.tensor([[4.0, 0, 0]]), [-1.0])
     torch.save(nn.Sequential(conv, nn.Hardtanh()), "m.pth")
     options = ["--out", out, *COLOURS, "--saturated-at", 0.5]
@@ -159,22 +172,19 @@ def test_suspects_show_their_maps_in_viridis(
 
     line = picture[record["rows"][0] + 20]
     spans = spans_of_tiles(line)
-    tiles = [line[span] for span in spans]
-    assert len(tiles) == 4
-    # the middles of ten columns
-    columns = [
-        tile[((np.arange(10) + 0.5) * len(tile) / 10).astype(int)] for tile in tiles
-    ]
+    columns = [columns_of(line[span]) for span in spans]
+    assert len(columns) == 4
     for number, name in enumerate("ab"):
         image, heat = columns[2 * number : 2 * number + 2]
-        assert image[:, 0].tolist() == ramps[name]
-        shares = (np.clip(np.array(ramps[name]) / 255 * 4 - 1, -1, 1) + 1) / 2
+        assert image[:, 0].tolist() == RAMPS[name]
+        shares = (np.clip(np.array(RAMPS[name]) / 255 * 4 - 1, -1, 1) + 1) / 2
         expected = colormaps["viridis"](shares, bytes=True)[:, :3].astype(int)
         assert np.abs(heat - expected).max() <= 4
     ends = colormaps["viridis"]([0.0, 1.0], bytes=True)[:, :3].astype(int)
     label = picture[record["rows"][0] :, : spans[0][0]]
-    dark, bright = (np.abs(label - end).max(2) <= 4 for end in ends)
-    assert dark.any(0).nonzero()[0].max() < bright.any(0).nonzero()[0].min()
+    is_end = np.abs(label[..., None, :] - ends).max(-1) <= 4
+    dark, bright = is_end.any(0).T
+    assert dark.nonzero()[0].max() < bright.nonzero()[0].min()
 
 
 @pytest.mark.medium

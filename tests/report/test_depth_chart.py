@@ -26,11 +26,18 @@ def test_a_layer_without_a_number_leaves_a_gap() -> None:
     chart = chart_of([40, 20, inf, 12.5], [1, 0.96, 0.9, nan])
     assert chart is not None
     sqnr, cosine = chart.curves
+    places = [(point.x, point.y) for point in sqnr.points]
+    assert places == [(56, 12), (309.3, 112), (816, 149.5)]
+    texts = [(point.x, point.text) for point in cosine.points][1:]
+    assert texts == [(309.3, "l1: 0.9600"), (562.7, "l2: 0.9000")]
+    assert cosine.points[0].x == 56
+
+
+def test_a_chart_says_where_its_curves_begin_end_and_are_lowest() -> None:
+    """For who does not see it, without the layers that have no number."""
+    chart = chart_of([40, 20, inf, 12.5], [1, 0.96, 0.9, nan])
+    assert chart is not None
     assert (chart.first, chart.last) == ("l0", "l3")
-    assert [point.x for point in sqnr.points] == [56, 309.3, 816]
-    assert [point.y for point in sqnr.points] == [12, 112, 149.5]
-    assert [point.x for point in cosine.points] == [56, 309.3, 562.7]
-    assert [point.text for point in cosine.points][1:] == ["l1: 0.9600", "l2: 0.9000"]
     assert chart.description == (
         "SQNR from 40.0 dB at l0 to 12.5 dB at l3, lowest 12.5 dB at l3;"
         " cosine from 1.0000 at l0 to 0.9000 at l2, lowest 0.9000 at l2"

@@ -25,6 +25,7 @@ from featviz.rundir.write import RunDirectory
 from .markup import (
     EVIL,
     HOSTILE,
+    Markup,
     assert_says,
     built,
     loaded,
@@ -41,14 +42,20 @@ def color_code(rgb: Any) -> str:
     return "#" + bytes(rgb[:3]).hex()
 
 
-@pytest.mark.parametrize("name", ["index.html", "image-002.html", "layer-002.html"])
-def test_jumps_lead_to_parts_of_the_page(name: str, gallery: Path) -> None:
-    """Each to the one element that has this id."""
-    page = page_of(gallery, name)
+def targets_in(page: Markup) -> list[str]:
+    """The ids that links of a page lead to, but for that of its main part."""
     targets = []
     for address in page.values("a", "href"):
         if address.startswith("#") and address != "#main":
             targets.append(address[1:])
+    return targets
+
+
+@pytest.mark.parametrize("name", ["index.html", "image-002.html", "layer-002.html"])
+def test_jumps_lead_to_parts_of_the_page(name: str, gallery: Path) -> None:
+    """Each to the one element that has this id."""
+    page = page_of(gallery, name)
+    targets = targets_in(page)
     ids = [str(attributes["id"]) for _, attributes in page.tags if "id" in attributes]
     assert {"class": "jumps", "aria-label": "On this page"} in page.of("nav")
     assert len(targets) > 1

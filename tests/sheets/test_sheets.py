@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,8 +126,8 @@ def test_many_images_go_on_below(count: int, in_rows: list[int]) -> None:
     sheet = sheet_of(write_run(Path("out"), images))
     corners = [corner_of(sheet, cut(drawn, 0)) for (drawn,) in images.values()]
     assert corners == sorted(corners)
-    rows = sorted({corner.y for corner in corners})
-    assert [[corner.y for corner in corners].count(y) for y in rows] == in_rows
+    rows = Counter(corner.y for corner in corners)
+    assert [rows[y] for y in sorted(rows)] == in_rows
     assert corners[-in_rows[-1]].x == corners[0].x
 
 
