@@ -214,12 +214,8 @@ class ReadFolder(OpenFolder):
             FileNotFoundError: there is no such file.
             FileError: it has more than `most` bytes, or cannot be read.
         """
-        content, size = self.head(relative, most)
-        if size > most:
-            raise FileError(
-                f"{quoted(relative)} has more than the {most:,} bytes it may have"
-            )
-        return content
+        with self.open(relative) as file:
+            return _content(file, relative, most)
 
     def read_json(self, relative: str, most: int) -> Any:
         """The value in a JSON file.
@@ -279,13 +275,18 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
         FileError: it has more than `most` bytes, cannot be read, or is not a regular
             file.
     """
-    with open_regular(path) as file, _errors_named(str(path)):
+    with open_regular(path) as file:
+        return _content(file, str(path), most)
+
+
+def _content(file: BinaryIO, name: str, most: int) -> bytes:
+    """All that is in a file; FileError where it has more than `most` bytes, or cannot be
+    read."""
+    with _errors_named(name):
         size = os.fstat(file.fileno()).st_size  # to read more would allocate more
         content = file.read(min(size, most) + 1)
     if len(content) > most:
-        raise FileError(
-            f"{quoted(str(path))} has more than the {most:,} bytes it may have"
-        )
+        raise FileError(f"{quoted(name)} has more than the {most:,} bytes it may have")
     return content
 
 
@@ -309,7 +310,7 @@ def read_json(path: Path, most: int = SMALL) -> Any:
             or cannot be read.
     """
     with _errors_named(str(path)):
-        return parse_json(read_bytes(path, most).decode("utf-8"))
+        return parse_json(read_text(path, most))
 
 
 def parse_json(text: str) -> Any:

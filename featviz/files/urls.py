@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from glob import has_magic
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
 from featviz.errors import FileError, UsageError
@@ -338,16 +338,9 @@ def open_parts(url: Url) -> Any:
     return file
 
 
-class RemoteFile(NamedTuple):
-    """A file that was found in a store."""
-
-    name: str
-    """Relative to the folder that was searched, with forward slashes."""
-    url: Url
-
-
-def files_below(folder: Url, pattern: str = "**") -> Iterator[RemoteFile]:
-    """The files of a store's folder and of all folders in it, sorted as on disk.
+def files_below(folder: Url, pattern: str = "**") -> Iterator[tuple[str, Url]]:
+    """The files of a store's folder and of all folders in it, sorted as on disk, each
+    behind its name relative to the folder, with forward slashes.
 
     Args:
         folder: Its URL; a slash at the end makes no difference.
@@ -367,10 +360,10 @@ def files_below(folder: Url, pattern: str = "**") -> Iterator[RemoteFile]:
         # an object's key may hold `..`, and the name becomes a path below --out
         leaves_folder = not set(name.split("/")).isdisjoint({"", ".", ".."})
         if is_match(name) and not leaves_folder:
-            yield RemoteFile(name, folder.at_key(base + name))
+            yield name, folder.at_key(base + name)
 
 
-def matching(pattern: Url) -> Iterator[RemoteFile]:
+def matching(pattern: Url) -> Iterator[tuple[str, Url]]:
     """The files that a glob matches, with their names below the part of it without
     wildcards."""
     parts = pattern.key.split("/")

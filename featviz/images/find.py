@@ -204,7 +204,7 @@ def _in_store(text: str) -> list[Named]:
         return _in_archive(str(url), url)
     # a `?` in a web address begins a query
     if glob.has_magic(url.shown_path) and not url.is_web:
-        named = [Named(*file) for file in urls.matching(url)]
+        named = [Named(name, file) for name, file in urls.matching(url)]
         if not named:
             message = f"no image matches {quoted(str(url))!r}"
             raise UsageError(message, "check the pattern")
@@ -214,8 +214,11 @@ def _in_store(text: str) -> list[Named]:
         raise UsageError(message, "give the files on it")
     if not _is_folder_of_store(text, url):
         return [Named(url.name, url)]
-    files = urls.files_below(url)
-    visible = [Named(*file) for file in files if not decode.is_hidden(file.name)]
+    visible = [
+        Named(name, file)
+        for name, file in urls.files_below(url)
+        if not decode.is_hidden(name)
+    ]
     return _images(f"folder {str(url)!r}", visible)
 
 
