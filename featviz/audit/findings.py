@@ -98,9 +98,9 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
         if any(fnmatchcase(name, gate.layers) for name in names):
             matching.append(row)
     if not matching:
-        message = f"--fail-on {gate.text!r}: no audited layer is called {gate.layers!r}"
         raise UsageError(
-            message, f"there is {', '.join(row['label'] for row in rows[:8])}"
+            f"--fail-on {gate.text!r}: no audited layer is called {gate.layers!r}",
+            f"there is {', '.join(row['label'] for row in rows[:8])}",
         )
     # A gate on what nothing can be judged for would hold for ever, and protect nobody.
     judged = []
@@ -108,10 +108,10 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
         if gate.finding in row["findings"]:
             judged.append(row)
     if not judged:
-        message = (
-            f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
+        raise UsageError(
+            f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}",
+            FINDINGS[gate.finding].remedy,
         )
-        raise UsageError(message, FINDINGS[gate.finding].remedy)
     return judged
 
 

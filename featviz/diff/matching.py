@@ -218,18 +218,16 @@ def _check_input(base: ReadImage, new: ReadImage) -> None:
     old_size = by(base.manifest.input.shape)
     new_size = by(new.manifest.input.shape)
     if old_size != new_size:
-        reason = (
+        raise _incomparable(
             f"the input made of {base.name} is {old_size} in BASE and {new_size} in NEW"
         )
-        raise _incomparable(reason)
     old = base.shown().astype(np.int16)
     now = new.shown().astype(np.int16)
     # resizing varies by one level between machines
     if old.shape != now.shape or abs(old - now).max(initial=0) > 1:
-        reason = (
+        raise _incomparable(
             f"what the model saw of {base.name} (input.png) has other pixels in NEW"
         )
-        raise _incomparable(reason)
 
 
 def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> OnlyIn:

@@ -189,8 +189,10 @@ def _class_for(protocol: str) -> Any:
     from fsspec.registry import known_implementations
 
     if protocol not in fsspec.available_protocols() or _NO_STORE.fullmatch(protocol):
-        message = f"{quoted(protocol)}:// is no store that featviz knows"
-        raise UsageError(message, "for example s3://bucket/photos/ or gs://bucket/maps")
+        raise UsageError(
+            f"{quoted(protocol)}:// is no store that featviz knows",
+            "for example s3://bucket/photos/ or gs://bucket/maps",
+        )
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
@@ -199,8 +201,10 @@ def _class_for(protocol: str) -> Any:
         missing = getattr(error.__cause__ or error, "name", None)
         module = missing or known_implementations[protocol]["class"]
         package = module.partition(".")[0]
-        message = f"{protocol}:// needs the package {package}, which is not installed"
-        raise UsageError(message, f"pip install {package}") from None
+        raise UsageError(
+            f"{protocol}:// needs the package {package}, which is not installed",
+            f"pip install {package}",
+        ) from None
 
 
 @lru_cache(maxsize=16)

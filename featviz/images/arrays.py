@@ -202,8 +202,10 @@ def read_tiff(data: bytes) -> np.ndarray:
     try:
         import tifffile
     except ImportError as error:
-        message = "is a damaged TIFF, or one of more channels or bits than Pillow reads"
-        raise ImageError(message, _INSTALL) from error
+        raise ImageError(
+            "is a damaged TIFF, or one of more channels or bits than Pillow reads",
+            _INSTALL,
+        ) from error
     log = logging.getLogger("tifffile")
     log.disabled = True  # it reports what is raised as well
     try:
@@ -218,8 +220,9 @@ def read_tiff(data: bytes) -> np.ndarray:
         raise
     except Exception as error:  # the file decides what is raised
         hint = _INSTALL if "imagecodecs" in str(error) else None
-        message = f"is a TIFF that cannot be read: {reason(error)}"
-        raise ImageError(message, hint) from error
+        raise ImageError(
+            f"is a TIFF that cannot be read: {reason(error)}", hint
+        ) from error
     finally:
         log.disabled = False
 
@@ -228,8 +231,10 @@ def _check_page(page: Any) -> None:
     """Refuse a page of a TIFF before its pixels are read; ImageError."""
     # a stack of pages, or bits that do not fill bytes, would be read as something else
     if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
-        message = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
-        raise ImageError(message, "8, 16 or 32 bits, the same for all channels")
+        raise ImageError(
+            f"is a TIFF of {page.bitspersample} bits a channel, which is not read",
+            "8, 16 or 32 bits, the same for all channels",
+        )
     if page.samplesperpixel > _MAX_CHANNELS or page.size > MAX_VALUES:
         raise ImageError(
             f"has {page.imagewidth}×{page.imagelength} pixels of"
@@ -237,8 +242,10 @@ def _check_page(page: Any) -> None:
         )
     if page.compression not in _PACKINGS:
         method = int(page.compression)
-        message = f"is a TIFF packed by method {method}, which is not read"
-        raise ImageError(message, "save it without compression, or packed by Deflate")
+        raise ImageError(
+            f"is a TIFF packed by method {method}, which is not read",
+            "save it without compression, or packed by Deflate",
+        )
 
 
 def reason(error: Exception) -> str:
@@ -416,12 +423,10 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
     try:
         array = _as_array(value)
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        message = f"{name} is no dense tensor with values"
-        raise UsageError(message, _VALUES) from error
+        raise UsageError(f"{name} is no dense tensor with values", _VALUES) from error
     if not isinstance(array, np.ndarray):
-        message = f"{name} is of type {type(value).__name__!r}, which is no image"
         raise UsageError(
-            message,
+            f"{name} is of type {type(value).__name__!r}, which is no image",
             "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]",
         )
     # Pillow takes [H, W] and [H, W, C], one image at a time

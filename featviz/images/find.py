@@ -206,12 +206,14 @@ def _in_store(text: str) -> list[Named]:
     if glob.has_magic(url.shown_path) and not url.is_web:
         named = [Named(name, file) for name, file in urls.matching(url)]
         if not named:
-            message = f"no image matches {quoted(str(url))!r}"
-            raise UsageError(message, "check the pattern")
+            raise UsageError(
+                f"no image matches {quoted(str(url))!r}", "check the pattern"
+            )
         return named
     if url.is_web and text.endswith("/"):
-        message = f"{str(url)!r} is a page of a web server"
-        raise UsageError(message, "give the files on it")
+        raise UsageError(
+            f"{str(url)!r} is a page of a web server", "give the files on it"
+        )
     if not _is_folder_of_store(text, url):
         return [Named(url.name, url)]
     visible = [

@@ -309,14 +309,17 @@ def _chosen_layers(
     names = listed([quoted(layer.label) for layer in layers], _NAMED)
     selected = layers
     if text is None and len(layers) > 1:
-        message = f"a sheet of runs with {len(layers)} layers needs --layers"
-        raise UsageError(message, f"--layers takes some of {names}")
+        raise UsageError(
+            f"a sheet of runs with {len(layers)} layers needs --layers",
+            f"--layers takes some of {names}",
+        )
     if text is not None:
         parsed = selectors.parse(text)
         selected = selectors.select(layers, parsed)
         if not selected:
-            message = f"the runs have no layer {quoted(text)!r}"
-            raise UsageError(message, f"they have {names}")
+            raise UsageError(
+                f"the runs have no layer {quoted(text)!r}", f"they have {names}"
+            )
         selectors.warn_of_unmatched(layers, parsed, "layer of the runs")
     labels: list[str] = []
     for layer in selected:
