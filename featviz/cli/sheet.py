@@ -26,9 +26,9 @@ def sheet(values: Values) -> int:
 
     The tiles are those of the runs, and keep their scale and colours. Of one image the
     channels stand side by side, at most eight in a row; more than twelve images go on
-    below. With several RUNs each has its rows, beside the name of its folder. Runs of
-    class activation maps, and of --reduce or --overlay, have one tile for each layer
-    and image.
+    below. With several RUNs each has its rows, beside the name of its folder. Runs with
+    --reduce or --overlay, and those of class activation maps, have one tile for each
+    layer and image.
 
     In a .gif, .webp or .mp4, images follow one another; or the frames of a clip; or the
     steps of a training, where RUN is the folder of a featviz.Watcher.
