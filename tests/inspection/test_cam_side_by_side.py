@@ -97,7 +97,8 @@ def test_a_signal_ends_all_processes_and_leaves_no_half_file(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """Workers end the image that they have; the exit code is that of Ctrl-C."""
-    photos = make_photos(tmp_path / "photos", 60, (28, 28))
+    # so many that a slow machine does not draw them all before the signal comes
+    photos = make_photos(tmp_path / "photos", 200, (28, 28))
     cams = tmp_path / "cams"
     command = ["cam", DIGITS_MODEL, photos, "--jobs", "2", "--json", "--out", cams]
     process = forked.command(tmp_path / "process", *command)
@@ -107,7 +108,7 @@ def test_a_signal_ends_all_processes_and_leaves_no_half_file(
     done = process.ended()
     assert done.code == 130
     assert done.err.endswith("error: interrupted\n")
-    assert 3 <= len([*cams.glob("cam-*.png")]) < 60
+    assert 3 <= len([*cams.glob("cam-*.png")]) < 200
     assert [*cams.glob(".*")] == []
 
 
