@@ -197,13 +197,12 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
     # not the share of zeros: rounding makes some of them 1e-9
     moments = compare(base[:, :4], new[:, :4], scale)
     nonfinite = abs(new[:, 5] - base[:, 5]).astype(np.int64)
-    unknown = np.full((len(base), 4), np.nan)
     return Change(
         absolute=moments.absolute,
         relative=moments.relative,
-        cosine=unknown[:, 0],
+        cosine=np.full(len(base), np.nan),
         unlike=np.maximum(moments.unlike, nonfinite),
-        products=unknown,
+        products=np.full((len(base), 4), np.nan),
     )
 
 

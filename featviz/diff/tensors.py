@@ -331,18 +331,13 @@ def _larger(statistics: Change, pixels: Change, channels: list[int]) -> Change:
     """In each channel the larger difference of two comparisons; only pixels have cosines.
 
     Args:
-        statistics: of all channels.
+        statistics: of all channels; becomes the result.
         pixels: of `channels` alone, in their order.
         channels: indices of the channels whose pixels are known in both runs.
     """
-    absolute = statistics.absolute.copy()
-    relative = statistics.relative.copy()
-    unlike = statistics.unlike.copy()
-    cosine = statistics.cosine.copy()
-    products = statistics.products.copy()
-    absolute[channels] = np.maximum(absolute[channels], pixels.absolute)
-    relative[channels] = np.maximum(relative[channels], pixels.relative)
-    unlike[channels] = np.maximum(unlike[channels], pixels.unlike)
-    cosine[channels] = pixels.cosine
-    products[channels] = pixels.products
-    return Change(absolute, relative, cosine, unlike, products)
+    np.maximum.at(statistics.absolute, channels, pixels.absolute)
+    np.maximum.at(statistics.relative, channels, pixels.relative)
+    np.maximum.at(statistics.unlike, channels, pixels.unlike)
+    statistics.cosine[channels] = pixels.cosine
+    statistics.products[channels] = pixels.products
+    return statistics
