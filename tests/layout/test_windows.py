@@ -74,6 +74,14 @@ def mobilevit_v2() -> tuple[nn.Module, Pairs]:
     return model, [("stages.2.1.transformer.0.norm1", "stages.2.1.conv_1x1")]
 
 
+def gcvit() -> tuple[nn.Module, Pairs]:
+    """Windows of 2 × 2 tokens; in every second block all of them have the same queries,
+    made of the whole image."""
+    model = create_model("gcvit_xxtiny", img_size=64)
+    block = "stages.1.blocks.1"
+    return model, [(f"{block}.attn", f"{block}.ls1")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "size"),
@@ -81,6 +89,7 @@ def mobilevit_v2() -> tuple[nn.Module, Pairs]:
         (swin, (48, 60)),
         (maxvit_of_torchvision, (48, 48)),
         (mobilevit_v2, (64, 96)),
+        (gcvit, (64, 64)),
     ],
 )
 def test_pieces_are_put_together_as_the_model_does(

@@ -352,6 +352,12 @@ def reduce_fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
 
 
 @_on_each_edge
+def halve(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
+    """The rule of gated linear units."""
+    return [_around(_only(tables).chunk(2, call.argument(1, "dim", -1)))]
+
+
+@_on_each_edge
 def multiply_fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
     """The rule of products: rows of the first matrix with columns of the second."""
     first, second = tables

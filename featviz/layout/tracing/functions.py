@@ -94,6 +94,14 @@ def _pad(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> 
     return functional.pad(table, pad, mode)
 
 
+def _unfold(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Both functions of this name: the tensor's own takes axis, size and step."""
+    is_method = len(args) == 3 and all(isinstance(number, int) for number in args)
+    if is_method or "dimension" in kwargs:
+        return table.unfold(*args, **kwargs)
+    return functional.unfold(table, *args, **kwargs)
+
+
 _MOVING = """
     reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze
     unsqueeze expand repeat chunk split unbind tensor_split narrow select roll flip
@@ -127,6 +135,7 @@ FUNCTIONS: dict[str, FollowedFunction] = {
     "split_with_sizes": _move(torch.split_with_sizes),
     "getitem": _move(_item),
     **_each("pad constant_pad_nd", _move(_pad)),
+    "unfold": _move(_unfold),
     "T": _move(lambda table: table.permute(*range(table.ndim - 1, -1, -1))),
     "mT": _move(lambda table: table.mT),
     "cat": _join(torch.cat),
@@ -185,6 +194,7 @@ FUNCTIONS: dict[str, FollowedFunction] = {
     "normalize": FollowedFunction(
         field_rule=fields.mix_fields(lambda call, table: [call.argument(2, "dim", 1)])
     ),
+    "glu": FollowedFunction(field_rule=fields.halve),
     "linear": FollowedFunction(
         positions.keep_rows, fields.mix_fields(lambda call, table: [-1]), no_weights
     ),
@@ -199,7 +209,7 @@ FUNCTIONS: dict[str, FollowedFunction] = {
         positions.multiply_by_letters, fields.einsum_fields, no_weights
     ),
     "scaled_dot_product_attention": FollowedFunction(
-        positions.keep_rows, fields.attend(token_axis=-2), no_weights
+        positions.keep_queries, fields.attend(token_axis=-2), no_weights
     ),
     "multi_head_attention_forward": FollowedFunction(
         positions.keep_rows, fields.attend(token_axis=0), _second_weights

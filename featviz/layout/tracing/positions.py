@@ -305,7 +305,22 @@ def _keep_rows(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
 
 keep_rows = by_first_table(_keep_rows)
 """What mixes the last axis, as a linear layer, keeps the others; or merges patches to
-tokens. A result of scaled_dot_product_attention lies where its query does."""
+tokens."""
+
+
+def keep_queries(
+    maps: SourceMaps, call: FollowedCall, tables: Tables
+) -> Sequence[Tensor | None]:
+    """The rule of scaled_dot_product_attention: a result lies where its query does.
+    Where all windows have the same queries, it lies where the keys of its window do.
+
+    Args:
+        tables: positions of queries, keys and values.
+    """
+    if tables[0] is None:
+        return []
+    rows = _keep_rows(maps, call, tables[0])
+    return [_in_windows(rows, tables[1], call.shape)]
 
 
 def multiply(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
@@ -314,13 +329,33 @@ def multiply(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     # queries @ keys, scores @ values: a row of the product is that of a query
     first = tables[0]
     second = tables[-1]  # the same, where a tensor is multiplied with itself
+    rows = None
     if first is not None and not varies(first, -1):
         rows = spread(first.narrow(-1, 0, 1), call.shape)
-        if rows is not None:
-            return [rows]
+    if rows is not None:
+        return [_in_windows(rows, second, call.shape)]
     if second is None or varies(second, -2):
         return []
     return [second[..., :1, :].expand(call.shape)]
+
+
+def _in_windows(rows: Tensor, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """The positions of what has a row for each query: an attention's result, or queries
+    @ keys. Queries that are the same in each window, being a parameter, get the
+    positions of the window's own keys.
+
+    Args:
+        rows: positions of the queries.
+        keys: positions of the keys, [windows, ..., tokens, D]; None where they lie
+            nowhere.
+        shape: of the result.
+    """
+    if keys is None or keys.shape[:-1] != shape[:-1] or varies(rows, 0):
+        return rows
+    # only keys that differ from window to window, and within each
+    if not varies(keys, 0) or not varies(keys, -2):
+        return rows
+    return keys[..., :1].expand(shape)
 
 
 def _sum_over(table: Tensor, *axes: int) -> Tensor:
@@ -373,7 +408,8 @@ def resample(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     shape = call.shape
     if table is None or table.ndim not in (4, 5):
         return []
-    if table.shape[2:] == shape[2:] and not varies(table, 1):
+    varies_by_channel = varies(table, 1)
+    if table.shape[2:] == shape[2:] and not varies_by_channel:
         return [table[:, :1].expand(shape)]
     # a picture whose rows and columns are none of the image's
     if not varies(table, -1) or not varies(table, -2):
@@ -382,7 +418,28 @@ def resample(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
         return [maps.table(shape)]
     if _is_clip_of_frames(maps, table):
         return [maps.table([1, *shape], channel_axis=2)[0]]
-    return []
+    return [] if varies_by_channel else _shrink_pieces(maps, table, shape)
+
+
+def _shrink_pieces(
+    maps: SourceMaps, table: Tensor, shape: Sequence[int]
+) -> Sequence[Tensor]:
+    """Pieces of a map, each of which became smaller by whole factors: a value lies in
+    the middle of the block of values that it was made of.
+
+    Args:
+        table: [pieces, C, H, W], alike in all channels.
+        shape: of the result, [pieces, C, rows, columns].
+    """
+    count, _, height, width = table.shape
+    rows, columns = shape[2:]
+    if height % rows or width % columns:
+        return []
+    blocks = table[:, :1].reshape(
+        count, 1, rows, height // rows, columns, width // columns
+    )
+    merged = maps.merge(blocks.transpose(3, 4).flatten(4))
+    return [merged[..., 0].expand(shape)]
 
 
 def _is_clip_of_frames(maps: SourceMaps, table: Tensor) -> bool:
