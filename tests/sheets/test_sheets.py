@@ -53,7 +53,12 @@ def corner_of(sheet: Sheet, tile: np.ndarray) -> Corner:
     pixels = sheet.pixels[..., 0]
     height, width = tile.shape
     corners = []
-    for y, x in np.argwhere(pixels == tile[0, 0]).tolist():
+    # where the four corners fit, of which there are few
+    top, bottom = pixels[: 1 - height], pixels[height - 1 :]
+    left, right = slice(None, 1 - width), slice(width - 1, None)
+    fits = (top[:, left] == tile[0, 0]) & (top[:, right] == tile[0, -1])
+    fits &= (bottom[:, left] == tile[-1, 0]) & (bottom[:, right] == tile[-1, -1])
+    for y, x in np.argwhere(fits).tolist():
         if np.array_equal(pixels[y : y + height, x : x + width], tile):
             corners.append(Corner(y, x))
     (corner,) = corners
