@@ -44,8 +44,8 @@ class FeatureMaps:
 
     of: ImageResult
     row: Capture
-    """All that the manifest says of it, also how it was drawn: `index`, `nonfinite`,
-    `normalize`, `grid`, `cmap`, ..."""
+    """All that the manifest says of it, also how it was drawn: `normalize`, `grid`,
+    `cmap`, ..."""
 
     @property
     def layer(self) -> str:
@@ -56,6 +56,11 @@ class FeatureMaps:
     def type(self) -> str:
         """The class of the layer, or `fn:relu` for a function."""
         return self.row.type
+
+    @property
+    def index(self) -> int:
+        """Position of the layer in `model.named_modules()`."""
+        return self.row.index
 
     @property
     def kind(self) -> str:
@@ -111,6 +116,16 @@ class FeatureMaps:
     def std(self) -> float | None:
         """The standard deviation of the finite values."""
         return self.row.std
+
+    @property
+    def zero_fraction(self) -> float:
+        """The share of zeros, 0..1."""
+        return self.row.zero_fraction
+
+    @property
+    def nonfinite(self) -> int:
+        """How many values are NaN or infinite."""
+        return self.row.nonfinite
 
     @property
     def channels(self) -> list[int]:

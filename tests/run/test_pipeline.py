@@ -308,7 +308,9 @@ def test_nan_is_warned_about_once(
 def test_nan_is_drawn_and_counted(picture: Path, tmp_path: Path) -> None:
     """It is magenta and in the numbers, and does not blacken the grid."""
     row, _ = run_with_nan(picture, tmp_path).images[0].captures
-    assert row.row.nonfinite == 1
+    assert row.nonfinite == 1
+    assert row.zero_fraction == row.row.zero_fraction
+    assert row.index == row.row.index
     grid = Image.open(tmp_path / "out" / "picture.png" / row.file).convert("RGB")
     pixels = np.asarray(grid)
     assert (pixels == (255, 0, 255)).all(axis=2).sum() == 1
