@@ -131,6 +131,44 @@ def channels_of(column: Any) -> list[str]:
     return [text.text for text in texts]
 
 
+def write_predicted(root: Path, classes: dict[str, int]) -> Path:
+    """A run that predicts these classes, by image."""
+    write_run(root, {image: [Drawn("conv1")] for image in classes})
+    for image, index in classes.items():
+        path = root / image / "manifest.json"
+        content = json.loads(path.read_text())
+        guess = {"index": index, "name": f"class {index}", "score": 9}
+        content["prediction"] = [{**guess, "probability": 0.9996}]
+        path.write_text(json.dumps(content))
+    return root
+
+
+def test_columns_of_predictions_stand_below_their_titles_on_a_phone_too(
+    page: Page, tmp_path: Path
+) -> None:
+    """Of a changed and an unchanged prediction; nothing of the table is cut off."""
+    before = write_predicted(tmp_path / "before", {"00-5.png": 5, "01-8.png": 8})
+    after = write_predicted(tmp_path / "after", {"00-5.png": 3, "01-8.png": 8})
+    outputs = DiffFiles(html=tmp_path / "diff.html")
+    diff(before, after, DiffThresholds(), outputs, render_comparison)
+    page.browser.get((tmp_path / "diff.html").as_uri())
+    page.emulate(390)
+    table = "document.querySelector('#predictions + .scroll table')"
+    edges = page.js(
+        f"return [...{table}.rows].map(row =>"
+        " [...row.cells].map(cell => cell.getBoundingClientRect().right))"
+    )
+    (after_cell,) = page.js(
+        f"return [...{table}.rows[1].cells].map(c => c.innerText)"
+        ".filter(text => text.includes('changed'))"
+    )
+    page.emulate_nothing()
+    assert len(edges) == 3
+    assert edges[0] == edges[1] == edges[2]
+    assert max(edges[0]) <= 390 - 16
+    assert after_cell.split() == ["class", "3", "changed"]
+
+
 EVIL = (
     "</script><script>document.title='pwned'</script><img src=x"
     " onerror=\"document.title='pwned'\">'\"><svg"
