@@ -168,7 +168,8 @@ class ComparedLayer:
     """The same, with each channel counted in each image."""
     channels: ChannelChanges
     cosine: float
-    """The smallest of a whole tensor; NaN where only statistics are known."""
+    """The smallest of a whole tensor; NaN where only statistics are known, also of a
+    channel that differs."""
     sqnr: float
     """Signal to quantization noise in dB, of the image where it is smallest; infinite
     where nothing differs, NaN unless both runs kept tensors."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from featviz.diff.comparison import ComparedLayer
+from featviz.diff.comparison import ComparedLayer, ImageChange
 from featviz.errors import UsageError
 from featviz.records import Verdict
 from featviz.text import did_you_mean, listed
@@ -26,6 +26,7 @@ class Measure:
 
     of_layer: Callable[[ComparedLayer], float]
     """NaN where it is not known."""
+    of_image: Callable[[ImageChange], float | None]
     unit: str
     remedy: str
     """How it becomes known."""
@@ -35,13 +36,18 @@ MEASURES = {
     "sqnr": Measure(
         # of pictures it is NaN: their grey levels have noise of their own
         of_layer=lambda layer: layer.sqnr,
+        of_image=lambda image: image.sqnr,
         unit=" dB",
         remedy="run both with --tensors npy, which keeps the values themselves",
     ),
     "cosine": Measure(
         of_layer=lambda layer: layer.cosine,
+        of_image=lambda image: image.cosine,
         unit="",
-        remedy="run both with --tensors npy, or draw both as PNG",
+        remedy=(
+            "run both with --tensors npy, or draw all channels of both as PNG, without"
+            " numbers over a colour map (--labels, --cmap)"
+        ),
     ),
 }
 
@@ -92,18 +98,18 @@ def parse_gate(text: str) -> DiffGate:
 
 def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
     """Whether no layer that a gate is about falls below its limit. A layer that could
-    not be compared (its shapes differ) fails each gate.
+    not be compared fails each gate: its shapes differ, or it differs in an image of
+    which the number is not known.
 
     Raises:
         UsageError: there is no such layer, or the number of none is known, so that the
             gate could never fail.
     """
-    # NaN is below no limit: a layer of which the number is not known passes, as long as
-    # it is known of another one
     measure = MEASURES[gate.measure]
     lowest = math.inf
     failed = []
-    is_known = False
+    lacking = []
+    known = set()
     for layer in _matching_layers(gate, layers):
         value = measure.of_layer(layer)
         if layer.reason is not None:
@@ -113,20 +119,38 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
             failed.append(f"{layer.label} (values that are finite in one run alone)")
         elif value < gate.limit:
             failed.append(f"{layer.label} ({value:.4g}{measure.unit})")
+        elif _lacks(layer, measure):
+            lacking.append(layer)
         if not math.isnan(value):
-            is_known = True
+            known.add(layer.key)
             lowest = min(lowest, value)
-    if not is_known and not failed:
+    if not known and not failed:
         raise UsageError(
             f"--fail-on {gate.text!r}: the {gate.measure} of no layer is known",
             measure.remedy,
         )
+    note = ""
+    for layer in lacking:
+        # No file shows a token beside a grid by itself: the tensor that it is a piece of
+        # is judged without it.
+        whole = layer.key._replace(key=layer.key.key.rpartition(".")[0])
+        if whole != layer.key and whole in known:
+            note = f"; the {gate.measure} of single tokens is not known"
+        else:
+            failed.append(f"{layer.label} ({gate.measure} not known)")
+            note = f"; {measure.remedy}"
     message = f"{listed(failed, _NAMED)} below {gate.limit:g}{measure.unit}"
     if not failed:
         message = f"lowest {lowest:.4g}{measure.unit}"
         if lowest == math.inf:
             message = "nothing differs"
-    return Verdict(gate.text, not failed, message)
+    return Verdict(gate.text, not failed, message + note)
+
+
+def _lacks(layer: ComparedLayer, measure: Measure) -> bool:
+    """Whether a layer differs in an image of which the number is not known."""
+    images = layer.images.values()
+    return any(image.differing and measure.of_image(image) is None for image in images)
 
 
 def _matching_layers(

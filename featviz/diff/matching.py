@@ -298,7 +298,7 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
             reasons.append(change.reason)
             continue
         comparable.append(change)
-        cosine = float(np.fmin(cosine, change.change.layer_cosine))
+        cosine = float(np.fmin(cosine, change.cosine))
         sqnr = float(np.fmin(sqnr, change.sqnr))
     channels = _worst_of_channels(comparable)
     most_changed = worst_first(channels.relative, channels.unlike, differs)
@@ -332,7 +332,7 @@ def _image_change(change: TensorChange) -> ImageChange:
         differing=differing,
         absolute=finite(float(change.change.absolute.max())),
         relative=finite(float(change.change.relative.max())),
-        cosine=finite(change.change.layer_cosine),
+        cosine=finite(change.cosine),
         sqnr=finite(change.sqnr),
     )
 

@@ -60,6 +60,14 @@ class TensorChange:
         return largest, float(self.differs.mean())
 
     @property
+    def cosine(self) -> float:
+        """`Change.layer_cosine`; NaN also where a channel that differs is not drawn."""
+        unknown = np.isnan(self.change.products).any(1)
+        if (self.differs & unknown).any():
+            return math.nan
+        return self.change.layer_cosine
+
+    @property
     def sqnr(self) -> float:
         """`Change.layer_sqnr` of kept tensors, else NaN: the levels of a picture have
         noise of their own, and statistics have no values."""

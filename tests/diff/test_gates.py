@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rundirs import Drawn, write_run
+from conftest import Outcome
+from rundirs import Drawn, summed_anew, write_run
 
 from .changed_network import (
     CLI,
@@ -81,6 +83,56 @@ def test_values_that_are_not_finite_fail_a_gate(featviz: CLI, run: Run) -> None:
         done = featviz("diff", *runs, "--fail-on", gate)
         assert done.code == 4
         assert "values that are finite in one run alone" in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--cmap", "magma", "--labels"), ("--channels", "0-2")],
+    ids=["numbers over a colour map", "the changed channel is not drawn"],
+)
+def test_a_changed_layer_without_the_number_fails_a_gate(
+    featviz: CLI, run: Run, options: tuple[str, ...]
+) -> None:
+    """The layers before it, which are equal, do not make the gate hold; a gate on this
+    layer alone says what hides its values."""
+    runs = (run("base", *options), run("new", *options, change=one_weight))
+
+    every_layer = featviz("diff", *runs, "--fail-on", "cosine<-1")
+    changed_layer = featviz("diff", *runs, "--fail-on", "2:cosine<-1")
+
+    assert every_layer.code == 4
+    assert "gate cosine<-1 failed: 2 (cosine not known)" in every_layer.out
+    assert changed_layer.code == 2
+    assert "all channels of both as PNG" in changed_layer.err
+    assert "numbers over a colour map (--labels, --cmap)" in changed_layer.err
+
+
+def test_a_changed_layer_that_kept_no_tensors_fails_a_gate_on_noise(
+    featviz: CLI,
+) -> None:
+    """Though the tensors of another layer were kept; a token, which no file shows by
+    itself, is named."""
+    held = _gate_on_noise(featviz, Drawn("x", key="class_token"))
+    assert held.code == 0
+    assert "; the sqnr of single tokens is not known" in held.out
+    failed = _gate_on_noise(featviz, Drawn("y", index=2))
+    assert failed.code == 4
+    assert "y (sqnr not known) below -50 dB; run both with --tensors npy" in failed.out
+
+
+def _gate_on_noise(featviz: CLI, pictured: Drawn) -> Outcome:
+    """A gate far below the noise of a kept tensor, beside one that is drawn alone."""
+    kept = Drawn("x", more={"tensor": "001_x/output.npy"})
+    runs = []
+    for value in (1.0, 1.5):
+        root = Path(f"{pictured.layer}-{value}")
+        shaded = replace(pictured, shade=int(20 * value))
+        write_run(root, {"a.png": [kept, shaded]})
+        values = np.full((1, 6, 4, 5), value, np.float32)
+        np.save(root / "a.png" / "001_x" / "output.npy", values)
+        summed_anew(root / "a.png")
+        runs.append(root)
+    return featviz("diff", *runs, "--fail-on", "sqnr<-50")
 
 
 @pytest.fixture
