@@ -133,16 +133,26 @@ def model_name(model: Mapping[str, Any]) -> str:
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
+def model_title(model: Mapping[str, Any]) -> str:
+    """`broken.pth (shapes.py:ShapeNet)`, by `model` in a record: the file of weights comes
+    first, since many go into the same code."""
+    name = model_name(model)
+    file = model.get("file")
+    if file and name != file:
+        return f"{file} ({name})"
+    return name
+
+
 def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What ran, by run.json, as terms and values for the foot of the page; a value is
     empty where it is not known."""
     model = record.get("model") or {}
-    shown_apart = ("kind", "name", "file", "sha256", "taken")
+    shown_apart = ("kind", "name", "arch", "file", "sha256", "taken")
     details = {}
     for key, value in model.items():
         if value is not None and key not in shown_apart:
             details[key] = value
-    title = model_name(model)
+    title = model_title(model)
     if details:
         title += f", {setting(details)}"
     versions = []

@@ -21,7 +21,7 @@ from featviz.options.commands import ReportOptions
 from featviz.report.audits import AuditView
 from featviz.report.color_keys import LegendEntry, legend
 from featviz.report.companions import kernel_extras, read_companions
-from featviz.report.descriptions import model_name
+from featviz.report.descriptions import model_name, model_title
 from featviz.report.engine import ReportFiles, Site, render_alone
 from featviz.report.extras import Extra
 from featviz.report.figures import arrange
@@ -236,7 +236,7 @@ def _audit_report(root: Path) -> _Report | None:
     if audit_and_pictures is None:
         return None
     view = AuditView.of_record(*audit_and_pictures)
-    model = model_name(view.record.model)
+    model = model_title(view.record.model)
     return _Report(partial(_render_alone, model, "audited", "Audit", view), {})
 
 
@@ -246,7 +246,7 @@ def _kernels_report(root: Path) -> _Report:
     extras = [extra for _, extra in kernel_extras(record, pictures)]
     layers = [KernelRow(row, extra) for row, extra in zip(rows, extras, strict=True)]
     page = KernelsPage(record, layers, legend(record["options"], rows))
-    model = model_name(record["model"])
+    model = model_title(record["model"])
     return _Report(partial(_render_alone, model, "kernels", "Kernels", page), {})
 
 

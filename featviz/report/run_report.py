@@ -25,7 +25,7 @@ from featviz.report.comparison_page import (
     comparison_page,
     data_address,
 )
-from featviz.report.descriptions import model_name
+from featviz.report.descriptions import model_title
 from featviz.report.engine import (
     RUN_PAGE,
     Document,
@@ -299,7 +299,7 @@ class RunReport:
         has_places = bool(self.pages.images) and not links.inline
         return Site(
             links=links,
-            model=model_name(self.run.record.get("model") or {}),
+            model=model_title(self.run.record.get("model") or {}),
             home=links.page(RUN_PAGE),
             assets=(*REPORT_ASSETS, PLACES_ASSET) if has_places else REPORT_ASSETS,
             places=INDEX_SCRIPT if has_places else "",

@@ -132,6 +132,11 @@ def test_numbers_have_four_digits(value: float | None, expected: str) -> None:
             "resnet18",
         ),
         ({"class": "Net"}, "Net, class Net", "Net"),
+        (
+            {"file": "net.pth", "name": "nets.py:Net", "arch": "nets.py:Net"},
+            "net.pth (nets.py:Net)",
+            "nets.py:Net",
+        ),
     ],
 )
 def test_the_foot_of_a_page_names_the_model(

@@ -186,6 +186,16 @@ def test_images_that_were_not_reached_are_counted(tmp_path: Path) -> None:
     assert "1 complete of 7, 1 failed, 1 incomplete, 4 not reached" in text
 
 
+def test_the_head_of_the_page_names_the_file_of_weights(tmp_path: Path) -> None:
+    """Before the code that it was put into, which is the same for all of its files."""
+    model = {"kind": "file", "name": "nets.py:Net", "file": "broken.pth"}
+    write_run(tmp_path / "run", {"a.png": [Drawn("conv1")]}, model=model)
+    build_report(tmp_path / "run", ReportOptions())
+    page = (tmp_path / "run" / "report" / "index.html").read_text("utf-8")
+    assert "<h1>broken.pth (nets.py:Net)</h1>" in page
+    assert "<title>broken.pth (nets.py:Net) · featviz</title>" in page
+
+
 def test_a_run_of_failures_alone_says_why(tmp_path: Path) -> None:
     """The page counts the images that failed, with the reason of each."""
     text = page_of(built(tmp_path / "out", {}, {"a.png": "it is truncated"})).text
