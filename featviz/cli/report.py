@@ -16,6 +16,7 @@ from featviz.cli.options import (
     Values,
     click_option,
     command,
+    existing_run,
     run_arguments,
 )
 from featviz.errors import CHECK_FAILED
@@ -61,6 +62,10 @@ def report(values: Values) -> int:
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
+    # refused in the words for RUN itself
+    for name in ("compare", "kernels", "exemplars", "audit"):
+        if values[name] is not None:
+            existing_run(str(values[name]))
     result = build_report(values["run"], read_from(ReportOptions, dict(values)))
     warn_of(result.incomplete, behind="; the report names it but does not show it")
     if values["json"]:

@@ -125,6 +125,26 @@ PLACES = [
         "Directory 'nope' does not exist",
         "the current folder has no 'nope'",
     ),
+    (
+        "report ran --compare nope",
+        "Directory 'nope' does not exist",
+        "the current folder has no 'nope'",
+    ),
+    (
+        "report ran --kernels nope",
+        "Directory 'nope' does not exist",
+        "the current folder has no 'nope'",
+    ),
+    (
+        "report ran --exemplars nope",
+        "Directory 'nope' does not exist",
+        "the current folder has no 'nope'",
+    ),
+    (
+        "report ran --audit nope",
+        "Directory 'nope' does not exist",
+        "the current folder has no 'nope'",
+    ),
     ("diff ran", "featviz diff needs NEW", "featviz diff --help has examples"),
     (
         "look net.py:Net model.pth cat.jpg --maps 3",
