@@ -97,7 +97,7 @@ class TileTable:
     title: str = ""
     scale: ColorScale | None = None
     note: str = ""
-    """A small line below all rows."""
+    """Small lines below all rows."""
 
 
 class TableGrid(NamedTuple):
@@ -169,9 +169,22 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     # a tile begins with a whole pixel, or its squares would be of two sizes
     grid = TableGrid(edges, ceil(top * DPI) / DPI, cell_height, down)
     height = grid.top + len(table.rows) * down - _GAP + _MARGIN
-    if table.note:
-        height += _CAPTION
-    return TableLayout(width=left - _GAP + right, height=height, grid=grid)
+    layout = TableLayout(width=left - _GAP + right, height=height, grid=grid)
+    notes = len(_note_lines(table, layout))
+    return layout._replace(height=height + notes * _CAPTION)
+
+
+def _note_lines(table: TileTable, layout: TableLayout) -> list[str]:
+    """The note, broken between words where it is wider than the rows above it."""
+    ruler = Canvas(1, 1)
+    width = layout.width - layout.grid.columns[0][0] - _MARGIN
+    lines: list[str] = []
+    for word in table.note.split():
+        if lines and ruler.width(f"{lines[-1]} {word}", _SMALL) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _aspects(table: TileTable) -> list[float]:
@@ -279,11 +292,13 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     for number, row in enumerate(table.rows):
         _draw_row(canvas, row, grid, number)
     _draw_blocks(canvas, table.rows, grid)
-    if table.note:
-        y = layout.height - _CAPTION / 2
-        left = grid.columns[0][0]
-        width = layout.width - left - _MARGIN
-        canvas.write(table.note, left, y, _SMALL, max_width=width)
+    left = grid.columns[0][0]
+    lines = _note_lines(table, layout)
+    y = layout.height - (len(lines) - 0.5) * _CAPTION
+    for line in lines:
+        # letters of another resolution may be wider by a hair: the margin has room
+        canvas.write(line, left, y, _SMALL, max_width=layout.width - left)
+        y += _CAPTION
     if table.scale is not None:
         _draw_scale(canvas, table.scale, layout)
 

@@ -348,6 +348,17 @@ def test_text_of_a_pdf_is_text(root: Path) -> None:
 
 
 @pytest.mark.medium
+def test_the_note_of_a_narrow_figure_takes_more_lines(root: Path) -> None:
+    """Every word is there, in the order of the lines."""
+    out = Path("figure.svg")
+    for width in (5.5, 12):
+        sheet_of(root, out=out, width=width, overwrite=True)
+        lines = re.findall(r"<text[^>]*>([^<]*)</text>", out.read_text("utf-8"))
+        note = "each map from its least to its greatest value"
+        assert note in " ".join(lines), lines
+
+
+@pytest.mark.medium
 def test_text_of_an_svg_is_text(root: Path) -> None:
     """And a name cannot become markup."""
     out = Path("figure.svg")
