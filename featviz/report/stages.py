@@ -58,8 +58,8 @@ class Bar(NamedTuple):
     """A channel that is one number."""
 
     channel: int
-    class_name: str
-    """The class that the channel stands for, where that is known."""
+    name: str
+    """Its number; of the model's output the class that it stands for."""
     value: str
     start: float
     """Where the bar begins, 0..100."""
@@ -363,6 +363,7 @@ def largest_bars(
     top = np.argsort(-ranked, kind="stable")[:count]
     top = top[np.isfinite(values[top])]
     class_names = _class_names(stats, prediction)
+    unnamed = "class " if class_names else ""
     # bars begin at zero, which is always between the ends
     low = float(values[top].min(initial=0.0))
     high = float(values[top].max(initial=0.0))
@@ -372,7 +373,7 @@ def largest_bars(
         bars.append(
             Bar(
                 channel=channel,
-                class_name=class_names.get(channel, ""),
+                name=class_names.get(channel, f"{unnamed}{channel}"),
                 value=number(value),
                 start=round((min(value, 0) - low) * unit, 2),
                 length=round(abs(value) * unit, 2),

@@ -397,7 +397,7 @@ def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
     """Its values are the scores of the prediction; lengths are in proportion."""
     bars = bars_of(with_prediction(tmp_path / "out", [4.5, 4.0]))
     names = re.findall(r'<a href="layer-000.html#c(\d)">([^<]*)<', bars)
-    assert names[:3] == [("9", "tabby"), ("8", "dog"), ("7", "7")]
+    assert names[:3] == [("9", "tabby"), ("8", "dog"), ("7", "class 7")]
     lengths = re.findall(r'width="([\d.]+)" height="8"/>', bars)
     expected = np.arange(9, -1, -1) * 100 / 9
     assert [float(length) for length in lengths] == pytest.approx(expected, abs=0.01)
