@@ -508,6 +508,8 @@ class Weights(NamedTuple):
     """What was done to find them, for people."""
     classes: tuple[str, ...] = ()
     """Names of the model's classes, where the checkpoint has a list of them."""
+    is_of_module: bool = False
+    """Whether the file holds the module that they are of, so that it runs by itself."""
 
 
 class Unwrapped(NamedTuple):
@@ -525,7 +527,8 @@ def read_weights(path: Path, options: ModelOptions) -> Weights:
         unwrapped = unwrap(
             content, options.key, options.strip_prefix, options.ema, path.name
         )
-    return unwrapped.weights
+    is_of_module = isinstance(unwrapped.module, nn.Module)
+    return unwrapped.weights._replace(is_of_module=is_of_module)
 
 
 def unwrap(
@@ -780,7 +783,13 @@ def put_weights(
     if best.steps:
         log.info("%s: %s", path.name, "; ".join(best.steps))
     message = f"{path.name} does not fit {options.spec}"
-    loaded = put_into(module, best.tensors, message, options.partial)
+    instead = ""
+    if weights.is_of_module:
+        instead = (
+            "the file is a whole model, which runs by itself: give it as MODEL, without"
+            " --arch"
+        )
+    loaded = put_into(module, best.tensors, message, options.partial, instead)
     return {**record(path), "taken": [*best.steps, loaded]}
 
 
@@ -789,6 +798,7 @@ def put_into(
     tensors: Mapping[str, Tensor],
     message: str,
     partial: bool = False,
+    instead: str = "",
 ) -> str:
     """Load tensors into a module, cast to its own precision.
 
@@ -797,6 +807,7 @@ def put_into(
         tensors: By names of the module's state dict.
         message: The beginning of the error.
         partial: Load what fits.
+        instead: The hint where nothing fits; by default it names other modules.
 
     Returns:
         How many of its tensors there were, for people.
@@ -809,10 +820,12 @@ def put_into(
     fit = _fit(state, tensors)
     counts = f"{len(fit.tensors)} of {fit.total}"
     if fit.misfits and not (partial and fit.tensors):
-        raise LoadError(
-            f"{message}: {counts} tensors; {fit.misfits}",
-            f"another --arch, --model-arg{fit.example}, or --partial for what fits",
-        )
+        hint = instead or f"another --arch, or --model-arg{fit.example}"
+        if fit.tensors:
+            hint = (
+                f"another --arch, --model-arg{fit.example}, or --partial for what fits"
+            )
+        raise LoadError(f"{message}: {counts} tensors; {fit.misfits}", hint)
     # MNASNet loads no unknown version
     vars(fit.tensors)["_metadata"] = getattr(state, "_metadata", {})
     try:

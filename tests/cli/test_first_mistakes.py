@@ -81,6 +81,20 @@ MODELS = [
         " not [7, 3]",
         "another --arch, --model-arg, or --partial for what fits",
     ),
+    # --partial would load nothing
+    (
+        "cam net.py:Halving p.png --weights seven.pth --partial",
+        "seven.pth does not fit net.py:Halving: 0 of 2 tensors; missing conv.weight,"
+        " conv.bias; unexpected 0.weight, 0.bias, 2.weight, 2.bias",
+        "another --arch, or --model-arg",
+    ),
+    (
+        "cam layer.pth p.png --arch net.py:Halving",
+        "layer.pth does not fit net.py:Halving: 0 of 2 tensors; missing conv.weight,"
+        " conv.bias; unexpected weight, bias",
+        "the file is a whole model, which runs by itself: give it as MODEL, without"
+        " --arch",
+    ),
 ]
 
 TRUST = [
@@ -189,6 +203,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("net.py").write_text(NET)
     seven = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 7))
     torch.save(seven.state_dict(), "seven.pth")
+    torch.save(seven[0], "layer.pth")
     halving = type("Halving", (nn.Module,), {"__module__": "net"})
     monkeypatch.setitem(sys.modules, "net", SimpleNamespace(Halving=halving))
     torch.save(halving(), "whole.pth")
