@@ -207,11 +207,17 @@ def read_tensor(data: bytes) -> np.ndarray:
         content = rebuild(inert.read(io.BytesIO(data)))
         if isinstance(content, UnbuiltModule):
             raise content.refusal
+        weights = _tensors(_dig(content, None, []))
     except RefusedError as error:
         raise FileError(str(error), _SAVE_IMAGE) from error
     except Exception as error:  # a broken pickle decides itself what is raised
         text = quoted(first_line(error))
         raise FileError(f"is no whole file of torch.save: {text}", None) from error
+    if any(name.rpartition(".")[2] == "weight" for name in weights):
+        raise FileError(
+            "is a checkpoint, the weights of a model, and no image",
+            "one model stands before the images; `featviz diff` compares two",
+        )
     if isinstance(content, dict):
         tensors = {
             str(k): value for k, value in content.items() if isinstance(value, Tensor)
