@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
 from featviz.diff import diff
@@ -123,6 +125,30 @@ def test_before_after_and_difference_are_columns(page: Page) -> None:
     assert first.rect["x"] < second.rect["x"] < third.rect["x"]
     assert channels_of(first)[:2] == ["4", "2"]
     assert channels_of(first) == channels_of(second) == channels_of(third)
+
+
+def test_the_gap_above_the_tiles_is_empty_on_the_page(
+    page: Page, tmp_path: Path
+) -> None:
+    """The line that a file has there would be too small to read, and stands below."""
+    for name, by in (("before", 0), ("after", 4)):
+        drawn = Drawn("conv", tile=(200, 260), scale=1, stats=moved(by))
+        write_run(tmp_path / name, {"a.png": [drawn]})
+    outputs = DiffFiles(html=tmp_path / "diff.html")
+    roots = (tmp_path / "before", tmp_path / "after")
+    diff(*roots, DiffThresholds(), outputs, render_comparison)
+    (file,) = tmp_path.glob("diff-maps/*.before.png")
+    page.browser.get((tmp_path / "diff.html").as_uri())
+    frame = page.shown(".frame")[0]
+    page.painted(frame)
+    for source, has_line in (
+        (file.read_bytes(), True),
+        (frame.screenshot_as_png, False),
+    ):
+        with Image.open(io.BytesIO(source)) as opened:
+            shown = np.asarray(opened.convert("L")).astype(int)
+        gap = shown[2 : int(0.03 * shown.shape[1]), 2:-2]
+        assert bool(np.ptp(gap)) == has_line
 
 
 def channels_of(column: Any) -> list[str]:
