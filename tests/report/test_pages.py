@@ -92,7 +92,7 @@ def test_the_first_page_tells_the_run(gallery: Path) -> None:
         "it is truncated",
         "half.png",
         "incomplete: it has no manifest.json",
-        "3 complete of 4, 1 failed, 1 incomplete",
+        "3 images of 4, 1 failed, 1 incomplete",
     )
 
 

@@ -173,7 +173,7 @@ def test_a_damaged_image_is_named_and_the_others_are_shown(
     assert message in reason
     text = page_of(root).text
     assert reason in text
-    assert "2 complete of 4" in text
+    assert "About this run: 2 images of 4" in text
 
 
 def test_images_that_were_not_reached_are_counted(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_images_that_were_not_reached_are_counted(tmp_path: Path) -> None:
     images = {"a.png": [Drawn("x")]}
     root = built(tmp_path / "out", images, {"b.png": "it is broken"}, images=counts)
     text = page_of(root).text
-    assert "1 complete of 7, 1 failed, 1 incomplete, 4 not reached" in text
+    assert "About this run: 1 image of 7, 1 failed, 1 incomplete, 4 not reached" in text
 
 
 def test_the_head_of_the_page_names_the_file_of_weights(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_head_of_the_page_names_the_file_of_weights(tmp_path: Path) -> None:
 def test_a_run_of_failures_alone_says_why(tmp_path: Path) -> None:
     """The page counts the images that failed, with the reason of each."""
     text = page_of(built(tmp_path / "out", {}, {"a.png": "it is truncated"})).text
-    assert_says(text, "0 complete of 1, 1 failed", "it is truncated")
+    assert_says(text, "About this run: 0 images of 1, 1 failed", "it is truncated")
 
 
 def test_the_command_line_says_where_the_report_is(featviz: Run, root: Path) -> None:
