@@ -270,6 +270,25 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "out", {"a.png": drawn})
 
 
+def test_what_an_audit_says_too_is_said_once(audit: Path, tmp_path: Path) -> None:
+    """Of the same channels the audit has seen more images; of others both are said."""
+    stats = np.zeros((6, 6), np.float32)
+    stats[:, :3] = np.arange(6)[:, None] + np.float32([0, 2, 1])
+    stats[[1, 4]] = [0, 0, 0, 0, 1, 0]
+    other = stats.copy()
+    other[2] = [0, 0, 0, 0, 1, 0]
+    for name, numbers, badges in (
+        ("same", stats, []),
+        ("other", other, ["3 all zero"]),
+    ):
+        drawn = Drawn("relu", stats=numbers)
+        root = write_run(tmp_path / name, {f"{i}.png": [drawn] for i in "ab"})
+        build_report(root, ReportOptions(audit=audit))
+        who = source(root).split('<div class="who">')[1].split("</div>")[0]
+        texts = re.findall(r'class="badge"[^>]*>([^<]*)<', who)
+        assert texts == [*badges, "2 dead (audit)", "1 constant (audit)"]
+
+
 @pytest.mark.medium
 def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     """It has the counts, the options, the model and a row for each layer."""
