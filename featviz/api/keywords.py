@@ -5,6 +5,7 @@ files."""
 from __future__ import annotations
 
 import inspect
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from featviz.drawing.normalize import in_full
-from featviz.errors import UsageError
+from featviz.errors import FeatvizError, UsageError
 from featviz.hooks.eval_mode import uncompiled
 from featviz.images import arrays
 from featviz.models.arguments import UserTransform
@@ -91,9 +92,37 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
                 parameters.setdefault(name, keyword)
         function.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
         function.__doc__ = f"{function.__doc__}\n    Options:\n{''.join(lines)}"
-        return function
+        return in_python()(function)
 
     return decorate
+
+
+# An option, and a space before its value; commands that a hint shows stay as they are.
+_TYPED = re.compile(
+    r"`[^`]*`|\b(?:featviz [a-z]+|pip) .*"
+    r"|--([a-z][a-z-]*)( (?=['\"\d]|[A-Z]{2}|(?!out$)\w+(?:[,:]\w|$)))?"
+)
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Let errors name options as Python does: `layers='Relu'` for `--layers 'Relu'`.
+    Decorates functions, too."""
+    try:
+        yield
+    except FeatvizError as error:
+        error.message = _TYPED.sub(_python_name, error.message)
+        error.args = (error.message,)
+        if error.hint is not None:
+            error.hint = _TYPED.sub(_python_name, error.hint)
+            error.__notes__ = [f"hint: {error.hint}"]
+        raise
+
+
+def _python_name(typed: re.Match[str]) -> str:
+    if typed[1] is None:
+        return typed[0]
+    return typed[1].replace("-", "_") + ("=" if typed[2] else "")
 
 
 def names_of(*records: type[Struct], but: Sequence[str] = ()) -> set[str]:

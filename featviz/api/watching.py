@@ -22,6 +22,7 @@ from featviz.api.keywords import (
     as_files,
     borrowed,
     check_module,
+    in_python,
     names_of,
     read_feeding,
     selectors,
@@ -96,6 +97,7 @@ class Watcher:
         ([None, 'step-000002', None], [0, 2, 3])
     """
 
+    @in_python()
     def __init__(
         self,
         model: nn.Module,

@@ -180,6 +180,67 @@ def test_python_and_the_command_line_use_the_same_words(
     assert not out.exists()
 
 
+SMALL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "message", "hint"),
+    [
+        (fv.run, ["Relu"], {}, "no layer matches layers='Relu'", "did you mean ReLU?"),
+        (
+            fv.run,
+            [],
+            {"target": "sum"},
+            "target does nothing without gradients",
+            "add capture=output,grad, or reduce=gradcam",
+        ),
+        (
+            fv.cam,
+            ["class:cat"],
+            {},
+            "target 'class:cat': no class has this name",
+            "a MODEL string takes classes=FILE with",
+        ),
+        (
+            fv.audit,
+            [],
+            {"fail_on": "deed>5"},
+            "fail_on='deed>5': there is no finding 'deed'",
+            "did you mean dead?",
+        ),
+        (fv.Watcher, ["Relu"], {}, "no layer matches layers='Relu'", "did you mean"),
+    ],
+)
+def test_errors_name_options_as_keywords(
+    function: Callable[..., Any],
+    arguments: list[Any],
+    options: dict[str, Any],
+    message: str,
+    hint: str,
+) -> None:
+    """Also those that know the command line alone; the note of the traceback, too."""
+    with pytest.raises(UsageError) as raised:
+        function(SMALL, torch.rand(3, 8, 8), *arguments, size=8, **options)
+    assert str(raised.value) == raised.value.message == message
+    assert hint in str(raised.value.hint)
+    assert raised.value.__notes__ == [f"hint: {raised.value.hint}"]
+
+
+@keywords_of()
+def asks_for_a_command() -> None:
+    """Raise an error whose hint is a command line."""
+    raise UsageError("no --out", "`featviz run --out maps`: featviz run cat --out maps")
+
+
+def test_command_lines_in_hints_stay() -> None:
+    """They are to be typed as they stand."""
+    with pytest.raises(UsageError) as raised:
+        asks_for_a_command()
+    assert raised.value.message == "no out"
+    expected = "`featviz run --out maps`: featviz run cat --out maps"
+    assert raised.value.hint == expected
+
+
 OPTION_RECORDS = [
     record
     for module in (of_run, of_commands)

@@ -295,7 +295,7 @@ def test_a_reason_is_said_once() -> None:
         fv.cam(model, torch.rand(3, 8, 8), None, "rollout", "Conv2d,1", preset="none")
     assert caught.value.message.count("has no attention weights") == 1
     assert "skipped: layer 0, layer 1, layer 2 (has no" in caught.value.message
-    assert caught.value.hint == "--method gradcam needs no attention"
+    assert caught.value.hint == "method gradcam needs no attention"
 
 
 def test_windows_of_one_image_do_not_keep_the_next_from_its_map() -> None:

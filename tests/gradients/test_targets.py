@@ -150,13 +150,15 @@ def test_classes_have_names_in_any_case(target: str, value: float, name: str) ->
         (
             "class:tabby",
             torch.zeros(1, 4),
-            "the weights name no classes: give a number, or --classes FILE with a name on"
+            "the weights name no classes: give a number; a MODEL string takes"
+            " --classes FILE with a name on"
             " each line; targets here: top1, class:0 to class:3",
         ),
         (
             "class:tabby",
             torch.zeros(1, 2),
-            "the weights name no classes: give a number, or --classes FILE with a name on"
+            "the weights name no classes: give a number; a MODEL string takes"
+            " --classes FILE with a name on"
             " each line; targets here: top1, class:0 to class:1",
         ),
     ],
@@ -205,7 +207,7 @@ def test_a_map_that_is_made_of_other_captures_is_refused(
     with pytest.raises(UsageError) as caught:
         fv.run(Heads(plain), SPHERES, "conv", reduce=reduce, capture=capture)
     assert caught.value.message == f"reduce={reduce} is made of {message}"
-    assert caught.value.hint == "leave --capture out"
+    assert caught.value.hint == "leave capture out"
 
 
 UNREADABLE = [
@@ -294,7 +296,8 @@ REFUSED: list[Refusal] = [
         plain,
         "class:cat",
         ": no class has this name",
-        "the weights name no classes: give a number, or --classes FILE with a name on"
+        "the weights name no classes: give a number; a MODEL string takes"
+        " classes=FILE with a name on"
         f" each line; {HERE}top1, class:0 to class:4",
     ),
     Refusal(plain, "layer:con", ": no layer is called 'con'", "did you mean conv?"),

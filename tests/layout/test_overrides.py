@@ -183,5 +183,5 @@ def test_grid_takes_a_layout() -> None:
 
 def test_grid_without_a_layout_says_what_is_missing() -> None:
     """An error names the option that helps."""
-    with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor-layout"):
+    with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor_layout"):
         fv.grid(TOKENS)
