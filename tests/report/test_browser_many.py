@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 CHANNELS = 512
 # the channels that vary most: every twentieth
 VARIED = list(range(0, CHANNELS, 20))
+DEAD = 501
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 29 images, whose layer has 512 channels, and its report."""
     stats = np.tile(np.float32([-1, 1, 0, 0.1, 0, 0]), (CHANNELS, 1))
     stats[VARIED, 3] = 2 + np.arange(len(VARIED)) / 100
+    stats[DEAD] = [0, 0, 0, 0, 1, 0]
     drawn = Drawn(
         "layer4", CHANNELS, type="ReLU", nrow=23, tile=(32, 32), scale=4, stats=stats
     )
@@ -59,10 +61,11 @@ def test_it_opens_within_two_seconds(page: Page) -> None:
 def test_the_channels_that_vary_most_are_shown_and_the_others_unfold(
     page: Page,
 ) -> None:
-    """24 of 512, the most varied first; the page is short until all are asked for, and
-    the enlarged one leads to no others."""
+    """24 of 512: one that is all zero, then the most varied. The page is short until
+    all are asked for, and the enlarged one leads to no others."""
     page.open("layer-000.html")
-    assert shown_channels(page) == VARIED[::-1][:24]
+    assert shown_channels(page) == [DEAD, *VARIED[::-1][:23]]
+    assert "24 of 512 channels: one that is all zero, and" in page.one(".fold").text
     assert page.js("return document.documentElement.scrollHeight") < 12_000
     frame = page.all(".frame")[0]
     page.painted(frame)

@@ -534,17 +534,23 @@ class Group {
     this.paint();
   }
 
-  outlineZeros(isOn) {
+  get zeros() {
     const isZero = (channel) => this.frames.every(({ grid }) => channel < grid.maps && grid.allZero(channel));
-    this.marks = isOn ? this.channels.filter(isZero) : [];
+    return this.channels.filter(isZero);
+  }
+
+  outlineZeros(isOn) {
+    this.marks = isOn ? this.zeros : [];
     this.paint();
   }
 
-  /** Sort tiles; a folded group shows the first ones, of maps as they were drawn the most varied.
+  /** Sort tiles; a folded group shows the first ones, of maps as they were drawn the most varied
+      behind one that is all zero, a finding that nobody should have to look for.
       @param by "drawn", "index", "variance" or the name of a statistic */
   sort(by) {
     const criterion = by === "drawn" && this.folded ? "variance" : by;
     const ranks = criterion === "drawn" ? null : this.ranks(criterion);
+    if (criterion !== by) for (const channel of this.zeros.slice(0, 1)) ranks.set(channel, -Infinity);
     for (const { grid } of this.frames) {
       const rank = (slot) => ranks.get(grid.channels[slot]);
       const slots = grid.channels.map((_, slot) => slot);
