@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from featviz.drawing import colormap, values
+from featviz.drawing import colormap, grid, values
 from featviz.drawing.channels import choose_channels, warn_of_lacking
 from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.outlines import with_boxes
@@ -647,7 +647,12 @@ def _most_telling(
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
         ranges = [_overall(spans)]
     else:
-        tiles = [colors[middles[channel]] for channel in channels]
+        tiles = []
+        marks = picture.marks[::slices]
+        for channel in channels:
+            tile = middles[channel][:, :, None].copy()
+            grid.write(tile, grid.Label(mark=int(marks[channel])), picture.palette)
+            tiles.append(colors[tile[:, :, 0]])
         ranges = [spans[channel] for channel in channels]
     return ShownLayer(
         layer=site.layer.name,

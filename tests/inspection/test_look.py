@@ -521,6 +521,24 @@ def test_ranges_have_few_letters(low: Any, high: Any, note: str) -> None:
     assert tile.note == note
 
 
+def test_chosen_maps_of_zeros_are_crossed_out(see: See) -> None:
+    """As in grids; of another constant a stroke rises, and other maps stay."""
+    maps = torch.rand(1, 3, 8, 8)
+    maps[0, 1] = 0
+    maps[0, 2] = 5
+
+    zeros, fives, varied = (
+        see(fixed(maps), noise(8, 8), channels="1,2,0").layers[0].tiles
+    )
+
+    rising = np.eye(8, dtype=bool)[::-1]
+    for tile, drawn in ((zeros, rising | rising[::-1]), (fives, rising)):
+        ground = tile[0, 3]
+        assert np.array_equal((tile != ground).any(2), drawn)
+    alike = np.corrcoef(varied[:, :, 0].ravel(), maps[0, 0].numpy().ravel())
+    assert alike[0, 1] > 0.95
+
+
 @pytest.mark.parametrize(
     ("values", "line"),
     [
