@@ -172,11 +172,15 @@ def _import(package: str) -> None:
             ) from error
         # a torchvision whose build does not fit that of torch
         installed = versions()
+        index = ""
+        # PyPI has the build for CUDA, of several GB
+        if installed["torch"].endswith("+cpu"):
+            index = " --index-url https://download.pytorch.org/whl/cpu"
         raise FeatvizError(
             f"torch {installed['torch']} and torchvision {installed['torchvision']}"
             f" cannot be used together: {first_line(error)}",
             "install a pair that fits: pip install --upgrade --force-reinstall torch"
-            " torchvision",
+            f" torchvision{index}",
         ) from error
 
 

@@ -119,7 +119,22 @@ def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
     assert done.out == ""
     assert line == f"error: {versions} cannot be used together: {MESSAGE}"
     assert hint.startswith("hint: ")
-    assert "pip install" in hint
+    assert hint.endswith(" --force-reinstall torch torchvision")
+
+
+def test_a_build_for_the_cpu_is_replaced_by_one(
+    block_file: Path, unfit: None, tmp_path: Path, featviz: Run
+) -> None:
+    """PyPI has the build for CUDA, which takes several GB."""
+    described = tmp_path / "torch-8.1+cpu.dist-info" / "METADATA"
+    described.parent.mkdir()
+    described.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 8.1+cpu\n")
+
+    done = featviz("layers", block_file)
+
+    assert done.err.startswith("error: torch 8.1+cpu and torchvision 8.2 cannot be")
+    index = "--index-url https://download.pytorch.org/whl/cpu"
+    assert done.err.endswith(f" torch torchvision {index}\n")
 
 
 ENTRY = models.SqueezeNet1_1_Weights.IMAGENET1K_V1
