@@ -172,6 +172,17 @@ def test_boxes_are_in_pixels_of_the_file() -> None:
     assert first["score"] > second["score"]
 
 
+def test_a_box_may_lie_at_the_lower_end_of_a_tall_image() -> None:
+    """It is cut off at the image's height, not at its width."""
+    image = Image.new("RGB", (SIDE, 4 * SIDE), (90, 90, 90))
+    image.paste((250, 0, 0), (CELL, 3 * SIDE, 2 * CELL, 3 * SIDE + CELL))
+
+    result = fv.run(RedDetector(), image, "backbone.2", **PLAIN).images[0]
+
+    expected = (CELL, 3 * SIDE, 2 * CELL, 3 * SIDE + CELL)
+    assert result.detections[0].box == pytest.approx(expected)
+
+
 class Located(NamedTuple):
     """Boxes of an image, the likeliest first."""
 
