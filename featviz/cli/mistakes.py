@@ -160,6 +160,8 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
     Args:
         arguments: the command line, without `featviz`, for the corrected one.
     """
+    from featviz.options import InputOptions, declared
+
     ctx: click.Context | None = getattr(error, "ctx", None)
     # click's own likenesses, for which there is a hint
     message = re.split(r" \(?Did you mean", error.format_message())[0]
@@ -173,6 +175,10 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
     hint = None
     if isinstance(error, click.NoSuchOption):
         hint = _option_hint(error.option_name, ctx.command, arguments)
+        if ctx.command.name == "kernels" and hint is None:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name in declared(InputOptions):
+                hint = "kernels takes no images, and no options for them"
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
     elif message.startswith("Got unexpected extra argument"):

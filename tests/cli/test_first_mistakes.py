@@ -171,6 +171,11 @@ COMMANDS = [
         "did you mean --weights? featviz look resnet18 p.png --weights none",
     ),
     (
+        "kernels resnet18 --preset none",
+        "No such option '--preset'.",
+        "kernels takes no images, and no options for them",
+    ),
+    (
         "cam resnet18 p.png --target 'tabby cat'",
         "--target 'tabby cat' cannot be read",
         "did you mean class:tabby cat? featviz cam resnet18 p.png --target"
