@@ -535,8 +535,7 @@ class Group {
   }
 
   get zeros() {
-    const isZero = (channel) => this.frames.every(({ grid }) => channel < grid.maps && grid.allZero(channel));
-    return this.channels.filter(isZero);
+    return this.channels.filter((c) => this.frames.every(({ grid }) => c < grid.maps && grid.allZero(c)));
   }
 
   outlineZeros(isOn) {
@@ -544,8 +543,7 @@ class Group {
     this.paint();
   }
 
-  /** Sort tiles; a folded group shows the first ones, of maps as they were drawn the most varied
-      behind one that is all zero, a finding that nobody should have to look for.
+  /** Sort tiles; a folded group shows the first, of maps as drawn one that is all zero and the most varied.
       @param by "drawn", "index", "variance" or the name of a statistic */
   sort(by) {
     const criterion = by === "drawn" && this.folded ? "variance" : by;
