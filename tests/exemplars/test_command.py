@@ -173,6 +173,16 @@ def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     assert len(of_colour(cropped, (0x33, 0x66, 0x99))) == TILE * TILE // 2
 
 
+def test_a_crop_in_a_corner_keeps_the_scale_of_its_layer() -> None:
+    """The border halves it in both directions, so it fills a quarter of the tile."""
+    picture = Image.new("RGB", (64, 64), "#336699")
+
+    tile = cut(picture, PixelBox(0, 0, 16, 16), (32, 32))
+
+    crop = of_colour(np.asarray(tile), (0x33, 0x66, 0x99))
+    assert len(crop) == (TILE // 2) ** 2
+
+
 @pytest.mark.parametrize(
     ("channels", "count", "tile", "shown", "rows"),
     [(8, 9, 32, 9, 8), (1, 1000, 64, 40, 1), (64, 9, 32, 1, 31)],
