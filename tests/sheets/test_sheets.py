@@ -419,6 +419,23 @@ def test_slices_of_a_clip_follow_one_another() -> None:
 
 
 @pytest.mark.medium
+def test_a_slice_of_a_layer_with_fewer_stands_for_several() -> None:
+    """Two slices beside four are shown twice each: a layer may halve the time."""
+    long = Drawn("long", maps=1, slices=(4, 4), nrow=4, padding=0, **LARGE)
+    short = Drawn(
+        "short", maps=1, index=2, slices=(2, 2), nrow=2, padding=0, shade=90, **LARGE
+    )
+    run = write_run(Path("out"), {"clip": [long, short]})
+    out = Path("clip.gif")
+
+    sheet = sheet_of(run, layers="long,short", channels="0", out=out)
+
+    y, x = corner_of(sheet, cut(short, 0))
+    shades = [int(frame[y + 20, x + 20, 0]) for frame in moving(out)]
+    assert shades == [int(cut(short, tile)[20, 20]) for tile in (0, 0, 1, 1)]
+
+
+@pytest.mark.medium
 def test_steps_of_a_training_follow_one_another() -> None:
     """A frame for each step, in their order; all images are in it."""
     steps = {2: A, 10: B, 30: A}
