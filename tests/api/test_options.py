@@ -103,6 +103,8 @@ class OptionValue(NamedTuple):
 GOOD: list[OptionValue] = [
     OptionValue(PassOptions, "capture", None, ("output",)),
     OptionValue(ModelOptions, "seed", np.int64(7), 7),
+    OptionValue(ModelOptions, "weights", "None", "none"),
+    OptionValue(ModelOptions, "weights", "DEFAULT", "default"),
     OptionValue(ModelOptions, "model_args", ["a=1", "b=x"], {"a": 1, "b": "x"}),
     OptionValue(ModelOptions, "model_args", None, {}),
     OptionValue(ModelOptions, "model_args", "act=gelu", {"act": "gelu"}),
