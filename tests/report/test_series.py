@@ -143,6 +143,17 @@ def test_curves_are_the_audits_counts(page: Markup) -> None:
     assert curve["class"] == "dead"
 
 
+def test_the_upper_edge_of_the_curves_has_their_largest_count(written: Path) -> None:
+    """Three channels were dead at most, of six."""
+    html = (written / "report" / "index.html").read_text()
+
+    chart = html[
+        html.index("<svg role") : html.index("</svg>", html.index("<svg role"))
+    ]
+
+    assert re.findall("<text[^>]*>([^<]*)</text>", chart) == ["3", "0"]
+
+
 def test_curves_are_described(page: Markup) -> None:
     """The chart has a label, and a layer without findings says so."""
     label = "Channels with a finding by step; the numbers stand below"
