@@ -120,6 +120,8 @@ def in_python() -> Iterator[None]:
 
 
 def _python_name(typed: re.Match[str]) -> str:
+    """`layers=` for `--layers ` before a value, `layers` for `--layers` alone; a command
+    as it is."""
     if typed[1] is None:
         return typed[0]
     return typed[1].replace("-", "_") + ("=" if typed[2] else "")

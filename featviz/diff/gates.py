@@ -108,33 +108,29 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
     measure = MEASURES[gate.measure]
     lowest = math.inf
     failed = []
-    lacking = []
-    known = set()
+    unknown_layers = []
+    known_keys = set()
     for layer in _matching_layers(gate, layers):
         value = measure.of_layer(layer)
-        if layer.reason is not None:
-            failed.append(f"{layer.label} ({layer.reason})")
-        elif layer.channels.unlike.any():
-            # both measures pass over such values
-            failed.append(f"{layer.label} (values that are finite in one run alone)")
-        elif value < gate.limit:
-            failed.append(f"{layer.label} ({value:.4g}{measure.unit})")
+        fault = _fault_of(layer, value, gate.limit, measure.unit)
+        if fault is not None:
+            failed.append(f"{layer.label} ({fault})")
         elif _lacks(layer, measure):
-            lacking.append(layer)
+            unknown_layers.append(layer)
         if not math.isnan(value):
-            known.add(layer.key)
+            known_keys.add(layer.key)
             lowest = min(lowest, value)
-    if not known and not failed:
+    if not known_keys and not failed:
         raise UsageError(
             f"--fail-on {gate.text!r}: the {gate.measure} of no layer is known",
             measure.remedy,
         )
     note = ""
-    for layer in lacking:
+    for layer in unknown_layers:
         # No file shows a token beside a grid by itself: the tensor that it is a piece of
         # is judged without it.
-        whole = layer.key._replace(key=layer.key.key.rpartition(".")[0])
-        if whole != layer.key and whole in known:
+        whole_key = layer.key._replace(key=layer.key.key.rpartition(".")[0])
+        if whole_key != layer.key and whole_key in known_keys:
             note = f"; the {gate.measure} of single tokens is not known"
         else:
             failed.append(f"{layer.label} ({gate.measure} not known)")
@@ -145,6 +141,27 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
         if lowest == math.inf:
             message = "nothing differs"
     return Verdict(gate.text, not failed, message + note)
+
+
+def _fault_of(
+    layer: ComparedLayer, value: float, limit: float, unit: str
+) -> str | None:
+    """Why a layer fails a gate, for a message; None where it does not, as far as is
+    known.
+
+    Args:
+        value: the gate's measure of the layer; NaN where it is not known.
+        limit: below which the gate fails.
+        unit: of both, with a space before it, or empty.
+    """
+    if layer.reason is not None:
+        return layer.reason
+    # both measures pass over such values
+    if layer.channels.unlike.any():
+        return "values that are finite in one run alone"
+    if value < limit:
+        return f"{value:.4g}{unit}"
+    return None
 
 
 def _lacks(layer: ComparedLayer, measure: Measure) -> bool:
