@@ -8,8 +8,8 @@ from featviz.diff.comparison import ComparedLayer, Comparison
 from featviz.records import Verdict
 from featviz.text import TextTable, counted, listed
 
-# predictions that a line names
-_NAMED = 5
+# changed predictions that are named, a line each
+_NAMED = 10
 # known of kept tensors alone, and of a network and its graph
 _OPTIONAL = ("SQNR", "in NEW")
 _NUMBERS = ("images", "channels", "absolute", "relative", "cosine", "SQNR")
@@ -44,9 +44,10 @@ def _closing_lines(result: Comparison) -> list[str]:
         changed = [change.text for change in result.changed_predictions]
         line = f"{len(changed)} of {counted(len(result.predictions), 'prediction')}"
         line += " changed"
-        if changed:
-            line += f": {listed(changed, _NAMED, '; ')}"
-        lines.append(line)
+        lines.append(f"{line}:" if changed else line)
+        lines += [f"  {text}" for text in changed[:_NAMED]]
+        if len(changed) > _NAMED:
+            lines.append(f"  and {len(changed) - _NAMED:,} more")
     lines += _pairing_lines(result)
     lines.append(result.summary)
     for verdict in result.gates:

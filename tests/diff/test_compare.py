@@ -25,7 +25,9 @@ from featviz.diff.compare import (
     signed,
     worst_first,
 )
+from featviz.diff.comparison import Comparison, OnlyIn, PredictionChange
 from featviz.diff.matching import compared_layer
+from featviz.diff.output import diff_table
 from featviz.diff.tensors import (
     TensorChange,
     TensorPair,
@@ -37,7 +39,15 @@ from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import CaptureKey, CaptureSite, Hints, Layer, Trace
+from featviz.options.commands import DiffThresholds
+from featviz.records import (
+    CaptureKey,
+    CaptureSite,
+    ClassScore,
+    Hints,
+    Layer,
+    Trace,
+)
 from featviz.rundir.schema import Capture
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
@@ -448,3 +458,30 @@ def test_a_layer_is_shown_in_the_image_where_it_differs_most() -> None:
     layer = compared_layer(images)
     assert layer.image == "b.png"
     assert (layer.count, layer.channel_images) == ((3, 3), (6, 9))
+
+
+def test_ten_changed_predictions_have_a_line_each() -> None:
+    """Of twelve the first ten are named, and the last line counts the others."""
+    three = ClassScore(index=3, name=None, score=0, probability=0.5)
+    five = replace(three, index=5)
+    nothing = OnlyIn({}, [])
+    result = Comparison(
+        base="a",
+        new="b",
+        thresholds=DiffThresholds(),
+        images=(),
+        layers=(),
+        only_in_base=nothing,
+        only_in_new=nothing,
+        incomplete={},
+        predictions=tuple(
+            PredictionChange(f"{number}.png", [three], [five]) for number in range(12)
+        ),
+    )
+
+    lines = str(diff_table(result)).splitlines()
+
+    first = lines.index("12 of 12 predictions changed:")
+    assert lines[first + 1] == "  0.png: class 3 50.0 % → class 5 50.0 %"
+    assert lines[first + 10].startswith("  9.png")
+    assert lines[first + 11] == "  and 2 more"
