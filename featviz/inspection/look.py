@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,16 @@ from featviz.run.prepare import (
     read_input,
 )
 from featviz.rundir.place import check_apart, check_file, picture_of, write_file
-from featviz.text import by, counted, gaps, layer_named, listed, quoted, safe_name
+from featviz.text import (
+    by,
+    counted,
+    gaps,
+    layer_named,
+    listed,
+    quoted,
+    ranges,
+    safe_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +81,10 @@ _COMPARED_SIDE = 64
 """Pixels of the longer side of the maps that are compared."""
 _SMALLEST_PICTURE = 8
 """Pixels of the shorter side from which an output is shown as a picture."""
+_NAMED_ZEROS = 8
+"""Channels of zeros that a row names."""
+_LINE_LETTERS = 26
+"""Letters of a line below a layer's name."""
 _KEY = "the maps of each layer that vary most; near-duplicates are shown once"
 
 Span = tuple[float | None, float | None]
@@ -110,8 +124,8 @@ class ShownLayer:
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
     """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its
     numbers."""
-    all_zero: int = 0
-    """How many maps are zero everywhere."""
+    all_zero: tuple[int, ...] = ()
+    """The maps that are zero everywhere."""
 
     @property
     def name(self) -> str:
@@ -671,7 +685,7 @@ def _most_telling(
         ranges=tuple(ranges),
         strip=picture.strip,
         tiles=tiles,
-        all_zero=int((stats[:, values.ZEROS] == 1).sum()),
+        all_zero=tuple(np.flatnonzero(stats[:, values.ZEROS] == 1).tolist()),
     )
 
 
@@ -742,8 +756,7 @@ def page_row(layer: ShownLayer) -> PageRow:
         which = "one" if layer.call else "first"
         lines.append(f"{which} of {layer.calls} calls")
     if layer.constant:
-        adjective = "all zero" if layer.all_zero == layer.constant else "constant"
-        lines.append(f"{layer.constant} of {layer.maps} {adjective}")
+        lines += _constant_lines(layer)
     if layer.nonfinite:
         lines.append(f"{layer.nonfinite} NaN or infinite")
     # the strip of a vector has no room for numbers, so that the largest are named
@@ -758,6 +771,18 @@ def page_row(layer: ShownLayer) -> PageRow:
     for title, pixels, span in zip(titles, layer.tiles, layer.ranges, strict=True):
         tiles.append(Tile(title, pixels, note=_span(span)))
     return PageRow(layer_named(layer.name), lines, tiles, layer.strip)
+
+
+def _constant_lines(layer: ShownLayer) -> list[str]:
+    """`2 of 16 all zero: 1, 9`, broken where the column of names ends."""
+    zeros = len(layer.all_zero)
+    adjective = "all zero" if zeros == layer.constant else "constant"
+    line = f"{layer.constant} of {layer.maps} {adjective}"
+    # where all maps are zero, their numbers say nothing
+    if 0 < zeros < layer.maps:
+        named = ranges(layer.all_zero, _NAMED_ZEROS, comma=", ")
+        line += f": {named}" if zeros == layer.constant else f", zero: {named}"
+    return wrap(line, _LINE_LETTERS)
 
 
 def _span(span: Span) -> str:
