@@ -286,54 +286,39 @@ def draw_tiles(
         LayoutError: it has none of the channels that the options name.
     """
     # without gaps: all that follows would make copies of its own
-    rows = data.flatten(1).contiguous()
-    data = rows.view(data.shape)
-    stats, _ = statistics(rows)
+    data = data.contiguous()
+    maps = data.flatten(1)
+    stats, _ = statistics(maps)
     deviations = values.inner_deviations(data, border) if border else stats[:, STD]
     is_flat = is_constant(stats)
     drawn = data
     constant = None
-    if (
-        as_values
-        and options.marks
-        and is_flat.all()
-        and _are_worth_a_strip(data, stats)
-    ):
+    if as_values and options.marks and _are_worth_a_strip(data, stats, is_flat):
         constant = (data.shape[1], *data.shape[3:])
         drawn = data[:, :1, :, :1, :1]
         strip = True
-    channels = None
-    groups: dict[int, list[int]] = {}
-    if options.channels or options.order != "index" or options.collapse is not None:
-        channels, groups = choose(rows, stats, deviations, options, strip)
-        drawn = drawn if channels is None else drawn[channels]
+    channels, groups = choose(maps, stats, deviations, options, strip)
+    if channels is not None:
+        drawn = drawn[channels]
     slices = drawn.shape[1]
-    steps: list[int] | slice = slice(None)
+    steps = _steps(layout, slices, options.max_slices)
     if slices > 1:
-        steps = _steps(layout, slices, options.max_slices)
         drawn = drawn[:, steps]
     count, shown_slices, colors, height, width = drawn.shape
-    shape = (count, shown_slices, height, width)
-    plan = grid.plan(shape, options, strip=strip, alone=alone)
     # Limits are those of all slices and channels, also of those that are not drawn, so
     # that a tile looks the same, however many are drawn beside it. With its border,
-    # a bright frame would leave the rest of a map one colour
+    # a bright frame would leave the rest of a map one colour.
     scaled = values.inner_statistics(data, border) if inner else stats
-    ends = limits(scale, rows, scaled[:, MIN], scaled[:, MAX], together=strip or alone)
-    ends = replace(ends, clips=inner)
-    if len(ends.low) > 1 and (channels is not None or shown_slices > 1):
-        ends = ends.of_tiles(channels, shown_slices)
+    ends = limits(scale, maps, scaled[:, MIN], scaled[:, MAX], together=strip or alone)
+    ends = replace(ends.of_tiles(channels, shown_slices), clips=inner)
     has_holes = bool(stats[:, NONFINITE].any())
     palette = colormap.chosen(options, has_holes, rgb=colors == 3)
-    maps = drawn.flatten(0, 1)
-    if colors == 3:
-        tiles = _rgb_tiles(maps, ends, palette.levels, has_holes)
-    else:
-        tiles = values.to_levels(maps[:, 0], ends, palette.levels, palette.nonfinite)
     return GridPicture(
         layout=layout,
-        plan=plan,
-        tiles=tiles,
+        plan=grid.plan(
+            (count, shown_slices, height, width), options, strip=strip, alone=alone
+        ),
+        tiles=_tiles(drawn.flatten(0, 1), ends, palette),
         palette=palette,
         limits=ends,
         stats=stats,
@@ -350,20 +335,21 @@ def draw_tiles(
     )
 
 
-def _are_worth_a_strip(data: Tensor, stats: Floats) -> bool:
-    """Whether constant maps say more as a strip of their values: not one alone, not
-    maps of one number. Maps that are all zero are a finding, and stay a grid."""
-    return len(data) > 1 and data[0].numel() > 1 and bool(stats[:, MIN].any())
+def _are_worth_a_strip(data: Tensor, stats: Floats, is_flat: np.ndarray) -> bool:
+    """Whether all maps are constant, and say more as a strip of their values: not one
+    alone, not maps of one number. Maps that are all zero are a finding, and stay a
+    grid."""
+    are_values = is_flat.all() and stats[:, MIN].any()
+    return bool(are_values) and len(data) > 1 and data[0].numel() > 1
 
 
-def _rgb_tiles(maps: Tensor, ends: ValueLimits, levels: int, has_holes: bool) -> Bytes:
-    """RGB tiles, uint8 [N, H, W, 3].
-
-    Args:
-        maps: float32 [N, 3, H, W].
-        has_holes: whether values may not be finite.
-    """
-    tiles = values.to_levels(maps, ends, levels, 0 if has_holes else None)
+def _tiles(maps: Tensor, ends: ValueLimits, palette: colormap.Palette) -> Bytes:
+    """Tiles of maps float32 [N, 1, H, W], their levels; of maps [N, 3, H, W] RGB, uint8
+    [N, H, W, 3]."""
+    levels = palette.levels
+    if maps.shape[1] == 1:
+        return values.to_levels(maps[:, 0], ends, levels, palette.nonfinite)
+    tiles = values.to_levels(maps, ends, levels, nonfinite=0)
     tiles = tiles.transpose(0, 2, 3, 1).copy()
     tiles[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA
     return tiles
@@ -411,6 +397,9 @@ def choose(
         those of them that stand for several.
     """
     groups: dict[int, list[int]] = {}
+    # most options choose nothing, and lists of thousands of channels take time
+    if not options.channels and options.collapse is None and options.order == "index":
+        return None, groups
     if options.collapse is not None and not strip:
         groups = collapse(maps, stats, options.collapse)
     channels = list(groups) or list(range(len(maps)))
@@ -418,23 +407,25 @@ def choose(
         means = stats[:, MEAN]
         channels = choose_channels(options.channels, channels, means, deviations)
     if not strip:
-        order = _order(maps[channels], stats[channels], options)
-        channels = [channels[i] for i in order]
+        channels = _ordered(channels, maps, stats, options)
     shared = {n: groups[n] for n in channels if len(groups.get(n, ())) > 1}
     if channels == list(range(len(maps))):
         return None, shared
     return channels, shared
 
 
-def _order(maps: Tensor, stats: Floats, options: DrawOptions) -> Sequence[int]:
-    """The order of the tiles of maps [N, values]: numbers 0 to N - 1."""
-    if options.order == "mean":
-        # numpy sorts NaN, of a map without a finite value, last
-        order: list[int] = np.argsort(-stats[:, MEAN], kind="stable").tolist()
-        return order
+def _ordered(
+    channels: list[int], maps: Tensor, stats: Floats, options: DrawOptions
+) -> list[int]:
+    """Channels in the order of their tiles."""
+    if options.order == "index":
+        return channels
     if options.order == "similarity":
-        return by_similarity(maps, stats)
-    return range(len(maps))
+        order = by_similarity(maps[channels], stats[channels])
+    else:
+        # numpy sorts NaN, of a map without a finite value, last
+        order = np.argsort(-stats[channels, MEAN], kind="stable").tolist()
+    return [channels[i] for i in order]
 
 
 def correlations(maps: Tensor) -> Floats:

@@ -263,30 +263,31 @@ def inner_deviations(rows, width, height, border, deviations):
 
 @partial(
     compiled,
-    "void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])",
+    "void(float32[:,::1],float32[::1],float32[::1],float32[::1],float32,uint8[:,::1])",
 )
 @no_type_check
-def quantise(rows, low, factor, half, top, levels):
-    """Fill `levels` with (value - low) · factor + half, cut to a whole number.
+def quantise(rows, starts, factors, halves, top, levels):
+    """Fill `levels` with (value - start) · factor + half, cut to a whole number.
 
     Args:
         rows: float32 [N, W].
-        low: float32 [N], the value of each row that becomes level 0.
-        factor: float32 [N], levels for each unit of a row's values.
-        half: 0.5 to round to the nearest level, 0 to cut.
+        starts: float32 [N], the value of each row that becomes level 0.
+        factors: float32 [N], levels for each unit of a row's values.
+        halves: float32 [N]: 0.5 to round to the nearest level, 0 to cut.
         top: the highest level, to which values are clipped, and NaN becomes 0; -1 where
             all values are finite and known to fit 0..255.
         levels: uint8 [N, W], to be filled.
     """
     for n in range(rows.shape[0]):
-        start = low[n]
-        times = factor[n]
+        start = starts[n]
+        factor = factors[n]
+        half = halves[n]
         if top < 0:
             for i in range(rows.shape[1]):
-                levels[n, i] = np.int32((rows[n, i] - start) * times + half)
+                levels[n, i] = np.int32((rows[n, i] - start) * factor + half)
         else:
             for i in range(rows.shape[1]):
-                level = (rows[n, i] - start) * times + half
+                level = (rows[n, i] - start) * factor + half
                 # also for NaN
                 level = level if level > np.float32(0) else np.float32(0)
                 levels[n, i] = np.int32(level if level < top else top)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,8 @@ are equal: all above is bright, else dark."""
 _LARGER = np.float32(2.0**64)
 """What maps of a tiny span are multiplied by: a power of two, which changes no digit.
 """
+_UNCLIPPED = -1.0
+"""In the place of the highest level, where all values are known to fit."""
 
 
 # Statistics
@@ -137,15 +139,13 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     height, width = maps.shape[-2:]
     border = min(border, min(height, width) // 4)
     if maps.device.type != "cpu":
-        inner = maps[..., border : height - border, border : width - border]
-        return statistics_on_device(inner.flatten(1))[:, STD]
+        return inner_statistics(maps, border)[:, STD]
     rows = maps.flatten(1).contiguous().numpy()
     deviations = np.empty(len(rows), np.float32)
     loops.inner_deviations(rows, width, height, border, deviations)
     # the loop leaves to numpy what has NaN or needs float64
     for n in np.flatnonzero(deviations < 0):
-        inner = maps[n, ..., border : height - border, border : width - border]
-        deviations[n] = _exact_moments(inner.numpy())[STD]
+        deviations[n] = inner_statistics(maps[n : n + 1], border)[0, STD]
     return deviations
 
 
@@ -203,11 +203,15 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
 def is_constant(stats: Floats) -> np.ndarray:
     """bool [N]: which maps have one value everywhere, but for rounding, by their
     statistics [N, 6]."""
-    low = stats[:, MIN]
-    high = stats[:, MAX]
-    constant: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    constant = _are_equal(stats[:, MIN], stats[:, MAX])
     constant &= stats[:, NONFINITE] == 0
     return constant
+
+
+def _are_equal(low: Floats, high: Floats) -> np.ndarray:
+    """bool [N]: which limits are equal, but for rounding."""
+    are_equal: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    return are_equal
 
 
 # Limits
@@ -243,6 +247,8 @@ class ValueLimits:
             channels: those that are drawn; None for all.
             slices: tiles of each channel.
         """
+        if len(self.low) == 1 or (channels is None and slices == 1):
+            return self
         drawn = slice(None) if channels is None else channels
         low = self.low[drawn].repeat(slices)
         return replace(self, low=low, high=self.high[drawn].repeat(slices))
@@ -325,18 +331,15 @@ def to_levels(
     Returns:
         uint8 of the shape of `maps`.
     """
-    from featviz.drawing import loops
-
     low = limits.low
     high = limits.high
     if nonfinite is not None:  # a map without any finite value has no limits
         low = np.nan_to_num(low)
         high = np.nan_to_num(high)
-    clips = MODES[limits.mode].clips
+    may_clip = MODES[limits.mode].clips
     # where values may lie outside the limits, equal limits say nothing of the map
-    constant = high - low <= FLAT * np.maximum(abs(high), abs(low))
-    constant &= not clips
-    span = np.where(constant, 1, high - low).astype(np.float32)
+    constant = _are_equal(low, high) & (not may_clip)
+    span = np.where(constant, np.float32(1), high - low)
     values = maps
     is_tiny = (span > 0) & (span < _TINY)
     if is_tiny.any():
@@ -344,36 +347,11 @@ def to_levels(
         low = low * times
         span = span * times
         values = _multiplied(maps, times)
-    span = np.maximum(span, np.float32(_TINY))
-    factor = ((levels - 1) / span).astype(np.float32)
-    start = low - span * np.float32(0.5 / (levels - 1))
-    half = 0.0
-    if (abs(low) > _FAR * span).any():
-        start = low
-        half = 0.5
-    start = start.astype(np.float32)
+    line = _line(low, np.maximum(span, np.float32(_TINY)), constant, levels)
     # limits that are the extremes need no clipping, which saves two comparisons a value
-    clips = clips or limits.clips or nonfinite is not None
-    top = levels - 0.5 if clips else None
-    if isinstance(values, np.ndarray) or values.device.type == "cpu":
-        rows = np.require(np.asarray(values), np.float32, ["C", "W"])
-        count = len(rows)
-        if len(start) < count:
-            start = start.repeat(count)
-            factor = factor.repeat(count)
-        tiles = np.empty(rows.shape, np.uint8)
-        loops.quantise(
-            rows.reshape(count, -1),
-            start,
-            factor,
-            half,
-            -1.0 if top is None else top,
-            tiles.reshape(count, -1),
-        )
-    else:
-        tiles = quantise_on_device(values, start, factor, half, top)
-    if constant.any():
-        _fill_constant(tiles, constant, low, levels)
+    may_clip = may_clip or limits.clips or nonfinite is not None
+    top = levels - 0.5 if may_clip else _UNCLIPPED
+    tiles = _quantised(values, line, top)
     # at the end, since the loop made level 0 of NaN
     if nonfinite is not None:
         array = maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
@@ -387,41 +365,64 @@ def _multiplied(maps: Tensor | np.ndarray, times: Floats) -> Tensor | np.ndarray
     return maps * factors.reshape(-1, *[1] * (maps.ndim - 1))
 
 
-def _fill_constant(
-    tiles: Bytes, constant: np.ndarray, low: Floats, levels: int
-) -> None:
-    """Draw constant maps, which have no span to scale by: zero is black, anything else
-    the middle level, so that dead channels are told from others.
+class Line(NamedTuple):
+    """How values become levels: (value - start) · factor + half, cut to a whole number.
+    Float32 [N], a number for each map, or [1]."""
+
+    start: Floats
+    factor: Floats
+    half: Floats
+
+
+def _line(low: Floats, span: Floats, constant: np.ndarray, levels: int) -> Line:
+    """The line from a map's values to levels.
 
     Args:
-        tiles: uint8 [N, ...], to be changed.
-        constant: bool [N] or [1], which maps are constant.
-        low: of the same shape, their values.
+        low: the value of level 0, float32 [N] or [1].
+        span: from there to the value of the last level.
+        constant: bool of that shape, which maps have one value everywhere, and no span.
         levels: how many there are.
     """
-    middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
-    drawn = constant if len(constant) == len(tiles) else constant.repeat(len(tiles))
-    tiles[drawn] = middle[constant].reshape(-1, *[1] * (tiles.ndim - 1))
+    factor = np.float32(levels - 1) / span
+    half = np.zeros_like(span)
+    start = low - span * np.float32(0.5 / (levels - 1))
+    if (abs(low) > _FAR * span).any():
+        start = low.copy()
+        half += np.float32(0.5)
+    if constant.any():
+        # zero is black, anything else the middle level, so that dead channels are told
+        # from others
+        start[constant] = factor[constant] = 0
+        half[constant] = np.where(low[constant] == 0, 0, (levels - 1) // 2 + 1)
+    return Line(start, factor, half)
 
 
-def quantise_on_device(
-    maps: Tensor, low: Floats, factor: Floats, half: float, top: float | None
-) -> Bytes:
-    """Levels of maps on the device where the maps are, so that only bytes are sent
-    back: (value - low) · factor + half, cut to whole numbers.
+def _quantised(maps: Tensor | np.ndarray, line: Line, top: float) -> Bytes:
+    """Levels of maps, uint8 of their shape; `top` as in `loops.quantise`."""
+    from featviz.drawing import loops  # numba takes a while to import
+
+    if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
+        return quantise_on_device(maps, line, top)
+    rows = np.require(np.asarray(maps), np.float32, ["C", "W"])
+    count = len(rows)
+    if len(line.start) < count:
+        line = Line._make(numbers.repeat(count) for numbers in line)
+    levels = np.empty(rows.shape, np.uint8)
+    loops.quantise(rows.reshape(count, -1), *line, top, levels.reshape(count, -1))
+    return levels
+
+
+def quantise_on_device(maps: Tensor, line: Line, top: float) -> Bytes:
+    """The levels of `loops.quantise`, made where the maps are, so that only bytes are
+    sent back.
 
     Args:
         maps: float32 [N, ...].
-        low: float32 [N] or [1], the value of each map that becomes level 0.
-        factor: float32 [N] or [1], levels for each unit of a map's values.
-        half: 0.5 to round to the nearest level, 0 to cut.
-        top: the highest level, to which values are clipped, and NaN becomes 0. None
-            where all values are finite and known to fit 0..255.
     """
     shape = (-1, *[1] * (maps.ndim - 1))
-    levels = maps - maps.new_tensor(low).reshape(shape)
-    levels = levels.mul_(maps.new_tensor(factor).reshape(shape)).add_(half)
-    if top is not None:
+    start, factor, half = (maps.new_tensor(x).reshape(shape) for x in line)
+    levels = (maps - start).mul_(factor).add_(half)
+    if top != _UNCLIPPED:
         levels.nan_to_num_(0.0).clamp_(0, top)
     tiles: Bytes = levels.byte().cpu().numpy()
     return tiles

@@ -125,17 +125,19 @@ def _by_loop(
     rows: np.ndarray,
     low: np.ndarray,
     factor: np.ndarray,
-    half: float,
-    top: float | None,
+    half: np.ndarray,
+    top: float,
 ) -> np.ndarray:
     levels = np.empty(rows.shape, np.uint8)
     rows = np.require(rows, np.float32, ["C", "W"])
-    loops.quantise(rows, low, factor, half, -1.0 if top is None else top, levels)
+    loops.quantise(rows, low, factor, half, top, levels)
     return levels
 
 
-def _on_device(rows: np.ndarray, *line: object) -> np.ndarray:
-    return values.quantise_on_device(torch.from_numpy(rows.copy()), *line)
+def _on_device(rows: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+    *line, top = numbers
+    maps = torch.from_numpy(rows.copy())
+    return values.quantise_on_device(maps, values.Line(*line), float(top))
 
 
 QUANTISERS = pytest.mark.parametrize("quantise", [_by_loop, _on_device])
@@ -144,10 +146,10 @@ FINITE = {name: rows for name, rows in MAPS.items() if np.ptp(rows) < np.inf}
 
 @QUANTISERS
 @pytest.mark.parametrize("rows", FINITE.values(), ids=FINITE)
-@pytest.mark.parametrize("top", [None, 255.5])
+@pytest.mark.parametrize("top", [-1.0, 255.5])
 def test_levels_are_those_of_numpy(
     rows: np.ndarray,
-    top: float | None,
+    top: float,
     quantise: Callable[..., np.ndarray],
 ) -> None:
     """The same float32 operations in the same order, so the same bytes; on a device,
@@ -156,9 +158,9 @@ def test_levels_are_those_of_numpy(
     span = np.maximum(rows.max(1) - low, np.float32(1e-30))
     factor = (255 / span).astype(np.float32)
     expected = (rows - low[:, None]) * factor[:, None] + np.float32(0.5)
-    if top is not None:
+    if top > 0:
         expected = expected.clip(0, top)
-    levels = quantise(rows, low, factor, 0.5, top)
+    levels = quantise(rows, low, factor, np.full_like(low, 0.5), top)
     assert_array_equal(levels, expected.astype(np.uint8))
 
 
@@ -170,7 +172,7 @@ def test_values_outside_the_limits_are_clipped_and_nan_is_dark(
     rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
     low = np.zeros(1, np.float32)
     factor = np.full(1, 100, np.float32)
-    levels = quantise(rows, low, factor, 0.5, 200.5)
+    levels = quantise(rows, low, factor, np.full_like(low, 0.5), 200.5)
     assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
 
 
