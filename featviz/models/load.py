@@ -33,7 +33,7 @@ from featviz.errors import (
     UsageError,
 )
 from featviz.files import read_json
-from featviz.models import arguments, weights
+from featviz.models import arguments, identify, weights
 from featviz.models.arguments import UserTransform
 from featviz.models.classes import read_classes
 from featviz.models.onnx_model import load_onnx
@@ -457,26 +457,20 @@ def _load_recognised(
         LoadError: Where no architecture has these tensors. With `--partial` the nearest
             one takes those that fit.
     """
-    from featviz.models import identify
-
     match = identify.identify_variants(weights.stripped_variants(state_dict))
     name = match.name
     # the user has been told of the nearest, and takes what fits into it
     if name is None and match.nearest and options.partial:
         name = match.nearest[0].name
     if name is None:
-        raise _not_recognised(
-            path, content, match.description if match.nearest else None
-        )
+        raise _not_recognised(path, content, match)
     module, entry = build_torchvision(
         name, None, options.seed, {**match.arguments, **options.model_args}
     )
     steps = match.state_dict.steps
     log.info("%s: %s", path.name, "; ".join((*steps, match.description)))
     message = f"{path.name} does not fit {name}"
-    loaded = weights.put_into(
-        module, match.state_dict.tensors, message, options.partial
-    )
+    loaded = weights.put_into(module, match.state_dict.tensors, message, options)
     record = {
         "kind": "file",
         **weights.record(path),
@@ -487,20 +481,23 @@ def _load_recognised(
     return Loaded(module, record, entry, classes=state_dict.classes)
 
 
-def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
+def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadError:
     """The error for weights that are of no architecture of torchvision.
 
     Args:
         path: The file.
         content: What it holds.
-        nearest: The architectures that fit in part, for people.
+        match: The architectures that fit in part.
     """
+    # without a usual prefix, modules have the names of a class of the user's own
+    plain = weights.stripped_variants(match.state_dict)[-1]
+    arch = weights.class_beside(path, plain.tensors)
     # its state dict has names of a class of the user's own
     if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
         message = (
             f"{path.name} is a Lightning checkpoint, and does not say of which class"
         )
-        hint = "name the class: --arch net.py:CLASS"
+        hint = f"name the class: --arch {arch or 'net.py:CLASS'}"
         hparams = content.get(_HPARAMS)
         if hparams:
             names = listed([quoted(name) for name in hparams], 8)
@@ -509,10 +506,12 @@ def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
         return LoadError(message, hint)
     message = f"{path.name} matches no torchvision architecture"
     hint = "--arch says what its weights belong to: net.py:Net, timm:NAME or a name"
-    if nearest is not None:
-        message += f"; {nearest}"
+    if match.nearest:
+        message += f"; {match.description}"
         hint += "; --partial loads what fits into the nearest"
-    return LoadError(message, hint, add=("--arch", "net.py:Net"))
+    if arch is not None:
+        hint = f"{arch} has such modules"
+    return LoadError(message, hint, add=("--arch", arch or "net.py:Net"))
 
 
 # Names of torchvision and timm (extra `featviz[timm]`)

@@ -4,6 +4,7 @@ module."""
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import logging
 import os
@@ -11,7 +12,7 @@ import re
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -155,11 +156,41 @@ def _class_at_hand(path: Path, names: Sequence[str]) -> str:
     """
     for name in names:
         module, _, class_name = name.rpartition(".")
+        # a script that saved a model of its own class may be any file
+        script = "*" if module == "__main__" else module.replace(".", "/")
         for folder in (Path(), path.parent):
-            code = folder / f"{module.replace('.', '/')}.py"
-            if module and code.is_file():
-                return f"{code}:{class_name}"
+            for code in folder.glob(f"{script}.py"):
+                if f"class {class_name}" in _read_code(code):
+                    return f"{code}:{class_name}"
     return "FILE.py:CLASS"
+
+
+def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
+    """What --arch may take for a file of weights: the one class beside it or in the
+    current folder that mentions all the modules of the tensors, such as `net.py:Net`;
+    None where there is none, or several.
+
+    Args:
+        path: The file.
+        tensors: Their names.
+    """
+    modules = {name.partition(".")[0] for name in tensors}
+    fitting = {}
+    for code in (*path.parent.glob("*.py"), *Path().glob("*.py")):
+        parts = re.split(r"^class (\w+)", _read_code(code), flags=re.MULTILINE)
+        for class_name, body in zip(parts[1::2], parts[2::2], strict=True):
+            if modules <= set(re.findall(r"\bself\.(\w+)", body)):
+                fitting[code.name, class_name] = f"{code}:{class_name}"
+    return fitting.popitem()[1] if len(fitting) == 1 else None
+
+
+def _read_code(code: Path) -> str:
+    """The text of a file of Python, which may be a stranger's; empty where it is large
+    or no file."""
+    with suppress(OSError):
+        if code.is_file() and code.stat().st_size <= _LONGEST_CODE:
+            return code.read_text("utf-8", errors="replace")
+    return ""
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
@@ -501,6 +532,9 @@ _PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
 _MAX_DEPTH = 4
 """Of usual keys inside each other."""
 
+_LONGEST_CODE = 1_000_000
+"""Bytes of a file of Python that is searched for classes."""
+
 _MAX_MODULES = 100_000
 """Of a model that is read without its class: shared ones, in shared ones, may be
 without end."""
@@ -795,7 +829,7 @@ def put_weights(
             "the file is a whole model, which runs by itself: give it as MODEL, without"
             " --arch"
         )
-    loaded = put_into(module, best.tensors, message, options.partial, instead)
+    loaded = put_into(module, best.tensors, message, options, instead)
     return {**record(path), "taken": [*best.steps, loaded]}
 
 
@@ -803,7 +837,7 @@ def put_into(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
     message: str,
-    partial: bool = False,
+    options: ModelOptions,
     instead: str = "",
 ) -> str:
     """Load tensors into a module, cast to its own precision.
@@ -812,25 +846,24 @@ def put_into(
         module: Changed in place.
         tensors: By names of the module's state dict.
         message: The beginning of the error.
-        partial: Load what fits.
+        options: How the model was built: `model_args` for the hint, and `partial`.
         instead: The hint where nothing fits; by default it names other modules.
 
     Returns:
         How many of its tensors there were, for people.
 
     Raises:
-        LoadError: Where a tensor does not fit or is missing; with `partial` where not a
+        LoadError: Where a tensor does not fit or is missing; with `--partial` where not a
             single one fits.
     """
     state = module.state_dict()
     fit = _fit(state, tensors)
     counts = f"{len(fit.tensors)} of {fit.total}"
-    if fit.misfits and not (partial and fit.tensors):
-        hint = instead or f"another --arch, or --model-arg{fit.example}"
+    if fit.misfits and not (options.partial and fit.tensors):
+        argument = _fitting_arguments(module, options.model_args, fit.sizes)
+        hint = instead or f"another --arch, or {argument}"
         if fit.tensors:
-            hint = (
-                f"another --arch, --model-arg{fit.example}, or --partial for what fits"
-            )
+            hint = f"another --arch, {argument}, or --partial for what fits"
         raise LoadError(f"{message}: {counts} tensors; {fit.misfits}", hint)
     # MNASNet loads no unknown version
     vars(fit.tensors)["_metadata"] = getattr(state, "_metadata", {})
@@ -857,9 +890,9 @@ class _Fit(NamedTuple):
     misfits: str
     """What is missing, unexpected or of another shape, for people; empty where all fit.
     """
-    example: str
-    """Of an argument, ` (for example num_classes=7)`: where all shapes differ as those of
-    a head of 7 classes would."""
+    sizes: dict[int, set[int]]
+    """Of each size along an axis of channels what it is in the file, where the shapes
+    differ."""
 
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
@@ -867,7 +900,7 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     fitting = OrderedDict()
     missing = []
     differing = []
-    class_counts = set()
+    sizes: dict[int, set[int]] = {}
     for name, expected in state.items():
         tensor = tensors.get(name)
         if not isinstance(expected, Tensor):  # an extra state
@@ -880,8 +913,11 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
         elif tensor.shape != expected.shape:
             shapes = f"{list(tensor.shape)}, not {list(expected.shape)}"
             differing.append(f"{quoted(name)} is {shapes}")
-            is_head = tensor.ndim and tensor.shape[1:] == expected.shape[1:]
-            class_counts.add(len(tensor) if is_head else 0)
+            # of a kernel the channels: its own size is seldom an argument
+            for size, in_file in zip(
+                expected.shape[:2], tensor.shape[:2], strict=False
+            ):
+                sizes.setdefault(size, set()).add(in_file)
         else:
             fitting[name] = tensor
     unexpected = [quoted(n) for n in tensors if not isinstance(state.get(n), Tensor)]
@@ -895,7 +931,27 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
         if names
     ]
     total = len(fitting) + len(missing) + len(differing)
-    example = ""
-    if len(class_counts) == 1 and all(class_counts):
-        example = f" (for example num_classes={class_counts.pop()})"
-    return _Fit(fitting, total, "; ".join(misfits), example)
+    return _Fit(fitting, total, "; ".join(misfits), sizes)
+
+
+def _fitting_arguments(
+    module: nn.Module, given: Mapping[str, Any], sizes: Mapping[int, set[int]]
+) -> str:
+    """`--model-arg num_classes=7` for a class of which this argument alone has a size that
+    is 7 in the file; `--model-arg` where no argument has such a size.
+
+    Args:
+        module: What was built.
+        given: The arguments that the user gave.
+        sizes: As in `_Fit`.
+    """
+    parameters = inspect.signature(type(module)).parameters
+    # as text: a default may be an array, which has no plain `==`
+    values = {name: repr(parameter.default) for name, parameter in parameters.items()}
+    values |= {name: repr(value) for name, value in given.items()}
+    texts = []
+    for size, in_file in sizes.items():
+        names = [name for name in values if values[name] == str(size)]
+        if len(names) == len(in_file) == 1 and size not in in_file:
+            texts.append(f"--model-arg {names[0]}={in_file.pop()}")
+    return " ".join(texts) or "--model-arg"

@@ -24,6 +24,15 @@ class Classifier(nn.Sequential):
     def __init__(self, classes, *, width=4):
         super().__init__(nn.Conv2d(3, width, 1), nn.Flatten(), nn.Linear(width, classes))
 
+class Sized(nn.Module):
+    def __init__(self, classes=10, width=8, depth=3):
+        super().__init__()
+        self.stem, self.relu = nn.Conv2d(depth, width, 3), nn.ReLU()
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.head(self.relu(self.stem(x)).mean((2, 3)))
+
 class Broken(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(3))
@@ -70,8 +79,7 @@ MODELS = [
         "cam net.py:Classifier p.png --weights seven.pth --model-arg classes=5",
         "seven.pth does not fit net.py:Classifier: 2 of 4 tensors; 2.weight is [7, 4],"
         " not [5, 4], 2.bias is [7], not [5]",
-        "another --arch, --model-arg (for example num_classes=7), or --partial for what"
-        " fits",
+        "another --arch, --model-arg classes=7, or --partial for what fits",
     ),
     (
         "cam net.py:Classifier p.png --weights seven.pth --model-arg classes=7"
@@ -80,6 +88,21 @@ MODELS = [
         " [4, 3, 1, 1], not [3, 3, 1, 1], 0.bias is [4], not [3], 2.weight is [7, 4],"
         " not [7, 3]",
         "another --arch, --model-arg, or --partial for what fits",
+    ),
+    # the number of input channels is what it was
+    (
+        "cam sized.pth p.png --arch net.py:Sized",
+        "sized.pth does not fit net.py:Sized: 0 of 4 tensors; stem.weight is"
+        " [16, 3, 3, 3], not [8, 3, 3, 3], stem.bias is [16], not [8], head.weight is"
+        " [5, 16], not [10, 8], head.bias is [5], not [10]",
+        "another --arch, or --model-arg width=16 --model-arg classes=5",
+    ),
+    # Twice and Halving have other modules
+    (
+        "look sized.pth p.png",
+        "sized.pth matches no torchvision architecture",
+        "net.py:Sized has such modules: featviz look sized.pth p.png --arch"
+        " net.py:Sized",
     ),
     # --partial would load nothing
     (
@@ -98,6 +121,14 @@ MODELS = [
 ]
 
 TRUST = [
+    (
+        "look script.pth p.png",
+        "script.pth needs __main__.Twice, which could run any code; nothing was"
+        " executed",
+        "if you trust the file, --trust: featviz look script.pth p.png --trust; for the"
+        " weights in it, --arch net.py:Twice: featviz look script.pth p.png --arch"
+        " net.py:Twice",
+    ),
     (
         "look whole.pth p.png",
         "whole.pth needs net.Halving, which could run any code; nothing was executed",
@@ -209,10 +240,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     seven = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 7))
     torch.save(seven.state_dict(), "seven.pth")
     torch.save(seven[0], "layer.pth")
+    sized = {"stem": nn.Conv2d(3, 16, 3), "head": nn.Linear(16, 5)}
+    torch.save(nn.ModuleDict(sized).state_dict(), "sized.pth")
     halving = type("Halving", (nn.Module,), {"__module__": "net"})
     monkeypatch.setitem(sys.modules, "net", SimpleNamespace(Halving=halving))
     torch.save(halving(), "whole.pth")
     monkeypatch.delitem(sys.modules, "net")
+    twice = type("Twice", (nn.Module,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Twice", twice, raising=False)
+    torch.save(twice(), "script.pth")
     Image.new("RGB", (70, 51), "teal").save("p.png")
     Path("exemplars").mkdir()
     Path("exemplars/exemplars.json").write_text("{}")

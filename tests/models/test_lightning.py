@@ -84,7 +84,7 @@ def test_the_error_asks_for_the_class(featviz: Run, folder: Path) -> None:
     message = "last.ckpt is a Lightning checkpoint, and does not say of which class"
     refused(done, 1, message)
     assert "it has hyper_parameters: width, depth, lr, batch_size" in done.err
-    assert "name the class: --arch net.py:CLASS --model-arg @hparams" in done.err
+    assert "name the class: --arch user_lit.py:Lit --model-arg @hparams" in done.err
 
 
 def test_the_remedy_of_that_error_helps(featviz: Run, folder: Path) -> None:
