@@ -152,11 +152,13 @@ def alone_with(model: Any) -> Iterator[None]:
 
 
 class Feeding(NamedTuple):
-    """How the caller's own code feeds a model."""
+    """How the caller's own code feeds a model, and names its classes."""
 
     transform: UserTransform | None
     forward_args: Mapping[str, Any]
     """Further arguments of forward, by name."""
+    classes: str | Path | Sequence[str] | None = None
+    """The names of a module's classes, or their file."""
 
 
 def in_one_process(model: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +201,11 @@ def borrowed(
     """A model as the commands take it, fed in this way for a while; a module is for
     this thread alone, and given back as it was."""
     with alone_with(model.module if isinstance(model, LoadedModel) else model):
-        source = adopt(model, inputs) if isinstance(model, nn.Module) else model
+        source = (
+            adopt(model, inputs, feeding.classes)
+            if isinstance(model, nn.Module)
+            else model
+        )
         transform = feeding.transform
         if inputs.input and isinstance(model, nn.Module):
             transform = UserTransform.input(inputs.input)
@@ -281,6 +287,7 @@ def read_request(
     if keywords:
         raise no_option(keywords, names_of(record, ModelOptions, but=but))
     if isinstance(model, nn.Module):
+        feeding = feeding._replace(classes=for_model.pop("classes", None))
         if for_model:
             raise UsageError(
                 f"{', '.join(for_model)} is for a MODEL string, and this is a module"

@@ -168,7 +168,9 @@ def _cam_view(cams: ClassMaps) -> View:
             # a property, which reads the picture: not before it is shown
             load = partial(getattr, cam, "image")
             shots.append(Shot(load, f"{image.title} at {cam.name}"))
-    return View(shots, [_title(cams), *failures])
+    # a heat map has to be compared with what it lies over
+    side = LARGE if len(shots) == 1 else LARGE // 2
+    return View(shots, [_title(cams), *failures], side=side)
 
 
 def _kernel_view(kernels: KernelPicture) -> View:

@@ -235,8 +235,8 @@ def class_index(
         return lower_names.index(name)
     if not names:
         hint = (
-            "the weights name no classes: give a number; a MODEL string takes --classes"
-            f" FILE with a name on each line; {targets_here}"
+            "the weights name no classes: give a number, or --classes FILE with a name"
+            f" on each line; {targets_here}"
         )
     else:
         every_name = f"the classes are {listed(names, _LISTED)}; a number is one, too"

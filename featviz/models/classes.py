@@ -3,7 +3,7 @@ or from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,21 @@ _CHECKPOINT_KEYS = ("names", "classes", "class_names", "idx_to_class", "class_to
 torchvision's ImageFolder does."""
 
 
-def read_classes(path: Path) -> tuple[str, ...]:
+def read_classes(path: str | Path | Sequence[str]) -> tuple[str, ...]:
     """The names of a model's classes, by their numbers from 0 on.
 
     Args:
         path: a text with a name on each line; or a `.json`, `.yaml` or `.yml` that
             holds a list, or a mapping from numbers to names, itself or under `names` or
-            `id2label`.
+            `id2label`. Or the names themselves, in a list.
 
     Raises:
         UsageError: there is no such file, or it holds no names.
     """
     title = f"--classes {quoted(path)}"
     try:
-        names = _listed(_content(path))
+        content = _content(Path(path)) if isinstance(path, (str, Path)) else path
+        names = _listed(content)
     except FileNotFoundError:
         raise UsageError(f"{title}: there is no such file", _HINT) from None
     except (FileError, ValueError, TypeError) as error:

@@ -189,9 +189,18 @@ def _preprocess(
     return preprocess
 
 
-def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
+def adopt(
+    module: nn.Module,
+    inputs: InputOptions,
+    classes: str | Path | Sequence[str] | None = None,
+) -> LoadedModel:
     """Take a module that the caller already has, on the device where it is, out of its
     wrappers.
+
+    Args:
+        module: The module.
+        inputs: The user's choices for its input.
+        classes: The names of its classes, or their file; by default its own.
 
     Raises:
         UsageError: Where the options are text that goes with a MODEL string only, or
@@ -217,7 +226,17 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     }
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
-    return LoadedModel(module, preprocess, tensor.device, source, names, scores)
+    if classes is not None:
+        names = read_classes(classes)
+    return LoadedModel(
+        module,
+        preprocess,
+        tensor.device,
+        source,
+        names,
+        scores,
+        names_file=str(classes or ""),
+    )
 
 
 def refuse_meta(module: nn.Module) -> None:

@@ -201,7 +201,7 @@ SMALL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144
             ["class:cat"],
             {},
             "target 'class:cat': no class has this name",
-            "a MODEL string takes classes=FILE with",
+            "give a number, or classes=FILE with",
         ),
         (
             fv.audit,

@@ -209,6 +209,15 @@ def test_small_pictures_are_enlarged_by_a_whole_factor(
     assert f'width="{shown[0]}" height="{shown[1]}"' in html
 
 
+@pytest.mark.parametrize(("layers", "side"), [("1", 480), ("0,1", 240)])
+def test_a_heat_map_is_enlarged_so_that_one_sees_it(layers: str, side: int) -> None:
+    """One alone to half the width of a page, several to a quarter."""
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2))
+    maps = fv.cam(net, torch.rand(3, 8, 8), "class:1", layers=layers, size=8)
+    html = maps._repr_html_()  # type: ignore[attr-defined]
+    assert f'width="{side}" height="{side}"' in html
+
+
 @pytest.mark.medium
 def test_a_picture_that_is_gone_says_so(
     tiny: nn.Module, picture: Path, tmp_path: Path

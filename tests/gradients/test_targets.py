@@ -150,15 +150,13 @@ def test_classes_have_names_in_any_case(target: str, value: float, name: str) ->
         (
             "class:tabby",
             torch.zeros(1, 4),
-            "the weights name no classes: give a number; a MODEL string takes"
-            " --classes FILE with a name on"
+            "the weights name no classes: give a number, or --classes FILE with a name on"
             " each line; targets here: top1, class:0 to class:3",
         ),
         (
             "class:tabby",
             torch.zeros(1, 2),
-            "the weights name no classes: give a number; a MODEL string takes"
-            " --classes FILE with a name on"
+            "the weights name no classes: give a number, or --classes FILE with a name on"
             " each line; targets here: top1, class:0 to class:1",
         ),
     ],
@@ -296,7 +294,7 @@ REFUSED: list[Refusal] = [
         plain,
         "class:cat",
         ": no class has this name",
-        "the weights name no classes: give a number; a MODEL string takes"
+        "the weights name no classes: give a number, or"
         " classes=FILE with a name on"
         f" each line; {HERE}top1, class:0 to class:4",
     ),

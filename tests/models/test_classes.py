@@ -29,7 +29,7 @@ FILES = {
 }
 
 
-def answer(model: Path, *target: str, **options: Any) -> ImageCam:
+def answer(model: Path | nn.Module, *target: str, **options: Any) -> ImageCam:
     """The class activation map of a five."""
     return fv.cam(model, DIGITS / "00-5.png", *target, **options).images[0]
 
@@ -45,6 +45,26 @@ def test_names_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     image = answer(DIGITS_MODEL, "class:three", classes=path)
     assert image.prediction[0].name == "five"
     assert image.target == "three"
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_names_of_a_module_are_a_list_or_a_file(is_file: bool, tmp_path: Path) -> None:
+    """As for a MODEL string: in the prediction and in `class:NAME`."""
+    path = tmp_path / "names.txt"
+    path.write_text(FILES["names.txt"])
+    module = torch.load(DIGITS_MODEL, weights_only=False)
+
+    image = answer(module, "class:three", classes=path if is_file else NAMES)
+
+    assert image.prediction[0].name == "five"
+    assert image.target == "three"
+
+
+def test_a_list_of_too_few_names_is_refused() -> None:
+    """No name would be used; the line has both numbers."""
+    module = torch.load(DIGITS_MODEL, weights_only=False)
+    with pytest.raises(UsageError, match=r"\['a', 'b'\] has 2 names, and the model 10"):
+        answer(module, classes=["a", "b"])
 
 
 @pytest.mark.parametrize(
