@@ -100,29 +100,25 @@ class TileTable:
     """Small lines below all rows."""
 
 
-class TableGrid(NamedTuple):
-    """Where the tiles of a table lie, in inches."""
-
-    columns: Sequence[tuple[float, float]]
-    """Left edge and width of each column: a wide picture has a wide one."""
-    top: float
-    height: float
-    """Of all tiles."""
-    down: float
-    """From the top of a tile to that of the one below."""
-
-    def cell(self, row: int, column: int) -> Cell:
-        """Where a tile lies, by its row and column from 0."""
-        left, width = self.columns[column]
-        return Cell(left, self.top + row * self.down, width, self.height)
-
-
 class TableLayout(NamedTuple):
     """Where the parts of a figure lie, in inches."""
 
     width: float
     height: float
-    grid: TableGrid
+    columns: Sequence[tuple[float, float]]
+    """Left edge and width of each column: a wide picture has a wide one."""
+    top: float
+    """Of the first row of tiles."""
+    tile_height: float
+    step: float
+    """From the top of a tile to that of the one below."""
+    note: Sequence[str]
+    """Its lines."""
+
+    def cell(self, row: int, column: int) -> Cell:
+        """Where a tile lies, by its row and column from 0."""
+        left, width = self.columns[column]
+        return Cell(left, self.top + row * self.step, width, self.tile_height)
 
 
 def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
@@ -138,48 +134,82 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     """
     first_column = _left_edge(table)
     right = _MARGIN + (_BAR_ROOM if table.scale is not None else 0)
-    columns = len(table.heads)
     aspects = _aspects(table)
-    middle = geometric_mean(aspects)
     # Columns are as wide as their tiles at one height, so that no cell is mostly white;
     # but the widest leave some room for the others.
+    middle = geometric_mean(aspects)
     shares = [min(max(aspect, middle / 2), 2 * middle) for aspect in aspects]
-    cell_height = _natural_height(table, aspects)
+    tile_height = _natural_height(table, aspects)
     if width is not None:
-        free = width / _CENTIMETRES - first_column - right - (columns - 1) * _GAP
-        if free / columns < _NARROWEST_CELL:
-            raise UsageError(
-                f"--width {width:g} has no room for {columns} columns beside the labels",
-                "a greater --width, or fewer --images",
-            )
-        cell_height = free / sum(shares)
+        tile_height = _free_width(width, first_column + right, len(shares)) / sum(
+            shares
+        )
+    columns = []
+    end = first_column
+    for share in shares:
+        columns.append((end, share * tile_height))
+        end += share * tile_height + _GAP
+    step = tile_height + _GAP
+    if any(any(row.captions) for row in table.rows):
+        step += _CAPTION
+    top = _upper_edge(table)
+    paper_width = end - _GAP + right
+    note = _note_lines(table.note, paper_width - first_column - _MARGIN)
+    height = top + len(table.rows) * step - _GAP + _MARGIN + len(note) * _CAPTION
+    return TableLayout(paper_width, height, columns, top, tile_height, step, note)
+
+
+def _left_edge(table: TileTable) -> float:
+    """Inches from the edge of the paper to the first column: names stand there."""
+    ruler = Canvas(1, 1)
+    labels = max(ruler.width(row.label, _LETTERS) for row in table.rows)
+    left = _MARGIN
+    if any(row.block for row in table.rows):
+        left += _BLOCK
+    if labels:
+        left += labels + _MARGIN
+    return _whole_pixels(left)
+
+
+def _upper_edge(table: TileTable) -> float:
+    """Inches from the edge of the paper to the first row: title and heads stand there."""
     top = _MARGIN
     if table.title:
         top += _TITLE
     if any(table.heads):
         top += _HEAD
-    edges = []
-    left = first_column
-    for share in shares:
-        edges.append((left, share * cell_height))
-        left += share * cell_height + _GAP
-    down = cell_height + _GAP
-    if any(any(row.captions) for row in table.rows):
-        down += _CAPTION
-    # a tile begins with a whole pixel, or its squares would be of two sizes
-    grid = TableGrid(edges, ceil(top * DPI) / DPI, cell_height, down)
-    height = grid.top + len(table.rows) * down - _GAP + _MARGIN
-    layout = TableLayout(width=left - _GAP + right, height=height, grid=grid)
-    notes = len(_note_lines(table, layout))
-    return layout._replace(height=height + notes * _CAPTION)
+    return _whole_pixels(top)
 
 
-def _note_lines(table: TileTable, layout: TableLayout) -> list[str]:
-    """The note, broken between words where it is wider than the rows above it."""
+def _whole_pixels(inches: float) -> float:
+    """Where tiles may begin: within a pixel, their squares would be of two sizes."""
+    return ceil(inches * DPI) / DPI
+
+
+def _free_width(width: float, taken: float, columns: int) -> float:
+    """Inches for the tiles of a row.
+
+    Args:
+        width: of the figure, in centimetres.
+        taken: inches on both sides of the columns.
+
+    Raises:
+        UsageError: the columns would be too narrow.
+    """
+    free = width / _CENTIMETRES - taken - (columns - 1) * _GAP
+    if free / columns < _NARROWEST_CELL:
+        raise UsageError(
+            f"--width {width:g} has no room for {columns} columns beside the labels",
+            "a greater --width, or fewer --images",
+        )
+    return free
+
+
+def _note_lines(note: str, width: float) -> list[str]:
+    """A note, broken between words into lines of this width at most."""
     ruler = Canvas(1, 1)
-    width = layout.width - layout.grid.columns[0][0] - _MARGIN
     lines: list[str] = []
-    for word in table.note.split():
+    for word in note.split():
         if lines and ruler.width(f"{lines[-1]} {word}", _SMALL) <= width:
             lines[-1] += f" {word}"
         else:
@@ -204,18 +234,6 @@ def _aspects(table: TileTable) -> list[float]:
         shown = [aspect for aspect in column if aspect < longest]
         aspects.append(min(shown, default=tallest))
     return aspects
-
-
-def _left_edge(table: TileTable) -> float:
-    """Inches from the edge of the paper to the first column: names stand there."""
-    ruler = Canvas(1, 1)
-    labels = max(ruler.width(row.label, _LETTERS) for row in table.rows)
-    left = _MARGIN
-    if any(row.block for row in table.rows):
-        left += _BLOCK
-    if labels:
-        left += labels + _MARGIN
-    return ceil(left * DPI) / DPI  # a whole pixel, as in `lay_out`
 
 
 def _natural_height(table: TileTable, aspects: Sequence[float]) -> float:
@@ -278,24 +296,20 @@ def draw_vectors(table: TileTable, layout: TableLayout) -> VectorCanvas:
 def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     """Draw a table on a canvas of its layout's size: title, heads, rows, blocks and the
     colour bar."""
-    grid = layout.grid
-    if table.title:
-        room = layout.width - 2 * _MARGIN
-        y = _MARGIN + _TITLE / 2
-        canvas.write(
-            table.title, layout.width / 2, y, _TITLE_LETTERS, "middle", max_width=room
-        )
+    x = layout.width / 2
+    y = _MARGIN + _TITLE / 2
+    width = layout.width - 2 * _MARGIN
+    canvas.write(table.title, x, y, _TITLE_LETTERS, "middle", width)
     for column, head in enumerate(table.heads):
-        cell = grid.cell(0, column)
+        cell = layout.cell(0, column)
         x = cell.left + cell.width / 2
         canvas.write(head, x, cell.top - _HEAD / 2, _LETTERS, "middle", cell.width)
     for number, row in enumerate(table.rows):
-        _draw_row(canvas, row, grid, number)
-    _draw_blocks(canvas, table.rows, grid)
-    left = grid.columns[0][0]
-    lines = _note_lines(table, layout)
-    y = layout.height - (len(lines) - 0.5) * _CAPTION
-    for line in lines:
+        _draw_row(canvas, row, layout, number)
+    _draw_blocks(canvas, table.rows, layout)
+    left, _ = layout.columns[0]
+    y = layout.height - (len(layout.note) - 0.5) * _CAPTION
+    for line in layout.note:
         # letters of another resolution may be wider by a hair: the margin has room
         canvas.write(line, left, y, _SMALL, max_width=layout.width - left)
         y += _CAPTION
@@ -306,32 +320,28 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
 def _draw_scale(canvas: Canvas, scale: ColorScale, layout: TableLayout) -> None:
     """Draw the colour bar on the right of all tiles, with what its values are."""
     x = layout.width - _BAR_ROOM
-    height = layout.height - _MARGIN - layout.grid.top
-    bar = Cell(x, layout.grid.top, _BAR, height)
+    height = layout.height - _MARGIN - layout.top
+    bar = Cell(x, layout.top, _BAR, height)
     draw_color_bar(canvas, bar, (scale.low, scale.high), colormap.ramp(scale.cmap))
     y = bar.top + height / 2
     canvas.write(scale.title, x + 0.5, y, _SMALL, max_width=height, upright=True)
 
 
-def _draw_row(canvas: Canvas, row: TableRow, grid: TableGrid, number: int) -> None:
+def _draw_row(canvas: Canvas, row: TableRow, layout: TableLayout, number: int) -> None:
     """Draw the label of a row, and its tiles, which fill their cells in one
     direction.
 
     Args:
         number: of the row, from 0.
     """
-    first = grid.cell(number, 0)
+    first = layout.cell(number, 0)
     middle = first.top + first.height / 2
     canvas.write(row.label, first.left - _MARGIN, middle, _LETTERS, "left")
     for column, tile in enumerate(row.tiles):
-        cell = grid.cell(number, column)
         if tile is None:
             continue
-        height, width = tile.shape[:2]
-        share = min(cell.width / width, cell.height / height)
-        left = cell.left + (cell.width - width * share) / 2
-        top = cell.top + (cell.height - height * share) / 2
-        fitting = Cell(left, top, width * share, height * share)
+        cell = layout.cell(number, column)
+        fitting, share = cell.fitted(tile)
         canvas.paste(tile, fitting, smooth=share * canvas.dpi < 1)
         if row.numbers and share * DPI < 1:
             _redraw_number(canvas, tile, row.numbers[column], fitting)
@@ -362,16 +372,13 @@ def _redraw_number(canvas: Canvas, tile: Bytes, number: str, cell: Cell) -> None
         canvas.paste(corner, Cell(cell.left, cell.top, width / DPI, height / DPI))
 
 
-def _draw_blocks(canvas: Canvas, rows: Sequence[TableRow], grid: TableGrid) -> None:
+def _draw_blocks(canvas: Canvas, rows: Sequence[TableRow], layout: TableLayout) -> None:
     """Write the name of each block beside its rows."""
     first = 0
     for block, members in groupby(rows, key=lambda row: row.block):
         count = len(list(members))
-        top = grid.top + first * grid.down
-        height = count * grid.down - _GAP
-        if block:
-            x = _MARGIN + _BLOCK / 2
-            canvas.write(
-                block, x, top + height / 2, _LETTERS, max_width=height, upright=True
-            )
+        height = count * layout.step - _GAP
+        y = layout.top + first * layout.step + height / 2
+        x = _MARGIN + _BLOCK / 2
+        canvas.write(block, x, y, _LETTERS, max_width=height, upright=True)
         first += count

@@ -172,18 +172,13 @@ def write_figure(
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     """Draw a tile in the middle of a cell, its title above it, and on its right a colour
     bar. Pixels are squares where they are large enough to be seen."""
+    spot, share = cell.fitted(tile.pixels)
     rows, columns = tile.pixels.shape[:2]
-    share = min(cell.height / rows, cell.width / columns)
-    height = rows * share
-    width = columns * share
     # a strip of numbers would else be a line of a pixel
     if max(rows, columns) >= _LONG * min(rows, columns):
-        height = cell.height
-        width = cell.width
-    x = cell.left + (cell.width - width) / 2
-    top = cell.top + (cell.height - height) / 2
-    smooth = share * DPI < 3
-    canvas.paste(tile.pixels, Cell(x, top, width, height), smooth)
+        spot = cell
+    x, top, width, height = spot
+    canvas.paste(tile.pixels, spot, smooth=share * DPI < 3)
     canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above")
     if tile.limits is not None:
         bar = Cell(x + width + 0.05, top, _BAR, height)

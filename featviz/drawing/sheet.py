@@ -72,6 +72,15 @@ class Cell(NamedTuple):
     width: float
     height: float
 
+    def fitted(self, pixels: Bytes) -> tuple[Cell, float]:
+        """The largest rectangle for a picture [h, w, ...] in the middle of this one, and
+        the length of a pixel there."""
+        height, width = pixels.shape[:2]
+        length = min(self.height / height, self.width / width)
+        left = self.left + (self.width - width * length) / 2
+        top = self.top + (self.height - height * length) / 2
+        return Cell(left, top, width * length, height * length), length
+
 
 class TileGrid(NamedTuple):
     """Where tiles of one size lie, row by row, in the unit of the canvas."""

@@ -147,8 +147,8 @@ def test_numbers_of_tiles_stay_readable() -> None:
     table = figure.TileTable(["", ""], [row])
     layout = figure.lay_out(table, width=2.5)  # centimetres
     pixels = figure.draw_table(table, layout).pixels
-    (left, width), (right, _) = ((round(x * 100), w) for x, w in layout.grid.columns)
-    top = round(layout.grid.top * 100)
+    (left, width), (right, _) = ((round(x * 100), w) for x, w in layout.columns)
+    top = round(layout.top * 100)
     assert width < 0.5  # inches, of tiles that had 0.8
     drawn = pixels[top : top + number.shape[0], left : left + number.shape[1]]
     assert np.array_equal(drawn, number)
@@ -532,8 +532,8 @@ def test_captions_take_room_where_there_is_one(
     """A row of the tile, a gap, and a line."""
     tiles = [np.zeros((64, 64, 3), np.uint8)]
     rows = [figure.TableRow("", tiles, captions=captions)] * 2
-    grid = figure.lay_out(figure.TileTable([""], rows)).grid
-    assert grid.down == pytest.approx(0.64 + 0.04 + more)
+    layout = figure.lay_out(figure.TileTable([""], rows))
+    assert layout.step == pytest.approx(0.64 + 0.04 + more)
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_cells_are_as_wide_as_the_maps_need(
         tiles = [np.zeros((side, side, 3), np.uint8) for side in sides]
         table_rows.append(figure.TableRow("", tiles))
     layout = figure.lay_out(figure.TileTable([""] * len(rows[0]), table_rows))
-    assert layout.grid.cell(0, 0).width == pytest.approx(inches)
+    assert layout.cell(0, 0).width == pytest.approx(inches)
 
 
 @pytest.mark.medium
