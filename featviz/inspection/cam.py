@@ -69,6 +69,9 @@ from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
 from featviz.text import gaps, layer_named, percent, printable, quoted, safe_name
 
+_NOTHING = 1e-9
+"""Evidence below which the target does not depend on a layer, whatever its scale."""
+
 
 @dataclass(frozen=True)
 class LayerCam:
@@ -94,9 +97,12 @@ class LayerCam:
     @property
     def caption(self) -> str:
         """`layer4 (Sequential)`; a name that is a number is `layer 7 (ReLU)`. A map
-        without evidence says so."""
+        without evidence says so: its colours show noise."""
         caption = f"{layer_named(self.name)} ({self.site.layer.type})"
-        return caption if self.values.any() else f"{caption}: zero everywhere"
+        peak = np.abs(self.values).max()
+        if peak < _NOTHING:
+            caption += ": practically zero" if peak else ": zero everywhere"
+        return caption
 
     @property
     def layer(self) -> str:

@@ -76,13 +76,13 @@ def test_the_map_lies_where_the_evidence_is() -> None:
     assert result.maps[0].limits == pytest.approx((values.min(), values.max()))
 
 
-def cam_of_bias(bias: float) -> fv.CamResult:
+def cam_of_bias(bias: float, weight: float = 1.0) -> fv.CamResult:
     """Grad-CAM for class 0 at a layer whose one map is a ramp above a bias."""
     layer = nn.Conv2d(1, 1, 1)
     nn.init.ones_(layer.weight)
     nn.init.constant_(layer.bias, bias)
     head = nn.Linear(1, 2)
-    nn.init.constant_(head.weight, 1.0)
+    nn.init.constant_(head.weight, weight)
     pool = nn.AdaptiveAvgPool2d(1)
     ramp = torch.linspace(0, 1, 256).view(1, 16, 16)
     model = nn.Sequential(layer, pool, nn.Flatten(), head)
@@ -108,6 +108,16 @@ def test_a_map_of_zeros_says_so() -> None:
     (layer_map,) = cam_of_bias(-2.0).maps
     assert not layer_map.tensor.any()
     assert layer_map.caption == "layer 0 (Conv2d): zero everywhere"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("weight", "ending"), [(1e-20, "): practically zero"), (1e-3, ")")]
+)
+def test_a_map_of_rounding_noise_says_so(weight: float, ending: str) -> None:
+    """Its colours are those of a map that means something; its caption tells them apart."""
+    (layer_map,) = cam_of_bias(1.0, weight).maps
+    assert layer_map.caption == f"layer 0 (Conv2d{ending}"
 
 
 @pytest.mark.medium
