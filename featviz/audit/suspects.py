@@ -96,18 +96,6 @@ class SuspectSheet:
         suffix = "" if self.source.call == self.target.call else ".dead"
         return f"suspects/{safe_name(self.target.call.label + suffix)}.png"
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """Its row of `drawn` of audit.json."""
-        return {
-            "layer": self.target.call.label,
-            "shown": self.source.call.label,
-            "channels": [suspect.channel for suspect in self.suspects],
-            "suspects": self.total,
-            "rows": [_TOP, _ROW_HEIGHT],
-            "file": self.file,
-        }
-
 
 class MapKey(NamedTuple):
     """A channel of a call's output for an image."""
@@ -139,10 +127,21 @@ def draw_suspects(
         inputs: how images become the model's inputs, as in the first pass.
     """
     seen = _see_again(model, plan, sheets, samples, inputs)
+    drawn = []
     for sheet in sheets:
+        canvas, channels = _draw(sheet, seen, samples)
         with folder.write(sheet.file) as file:
-            _draw(sheet, seen, samples).save(file, "png")
-    return [sheet.row for sheet in sheets]
+            canvas.image.save(file, "png")
+        drawn.append(
+            {
+                "layer": sheet.target.call.label,
+                "shown": sheet.source.call.label,
+                "suspects": sheet.total,
+                "file": sheet.file,
+                "channels": channels,
+            }
+        )
+    return drawn
 
 
 def choose_suspects(
@@ -273,9 +272,9 @@ def _as_tile(image: Image.Image) -> Image.Image:
 
 def _draw(
     sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]
-) -> Image.Image:
+) -> tuple[PixelCanvas, list[dict[str, Any]]]:
     """A row for each suspect: its name with a colour key, then images and its maps of
-    them."""
+    them; and what audit.json says of each row, for pages that set it anew."""
     title = _title(sheet)
     columns = max(len(suspect.images) for suspect in sheet.suspects)
     widest = max(text_width(line, _TEXT) for line in title)
@@ -283,17 +282,19 @@ def _draw(
     canvas = PixelCanvas(width, _TOP + len(sheet.suspects) * _ROW_HEIGHT, _TEXT)
     canvas.write("\n".join(title), _GAP, _GAP, _INK)
     grid = TileGrid(columns, _TILE, _TILE, _LABEL, _TOP, _ACROSS, _ROW_HEIGHT)
+    channels = []
     for row, suspect in enumerate(sheet.suspects):
         first_cell = row * columns
         last_cell = first_cell + len(suspect.images)
         cells = [grid.cell(position) for position in range(first_cell, last_cell)]
-        _draw_suspect(
-            canvas, _TOP + row * _ROW_HEIGHT, cells, suspect, sheet.source.call, seen
+        names = [samples[number].name for number in suspect.images]
+        for cell, name in zip(cells, names, strict=True):
+            canvas.caption(cell, [Caption(end_of(name, _NAME_LETTERS), _INK)])
+        top = _TOP + row * _ROW_HEIGHT
+        channels.append(
+            _draw_suspect(canvas, top, cells, names, suspect, sheet.source.call, seen)
         )
-        for cell, number in zip(cells, suspect.images, strict=True):
-            name = end_of(samples[number].name, _NAME_LETTERS)
-            canvas.caption(cell, [Caption(name, _INK)])
-    return canvas.image
+    return canvas, channels
 
 
 def _title(sheet: SuspectSheet) -> tuple[str, str]:
@@ -317,18 +318,23 @@ def _draw_suspect(
     canvas: PixelCanvas,
     top: int,
     cells: Sequence[Cell],
+    names: Sequence[str],
     suspect: Suspect,
     source: Call,
     seen: SeenMaps,
-) -> None:
+) -> dict[str, Any]:
     """Draw the images of a suspect into their cells, each with its map on the right;
     all maps have one scale, with zero in it.
 
     Args:
         top: of the row, in pixels of the canvas.
         cells: one for each image of the suspect.
+        names: of these images.
         source: the call whose maps are drawn.
         seen: an image or map that is not among these leaves its cell empty.
+
+    Returns:
+        What audit.json says of it: the scale, and where the tiles are.
     """
     maps = []
     low = 0.0
@@ -343,19 +349,29 @@ def _draw_suspect(
     canvas.write(f"channel {suspect.channel}\n{suspect.finding}", _GAP, top, _INK)
     _draw_key(canvas, top + 3 * (_TEXT + _GAP), low, high)
     colors = colormap.colored(_CMAP, 0)
-    for cell, number, values in zip(cells, suspect.images, maps, strict=True):
+    images = []
+    for cell, name, number, values in zip(
+        cells, names, suspect.images, maps, strict=True
+    ):
         # the image vanished after the first pass, or its call did not come again
         if number not in seen.images or values is None:
             continue
-        canvas.paste(seen.images[number], cell)
+        tile = canvas.paste(seen.images[number], cell)
         limits = ValueLimits.fixed(low, high)
         levels = to_levels(values[None], limits, colors.levels, colors.nonfinite)
         painted = Image.fromarray(levels[0])
         painted.putpalette(colors.colors or b"")
-        canvas.paste(
+        map = canvas.paste(
             _as_tile(painted.convert("RGB")),
             cell._replace(left=cell.left + _TILE + _GAP),
         )
+        images.append({"image": name, "tile": tile, "map": map})
+    return {
+        "channel": suspect.channel,
+        "finding": suspect.finding,
+        "range": [low, high],
+        "images": images,
+    }
 
 
 def _draw_key(canvas: PixelCanvas, top: float, low: float, high: float) -> None:

@@ -271,9 +271,12 @@ class PixelCanvas:
             (left, top), text, fill=color, font=pixel_font(self._points)
         )
 
-    def paste(self, picture: Image.Image, cell: Cell) -> None:
-        """Draw a tile in its own size, from the upper left corner of its cell on."""
-        self.image.paste(picture, (round(cell.left), round(cell.top)))
+    def paste(self, picture: Image.Image, cell: Cell) -> Cell:
+        """Draw a tile in its own size, from the upper left corner of its cell on, and
+        return what it covers."""
+        covered = Cell(round(cell.left), round(cell.top), *picture.size)
+        self.image.paste(picture, (int(covered.left), int(covered.top)))
+        return covered
 
     def caption(self, cell: Cell, captions: Sequence[Caption]) -> None:
         """Write lines of text below a cell."""

@@ -17,6 +17,7 @@ from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError
 from featviz.exemplars.collect import ExemplarSource, TopImages
 from featviz.exemplars.fields import receptive_fields
+from featviz.exemplars.pictures import TILE
 from featviz.layout.tracing.fields import PixelBox, ReceptiveField
 from featviz.options import InputOptions
 from featviz.records import CaptureSite
@@ -24,9 +25,6 @@ from featviz.run.study import Study, batches
 from featviz.rundir.studies import Exemplar
 
 log = logging.getLogger(__name__)
-
-TILE = 128
-"""Pixels of a tile's edge."""
 
 _BACKGROUND = "#e3e6ea"
 _FRAME_OUTSIDE = "#1b2129"

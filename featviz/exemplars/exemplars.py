@@ -316,8 +316,9 @@ def _draw_layer(
                 _save(
                     folder, path, draw_channel(title, tiles, texts, tiles_per_channel)
                 )
-            sheet.add_row(channel, tiles, [exemplar.value for exemplar in exemplars])
-            drawn_channels.append(ExemplarChannel(channel, path, exemplars))
+            values = [exemplar.value for exemplar in exemplars]
+            drawn_row = sheet.add_row(channel, tiles, values)
+            drawn_channels.append(ExemplarChannel(channel, path, exemplars, drawn_row))
     _save(folder, row.sheet, sheet.image)
     return replace(row, channels=drawn_channels)
 

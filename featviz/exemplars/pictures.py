@@ -10,8 +10,9 @@ from PIL import Image
 
 from featviz.drawing import sheet
 from featviz.drawing.sheet import Caption, Cell, PixelCanvas, TileGrid
-from featviz.exemplars.crops import TILE
 
+TILE = 128
+"""Pixels of a tile's edge in the picture of a channel."""
 _GAP = 8
 _TEXT = 12
 _LINE = sheet.line_height(_TEXT)
@@ -21,7 +22,7 @@ _CAPTION = 2 * _LINE + 2
 """Pixels of the lines below a tile."""
 _LABEL = 92
 """Pixels of the column of a layer's picture that names channels."""
-_BETWEEN = 4
+BETWEEN = 4
 """Pixels between tiles in a layer's picture."""
 _COLUMN_GAP = 24
 _SMALL_TILES = (64, 48, 32)
@@ -95,7 +96,7 @@ class _RowSize(NamedTuple):
     @property
     def width(self) -> int:
         """With the column that names the channel, and the gap behind the row."""
-        return _LABEL + self.images * (self.tile + _BETWEEN) + _COLUMN_GAP
+        return _LABEL + self.images * (self.tile + BETWEEN) + _COLUMN_GAP
 
     @property
     def height(self) -> int:
@@ -161,9 +162,9 @@ class LayerPicture:
 
     def add_row(
         self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]
-    ) -> None:
-        """Draw the row of a channel. Beyond the channels that have room, nothing is
-        drawn.
+    ) -> list[int] | None:
+        """Draw the row of a channel, and return where its tiles are: left, top, width
+        and height. Beyond the channels that have room, nothing is drawn.
 
         Args:
             channel: its index, for its name.
@@ -171,7 +172,7 @@ class LayerPicture:
             values: of each tile; none where the channel has no exemplar.
         """
         if self._drawn == self._channels:
-            return
+            return None
         # channels run down, then across; the cells of a TileGrid run across
         column, row = divmod(self._drawn, self._rows)
         self._drawn += 1
@@ -184,12 +185,13 @@ class LayerPicture:
         if len(values) > 1 and values[0] == values[-1]:
             note = "all equal"
         self._canvas.write(note, cell.left, cell.top + (size + _LINE) // 2, _FAINT)
-        x = cell.left + _LABEL
+        left = x = round(cell.left) + _LABEL
         for tile, value in zip(tiles, values[: self._row.images], strict=False):
             small = tile.resize((size, size), Image.Resampling.BOX)
             self._canvas.paste(small, Cell(x, cell.top, size, size))
             self._canvas.write(f"{value:.3g}", x, cell.top + size, _FAINT)
-            x += size + _BETWEEN
+            x += size + BETWEEN
+        return [left, round(cell.top), max(0, x - left - BETWEEN), size]
 
 
 def _fitting_row(channels: int, count: int) -> _RowSize:

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from featviz.report.descriptions import channel_list
-from featviz.report.extras import Extra, TileBox
+from featviz.report import descriptions
+from featviz.report.color_keys import ColorKey, scale_colors
+from featviz.report.extras import Extra, SuspectRow
 from featviz.report.links import PictureView
 from featviz.report.totals import ChannelFindings
 from featviz.rundir import APOZ_FILE
@@ -153,16 +154,16 @@ def _suspects(
         text = f"{len(drawn.channels)} of {text}"
     text += " with a finding"
     if drawn.shown and drawn.shown != drawn.layer:
-        text += f"; maps of {drawn.shown}, the input of {drawn.layer}"
-    alt = (
-        f"Suspects of {drawn.layer}, channels {channel_list(drawn.channels)}, "
-        "with the images that excite each most"
-    )
-    # a page of a single channel shows its row alone
-    boxes = {}
-    if drawn.rows:
-        top, height = drawn.rows
-        for row, channel in enumerate(drawn.channels):
-            boxes[channel] = TileBox(0, top + row * height, size[0], height)
-    picture = PictureView(f"s{number}", pictures, drawn.file, size, alt)
-    return Extra("Suspects of the audit", text, picture, boxes)
+        text += (
+            f"; no image excites {'it' if len(drawn.channels) == 1 else 'these'}: the"
+            f" maps show what {drawn.shown} gives to {drawn.layer}, nothing above 0"
+        )
+    else:
+        text += "; the images that excite each most, beside its maps"
+    rows = []
+    for suspect in drawn.channels:
+        low, high = map(descriptions.number, suspect.range)
+        key = ColorKey(low, high, colors=scale_colors("viridis"))
+        rows.append(SuspectRow(suspect, key))
+    picture = PictureView(f"s{number}", pictures, drawn.file, size, "")
+    return Extra("Suspects of the audit", text, picture, suspects=rows)

@@ -9,12 +9,14 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featviz.drawing.sheet import TileGrid
 from featviz.errors import CompareError, StoreError
+from featviz.exemplars.pictures import BETWEEN, tile_grid
 from featviz.options.commands import ReportOptions
 from featviz.report.audits import AuditView
 from featviz.report.color_keys import color_key
 from featviz.report.descriptions import model_name, number, span
-from featviz.report.extras import Extra, TileBox
+from featviz.report.extras import CaptionedTile, Extra, TileBox, TiledPicture
 from featviz.report.figures import ReportPage
 from featviz.report.links import PictureView
 from featviz.rundir import AUDIT_FILE
@@ -237,9 +239,9 @@ def kernel_extras(
         alt = f"{counted(row.maps, 'kernel')} of {row.label}"
         size = (row.plan.width, row.plan.height)
         # the first tile: of a kernel of several inputs these stand side by side
-        boxes = {}
-        for slot, channel in enumerate(row.drawn):
-            boxes[channel] = TileBox(*row.plan.box(slot * row.slice_count))
+        slots = range(len(row.drawn) * row.slice_count)
+        tiles = [TileBox(*row.plan.box(slot)) for slot in slots]
+        boxes = dict(zip(row.drawn, tiles[:: row.slice_count], strict=True))
         yield (
             row.layer,
             Extra(
@@ -247,6 +249,7 @@ def kernel_extras(
                 text=_kernel_text(row),
                 picture=PictureView(f"k{n}", pictures, row.file, size, alt),
                 boxes=boxes,
+                tiles=tiles,
                 key=color_key(row, record["options"]),
             ),
         )
@@ -281,31 +284,40 @@ def _exemplar_extras(
                 f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
             )
         alt = f"Exemplars of all channels of {layer.title}"
-        size = pictures.pixels[layer.sheet]
+        sheet_size = pictures.pixels[layer.sheet]
+        tiles = []
+        for channel in layer.channels:
+            if channel.row is not None:
+                left, top, width, size = channel.row
+                for start in range(left, left + width, size + BETWEEN):
+                    tiles.append(TileBox(start, top, size, size))
         extra = Extra(
             title=f"Exemplars: {layer.class_name}" if layer.class_name else "Exemplars",
             text=text,
-            picture=PictureView(f"e{n}", pictures, layer.sheet, size, alt),
-            pictures=_exemplar_channels(layer, pictures),
+            picture=PictureView(f"e{n}", pictures, layer.sheet, sheet_size, alt),
+            tiles=tiles,
+            pictures=_exemplar_channels(layer, tile_grid(record.room), pictures),
         )
         extras[_Tensor(layer.label, layer.address.stem)].append(extra)
     return extras
 
 
 def _exemplar_channels(
-    layer: ExemplarLayer, pictures: ReadImage
-) -> dict[int, PictureView]:
-    """The pictures of single channels; one without exemplars has none."""
-    views = {}
+    layer: ExemplarLayer, grid: TileGrid, pictures: ReadImage
+) -> dict[int, TiledPicture]:
+    """The pictures of single channels; one without exemplars has none.
+
+    Args:
+        grid: where the tiles of each picture are.
+    """
+    tiled = {}
     for row in layer.channels:
         if row.file:
-            images = []
-            for exemplar in row.exemplars:
-                images.append(f"{exemplar.image} {number(exemplar.value)}")
-            alt = (
-                f"What excites channel {row.channel} of {layer.title} most:"
-                f" {', '.join(images)}"
-            )
-            size = pictures.pixels[row.file]
-            views[row.channel] = PictureView("", pictures, row.file, size, alt)
-    return views
+            tiles = []
+            for rank, exemplar in enumerate(row.exemplars):
+                box = TileBox(*map(round, grid.cell(rank)))
+                text = f"{number(exemplar.value)} {exemplar.image}"
+                tiles.append(CaptionedTile(box, text))
+            view = PictureView("", pictures, row.file, pictures.pixels[row.file], "")
+            tiled[row.channel] = TiledPicture(view, tiles)
+    return tiled

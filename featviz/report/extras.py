@@ -3,7 +3,7 @@ exemplars."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import msgspec
 
 from featviz.report.color_keys import ColorKey
 from featviz.report.links import Links, PictureView
+from featviz.rundir.studies import DrawnSuspect
 
 
 class TileBox(NamedTuple):
@@ -22,6 +23,27 @@ class TileBox(NamedTuple):
     height: int
 
 
+class SuspectRow(NamedTuple):
+    """A suspect, and what the colours of its maps mean."""
+
+    suspect: DrawnSuspect
+    key: ColorKey
+
+
+class CaptionedTile(NamedTuple):
+    """A tile of a picture, and what stands below it."""
+
+    box: TileBox
+    text: str
+
+
+class TiledPicture(NamedTuple):
+    """A picture of which a page shows the tiles alone."""
+
+    view: PictureView
+    tiles: Sequence[CaptionedTile]
+
+
 @dataclass(frozen=True)
 class Extra:
     """A picture that stands with the maps of a layer."""
@@ -31,13 +53,19 @@ class Extra:
     picture: PictureView
     boxes: Mapping[int, TileBox] = field(default_factory=dict)
     """Where channels are in the picture."""
-    pictures: Mapping[int, PictureView] = field(default_factory=dict)
+    pictures: Mapping[int, TiledPicture] = field(default_factory=dict)
     """Pictures of single channels."""
     key: ColorKey | None = None
+    tiles: Sequence[TileBox] = ()
+    """What keeps its colours on a dark page, where the white paper around it is
+    inverted."""
+    suspects: Sequence[SuspectRow] = ()
+    """Of a picture of suspects, which a page sets anew: the picture has white paper, and
+    is wider than a phone."""
 
     def channels_json(self, links: Links) -> str:
         """What the script knows of the channels, as JSON: where they are in the picture, or
-        the addresses of their own pictures, which a report of one file does not have.
+        the tiles of their own pictures, which a report of one file does not have.
 
         Args:
             links: of the report, which say where pictures are.
@@ -46,12 +74,12 @@ class Extra:
         channels: dict[int, Any] = dict(self.boxes)
         # in one file each would be in base64, and a sheet shows them all already
         if not links.inline:
-            for channel, view in self.pictures.items():
-                width, height = view.size
+            for channel, picture in self.pictures.items():
+                width, height = picture.view.size
                 channels[channel] = {
-                    "src": links.picture(view),
-                    "alt": view.alt,
+                    "src": links.picture(picture.view),
                     "width": width,
                     "height": height,
+                    "tiles": picture.tiles,
                 }
         return msgspec.json.encode(channels).decode()

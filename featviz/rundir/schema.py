@@ -42,6 +42,10 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
 Two = Meta(min_length=2, max_length=2)
 Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
+Box = Annotated[
+    list[Annotated[int, Meta(ge=0, le=_LARGEST)]], Meta(min_length=4, max_length=4)
+]
+"""Left, top, width and height in pixels of a picture."""
 _Channels = Annotated[list[Channel], Meta(min_length=1)]
 _Offset = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 _SHOWN = 60

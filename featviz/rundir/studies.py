@@ -89,6 +89,9 @@ class ExemplarChannel:
     file: Text | None
     """Its picture; None where no image excites it."""
     exemplars: Annotated[list[Exemplar], Meta(max_length=100_000)]
+    row: _Four | None = None
+    """Where its tiles are in the picture of all channels: left, top, width and height;
+    None where it has no room there."""
 
 
 @dataclass(frozen=True)
@@ -241,16 +244,35 @@ class AuditRow:
 
 
 @dataclass(frozen=True)
+class SuspectImage:
+    """An image that excites a suspect, and where it stands in the picture."""
+
+    image: Text
+    tile: schema.Box
+    map: schema.Box
+    """Of the channel, for this image."""
+
+
+@dataclass(frozen=True)
+class DrawnSuspect:
+    """A channel with a finding: a row of a picture."""
+
+    channel: schema.Channel
+    finding: Text
+    range: Annotated[list[float], schema.Two]
+    """Values drawn darkest and brightest."""
+    images: list[SuspectImage]
+
+
+@dataclass(frozen=True)
 class DrawnSuspects:
     """A row of `drawn` of audit.json: a picture."""
 
     layer: Text
-    channels: list[schema.Channel]
+    channels: list[DrawnSuspect]
     suspects: Count
     file: Text
     shown: Text = ""
-    rows: Annotated[list[schema.Pixels], schema.Two] | None = None
-    """Where the first channel's row begins, and how high each is."""
 
 
 @dataclass(frozen=True)

@@ -96,15 +96,23 @@ def suspects(featviz: Run, tmp_path: Path, out: Path) -> Suspects:
 
 @pytest.mark.medium
 def test_suspects_are_recorded(suspects: Suspects) -> None:
-    """audit.json says which channels a picture shows, and where the rows begin."""
+    """audit.json says which channels a picture shows, and where the tiles are."""
+    (suspect,) = suspects.record.pop("channels")
+    images = suspect.pop("images")
     assert suspects.record == {
         "layer": "1",
         "shown": "1",
-        "channels": [1],
         "suspects": 1,
         "file": "suspects/1.png",
-        "rows": [44, 113],
     }
+    assert (suspect["channel"], suspect["finding"]) == (1, "saturated")
+    assert [image["image"] for image in images] == [
+        f"{red:03d}.png" for red in REDS[:4]
+    ]
+    for image, red in zip(images, REDS, strict=False):
+        left, top, width, height = image["tile"]
+        tile = suspects.pixels[top : top + height, left : left + width]
+        assert (tile == (red, 0, 0)).all()
 
 
 @pytest.mark.medium
@@ -170,7 +178,8 @@ def test_suspects_show_their_maps_in_viridis(
     (record,) = read_audit(out)["drawn"]
     picture = np.asarray(Image.open(out / record["file"]).convert("RGB")).astype(int)
 
-    line = picture[record["rows"][0] + 20]
+    top = record["channels"][0]["images"][0]["tile"][1]
+    line = picture[top + 20]
     spans = spans_of_tiles(line)
     columns = [columns_of(line[span]) for span in spans]
     assert len(columns) == 4
@@ -181,7 +190,7 @@ def test_suspects_show_their_maps_in_viridis(
         expected = colormaps["viridis"](shares, bytes=True)[:, :3].astype(int)
         assert np.abs(heat - expected).max() <= 4
     ends = colormaps["viridis"]([0.0, 1.0], bytes=True)[:, :3].astype(int)
-    label = picture[record["rows"][0] :, : spans[0][0]]
+    label = picture[top:, : spans[0][0]]
     is_end = np.abs(label[..., None, :] - ends).max(-1) <= 4
     dark, bright = is_end.any(0).T
     assert dark.nonzero()[0].max() < bright.nonzero()[0].min()
@@ -402,4 +411,5 @@ def test_the_worst_suspect_is_drawn_first(noise: Path, tmp_path: Path) -> None:
     (sheet,) = content["drawn"]
     findings = column(content, "findings")[sheet["layer"]]
     assert len(findings["dead"]) == len(findings["saturated"]) == 1
-    assert sheet["channels"] == findings["nonfinite"]
+    drawn = [suspect["channel"] for suspect in sheet["channels"]]
+    assert drawn == findings["nonfinite"]

@@ -16,9 +16,10 @@ from torch import nn
 
 from featviz.exemplars import pictures
 from featviz.exemplars.collect import ExemplarSource
-from featviz.exemplars.crops import TILE, MapPosition, cut
+from featviz.exemplars.crops import MapPosition, cut
 from featviz.exemplars.exemplars import class_names, find_exemplars
 from featviz.exemplars.fields import is_map_of_input
+from featviz.exemplars.pictures import TILE
 from featviz.files.urls import Url
 from featviz.layout.tracing.fields import PixelBox
 from featviz.models.load import adopt

@@ -138,13 +138,14 @@ def write_audit(root: Path, **changed: Any) -> Path:
     and 1."""
     (root / "suspects").mkdir(parents=True)
     Image.effect_noise((300, 42 + 2 * 112), 90).save(root / "suspects" / "relu.png")
+    image = {"image": "a.png", "tile": [160, 42, 60, 40], "map": [230, 42, 60, 40]}
+    suspect = {"finding": "dead", "range": [-1.5, 0], "images": [image]}
     drawn = {
         "layer": "relu",
         "shown": "conv1",
-        "channels": [4, 1],
+        "channels": [{"channel": 4, **suspect}, {"channel": 1, **suspect}],
         "suspects": 3,
         "file": "suspects/relu.png",
-        "rows": [42, 112],
     }
     row = {"type": "ReLU", "channels": 6, "call": 0}
     findings = {"dead": [1, 4], "constant": [5]}

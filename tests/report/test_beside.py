@@ -234,7 +234,7 @@ def test_the_exemplars_of_channels_are_for_the_script(
     path = (two_channels / "report" / extra["0"]["src"]).resolve()
     assert path == exemplars / "001_conv1/output/c00000.png"
     assert (extra["0"]["width"], extra["0"]["height"]) == (70, 40)
-    assert extra["0"]["alt"].endswith(f"{EVIL} 2.5")
+    assert extra["0"]["tiles"] == [[[8, 46, 128, 128], f"2.5 {EVIL}"]]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,8 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     assert_says(
         text,
         "net.pth 9 images · input: RGB, as it is 2 dead 1 constant",
-        "relu ReLU · 2 of 3 channels with a finding; maps of conv1, the input of relu",
+        "relu ReLU 2 of 3 channels with a finding; no image excites these: the maps "
+        "show what conv1 gives to relu, nothing above 0",
         "Optionseps 0.5",
     )
     assert "f" * 64 in text
@@ -329,14 +330,23 @@ def test_the_chart_of_an_audit_stands_beside_its_table(audit: Path) -> None:
     assert (image["width"], image["height"]) == ("60", "40")
 
 
-def test_the_suspects_of_an_audit_are_a_picture(audit: Path) -> None:
-    """It has its own size and place, to which the row of its layer leads alone."""
+def suspects_of(page: Markup) -> list[str]:
+    """The addresses of a page's pictures of suspects."""
+    return page.values("image", "href")
+
+
+def test_the_suspects_of_an_audit_are_tiles_of_their_picture(audit: Path) -> None:
+    """Each channel has its finding, its scale, and an image beside its map; the row of
+    the layer leads there."""
     build_report(audit, ReportOptions())
     page = page_of(audit)
-    (image,) = page.pictures("Suspects of")
-    path = (audit / "report" / str(image["src"])).resolve()
+    (picture,) = suspects_of(page)
+    path = (audit / "report" / str(picture)).resolve()
     assert path == (audit / "suspects" / "relu.png").resolve()
-    assert (image["width"], image["height"]) == ("300", "266")
+    assert page.values("li", "data-row") == ["4", "1"]
+    tiles = ["160 42 60 40", "230 42 60 40"]
+    assert [box for box in page.values("svg", "viewbox") if box in tiles] == tiles * 2
+    assert_says(page.text, "channel 4 dead", "−1.5 0", "a.png", "channel 1 dead")
     links = set(page.values("a", "href"))
     assert links & {"#audited-000", "#audited-001"} == {"#audited-000"}
     assert "audited-000" in page.values("section", "id")
@@ -380,7 +390,7 @@ def test_a_picture_of_suspects_that_is_missing_is_not_shown(
     (audit / "suspects" / "relu.png").unlink()
     build_report(run, ReportOptions(audit=audit))
     page = page_of(run, "layer-001.html")
-    assert page.pictures("Suspects of") == []
+    assert suspects_of(page) == []
     assert "2 dead" in page.text
 
 
@@ -395,14 +405,14 @@ def test_a_run_shows_an_audits_findings(run: Path, audit: Path) -> None:
 
 @pytest.mark.medium
 def test_a_run_shows_an_audits_suspects(run: Path, audit: Path) -> None:
-    """Their picture is on the page of the layer only, with a row for each channel."""
+    """They are on the page of the layer only, with a row for each channel."""
     build_report(run, ReportOptions(audit=audit))
     page = page_of(run, "layer-001.html")
-    (image,) = page.pictures("Suspects of")
-    path = (run / "report" / str(image["src"])).resolve()
+    (picture,) = suspects_of(page)
+    path = (run / "report" / str(picture)).resolve()
     assert path == (audit / "suspects" / "relu.png").resolve()
-    assert extra_of(page) == {"4": [0, 42, 300, 112], "1": [0, 154, 300, 112]}
-    assert page_of(run, "layer-000.html").pictures("Suspects of") == []
+    assert page.values("li", "data-row") == ["4", "1"]
+    assert suspects_of(page_of(run, "layer-000.html")) == []
 
 
 def test_suspects_stand_at_the_first_tensor_of_their_call(
@@ -440,7 +450,7 @@ def test_a_run_with_an_audit_in_its_folder_is_a_run(run: Path, audit: Path) -> N
     """Its pages show both."""
     shutil.copytree(audit, run, dirs_exist_ok=True)
     build_report(run, ReportOptions())
-    assert page_of(run, "layer-001.html").pictures("Suspects of")
+    assert suspects_of(page_of(run, "layer-001.html"))
     assert (run / "report" / "image-000.html").is_file()
 
 
@@ -448,22 +458,21 @@ def test_one_file_has_an_audits_suspects(run: Path, audit: Path) -> None:
     """Their picture is inside it."""
     out = run.parent / "one.html"
     build_report(run, ReportOptions(audit=audit, single_file=True, out=out))
-    (image,) = read(out).pictures("Suspects of")
-    assert str(image["src"]).startswith("data:image/png;base64,")
+    (picture,) = suspects_of(read(out))
+    assert str(picture).startswith("data:image/png;base64,")
 
 
 @pytest.mark.slow
 def test_the_page_of_a_channel_has_its_row(
     browser: Any, run: Path, audit: Path
 ) -> None:
-    """It shows the channel's row of the picture of suspects, and none for other
-    channels."""
+    """It shows the channel's row of suspects, and none for other channels."""
     build_report(run, ReportOptions(audit=audit))
     page = Page(browser, run)
-    for channel, boxes in ((1, ["0 154 300 112"]), (0, [])):
+    for channel, rows in ((1, ["1"]), (0, [])):
         page.open(f"layer-001.html#c{channel}")
-        rows = page.all(".channel .sought svg")
-        assert [row.get_dom_attribute("viewBox") for row in rows] == boxes
+        shown = page.all(".channel .sought li")
+        assert [row.get_dom_attribute("data-row") for row in shown] == rows
 
 
 @pytest.fixture
@@ -490,4 +499,4 @@ def test_findings_behind_a_layer_that_was_not_drawn(undrawn: Path) -> None:
     assert re.search(badges, page_of(undrawn).text)
     audited = source(undrawn).split('aria-labelledby="audit"')[1]
     assert '<a href="layer-000.html"><code>relu</code></a>' in audited
-    assert len(page_of(undrawn, "layer-000.html").pictures("Suspects of")) == 1
+    assert len(suspects_of(page_of(undrawn, "layer-000.html"))) == 1

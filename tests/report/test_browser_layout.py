@@ -17,7 +17,7 @@ from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 
 from .browsing import Page
-from .markup import built, write_audit, write_exemplars
+from .markup import CHANNEL, built, write_audit, write_exemplars
 
 pytestmark = pytest.mark.slow
 PHONE = 390
@@ -196,19 +196,47 @@ def test_what_is_printed_is_laid_out_like_what_is_seen(page: Page) -> None:
 
 
 def test_the_sheet_of_a_channel_fits_a_phone(browser: Any, tmp_path: Path) -> None:
-    """The exemplars of a channel are as wide as the window; those at its edge were cut
+    """Its exemplars stand below one another, each above its value, and none is cut
     off."""
     root = built(tmp_path / "out", {"a.png": [Drawn("conv1", maps=2)]})
     exemplars = write_exemplars(tmp_path / "best")
-    Image.new("RGB", (900, 400)).save(exemplars / "001_conv1/output/c00000.png")
     build_report(root, ReportOptions(exemplars=exemplars))
     page = Page(browser, root)
     page.emulate(PHONE)
     page.open("layer-000.html#c0")
-    sheet = page.one(".channel .scroll > img")
-    page.until("return arguments[0].complete", sheet)
-    assert 0 < sheet.rect["width"] < PHONE
+    (tile,) = page.all(".channel .tiled figure")
+    assert 0 < tile.rect["width"] < PHONE
+    assert tile.text.startswith("2.5 ")
     page.emulate_nothing()
+
+
+def test_the_paper_of_exemplars_is_dark_in_the_dark(
+    browser: Any, tmp_path: Path
+) -> None:
+    """It has the ground of the page, and the tiles keep their colours; the white sheet
+    glared."""
+    root = built(tmp_path / "out", {"a.png": [Drawn("conv1", maps=2)]})
+    channels = [{**CHANNEL, "row": [40, 10, 68, 32]}]
+    exemplars = write_exemplars(tmp_path / "best", channels=channels)
+    sheet = Image.new("RGB", (140, 60), "white")
+    for left in (40, 76):
+        sheet.paste((200, 40, 10), (left, 10, left + 32, 42))
+    sheet.save(exemplars / "001_conv1/output.png")
+    build_report(root, ReportOptions(exemplars=exemplars))
+    page = Page(browser, root)
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    picture = page.open("layer-000.html").one(".on-paper")
+    page.js("arguments[0].scrollIntoView()", picture)
+    page.until("return [...document.images].every((image) => image.complete)")
+    pixels = np.asarray(page.screenshot(picture)).astype(int)[..., :3]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+    for x in (5, 74, 120):
+        assert abs(pixels[26, x] - [0x12, 0x16, 0x1B]).max() <= 1
+    for x in (50, 90):
+        assert abs(pixels[26, x] - [200, 40, 10]).max() <= 1
 
 
 def test_the_chart_of_an_audit_is_dark_in_the_dark(

@@ -147,25 +147,35 @@ class ChannelView {
   extras(channel) {
     const sections = [];
     for (const box of this.group.element.querySelectorAll("[data-extra]")) {
-      const extra = JSON.parse(box.dataset.extra)[channel];
+      const row = box.querySelector(`[data-row="${channel}"]`);
+      const extra = row ?? JSON.parse(box.dataset.extra)[channel];
       if (extra) sections.push(this.extra(box, extra, channel));
     }
     return sections;
   }
 
-  /** @param extra a box in the picture of all channels, or the properties of a picture of its own */
+  /** @param extra a row of suspects, a box in the picture of all channels, or a picture of its own
+             with its tiles */
   extra(box, extra, channel) {
     const title = box.querySelector("h3").textContent;
     const text = box.querySelector("small").textContent;
     let picture;
-    if (Array.isArray(extra)) {
+    let key = box.querySelector(".key")?.cloneNode(true) ?? "";
+    if (extra instanceof Element) {
+      picture = make("ul", { className: "suspects" }, extra.cloneNode(true));
+      key = ""; // each row has its own
+    } else if (Array.isArray(extra)) {
       const height = Math.max(CROP, extra[3]);
       picture = cut(box.querySelector("img"), extra, height, `${title}: channel ${channel}`, { widest: Infinity });
     } else {
-      picture = make("img", extra);
+      const { tiles, ...properties } = extra;
+      const image = make("img", properties);
+      const figures = tiles.map(([box, tileText]) => make("figure", {}, cut(image, box, box[3], tileText),
+        make("figcaption", { textContent: tileText })));
+      picture = make("div", { className: "tiled" }, ...figures);
     }
     return make("section", { className: "sought" }, make("h3", { textContent: title }),
       make("p", { className: "note", textContent: text }),
-      make("div", { className: "scroll", tabIndex: 0 }, picture), box.querySelector(".key")?.cloneNode(true) ?? "");
+      make("div", { className: "scroll", tabIndex: 0 }, picture), key);
   }
 }
