@@ -32,7 +32,7 @@ COMMANDS = {
     "kernels": "Draw the kernels of a model's convolutions.",
     "sheet": "Draw a figure or an animation of runs.",
     "cam": "Show where in an image the evidence for a class lies.",
-    "field": "Measure how far layers look.",
+    "field": "Measure how far layers look: receptive fields.",
     "exemplars": "Show the images that excite each channel most.",
     "audit": "Count dead, constant and non-finite channels.",
     "diff": "Compare two runs, or two models on images.",

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 def field(values: Values) -> int:
     """Measure how far layers look: their effective receptive fields.
 
-    A field is the mean over images of the size of the gradient of a layer's middle
-    unit at each pixel. The picture shows it on a logarithmic scale, with the
-    theoretical field as a frame, and the squares that hold 20, 30, 50 and 99 % of it.
+    The receptive field of a unit is the part of the image that moves its value:
+    measured as the size of the gradient of a layer's middle unit at each pixel,
+    the mean over images. The picture shows it on a logarithmic scale, with the
+    theoretical receptive field as a frame, and the squares that hold 20, 30, 50
+    and 99 % of it.
 
     {MODEL}
 
@@ -36,7 +38,7 @@ def field(values: Values) -> int:
       featviz field resnet50 photos/ --layers 'layer?' --also convnext_tiny
       featviz field model.pth photos/ --json | jq '.layers[].sides'
     \f
-    A few dozen images give a smooth field; their inputs must be of one size.
+    A few dozen images give a smooth picture; their inputs must be of one size.
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
@@ -55,7 +57,7 @@ def field(values: Values) -> int:
         output.document(result.as_json())
     else:
         output.text(str(_table(result)))
-    fields = counted(len(result.layers), "field")
+    fields = counted(len(result.layers), "receptive field")
     assert result.path is not None, "a name was given above"
     output.written(fields, result.path, values["open"])
     return 3 if result.failures else 0
@@ -77,7 +79,7 @@ def _table(result: FieldResult) -> TextTable:
         numbers=(*shares, "theoretical"),
         rows=rows,
         footer=[
-            "sides in pixels of the smallest squares that hold a share of the field;"
-            " theoretical: what has a path to the unit"
+            "sides in pixels of the smallest squares that hold a share of the receptive"
+            " field; theoretical: what has a path to the unit"
         ],
     )

@@ -48,7 +48,7 @@ _MAX_TILES = 2000
 def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
     """A row for each sheet, for people."""
     per_class = any(row.class_name is not None for row in record.layers)
-    headings = ["layer", "type", "channels", "sees", "field", "sheet"]
+    headings = ["layer", "type", "channels", "receptive field", "sheet"]
     if per_class:
         headings.append("class")
     rows = []
@@ -58,14 +58,13 @@ def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
             row.title,
             row.type,
             str(len(row.channels)),
-            by(view.size),
-            view.how,
+            f"{by(view.size)} ({view.how})",
             row.sheet,
         ]
         if per_class:
             cells.append(row.class_name or "")
         rows.append(cells)
-    return TextTable(headings, ("channels", "sees"), rows)
+    return TextTable(headings, ("channels",), rows)
 
 
 def find_exemplars(

@@ -244,7 +244,7 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "overwrite": "Replace any file in --out.",
         "nul_separated": _NUL_SEPARATED,
-        "cmap": "Colour fields with this colormap.",
+        "cmap": "Colour receptive fields with this colormap.",
     },
     "ListOptions": {
         "layers": "Mark the layers that these selectors match, as in `featviz run`.",
