@@ -638,36 +638,9 @@ def _most_telling(
     """
     stats = picture.stats
     slices = picture.slices[0]
-    colors = colormap.table(picture.palette)
-    levels = picture.tiles[:]
     # of a clip or a volume the slice in the middle stands for the map
-    middles = levels[slices // 2 :: slices]
-    channels = ranked(stats, picture.deviations)
-    if options.channels is not None:
-        means = stats[:, values.MEAN]
-        channels = choose_channels(
-            options.channels, range(len(stats)), means, picture.deviations
-        )
-    elif picture.strip:
-        channels = channels[: options.maps]
-    else:
-        channels = unlike(middles, channels, options.maps)
-    ends = stats[:, [values.MIN, values.MAX]]
-    if picture.limits.shared is None:
-        # the slices of a channel share its limits
-        ends = np.stack([picture.limits.low, picture.limits.high], axis=1)[::slices]
-    spans = [(finite(low), finite(high)) for low, high in ends.tolist()]
-    if picture.strip:
-        tiles = [colors[np.concatenate(list(levels), axis=1)]]
-        ranges = [_overall(spans)]
-    else:
-        tiles = []
-        marks = picture.marks[::slices]
-        for channel in channels:
-            tile = middles[channel][:, :, None].copy()
-            grid.write(tile, grid.Label(mark=int(marks[channel])), picture.palette)
-            tiles.append(colors[tile[:, :, 0]])
-        ranges = [spans[channel] for channel in channels]
+    maps = picture.tiles[:][slices // 2 :: slices]
+    channels = _telling_channels(picture, maps, options)
     return ShownLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -682,18 +655,68 @@ def _most_telling(
         nonfinite=int(stats[:, values.NONFINITE].sum()),
         slice=(slices // 2, slices) if slices > 1 else None,
         channels=tuple(channels),
-        ranges=tuple(ranges),
+        ranges=tuple(_ranges(picture, channels)),
         strip=picture.strip,
-        tiles=tiles,
+        tiles=_shown_tiles(picture, maps, channels),
         all_zero=tuple(np.flatnonzero(stats[:, values.ZEROS] == 1).tolist()),
     )
 
 
-def _overall(spans: Sequence[Span]) -> Span:
-    """The least and the greatest value of all maps together."""
-    lows = [low for low, _ in spans if low is not None]
-    highs = [high for _, high in spans if high is not None]
-    return min(lows, default=None), max(highs, default=None)
+def _telling_channels(
+    picture: GridPicture, maps: Bytes, options: LookOptions
+) -> list[int]:
+    """The channels that are shown, the most telling one first, or those of
+    `--channels`.
+
+    Args:
+        maps: levels of one slice of each channel, uint8 [C, H, W].
+    """
+    stats = picture.stats
+    if options.channels is not None:
+        means = stats[:, values.MEAN]
+        candidates = range(len(stats))
+        return choose_channels(options.channels, candidates, means, picture.deviations)
+    channels = ranked(stats, picture.deviations)
+    if picture.strip:
+        return channels[: options.maps]
+    return unlike(maps, channels, options.maps)
+
+
+def _shown_tiles(
+    picture: GridPicture, maps: Bytes, channels: Sequence[int]
+) -> list[Bytes]:
+    """The map of each channel with its mark, RGB [h, w, 3]; of numbers the one strip of
+    all. `maps` as in `_telling_channels`."""
+    colors = colormap.table(picture.palette)
+    if picture.strip:
+        return [colors[np.concatenate(list(maps), axis=1)]]
+    marks = picture.marks[:: picture.slices[0]]
+    tiles = []
+    for channel in channels:
+        tile = maps[channel][:, :, None].copy()
+        grid.write(tile, grid.Label(mark=int(marks[channel])), picture.palette)
+        tiles.append(colors[tile[:, :, 0]])
+    return tiles
+
+
+def _ranges(picture: GridPicture, channels: Sequence[int]) -> list[Span]:
+    """The values drawn darkest and brightest in the map of each channel, or its least
+    and greatest ones where all maps share a scale; of a strip those of all numbers."""
+    lows = picture.stats[:, values.MIN]
+    highs = picture.stats[:, values.MAX]
+    if picture.limits.shared is None:
+        # the slices of a channel share its limits
+        slices = picture.slices[0]
+        lows = picture.limits.low[::slices]
+        highs = picture.limits.high[::slices]
+    if picture.strip:
+        # fmin and fmax leave out NaN, of what has no finite value
+        return [_finite_span(np.fmin.reduce(lows), np.fmax.reduce(highs))]
+    return [_finite_span(lows[channel], highs[channel]) for channel in channels]
+
+
+def _finite_span(low: np.float32, high: np.float32) -> Span:
+    return finite(float(low)), finite(float(high))
 
 
 def ranked(stats: Floats, deviations: Floats) -> list[int]:
