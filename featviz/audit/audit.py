@@ -82,19 +82,17 @@ def audit(
     if options.prune_out is not None:
         files.append(StudyFile("--prune-out", options.prune_out, PRUNING))
     with begun(model, images, options, AUDIT, files) as (folder, loaded, samples):
-        plan = plan_audit(
-            loaded, options.layers, blank_input(loaded, samples, options.inputs)[0]
-        )
+        blank = blank_input(loaded, samples, options.inputs)[0]
+        plan = plan_audit(loaded, options.layers, blank)
         # Refuse gates that could never fail before any image is seen: a misspelt layer
         # would otherwise hold for ever.
         expected = _rows_without_channels(plan, options.thresholds)
         for gate in gates:
             findings.judged_rows(gate, expected)
-        census, document = _counted(
-            Study(loaded, samples, options, progress), plan, options
-        )
-        rows = document["layers"]
+        study = Study(loaded, samples, options, progress)
+        census, document = _counted(study, plan, options)
         _warn(plan, census, document)
+        rows = document["layers"]
         sheets = suspects.choose_suspects(
             plan, rows, census.tallies, options.max_suspects
         )
@@ -108,19 +106,23 @@ def audit(
         verdicts = [findings.check_gate(gate, rows) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.check_baseline(rows, baseline))
+    # when the folder is complete
     texts = {
         PRUNING: write.as_json(document["prune"]),
         JUNIT: junit({_model_label(model): verdicts}),
     }
-    # when the folder is complete
     for option, path, file_kind in files:
         with writing(path, file_kind, option, options.overwrite) as file:
             file.write(texts[file_kind])
+    return AuditResult(document, tuple(verdicts), _exit_code(document, verdicts))
+
+
+def _exit_code(document: Mapping[str, Any], verdicts: Sequence[Verdict]) -> int:
+    """The end of an audit for the shell; see `AuditResult`."""
     # a failed gate outranks failed images: it is what CI asked for
-    exit_code = 3 if document["images"]["failures"] else 0
     if not all(verdict.held for verdict in verdicts):
-        exit_code = CHECK_FAILED
-    return AuditResult(document, tuple(verdicts), exit_code)
+        return CHECK_FAILED
+    return 3 if document["images"]["failures"] else 0
 
 
 def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:
