@@ -115,6 +115,16 @@ class Letters(NamedTuple):
     bold: bool = False
 
 
+class _TextSize(NamedTuple):
+    """Of a line of text, in pixels."""
+
+    width: float
+    height: float
+    """From its highest letter to its lowest one."""
+    descent: float
+    """From its base down."""
+
+
 class Canvas:
     """White paper in inches, which are rounded to pixels. Places are counted from its
     upper left corner, to the right and down.
@@ -195,27 +205,23 @@ class Canvas:
         """
         if max_width is not None:
             text = self.fitted(text, letters, max_width)
-        font = _font(letters.points, letters.bold)
+        width = self._measured(text, letters).width
+        # of letters that reach up and down, so that all lines stand on one base
+        _, height, descent = self._measured("lp", letters)
+        left = x * self.dpi - {"left": width, "right": 0}.get(anchor, width / 2)
+        base = y * self.dpi
+        if anchor != "above":
+            base += height / 2 - descent
+        angle = 0
+        if upright:
+            left = x * self.dpi + height / 2 - descent
+            base = y * self.dpi + width / 2
+            angle = 90
+        pen = self._renderer.new_gc()
+        pen.set_foreground(tuple(level / 255 for level in letters.color))
         with matplotlib_lock:
-            width, _, _ = self._renderer.get_text_width_height_descent(
-                text, font, False
-            )
-            # of letters that reach up and down, so that all lines stand on one base
-            _, height, descent = self._renderer.get_text_width_height_descent(
-                "lp", font, False
-            )
-            before = {"left": width, "right": 0}.get(anchor, width / 2)
-            down = 0 if anchor == "above" else height / 2 - descent
-            pen = self._renderer.new_gc()
-            pen.set_foreground(tuple(level / 255 for level in letters.color))
-            left = x * self.dpi - before
-            base = y * self.dpi + down
-            if upright:
-                left = x * self.dpi + height / 2 - descent
-                base = y * self.dpi + width / 2
-            angle = 90 if upright else 0
-            self._renderer.draw_text(pen, left, base, text, font, angle)
-        return float(width / self.dpi)
+            self._renderer.draw_text(pen, left, base, text, _font(letters), angle)
+        return width / self.dpi
 
     def fitted(self, text: str, letters: Letters, max_width: float) -> str:
         """A text, of which the middle is left out where it is wider than `max_width`
@@ -231,18 +237,22 @@ class Canvas:
 
     def width(self, text: str, letters: Letters) -> float:
         """Inches that a line of text takes."""
-        font = _font(letters.points, letters.bold)
+        return self._measured(text, letters).width / self.dpi
+
+    def _measured(self, text: str, letters: Letters) -> _TextSize:
+        font = _font(letters)
         with matplotlib_lock:
             size = self._renderer.get_text_width_height_descent(text, font, False)
-            return float(size[0] / self.dpi)
+            return _TextSize._make(size)
 
 
-def _font(points: float, bold: bool) -> Any:
+def _font(letters: Letters) -> Any:
     require_matplotlib()
     from matplotlib.font_manager import FontProperties
 
     warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-    return FontProperties(size=points, weight="bold" if bold else "normal")
+    weight = "bold" if letters.bold else "normal"
+    return FontProperties(size=letters.points, weight=weight)
 
 
 # Pixels, with Pillow's letters
