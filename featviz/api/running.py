@@ -25,6 +25,7 @@ from featviz.diff import diff as diff_runs
 from featviz.diff.comparison import Comparison
 from featviz.diff.runs import model_runs
 from featviz.errors import UsageError
+from featviz.files import check_exists
 from featviz.files.urls import Url, is_url
 from featviz.gradients.targets import for_drawing
 from featviz.options import (
@@ -250,7 +251,11 @@ def report(
             )
     # a report is made from the run directory alone, wherever the run came from
     keywords = {**options, "out": out, "compare": None if base is None else _root(base)}
-    return build_report(_root(run), read(ReportOptions, keywords))
+    settings = read(ReportOptions, keywords)
+    for path in (settings.kernels, settings.exemplars, settings.audit):
+        if path is not None:
+            check_exists(path)
+    return build_report(_root(run), settings)
 
 
 @keywords_of(SheetOptions)
@@ -300,13 +305,14 @@ def _root(run: Any) -> Path | Url:
     """The run directory, or its URL.
 
     Raises:
-        UsageError: it is neither a path nor a URL nor what `run` gave.
+        UsageError: it is neither a path nor a URL nor what `run` gave, or leads nowhere.
     """
     if isinstance(run, RunResult):
         return run.root
     if isinstance(run, str) and is_url(run):
         return Url.of_run(run)
     if isinstance(run, (str, Path)):
+        check_exists(Path(run))
         return Path(run)
     raise UsageError(
         f"{type(run).__name__!r} is no run", "a run directory, or featviz.run(...)"

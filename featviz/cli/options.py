@@ -24,7 +24,7 @@ from msgspec import NODEFAULT, Struct
 from featviz.cli import mistakes
 from featviz.cli.config import read_config
 from featviz.drawing.normalize import in_full
-from featviz.files import missing_file
+from featviz.files import check_exists
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.models.sources import MODEL_HELP
 from featviz.options import (
@@ -37,7 +37,6 @@ from featviz.options import (
     every_option,
     read_from,
 )
-from featviz.text import quoted
 
 # A command of more options than this is long: --help does not show all of them.
 _LONG = 15
@@ -188,8 +187,7 @@ def _existing(text: str, noun: str) -> Path:
     """
     refuse_url(text)
     path = Path(text)
-    if not path.exists():
-        raise missing_file(f"{noun} {quoted(text)!r} does not exist.", text)
+    check_exists(path, noun)
     return path
 
 

@@ -376,6 +376,17 @@ def misspelt(path: Path) -> Path | None:
     return path.parent / names[close[0]]
 
 
+def check_exists(path: Path, noun: str = "Directory") -> None:
+    """Refuse a path that leads nowhere: UsageError, with the names that are like it.
+
+    Args:
+        noun: what it should be, as the message begins.
+    """
+    if not path.exists():
+        text = str(path)
+        raise missing_file(f"{noun} {quoted(text)!r} does not exist.", text)
+
+
 def missing_file(message: str, text: str, otherwise: str = "") -> UsageError:
     """The error for a path that leads nowhere; its hint names the file or folder of a
     like name.

@@ -254,7 +254,18 @@ def test_report_of_a_run_directory(ran: Path, tmp_path: Path) -> None:
     assert page == ran / "report" / "index.html"
     assert page.is_file()
     with pytest.raises(StoreError, match="is no run directory"):
-        fv.report(tmp_path / "nothing")
+        fv.report(tmp_path)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("option", ["compare", "kernels", "exemplars", "audit"])
+def test_what_is_to_stand_beside_a_run_must_exist(option: str, ran: Path) -> None:
+    """The message is that of the command line, with the name that was meant."""
+    with pytest.raises(
+        UsageError, match=r"Directory 'nosuch' does not exist\."
+    ) as caught:
+        fv.report(ran, **{option: "nosuch"})
+    assert "the current folder has no 'nosuch'" in str(caught.value.hint)
 
 
 @pytest.mark.medium
