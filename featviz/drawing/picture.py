@@ -204,8 +204,8 @@ def encode(
         )
         return
     image = to_image(picture)
-    # JPEG has no palettes, and WebP neither palettes nor greys
-    if image.mode != "L" or not record.grey:
+    # JPEG has no palettes; Pillow writes greys as WebP by itself
+    if image.mode != "L":
         image = image.convert("RGB")
     options: dict[str, Any] = dict(record.save)
     if record.comment is not None:

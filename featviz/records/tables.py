@@ -23,8 +23,6 @@ class PictureFormat:
     """Options with which Pillow writes it; None for PNG, which our own encoder writes.
     """
     description: str = "lossless"
-    grey: bool = True
-    """Whether a picture of greys is written as such, instead of as RGB."""
     levels: bool = False
     """Whether the pixels that are read back are the levels that were drawn."""
     comment: str | None = None
@@ -40,14 +38,12 @@ FORMATS = {
         save=None,
         levels=True,
     ),
-    # lossless WebP has red, green and blue, and no format of greys
     "webp": PictureFormat(
         name="webp",
         pillow="WEBP",
         mime="image/webp",
         largest=16_383,  # 14 bits
         save={"lossless": True},
-        grey=False,
     ),
     # 4:4:4: colours of a colormap change from one pixel to the next
     "jpg": PictureFormat(

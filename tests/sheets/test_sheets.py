@@ -493,15 +493,16 @@ def test_runs_in_folders_of_one_name_are_told_apart(
 
 
 @pytest.mark.medium
-def test_a_video_has_a_frame_for_each_image(root: Path) -> None:
-    """As PyAV decodes it, of even sides."""
+@pytest.mark.parametrize("fps", [2, 7.5])
+def test_a_video_has_a_frame_for_each_image(root: Path, fps: float) -> None:
+    """As PyAV decodes it, of even sides, at the rate that was asked for."""
     av = pytest.importorskip("av", reason="featviz[video]")
     out = Path("moving.mp4")
-    sheet_of(root, channels="3", out=out, fps=2)
+    sheet_of(root, channels="3", out=out, fps=fps)
     with av.open(str(out)) as container:
         stream = container.streams.video[0]
         frames = [frame.to_ndarray(format="gray") for frame in container.decode(stream)]
-        assert stream.average_rate == 2
+        assert stream.average_rate == fps
     assert len(frames) == 2
     assert abs(frames[0].astype(int) - frames[1]).max() > 60
 
