@@ -162,7 +162,8 @@ def test_arrows_go_through_the_tiles(page: Page) -> None:
 
 
 def test_keys_reach_help_search_and_the_next_page(page: Page) -> None:
-    """They are `?`, `/` and `]`; Tab begins with the link past the navigation."""
+    """They are `?`, `/`, `]` and `[`, without Ctrl; Tab begins with the link past the
+    navigation."""
     page.open("image-000.html")
     page.keys("?")
     assert page.one("dialog.help").is_displayed()
@@ -170,7 +171,11 @@ def test_keys_reach_help_search_and_the_next_page(page: Page) -> None:
     focused = page.browser.switch_to.active_element
     assert focused.get_attribute("type") == "search"
     page.js("document.activeElement.blur()")
-    page.keys("]")
+    pressed = "{key: ']', ctrlKey: true, bubbles: true}"
+    page.js(f"document.body.dispatchEvent(new KeyboardEvent('keydown', {pressed}))")
+    page.settle()
+    assert page.browser.current_url.endswith("image-000.html")
+    page.keys("]", "[", "]")
     assert page.browser.current_url.endswith("image-001.html")
     page.keys(Keys.TAB)
     assert page.browser.switch_to.active_element.get_attribute("class") == "skip"

@@ -214,6 +214,29 @@ OF_GROUPS = {
     "width([0, 0, 400, 100], {widest: Infinity})": "200",
     "width([0, 0, 10, 100])": "25",
 }
+KEYS = {
+    "moved(Frame.prototype, inGrid, 'cursor')": [0, 2, 0, 4, 0, 4],
+    "moved(viewer, inViewer, 'step')": [-1, 1, -3, 3],
+    "numbered.channels": [2, 9, 10],
+}
+"""Where arrows, Home and End lead from the second of five tiles, three in a row; steps of
+the dialog, where six tiles in a row are three channels; channels in order."""
+KEY_STUBS = f"""{GRID}
+const moved = (kind, stub, name) => {{
+  const positions = [];
+  const object = Object.create(kind, Object.getOwnPropertyDescriptors(
+    {{ ...stub, [name]: (position) => positions.push(position) }}));
+  for (const key of ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End", "x"]) {{
+    object.key({{ key, preventDefault: () => {{}} }});
+  }}
+  return positions;
+}};
+const inGrid = {{ grid, view: grid, group: {{ active: 1 }}, last: null }};
+const inViewer = {{ frame: {{ view: {{ nrow: 6 }}, grid: {{ slices: 2 }} }} }};
+const numbered = Object.create(Group.prototype, {{
+  frames: {{ value: [{{ grid: {{ channels: [10, 2] }} }}, {{ grid: {{ channels: [9, 2] }} }}] }},
+}});
+"""
 ADDRESSES = {
     "channelAddress('layer-003.html#c0', 17)": "layer-003.html#c17",
     "channelAddress('#layer-003-t1-c0', 17)": "#layer-003-t1-c17",
@@ -270,6 +293,69 @@ def test_a_group_sorts_and_marks_its_channels(
 ) -> None:
     """Alike in all of its grids; a channel has its maps of the largest value first."""
     assert scripts.js(f"{GROUP} return {code}") == expected
+
+
+@pytest.mark.parametrize(("code", "expected"), KEYS.items())
+def test_arrows_move_by_tiles_and_rows(
+    scripts: Page, code: str, expected: object
+) -> None:
+    """In a grid and in the dialog of a tile; a group has its channels by number."""
+    assert scripts.js(f"{KEY_STUBS} return {code}") == expected
+
+
+def test_a_link_takes_along_what_is_set_now(scripts: Page) -> None:
+    """Not what was set when it was followed before."""
+    code = """
+    const target = document.querySelector('a[href$="image-001.html"]');
+    const followed = (sort) => {
+      if (sort) state.values.set("sort", sort);
+      else state.values.delete("sort");
+      carry({ target });
+      return new URL(target.href).search;
+    };
+    return [followed("mean"), followed("")];
+    """
+    assert scripts.js(code) == ["?sort=mean", ""]
+
+
+def test_a_search_unfolds_the_stage_of_what_it_finds(scripts: Page) -> None:
+    """And hides the others; the table of layers is one of them."""
+    code = """
+    const stages = [...document.querySelectorAll("[data-stage]")];
+    const searched = (text) => {
+      search.value = text;
+      for (const stage of stages) stage.open = false;
+      filter(shownPage());
+      return stages.map((stage) => [stage.hidden, stage.open]);
+    };
+    return [searched("clip"), searched("")];
+    """
+    assert scripts.js(code) == [
+        [[True, False], [False, True], [False, True]],
+        [[False, False]] * 3,
+    ]
+
+
+def test_a_layer_with_two_tensors_is_one_result(scripts: Page) -> None:
+    """Twelve layers are linked at most."""
+    code = """
+    const tensor = (number, tensor) => ({ dataset: {
+      layer: `l${number}`, type: "ReLU", spot: `layer-${number}.html#${tensor}c0`,
+    } });
+    const linked = (tensors) => {
+      showResults(tensors, { channel: 7 });
+      return [...results.querySelectorAll("a")].map((link) => link.getAttribute("href"));
+    };
+    const many = Array.from({ length: 13 }, (_, number) => tensor(number, ""));
+    return [linked([tensor(1, ""), tensor(1, "t1-"), tensor(2, "")]), linked(many).length,
+      linked([]).length, results.hidden];
+    """
+    assert scripts.js(code) == [
+        ["layer-1.html#c7", "layer-2.html#c7"],
+        12,
+        0,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("statistic", "numbers"), RANKS)

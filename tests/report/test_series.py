@@ -271,6 +271,20 @@ def test_a_step_is_told_wherever_it_counts(opened: Page) -> None:
 
 
 @pytest.mark.slow
+def test_a_series_plays_until_the_slider_is_moved(opened: Page) -> None:
+    """Behind the last step the first one follows."""
+    from selenium.webdriver import Keys
+
+    opened.one("[data-play]").click()
+    assert opened.one("[data-play]").text == "Pause"
+    opened.until("return current === 0")
+    opened.one(".step-slider input").send_keys(Keys.END)
+    assert opened.one("[data-play]").text == "Play"
+    assert opened.js("return playing") is None
+    assert steps_of(opened) == ["250", "250"]
+
+
+@pytest.mark.slow
 def test_the_address_says_the_step(opened: Page) -> None:
     """It changes with the slider."""
     from selenium.webdriver import Keys
