@@ -208,6 +208,18 @@ def test_ticks_stand_at_their_values() -> None:
     assert ticks.min() - rows.min() == pytest.approx(expected, abs=2)
 
 
+def test_the_bar_of_one_value_has_it_in_the_middle() -> None:
+    """It reaches half a unit beyond it on both sides."""
+    panel = Tile("maps", np.full((8, 8, 3), 9, np.uint8), (2.0, 2.0))
+    pixels = np.asarray(figure_of([panel]).convert("RGB")).astype(int)
+    is_top = abs(pixels - (253, 231, 36)).sum(2) < 30
+    rows, columns = is_top.nonzero()
+    ticks = np.flatnonzero(pixels[:, columns.max() + 4].sum(1) < 99)
+    positions = 1 - (ticks - rows.min()) / (340 - 4)
+    expected = np.array(page.ticks(1.5, 2.5).values) - 1.5
+    assert positions[::-1] == pytest.approx(expected, abs=0.02)
+
+
 def corner_of(number: int, count: int) -> tuple[int, int]:
     """Left and top of a panel of a figure, in pixels."""
     cell = page.figure_size(count).grid.cell(number)

@@ -79,6 +79,14 @@ def test_picture_equals_make_grid_and_save_image(
     assert np.abs(np.asarray(picture).astype(int) - expected).max() <= 1
 
 
+@pytest.mark.parametrize(("min_tile", "factor"), [(32, 4), (500, 9)])
+def test_a_tile_alone_is_as_large_as_a_picture(min_tile: int, factor: int) -> None:
+    """224 pixels, or min_tile if that is more."""
+    options = DrawOptions(min_tile=min_tile)
+    plan = grid.plan((1, 1, 56, 40), options, alone=True)
+    assert plan.scale == (factor, factor)
+
+
 @pytest.mark.parametrize(
     ("height", "width", "factor"),
     [
@@ -237,6 +245,14 @@ def test_cells_of_a_vector_grow() -> None:
     grown = written(VECTOR, scale=None)
     expected = np.kron([[0, 255, 128, 64]], np.ones((32, 32), int))
     assert_array_equal(grown, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_a_strip_is_at_most_eight_times_as_wide_as_high(rows: int) -> None:
+    """Whatever the rows of its cells."""
+    plan = grid.plan((10, 1, rows, 1), DrawOptions(), strip=True)
+    assert plan.width == 320
+    assert 40 <= plan.height < 40 + rows
 
 
 def test_nrow_breaks_a_vector() -> None:

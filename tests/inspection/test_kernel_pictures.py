@@ -109,6 +109,18 @@ def test_columns_of_slices_are_as_many_as_the_user_says(nrow: int | None) -> Non
     assert picture.plan.columns == (nrow or 5)
 
 
+@pytest.mark.parametrize("all_slices", [False, True])
+def test_few_kernels_are_large_enough_to_be_seen(all_slices: bool) -> None:
+    """The longer side of their picture has 480 pixels, and one factor less would not
+    reach them."""
+    read = filters.read_filters(nn.Conv2d(5, 4, 3))
+    picture, _ = filters.draw_filters(read, filters.DRAW, all_slices)
+    plan = picture.plan
+    longer = max(plan.height, plan.width)
+    most_tiles = max(plan.rows, plan.columns)
+    assert 480 <= longer < 480 + most_tiles * 3
+
+
 @pytest.mark.parametrize("layer", ["first", "second"])
 def test_all_slices_have_a_row_for_each_output(layer: str, drawn: Draw) -> None:
     """Tile (o, i) is weight[o, i]: rows are outputs, columns inputs, colour kernels

@@ -376,6 +376,29 @@ def test_places_know_their_neighbours(
     assert scripts.js(f"{PLACES} return {code}") == expected
 
 
+def test_a_panel_tells_what_its_answer_is_made_of(scripts: Page) -> None:
+    """How many values are averaged, and which images are compared, where it is not each
+    and all."""
+    code = """
+    const layer = { name: "relu", stem: "output", channels: 4, units: [1, 2], error: 0.01 };
+    const kept = lens.grid;
+    const note = (factor, compared) => {
+      lens.grid = () => ({ factor, field: [0] });
+      return PlacePanel.prototype.noteOf.call({ index: { images: [0, 1, 2], compared } }, layer);
+    };
+    const notes = [note(1, 3), note(2, 2)];
+    lens.grid = kept;
+    return notes;
+    """
+    cosines = (
+        "Cosines of all 4 channels, from 2 shared components: at most 0.01 off in 500"
+        " random pairs."
+    )
+    averaged = "2×2 values are averaged into a place."
+    compared = "Of 3 images, the first 2 are compared."
+    assert scripts.js(code) == [cosines, f"{cosines} {averaged} {compared}"]
+
+
 @pytest.mark.parametrize("y", ["5", "innerHeight - 5"])
 @pytest.mark.parametrize("x", ["5", "innerWidth - 5"])
 def test_a_tip_stays_in_the_window(scripts: Page, x: str, y: str) -> None:

@@ -443,7 +443,7 @@ def test_similarities_lie_over_the_inputs(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["cat.jpg", "cat.jpg@0.4", "cat.jpg@1.2,0.3", "@.,.", "a@x,y"]
+    "text", ["cat.jpg", "cat.jpg@0.4", "cat.jpg@1.2,0.3", "@.,.", "a@.,1", "a@x,y"]
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
     """The message says that it is none."""

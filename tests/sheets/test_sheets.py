@@ -560,6 +560,20 @@ def test_cells_are_as_wide_as_the_maps_need(
     assert layout.cell(0, 0).width == pytest.approx(inches)
 
 
+def test_inputs_without_maps_can_be_seen() -> None:
+    """As in a series whose first step lacks the layer: the narrowest is as wide as the
+    widest map may be."""
+    shapes = [(20, 40, 3), (40, 20, 3)]
+    inputs = [np.zeros(shape, np.uint8) for shape in shapes]
+    rows = [
+        figure.TableRow("input", inputs, is_input=True),
+        figure.TableRow("relu", [None, None]),
+    ]
+    layout = figure.lay_out(figure.TileTable(["a", "b"], rows))
+    widths = [layout.grid.cell(0, column).width for column in (0, 1)]
+    assert min(widths) == pytest.approx(2.24)
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(("height", "width"), [(33, 48), (32, 49), (33, 49), (32, 48)])
 def test_a_side_of_odd_pixels_gets_a_white_one(height: int, width: int) -> None:

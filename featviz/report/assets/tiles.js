@@ -103,7 +103,7 @@ class Grid {
     const { padding, caption = 0 } = view;
     const column = Math.floor((x - padding) / (width + padding));
     const row = Math.floor((y - padding) / (height + padding + caption));
-    if (column < 0 || row < 0 || column >= view.nrow) return null;
+    if (column < 0 || row < 0) return null;
     const position = row * view.nrow + column;
     const [left, top] = this.box(position, view);
     if (x >= left + width || y >= top + height) return null;
