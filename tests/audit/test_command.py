@@ -212,11 +212,12 @@ def test_without_a_whole_image_nothing_is_written(
     featviz: Run, tmp_path: Path, out: Path
 ) -> None:
     """Exit code 1."""
-    broken = tmp_path / "bad.png"
-    broken.write_bytes(b"no image")
-    done = featviz("audit", *planted_call("shared"), broken, "--out", out)
+    broken = [tmp_path / name for name in ("bad.png", "worse.png")]
+    for path in broken:
+        path.write_bytes(b"no image")
+    done = featviz("audit", *planted_call("shared"), *broken, "--out", out)
     assert done.code == 1
-    assert "no image of 1 went through" in done.err
+    assert "no image of 2 went through: bad.png" in done.err
     assert not out.exists()
 
 

@@ -153,6 +153,27 @@ def test_overlay_of_frames_shows_each_its_own(
     assert_array_equal(np.asarray(picture)[:16, :width], expected)
 
 
+class Difference(nn.Module):
+    """Takes two images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 1, 1)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        result: Tensor = self.conv(second - first)
+        return result
+
+
+@pytest.mark.medium
+def test_maps_of_two_images_lie_over_the_first() -> None:
+    """At alpha 0 it is all that is seen."""
+    images = [photo(16, 16, seed) for seed in range(2)]
+    result = fv.run(Difference(), images, "conv", overlay=0.0, scale=1, preset="none")
+    (maps,) = result.captures
+    assert_array_equal(np.asarray(maps.image), images[0])
+
+
 WINDOW = (4, 3, 12, 9)
 
 

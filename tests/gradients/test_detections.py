@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from detectors import CELL, PLAIN, SIDE, RedDetector, squares
 from PIL import Image
 from tiles import manifest
 
 import featviz as fv
+from featviz.models.preprocess import Chain, Preprocess
+from featviz.records import Detection
+from featviz.run.prepare import ModelInput
 
 pytestmark = pytest.mark.medium
 
@@ -72,6 +76,22 @@ def test_boxes_of_a_cropped_image_lie_in_the_file(photo: Path) -> None:
     moved = [list(square.box(scale=2, offset=SIDE)) for square in SQUARES]
     assert [row["box"] for row in content["detections"]] == moved
     assert content["input"]["window"] == [0, -SIDE // 2, SIDE, 2 * SIDE]
+
+
+def test_boxes_are_stretched_with_their_image() -> None:
+    """Across and down by themselves, and end at the edges of the file."""
+    image = ModelInput(
+        images=(Image.new("RGB", (80, 100)),),
+        sha256="",
+        args=[torch.zeros(1, 3, 20, 40)],
+        preprocess=Preprocess(Chain(resize=(20, 40))),
+        words="",
+        window=None,
+    )
+    inside = Detection((4.0, 2.0, 8.0, 6.0), index=0, name=None, score=0.5)
+    beyond = Detection((-1.0, -1.0, 41.0, 21.0), index=0, name=None, score=0.5)
+    boxes = [detection.box for detection in image.in_file([inside, beyond])]
+    assert boxes == [(8.0, 10.0, 16.0, 30.0), (0, 0, 80, 100)]
 
 
 EDGES = r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"/>'

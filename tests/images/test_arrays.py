@@ -154,6 +154,9 @@ def test_an_npz_of_several_arrays_is_refused(read: Read) -> None:
     message = r"^scan holds 2 arrays \(a, b\), and none is called image"
     with pytest.raises(ImageError, match=message):
         read(data, 5)
+    many = npz(**{name: np.ones((5, 4, 6)) for name in "abcdefgh"})
+    with pytest.raises(ImageError, match=r"holds 8 arrays \(a, b, c, d, e, f\)"):
+        read(many, 5)
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (5, 4, 6), (2, 5, 4, 6)])

@@ -82,6 +82,7 @@ def test_transparency_shows_the_background(tmp_path: Path, mode: str) -> None:
     ("mode", "background", "expected"),
     [
         ("LA", "#808080", ("L", 128)),
+        ("LA", "#80808000", ("L", 128)),
         ("LA", "#808081", ("RGB", (128, 128, 129))),
         ("RGBA", "#808080", ("RGB", (128, 128, 128))),
     ],
@@ -167,6 +168,10 @@ def test_twelve_bits_in_sixteen_are_warned_of(
     numbers(tmp_path / "bright.png")
     remedy = "nearly one grey to the model; give --mean and --std of that range"
     assert f"has values 60,002 to 64,033 of 65,535, {remedy}" in caplog.messages[1]
+
+    Image.fromarray(np.full((4, 4), 9, np.uint16)).save(tmp_path / "flat.png")
+    numbers(tmp_path / "flat.png")
+    assert len(caplog.messages) == 2, "one value needs no scale"
 
 
 @pytest.mark.medium

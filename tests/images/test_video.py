@@ -87,7 +87,7 @@ def test_a_model_of_images_takes_the_first_frame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning says so, with the option that takes more."""
-    path = film(tmp_path / "a.mp4")
+    path = film(tmp_path / "a.mp4").rename(tmp_path / "a.MP4")
     result = fv.run(nn.Conv2d(3, 2, 3), path, "Conv2d", preset="none")
     assert numbers([result.images[0].input]) == [0]
     warnings = [message for message in caplog.messages if "frames" in message]
@@ -105,14 +105,14 @@ def net(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("count", "first", "last"), [(9, "0", "8"), (10, "0", "9"), (11, "00", "10")]
 )
+@pytest.mark.parametrize("file", ["a.mp4", "A.MOV"])
 def test_images_of_a_video_have_as_many_digits_as_the_last(
-    count: int, first: str, last: str
+    file: str, count: int, first: str, last: str
 ) -> None:
     """So that names sort by number."""
-    path = Path("a.mp4")
-    names = [still.name for still in find.stills([Sample("a.mp4", (path,))], count)]
+    names = [still.name for still in find.stills([Sample(file, (Path(file),))], count)]
     assert len(names) == count
-    assert (names[0], names[-1]) == (f"a.mp4/{first}", f"a.mp4/{last}")
+    assert (names[0], names[-1]) == (f"{file}/{first}", f"{file}/{last}")
     assert names == sorted(names)
 
 

@@ -109,7 +109,10 @@ def test_an_endless_body_is_cut_off(
 ) -> None:
     """It ends at the size that no image has, at the first attempt; the connection is
     closed."""
-    monkeypatch.setattr(decode, "MAX_FILE_BYTES", 2**20)
+    largest = bytes(2**20)
+    monkeypatch.setattr(decode, "MAX_FILE_BYTES", len(largest))
+    server.plan["/01.png"] = lambda visit: visit.send(largest)
+    assert decode.read(Url(f"{server.url}01.png")) == largest
     server.plan["/00.png"] = endless
     assert "more than the 1048576 bytes" in failure(f"{server.url}00.png")
     assert server.hung_up.wait(10)

@@ -73,6 +73,7 @@ def test_a_list_of_too_few_names_is_refused() -> None:
         ("empty.txt", "", "holds no names"),
         ("word.json", '"dog"', "holds str, not a list"),
         ("gap.json", '{"0": "cat", "2": "dog"}', "the numbers are not 0 to 1"),
+        ("below.json", '{"-1": "cat", "0": "dog"}', "the numbers are not 0 to 1"),
         ("broken.json", "[", "cannot be read"),
     ],
 )

@@ -316,6 +316,14 @@ def test_a_linear_layer_that_is_first_takes_a_vector(
     assert first_features(module) == expected
 
 
+def test_an_optical_flow_takes_multiples_of_eight() -> None:
+    """As torchvision's RAFT does, which refuses other sizes."""
+    raft = type("RAFT", (nn.Conv2d,), {})(3, 2, 1)
+    chain = choose_preprocess(raft, None, InputOptions()).chain
+    assert (chain.mean, chain.std) == ((0.5,) * 3, (0.5,) * 3)
+    assert chain(Image.new("RGB", (31, 18))).shape == (1, 3, 16, 24)
+
+
 def test_inputs_of_other_sizes_stand_side_by_side() -> None:
     """Below the lower ones it is black."""
     low = torch.rand(1, 3, 4, 5)

@@ -290,10 +290,11 @@ def test_without_timm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.hint == "pip install 'featviz[timm]'"
 
 
+@pytest.mark.parametrize("weights", [None, "a1_in1k"])
 def test_a_hub_that_does_not_answer_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch,
+    weights: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own client would try again for a minute."""
+    """Its own client would try again for a minute; weights may be named twice."""
     requests: list[str] = []
 
     class Session:
@@ -304,5 +305,8 @@ def test_a_hub_that_does_not_answer_is_asked_once(
     monkeypatch.setattr("huggingface_hub.get_session", Session)
     monkeypatch.setattr(timm, "create_model", pytest.fail)
     with pytest.raises(LoadError, match="does not answer: no route to it"):
-        load(f"timm:{SMALL}")
+        load(
+            f"timm:{SMALL}" if weights is None else "timm:resnet18.a1_in1k",
+            weights=weights,
+        )
     assert len(requests) == 1

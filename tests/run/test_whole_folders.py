@@ -117,6 +117,8 @@ def test_images_whose_inputs_are_gone_are_named(
     """--resume leaves them, and says so; without their folders the tree is that of a
     run without them."""
     (photos / "01.png").unlink()
+    done = draw(undisturbed, "--resume")
+    assert "01.png is kept, though no longer among the inputs" in done.err
     (photos / "03.png").unlink()
     done = draw(undisturbed, "--resume")
     assert done.code == 0
