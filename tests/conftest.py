@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -78,6 +79,21 @@ msgspec.structs.fields = functools.cache(msgspec.structs.fields)
 """A command asks for the fields of its options once or twice, and these tests run
 thousands of commands."""
 
+metadata.version = functools.cache(metadata.version)
+"""A run notes the versions of torch and torchvision, which are parsed anew each time."""
+
+
+def _let_torch_propagate() -> None:
+    """pytest puts its handlers on each logger that does not propagate, six times a test,
+    and torch has more than fifty of them; what they log reaches these handlers on the
+    root, too."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
+_let_torch_propagate()
+
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes give no names: archives hold the time, and all processes must call a test
@@ -101,35 +117,25 @@ def _libraries_are_no_garbage() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a clone holds (`featviz-audit`, say) is beside no test."""
+def _all_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test begins in a folder of its own, and leaves the process as it was. One fixture
+    does it all: thousands of tests wait for it."""
+    # what a clone holds (`featviz-audit`, say) is beside no test
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _search_path_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of somebody's network stays on the search path while the process lives:
-    each import and each look for a version would go through those of all tests."""
+    # the folder of somebody's network stays on the search path while the process lives:
+    # each import and each look for a version would go through those of all tests
     monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ultralytics replaces these at its import, and its own `open` says more of a broken
-    image than Pillow's: the next test has them as they were."""
+    # Ultralytics replaces these at its import, and its own `open` says more of a broken
+    # image than Pillow's
     monkeypatch.setattr(Image, "open", Image.open)
     monkeypatch.setattr(torch, "save", torch.save)
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers_left() -> Iterator[None]:
-    """A command line run in this process sends messages to the stderr of its own test
-    only."""
     yield
+    # a command line run in this process logs to the stderr of its own test only
     logger = logging.getLogger("featviz")
     logger.handlers = []
     logger.propagate = True
-    logger.setLevel(logging.NOTSET)
+    if logger.level != logging.NOTSET:  # else all loggers forget what they are to log
+        logger.setLevel(logging.NOTSET)
 
 
 @dataclass(frozen=True)
