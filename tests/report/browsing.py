@@ -34,8 +34,8 @@ class Page:
 
     def open(self, name: str) -> Page:
         """Load a page of the folder; its name may end in a query and a fragment."""
-        # a fragment of the page that is open would load nothing
-        self.browser.get("about:blank")
+        if "#" in name:  # a fragment of the page that is open would load nothing
+            self.browser.get("about:blank")
         self.browser.get(f"{(self.run / 'report').as_uri()}/{name}")
         if self.scripts:  # before its first picture a page gets no keys
             self.until("return performance.getEntriesByType('paint').length > 0")
@@ -82,7 +82,8 @@ class Page:
         """Wait for what a piece of JavaScript returns to be true."""
         from selenium.webdriver.support.wait import WebDriverWait
 
-        WebDriverWait(self.browser, 20).until(lambda _: self.js(code, *arguments))
+        waiting = WebDriverWait(self.browser, 20, poll_frequency=0.02)
+        waiting.until(lambda _: self.js(code, *arguments))
 
     def painted(self, frame: Any) -> None:
         """Bring a grid into sight, and wait until its picture and canvases are drawn."""

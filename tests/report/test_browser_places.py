@@ -350,14 +350,13 @@ def test_axe_finds_nothing_in_the_panel(browser: Any, run: Path) -> None:
     """It looks at names, roles, contrast and order, light and dark."""
     if not AXE.is_file():
         pytest.skip("no axe-core here: npm install --no-save axe-core")
-    page = Page(browser, run)
+    page = Page(browser, run).open(f"image-000.html{ADDRESS}")
+    answered(page)
+    browser.execute_script(AXE.read_text("utf-8"))
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        page.open(f"image-000.html{ADDRESS}")
-        answered(page)
-        browser.execute_script(AXE.read_text("utf-8"))
-        assert browser.execute_async_script(RUN) == []
+        assert browser.execute_async_script(RUN) == [], scheme
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
