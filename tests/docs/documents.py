@@ -44,18 +44,29 @@ def blocks(page: str, language: str) -> list[str]:
     )
 
 
-class Printed(NamedTuple):
-    """A block of commands, and behind it a block that is marked as text."""
+class Block(NamedTuple):
+    """A block of commands."""
 
     commands: list[Command]
-    lines: list[str]
-    """What the last command prints; `...` stands for lines that are left out."""
+    shown: list[str]
+    """What the last command prints, if a block behind it that is marked as text shows
+    it; `...` stands for lines that are left out."""
+
+
+def command_blocks(page: str) -> list[Block]:
+    """The blocks of a page that are marked as sh, and then the examples of its table."""
+    found = re.findall(
+        r"^```sh\n((?:(?!```).*\n)+)```$(?:\n\n```text\n((?:(?!```).*\n)+)```$)?",
+        read(page),
+        re.MULTILINE,
+    )
+    blocks = [Block(commands_in(text), shown.splitlines()) for text, shown in found]
+    return [*blocks, Block(examples(page), [])]
 
 
 def commands(page: str) -> list[Command]:
-    """The lines of all blocks of a page that are marked as sh, without their comments, and
-    then the examples of its table."""
-    return commands_in("".join(blocks(page, "sh"))) + examples(page)
+    """The commands of all blocks of a page, without their comments."""
+    return [command for block in command_blocks(page) for command in block.commands]
 
 
 def examples(page: str) -> list[Command]:
@@ -64,16 +75,6 @@ def examples(page: str) -> list[Command]:
         r"\| `(featviz [^`]+)`(?: \(exit code (\d+)\))? \|$", read(page), re.MULTILINE
     )
     return [Command(line, int(code or 0)) for line, code in cells]
-
-
-def outputs(page: str) -> list[Printed]:
-    """The blocks of commands whose output the page shows."""
-    pairs = re.findall(
-        r"^```sh\n((?:(?!```).*\n)+)```\n\n```text\n((?:(?!```).*\n)+)```$",
-        read(page),
-        re.MULTILINE,
-    )
-    return [Printed(commands_in(block), shown.splitlines()) for block, shown in pairs]
 
 
 def commands_in(text: str) -> list[Command]:

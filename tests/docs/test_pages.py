@@ -23,10 +23,10 @@ from conftest import ROOT, Outcome, Run
 from documents import (
     PAGES,
     blocks,
+    command_blocks,
     commands,
     examples,
     furnish,
-    outputs,
     read,
     save_files,
 )
@@ -75,12 +75,9 @@ def small(arguments: list[str]) -> list[str]:
 
 def in_bash(command: str, stdin: str, folder: Path) -> Outcome:
     """Run a command in a shell, in which featviz is the clone's."""
-    python = shlex.quote(sys.executable)
-    functions = (
-        f'python() {{ {python} "$@"; }}\nfeatviz() {{ python -m featviz "$@"; }}\n'
-    )
+    featviz = f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@"; }}\n'
     done = subprocess.run(
-        ["bash", "-euc", functions + command],
+        ["bash", "-euc", featviz + command],
         input=stdin,
         capture_output=True,
         text=True,
@@ -90,18 +87,32 @@ def in_bash(command: str, stdin: str, folder: Path) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+def in_python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """Run `python FILE` or `python -c CODE` in this process, which has imported torch."""
+    code = arguments[1] if arguments[0] == "-c" else Path(arguments[0]).read_text()
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(Path.cwd())
+        exec(code, {"__name__": "__main__"})
+    # the next page has its own `net.py`
+    sys.modules.pop("net", None)
+    return Outcome(0, "", "")
+
+
 def follow(
     line: str, folder: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> Outcome:
     """Do what a line says; of an installation and of torchrun only what featviz does
-    there. A featviz between pipes runs in this process."""
+    there. What is Python's runs in this process, also between pipes."""
     done = Outcome(0, "", "")
     commands_of_line = re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1])
     for command in commands_of_line.split(" | "):
-        if command.startswith("featviz "):
+        program, _, arguments = command.partition(" ")
+        if program == "featviz":
             piped = io.TextIOWrapper(io.BytesIO(done.out.encode()))
             monkeypatch.setattr(sys, "stdin", piped)
-            done = featviz(*small(shlex.split(command)[1:]))
+            done = featviz(*small(shlex.split(arguments)))
+        elif program == "python":
+            done = in_python(shlex.split(arguments), monkeypatch)
         else:
             done = in_bash(command, done.out, folder)
         if done.code:
@@ -137,26 +148,6 @@ def skip_without_programs(page: str) -> None:
         pytest.importorskip(NEEDS[page])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", SHOWN)
-def test_the_commands_of_a_page_work(
-    page: str, clone: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its code and all its commands but the one that runs these tests run in order, in
-    one folder; each ends with its exit code, and what the page promises is there."""
-    skip_without_programs(page)
-    if page == "README":
-        save_files(page, clone)
-    for block in blocks(page, "python"):
-        run_code(block)
-    for line, code in commands(page):
-        if not is_test_command(line):
-            done = follow(line, clone, featviz, monkeypatch)
-            assert done.code == code, (line, done.err)
-    if page in MADE:
-        MADE[page](clone)
-
-
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -174,21 +165,42 @@ def check_shown(shown: list[str], printed: str) -> None:
         assert line == "..." or any(agree(line, other) for other in rest), line
 
 
+def bring_images(folder: Path, as_in_a_clone: bool) -> None:
+    """Put the sample images there: small ones, unless the page shows what is printed of
+    them."""
+    images = folder / "sample_images"
+    small_images = folder / "small_images"
+    if as_in_a_clone and not small_images.exists():
+        images.rename(small_images)
+        shutil.copytree(ROOT / "sample_images", images)
+    elif not as_in_a_clone and small_images.exists():
+        shutil.rmtree(images)
+        small_images.rename(images)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if outputs(page)])
-def test_a_page_shows_what_its_commands_print(
+@pytest.mark.parametrize("page", SHOWN)
+def test_the_commands_of_a_page_work(
     page: str, clone: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each line that stands below a block of commands is one that the last of them
-    prints, in that order, for the images as a clone has them."""
+    """Its code and all its commands but the one that runs these tests run in order, in
+    one folder; each ends with its exit code, and what the page promises is there. The
+    lines that stand below a block are those that its last command prints."""
     skip_without_programs(page)
-    shutil.rmtree(clone / "sample_images")
-    shutil.copytree(ROOT / "sample_images", clone / "sample_images")
-    for printing, shown in outputs(page):
-        for line, code in printing:
-            done = follow(line, clone, featviz, monkeypatch)
-            assert done.code == code, (line, done.err)
-        check_shown(shown, done.out + done.err)
+    if page == "README":
+        save_files(page, clone)
+    for code_block in blocks(page, "python"):
+        run_code(code_block)
+    for block in command_blocks(page):
+        bring_images(clone, as_in_a_clone=bool(block.shown))
+        for line, code in block.commands:
+            if not is_test_command(line):
+                done = follow(line, clone, featviz, monkeypatch)
+                assert done.code == code, (line, done.err)
+        if block.shown:
+            check_shown(block.shown, done.out + done.err)
+    if page in MADE:
+        MADE[page](clone)
 
 
 def check_readme(made: Path) -> None:
