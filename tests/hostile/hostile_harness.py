@@ -1,5 +1,4 @@
-"""Runs command lines on hostile inputs, each attack in a forked child, and says what is
-wrong.
+"""Runs command lines on hostile inputs, in forked children, and says what is wrong.
 
 An input is made in a sandbox: `given/` holds it, `work/` is the current folder and may
 be written, `secret/` and `bystander/` belong to somebody else. What a command may do is

@@ -1,9 +1,10 @@
-"""Imports featviz once and forks a child for each attack, which runs the command lines
-of it.
+"""Imports featviz once and forks children, which run the command lines of attacks.
 
 Requests and replies are lines of JSON on stdin and stdout; `hostile_harness.py` is the
 other side. A child runs under the audit hook, with RLIMIT_AS and RLIMIT_CPU, and is
-killed when the wall clock has run out."""
+killed when the wall clock has run out. To fork it takes five times as long as most
+attacks do, so that it takes several, one after the other; one that something was wrong
+with takes no more."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +32,70 @@ LARGEST = 2_000_000
 STREAMS = ("out", "err", "violations")
 
 
-def attacked(request: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """What became of each command line, in a child; none is run after one that ended
-    the child."""
+ATTACKS = 20
+"""Of a child, at most."""
+LARGEST_REQUEST = 2**20
+
+
+@dataclass
+class Child:
+    """A process that waits for attacks."""
+
+    pid: int
+    link: socket.socket
+    attacks: int = 0
+    """How many it has had."""
+
+
+def forked(folder: Path) -> Child:
+    """A new child.
+
+    Args:
+        folder: where the streams of command lines are written.
+    """
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST_REQUEST)
     pid = os.fork()
     if pid == 0:
         here.close()
-        serve(there, request, folder)
+        serve(there, folder)
     there.close()
-    here.settimeout(request["seconds"])
+    return Child(pid, here)
+
+
+def attacked(
+    child: Child, request: dict[str, Any], folder: Path
+) -> list[dict[str, Any]]:
+    """What became of each command line, in a child; none is run after one that ended
+    the child."""
+    child.attacks += 1
+    child.link.settimeout(request["seconds"])
+    child.link.sendall(json.dumps(request).encode())
     outcomes: list[dict[str, Any]] = []
     for number, _ in enumerate(request["commands"]):
-        outcome = awaited(here)
+        outcome = awaited(child.link)
         outcome |= streams_of(folder, number)
         outcomes.append(outcome)
         if outcome["code"] is None:
             break
-    here.close()
+    return outcomes
+
+
+def is_spent(child: Child, outcomes: list[dict[str, Any]]) -> bool:
+    """Whether the next attack needs another child."""
+    has_ended = outcomes[-1]["code"] is None
+    has_violated = any(outcome["violations"] for outcome in outcomes)
+    return has_ended or has_violated or child.attacks == ATTACKS
+
+
+def end(child: Child, outcome: dict[str, Any]) -> None:
+    """Have a child end, and note the signal that has ended it before."""
+    child.link.close()
     if outcome["late"]:
-        os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
+        os.kill(child.pid, signal.SIGKILL)
+    _, status = os.waitpid(child.pid, 0)
     if outcome["code"] is None and not outcome["late"]:
         outcome["signal"] = os.WTERMSIG(status) or -os.WEXITSTATUS(status)
-    return outcomes
 
 
 def awaited(link: socket.socket) -> dict[str, Any]:
@@ -79,13 +121,30 @@ def streams_of(folder: Path, number: int) -> dict[str, str]:
     return streams
 
 
-def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
-    """The child: run the command lines, and send the exit code of each. Never returns."""
+def serve(link: socket.socket, folder: Path) -> None:
+    """The child: run the command lines of attacks, and send the exit code of each.
+    Never returns."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    watch = hostile_audit.install()
+    search_path = list(sys.path)
+    while message := link.recv(LARGEST_REQUEST):
+        request = json.loads(message)
+        suffer(request, watch, link, folder)
+        sys.path[:] = search_path
+        forget_modules(request["sandbox"])
+    os._exit(0)
+
+
+def suffer(
+    request: dict[str, Any],
+    watch: hostile_audit.Watch,
+    link: socket.socket,
+    folder: Path,
+) -> None:
+    """Run the command lines of an attack."""
     os.chdir(request["cwd"])
     limit_memory(request["memory"])
-    watch = hostile_audit.install()
     rules = hostile_audit.Rules(
         sandbox=request["sandbox"],
         writable=tuple(request["writable"]),
@@ -102,8 +161,17 @@ def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
         watch.rules = rules
         code = run(arguments, request["cpu"])
         watch.rules = None
+        for stream in (out, err, violations):
+            os.close(stream)
         link.sendall(str(code).encode())
-    os._exit(0)
+
+
+def forget_modules(sandbox: str) -> None:
+    """Have the modules of a sandbox imported anew, of which another one has its own."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.startswith(sandbox):
+            del sys.modules[name]
 
 
 def limit_memory(growth: int) -> None:
@@ -112,7 +180,7 @@ def limit_memory(growth: int) -> None:
     status = Path("/proc/self/status").read_text()
     kilobytes = int(status.partition("VmSize:")[2].split()[0])
     most = kilobytes * 1024 + growth
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 
 def limit_time(seconds: int) -> None:
@@ -203,10 +271,15 @@ def main() -> None:
         # else each child copies what it imported when it first looks for cycles
         gc.freeze()
         print("ready", file=replies, flush=True)
+        streams = Path(name, "streams")
+        child: Child | None = None
         for line in sys.stdin:
-            streams = Path(name, "streams")
             streams.mkdir()
-            outcomes = attacked(json.loads(line), streams)
+            child = child or forked(streams)
+            outcomes = attacked(child, json.loads(line), streams)
+            if is_spent(child, outcomes):
+                end(child, outcomes[-1])
+                child = None
             print(json.dumps(outcomes), file=replies, flush=True)
             shutil.rmtree(streams)
 
