@@ -36,7 +36,7 @@ class Paper:
 
     @property
     def pixels(self) -> np.ndarray:
-        """uint8 [h, w, 3]."""
+        """uint8 [h, w, 3], which stay as they are when more is drawn."""
         if isinstance(self.canvas, Canvas):
             return self.canvas.pixels
         return np.asarray(self.canvas.image)
@@ -127,7 +127,7 @@ def _noting(
         if paper is None:
             paper = Paper(canvas)
             papers.append(paper)
-        before = paper.pixels.copy()
+        before = paper.pixels
         result = way(canvas, content, *args, **options)
         if name == "paste":
             paper.note_picture(before)
