@@ -79,7 +79,15 @@ msgspec.structs.fields = functools.cache(msgspec.structs.fields)
 """A command asks for the fields of its options once or twice, and these tests run
 thousands of commands."""
 
-metadata.version = functools.cache(metadata.version)
+_version_of = metadata.version
+
+
+@functools.cache
+def _version_on(search_path: tuple[str, ...], package: str) -> str:
+    return _version_of(package)
+
+
+metadata.version = lambda package: _version_on(tuple(sys.path), package)
 """A run notes the versions of torch and torchvision, which are parsed anew each time."""
 
 
