@@ -28,6 +28,7 @@ from runs import SMALL, make_photos
 from torch import nn
 
 from featviz import cli
+from featviz.run import workers
 
 # as in the background of a script
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -137,6 +138,8 @@ def _all_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     # image than Pillow's
     monkeypatch.setattr(Image, "open", Image.open)
     monkeypatch.setattr(torch, "save", torch.save)
+    # a fork of this process takes longer than some small images
+    monkeypatch.setattr(workers, "usable_cores", lambda: 1)
     yield
     # a command line run in this process logs to the stderr of its own test only
     logger = logging.getLogger("featviz")
@@ -273,10 +276,15 @@ def undisturbed(drawn: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two worker processes divide the images of a command, as on a machine of two cores;
+    without this they do where `--jobs` says so."""
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
+
+
+@pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are drawn in this process, where a test can look on."""
-    from featviz.run import workers
-
     monkeypatch.setattr(workers, "can_fork", lambda: False)
 
 

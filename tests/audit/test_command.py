@@ -332,10 +332,9 @@ def make():
 @pytest.mark.medium
 @pytest.mark.skipif(not workers.can_fork(), reason="workers are forked on Linux alone")
 def test_an_image_whose_worker_dies_is_named_and_the_others_count(
-    featviz: Run, noise: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, noise: Path, out: Path, two_cores: None
 ) -> None:
     """The exit code is 3."""
-    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
     Path("net.py").write_text(DEADLY)
     Image.new("RGB", (10, 12), "white").save(noise / "4.png")
     done = featviz("audit", "net.py:make", noise, *COLOURS, "--out", out)

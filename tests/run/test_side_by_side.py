@@ -114,7 +114,11 @@ def test_images_are_divided_among_workers(
 
 
 def test_few_images_take_one_process(
-    featviz: Run, tiny_file: Path, tmp_path: Path, processes: Processes
+    featviz: Run,
+    tiny_file: Path,
+    tmp_path: Path,
+    processes: Processes,
+    two_cores: None,
 ) -> None:
     """A fork costs about half an image."""
     few = make_photos(tmp_path / "few", workers.FEWEST_IMAGES - 1)
