@@ -48,7 +48,6 @@ WAY_AT_MOST: dict[str, float] = {
 COUNT_CALLS = """
 import atexit, collections, importlib.util, json, os, sys, threading
 root = os.path.dirname(importlib.util.find_spec("featviz").origin) + os.sep
-target = sys.argv[1]
 calls = collections.Counter()
 
 def count(frame, event, argument):
@@ -56,20 +55,24 @@ def count(frame, event, argument):
     if event == "call" and code.co_filename.startswith(root) and not code.co_name.startswith("<"):
         calls[code.co_filename.removeprefix(root) + ":" + code.co_qualname] += 1
 
-@atexit.register
-def save():
+def save(target):
     sys.setprofile(None)
     with open(target, "w") as file:
         json.dump(calls, file)
 
 import torch, numba  # whose imports would take twice as long under the count
-threading.setprofile(count)
-sys.setprofile(count)
-from featviz.cli import main
-from featviz.run import run as story
-story.SAVED_EVERY = 1e9  # how often run.json is saved depends on the machine
-sys.argv = ["featviz", *sys.argv[2:]]
-main()
+for target, *words in json.loads(sys.argv[1]):
+    if os.fork():
+        assert os.wait()[1] == 0
+        continue
+    atexit.register(save, target)
+    threading.setprofile(count)
+    sys.setprofile(count)
+    from featviz.cli import main
+    from featviz.run import run as story
+    story.SAVED_EVERY = 1e9  # how often run.json is saved depends on the machine
+    sys.argv = ["featviz", *words]
+    main()
 """
 
 
@@ -78,22 +81,19 @@ def lines(paths: list[Path]) -> int:
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
-def calls(images: int, folder: Path) -> Counter[str]:
-    """How often each function is called, and each class made, by a run of the digits
-    network."""
-    target = folder / f"calls-{images}.json"
-    command = ["run", DIGITS_MODEL, *sorted(DIGITS.glob("*.png"))[:images], "-q"]
-    options = [
-        "--jobs",
-        "1",
-        "--layers",
-        "Conv2d,ReLU",
-        "--out",
-        folder / f"run-{images}",
-    ]
-    words = [str(word) for word in (target, *command, *options)]
-    subprocess.run([sys.executable, "-c", COUNT_CALLS, *words], check=True)
-    return Counter(json.loads(target.read_text()))
+def calls(folder: Path, *numbers: int) -> list[Counter[str]]:
+    """How often each function is called, and each class made, by runs of the digits
+    network on so many images."""
+    pictures = sorted(DIGITS.glob("*.png"))
+    options = ["-q", "--jobs", "1", "--layers", "Conv2d,ReLU", "--out"]
+    targets = [folder / f"calls-{number}.json" for number in numbers]
+    runs = []
+    for number, target in zip(numbers, targets, strict=True):
+        command = ["run", DIGITS_MODEL, *pictures[:number], *options]
+        runs.append([target, *command, folder / f"run-{number}"])
+    text = json.dumps(runs, default=str)
+    subprocess.run([sys.executable, "-c", COUNT_CALLS, text], check=True)
+    return [Counter(json.loads(target.read_text())) for target in targets]
 
 
 @pytest.mark.medium
@@ -115,7 +115,7 @@ def test_the_pages_do_not_grow() -> None:
 def test_the_way_of_an_image_does_not_grow(tmp_path: Path) -> None:
     """Functions called more often for six images than for three are the way of an
     image."""
-    three_images, six_images = (calls(n, tmp_path) for n in (3, 6))
+    three_images, six_images = calls(tmp_path, 3, 6)
     per_image = {
         name for name, count in six_images.items() if count > three_images[name]
     }
