@@ -402,6 +402,15 @@ class Comparison:
     @property
     def summary(self) -> str:
         """The whole result in a line."""
+        # of two models that differ throughout, where it begins is the news
+        where = ""
+        if self.first is not None:
+            where = f", first at {layer_named(self.first.label)} ({self.first.type})"
+        return f"{self.verdict}: {self.extent}{where}"
+
+    @property
+    def extent(self) -> str:
+        """How much was compared, and how much of it differs."""
         tensors = counted(len(self.layers), "tensor")
         images = counted(len(self.images), "image")
         # The verdict counts channels, and the limit is on the share counted in each image:
@@ -410,17 +419,14 @@ class Comparison:
         if len(self.images) > 1:
             differing, total = self.channel_images
             share = f"{differing:,} of {total:,} counted in each image, {share}"
-        # of two models that differ throughout, where it begins is the news
+        most = ""
+        if self.first is not None and self.equal:
+            largest = max(layer.severity for layer in self.differing)
+            most = f" by at most {largest:.3g} relative"
         differing, total = self.channels
-        where = ""
-        if self.first is not None:
-            where = f", first at {layer_named(self.first.label)} ({self.first.type})"
-            if self.equal:
-                largest = max(layer.severity for layer in self.differing)
-                where = f" by at most {largest:.3g} relative{where}"
         return (
-            f"{self.verdict}: {tensors} of {images} compared, "
-            f"{differing:,} of {counted(total, 'channel')} differ ({share}){where}"
+            f"{tensors} of {images} compared, "
+            f"{differing:,} of {counted(total, 'channel')} differ ({share}){most}"
         )
 
     @property

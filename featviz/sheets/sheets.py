@@ -346,7 +346,7 @@ def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
 
 def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     """A row for each layer of each run, or several of one with many channels: the
-    channels side by side, each above its number; in front of the first row what the
+    channels side by side, each with its number; in front of the first row what the
     model saw."""
     (name,) = frame.images
     most = max(len(layer.channels) for layer in content.layers)
@@ -356,16 +356,19 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     for run, layer in _blocks(content, frame):
         by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
         label = _label(content, layer)
+        options = content.runs[run].run.record.get("options") or {}
         for first in range(0, len(layer.channels), columns):
             tiles = [None if rows else seen]
-            captions = [""]
+            numbers = [""]
             for channel in layer.channels[first : first + columns]:
                 tiles.append(content.shown(by_channel.get(channel), frame.slice))
-                captions.append("" if channel == ALL else str(channel))
+                numbers.append("" if channel == ALL else str(channel))
             # fewer channels leave the rest of the row white
             tiles += [None] * (columns + 1 - len(tiles))
             block = _block(content, frame, run)
-            rows.append(TableRow(label, tiles, block, captions, captions))
+            # the tiles of `run --labels` have their numbers in the corner
+            captions = [] if options.get("labels") else numbers
+            rows.append(TableRow(label, tiles, block, captions, numbers))
             label = ""  # the next row goes on with the same layer
     return rows
 

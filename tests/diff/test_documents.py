@@ -95,7 +95,7 @@ def test_names_on_the_page_are_text(hostile: WrittenPage) -> None:
     assert HOSTILE in text
     assert f"image {LOST} (not there)" in text
     assert "<i>new" in text
-    assert "first at layer 2 (Conv2d)" in text
+    assert "First layer to diverge: 2 Conv2d" in text
 
 
 def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run) -> None:

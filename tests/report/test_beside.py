@@ -118,7 +118,7 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Run, base: Path) ->
     verdict = featviz("diff", base, root).out.splitlines()[-1]
     assert featviz("report", root, "--compare", base).code == 0
     page = page_of(root)
-    difference = verdict.removeprefix("different: ")
+    difference, _ = verdict.removeprefix("different: ").split(", first at ")
     assert f"Different {difference} First layer to diverge: b" in page.text
     assert page.text.index("Different") < page.text.index("Feature maps of")
     sections = [tag["class"] for tag in page.of("section") if "aria-label" in tag]

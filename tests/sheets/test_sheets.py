@@ -120,6 +120,16 @@ def test_many_channels_of_one_image_go_on_below() -> None:
     assert corners[7].x == corners[0].x
 
 
+def test_what_a_tile_says_itself_is_not_said_below_it() -> None:
+    """Tiles of `run --labels` have their numbers in the corner, others below."""
+    heights = []
+    for labels in (False, True):
+        root = write_run(Path(f"{labels}"), {"a.png": [A]}, options={"labels": labels})
+        heights.append(len(sheet_of(root, channels="4").pixels))
+    line = 14
+    assert heights[0] - heights[1] == line
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(("count", "in_rows"), [(12, [12]), (25, [9, 9, 7])])
 def test_many_images_go_on_below(count: int, in_rows: list[int]) -> None:
