@@ -59,7 +59,7 @@ def write_animation(
         return
     pictures = map(Image.fromarray, frames)
     first = next(pictures)
-    settings: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0}
+    settings = {"duration": round(1000 / fps), "loop": 0}
     if format == "webp":
         settings["quality"] = 90
     first.save(file, format, save_all=True, append_images=pictures, **settings)

@@ -75,7 +75,7 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
         labelled: whether there are labels. On colours they take black and white, so
             there are 252 levels, else 254.
     """
-    ink: list[tuple[int, int, int]] = []
+    ink = []
     if labelled and cmap not in GREYS:
         ink = [(0, 0, 0), (255, 255, 255)]
     levels = 254 - len(ink)

@@ -170,7 +170,7 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
     Yields:
         The parts of a zlib stream, one for each piece.
     """
-    chunks: list[bytes] = []
+    chunks = []
     checksum = 1
     # bytes 78 01: deflate, a window of 32 KiB, the fastest of levels
     last = _Deflated(b"", bits=0x0178, length=16)

@@ -14,7 +14,6 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from featviz import records
 from featviz.drawing import colormap, grid, normalize, values
 from featviz.drawing.channels import choose_channels
 from featviz.drawing.normalize import Scale
@@ -34,7 +33,15 @@ from featviz.errors import LayoutError
 from featviz.layout import Maps, to_floats, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import BACKWARD, SALIENCY, Bytes, CaptureSite, Floats, Hints
+from featviz.records import (
+    ATTENTION_MAPS,
+    BACKWARD,
+    SALIENCY,
+    Bytes,
+    CaptureSite,
+    Floats,
+    Hints,
+)
 
 PHASE = {
     "cmap": "twilight",
@@ -53,10 +60,6 @@ ONE_PICTURE = {
     "collapse": None,
 }
 """How the gradient of an image is drawn beside its channels: as one map."""
-
-PCA_SPAN = 2.5
-"""Standard deviations from the mean at which a principal component is darkest and
-brightest."""
 
 
 def is_saliency(
@@ -175,7 +178,7 @@ def draw(
         # tokens beside the grid have no positions that a class could be seen at
         maps_by_key = {"": maps_by_key[""]}
         weights = to_maps(gradient, hints)[""]
-    if site.kind == "grad-input" and is_saliency(site, tensor.shape, inputs, options):
+    if is_saliency(site, tensor.shape, inputs, options):
         maps_by_key[SALIENCY] = maps_by_key[""]
     pictures = {}
     for key, maps in maps_by_key.items():
@@ -238,7 +241,7 @@ def draw_maps(
     steps = _steps(maps.layout, slices, options.max_slices)
     if options.reduce == "pca":
         reduced = principal_components(maps.data)[:, steps].transpose(0, 1)[None]
-        scale = Scale("range", (-PCA_SPAN, PCA_SPAN))
+        scale = Scale("range", (-values.PCA_SPAN, values.PCA_SPAN))
     elif gradient is not None:
         reduced = class_map(options.reduce, maps, gradient)[:, steps, None]
     else:
@@ -487,7 +490,7 @@ def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[in
     varied = np.flatnonzero(finite & ~constant)
     alike = constant[:, None] & constant & (means[:, None] == means)
     alike[np.ix_(varied, varied)] = correlations(maps[varied]) >= threshold - _ROUNDING
-    groups: dict[int, list[int]] = {}
+    groups = {}
     ungrouped = np.ones(len(means), bool)
     # one that is like a member but not like the leader begins a group of its own
     for leader in range(len(means)):
@@ -502,11 +505,6 @@ def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[in
 # G the gradient of the target there, both [C, S, H, W]; k counts channels, p the
 # positions of all S slices
 
-COMPONENTS = len(records.REDUCTIONS["pca"].colors)
-_NOTHING = 1e-6
-"""A component whose deviation is below this share of the first one's is rounding, left
-out."""
-
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda data: data.mean(0, keepdim=True),
     "max": lambda data: data.amax(0, keepdim=True),
@@ -518,60 +516,20 @@ has three and is not among them."""
 
 
 def principal_components(data: Tensor) -> Tensor:
-    """The three directions in which the channels vary most, as three maps.
-
-    The directions, whose largest number is positive, are eigenvectors of the channels'
-    covariance over the finite pixels, got from the pixels' where these are fewer (they
-    share eigenvalues).
+    """The three directions in which the channels vary most over the finite pixels, as
+    three maps; see `values.principal_components`.
 
     Args:
         data: float32 [C, ...].
 
     Returns:
-        float32 [3, ...], in standard deviations from the mean; NaN where a channel is
-        not finite, 0 where the channels do not vary in so many directions.
+        float32 [3, ...]; NaN where a channel is not finite.
     """
-    # float64 on the CPU: in float32 eigh loses the smaller components
-    numbers = data.flatten(1).cpu().double()
-    finite = torch.isfinite(numbers).all(0)
-    count = max(int(finite.sum()), 1)
-    average = torch.where(finite, numbers, 0.0).sum(1, keepdim=True) / count
-    centred = (numbers - average)[:, finite]
-    projected = _standard_directions(centred, count) @ centred
-    components = torch.full((COMPONENTS, numbers.shape[1]), torch.nan)
-    components[:, finite] = 0.0
-    components[: len(projected), finite] = projected.float()
-    return components.reshape(COMPONENTS, *data.shape[1:])
-
-
-def _standard_directions(centred: Tensor, count: int) -> Tensor:
-    """The directions in which channels vary most, divided by the standard deviation
-    along each; 0 for those in which they do not vary.
-
-    Args:
-        centred: float64 [C, P], the channels less their means, at the finite pixels.
-        count: P, but 1 where there are none.
-
-    Returns:
-        float64 [D, C] of at most COMPONENTS directions.
-    """
-    # Channels × channels, or pixels × pixels, whichever is smaller: 2048 channels of
-    # 7×7 pixels have 49 eigenvalues that are not zero.
-    if len(centred) <= count:
-        variances, vectors = torch.linalg.eigh(centred @ centred.T / count)
-    else:
-        variances, pixels = torch.linalg.eigh(centred.T @ centred / count)
-        vectors = centred @ pixels
-    # eigh gives the smallest eigenvalue first
-    std = variances.flip(0)[:COMPONENTS].clamp_min(0).sqrt()
-    directions = torch.nn.functional.normalize(
-        vectors.T.flip(0)[:COMPONENTS], dim=1, eps=1e-300
-    )
-    # A direction and its opposite are both right; the sign decides between a picture
-    # and its negative, and must not depend on the machine.
-    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    scale = torch.where(std > _NOTHING * std[:1], std, torch.inf)[:, None]
-    return directions * largest.sign() / scale
+    pixels = data.flatten(1).cpu().numpy().T
+    finite = np.isfinite(pixels).all(1)
+    components = np.full((len(pixels), values.COMPONENTS), np.nan, np.float32)
+    components[finite] = values.principal_components(pixels[finite])
+    return torch.from_numpy(components.T).reshape(-1, *data.shape[1:])
 
 
 _POSITIONS = (1, 2, 3)
@@ -622,8 +580,7 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     # Of a network that is linear from there on, each value is that place's share
     "gradxact": lambda output, gradient: (gradient * output).sum(0, keepdim=True),
     # they come as a map already (gradients.attention)
-    "rollout": lambda output, attention: attention,
-    "attention": lambda output, attention: attention,
+    **dict.fromkeys(ATTENTION_MAPS, lambda output, attention: attention),
 }
 """The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1,
 S, H, W]; and of ATTENTION_MAPS, from an output and the attention up to it."""

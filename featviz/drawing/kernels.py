@@ -106,7 +106,7 @@ def _weight(module: nn.Module) -> Tensor:
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, _RECOMPUTED):
             hook(module, ())
-    weight: Any = getattr(module, "weight", None)
+    weight = getattr(module, "weight", None)
     if callable(weight) and not isinstance(weight, Tensor):  # torch.ao.nn.quantized
         weight = weight()
     if not isinstance(weight, Tensor):

@@ -207,7 +207,7 @@ def encode(
     # JPEG has no palettes; Pillow writes greys as WebP by itself
     if image.mode != "L":
         image = image.convert("RGB")
-    options: dict[str, Any] = dict(record.save)
+    options = dict(record.save)
     if record.comment is not None:
         # JPEG has one text without keywords
         lines = [f"{key}: {value}" for key, value in text.items()]

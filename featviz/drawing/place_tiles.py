@@ -15,10 +15,10 @@ from featviz.drawing.outlines import with_ring
 from featviz.drawing.readback import (
     PlaceVectors,
     cosines,
-    principal_components,
     read_places,
     why_no_places,
 )
+from featviz.drawing.values import PCA_SPAN, principal_components
 from featviz.errors import UsageError
 from featviz.records import Bytes, Floats
 from featviz.rundir import INPUT_FILE
@@ -26,13 +26,11 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import layer_named, listed, quoted
 
-PCA_SPAN = 2.5
-"""Standard deviations from the mean at which a component is darkest and brightest."""
 SIMILARITY_CMAP = "inferno"
 """From the dark of what is unlike to a light that no picture has."""
 _EVERY_PLACE = 2**31
 """More places than a map has: none are joined to fewer."""
-_ADDRESS = re.compile(r"(.+)@([01]?\.?\d*),([01]?\.?\d*)")
+_ADDRESS = re.compile(r"(.+)@([01]\.?|[01]?\.\d+),([01]\.?|[01]?\.\d+)")
 _NAMED = 12
 """Images that a message names."""
 
@@ -64,15 +62,12 @@ def parse_place(text: str) -> Place:
         UsageError: the text has another form, or X or Y is not in 0..1.
     """
     match = _ADDRESS.fullmatch(text)
-    numbers = []
-    if match is not None:
-        numbers = [float(number) for number in match.groups()[1:] if number not in "."]
-    if match is None or len(numbers) < 2 or max(numbers) > 1:
+    if match is None or max(float(match[2]), float(match[3])) > 1:
         raise UsageError(
             f"--similar-to {quoted(text)!r} is no place of an image",
             "IMAGE@X,Y from 0 to 1, such as cat.jpg@0.41,0.63",
         )
-    return Place(match[1], *numbers)
+    return Place(match[1], float(match[2]), float(match[3]))
 
 
 def component_tiles(captures: Mapping[str, ImageCapture]) -> dict[str, Bytes]:
@@ -89,8 +84,8 @@ def component_tiles(captures: Mapping[str, ImageCapture]) -> dict[str, Bytes]:
         UsageError: a grid does not hold the values of all channels.
     """
     read = _read(captures)
-    values = principal_components(_joined(read))
-    levels = np.rint(255 * (0.5 + values / (2 * PCA_SPAN)).clip(0, 1)).astype(np.uint8)
+    shares = 0.5 + principal_components(_joined(read)) / (2 * PCA_SPAN)
+    levels = np.rint(255 * shares.clip(0, 1)).astype(np.uint8)
     tiles = {}
     for name, grid in _on_grids(read, levels).items():
         down, across = captures[name].row.plan.scale

@@ -20,7 +20,6 @@ from featviz.rundir.schema import Capture
 
 MOST_SIDE = 32
 """Places of the longer side of a map; a larger one is averaged down."""
-COMPONENTS = 3
 _SAMPLED = 1024
 """Places from which axes are computed."""
 _SURPLUS = 8
@@ -242,25 +241,3 @@ def main_axes(vectors: Floats, count: int) -> Floats:
     _, rotation = np.linalg.eigh(along.T @ along)  # the longest direction comes last
     main: Floats = (axes @ rotation).T[::-1][:count].astype(np.float32)
     return main
-
-
-def principal_components(vectors: Floats) -> Floats:
-    """Three principal components of all places together, float32 [N, 3], in standard
-    deviations; those along which nothing varies are 0.
-
-    Args:
-        vectors: [N, C]; with fewer than three channels the last components are 0.
-
-    The largest number of each direction is positive, so that the same vectors give the
-    same colours on every machine."""
-    centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
-    variances, columns = np.linalg.eigh(centred.T @ centred / len(centred))
-    components = np.zeros((len(vectors), COMPONENTS), np.float32)
-    for number in range(min(COMPONENTS, vectors.shape[1])):
-        variance = variances[-1 - number]
-        direction = columns[:, -1 - number]
-        if variance <= 1e-12 * variances[-1]:
-            break
-        sign = np.sign(direction[abs(direction).argmax()])
-        components[:, number] = centred @ direction * sign / np.sqrt(variance)
-    return components

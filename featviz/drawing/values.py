@@ -116,9 +116,7 @@ def statistics_on_device(rows: Tensor) -> Floats:
     std = (deviation.square().sum(1) / count).sqrt()
     zeros = (rows == 0).sum(1) / rows.shape[1]
     columns = [low, high, mean, std, zeros, rows.shape[1] - count]
-    stats: Floats = (
-        torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
-    )
+    stats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
     return stats
 
 
@@ -177,27 +175,30 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
         min, max, mean, std (None where no value is finite), zero_fraction and
         nonfinite, by these names.
     """
-    summary: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS)
     numbers = stats.astype(np.float64)
-    summary["zero_fraction"] = float(numbers[:, ZEROS].mean())
-    summary["nonfinite"] = int(numbers[:, NONFINITE].sum())
+    counts = {
+        "zero_fraction": float(numbers[:, ZEROS].mean()),
+        "nonfinite": int(numbers[:, NONFINITE].sum()),
+    }
     finite = values - numbers[:, NONFINITE]
     # maps without a finite value hold NaN
     numbers = numbers[finite > 0]
     finite = finite[finite > 0]
     if not len(finite):
-        return summary
+        return {**dict.fromkeys(STAT_COLUMNS), **counts}
     lows, highs, means, stds = numbers[:, :ZEROS].T
     shares = finite / finite.sum()
     mean = float(shares @ means)
     # The variance of all values is that inside the maps and that of their means
     # (the law of total variance).
     variance = float(shares @ (stds * stds + (means - mean) ** 2))
-    summary["min"] = float(lows.min())
-    summary["max"] = float(highs.max())
-    summary["mean"] = mean
-    summary["std"] = math.sqrt(variance)
-    return summary
+    return {
+        "min": float(lows.min()),
+        "max": float(highs.max()),
+        "mean": mean,
+        "std": math.sqrt(variance),
+        **counts,
+    }
 
 
 def is_constant(stats: Floats) -> np.ndarray:
@@ -212,6 +213,48 @@ def _are_equal(low: Floats, high: Floats) -> np.ndarray:
     """bool [N]: which limits are equal, but for rounding."""
     are_equal: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
     return are_equal
+
+
+# Components
+
+
+COMPONENTS = 3
+PCA_SPAN = 2.5
+"""Standard deviations from the mean at which a principal component is darkest and
+brightest."""
+_NOTHING = 1e-12
+"""A component whose variance is below this share of the first one's is rounding."""
+
+
+def principal_components(vectors: Floats) -> Floats:
+    """Three principal components of vectors [N, C], float32 [N, 3], in standard
+    deviations from the mean; 0 along directions in which they do not vary.
+
+    The directions are eigenvectors of the covariance of the C numbers, got from the N
+    vectors where these are fewer (they share eigenvalues). The largest number of each
+    is positive, so that the same vectors give the same colours on every machine.
+    """
+    components = np.zeros((len(vectors), COMPONENTS), np.float32)
+    if not len(vectors):
+        return components
+    # in float32 the smaller components would be lost
+    centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
+    # 2048 channels of 7×7 pixels have 49 eigenvalues that are not zero
+    if len(centred) < centred.shape[1]:
+        variances, across = np.linalg.eigh(centred @ centred.T / len(centred))
+        directions = centred.T @ across
+    else:
+        variances, directions = np.linalg.eigh(centred.T @ centred / len(centred))
+    # the smallest eigenvalue comes first
+    for number in range(min(COMPONENTS, len(variances))):
+        variance = variances[-1 - number]
+        direction = directions[:, -1 - number]
+        if variance <= _NOTHING * variances[-1]:
+            break
+        length = np.linalg.norm(direction) * np.sqrt(variance)
+        sign = np.sign(direction[abs(direction).argmax()])
+        components[:, number] = centred @ direction * sign / length
+    return components
 
 
 # Limits
@@ -424,11 +467,9 @@ def quantise_on_device(maps: Tensor, line: Line, top: float) -> Bytes:
     levels = (maps - start).mul_(factor).add_(half)
     if top != _UNCLIPPED:
         levels.nan_to_num_(0.0).clamp_(0, top)
-    tiles: Bytes = levels.byte().cpu().numpy()
-    return tiles
+    return levels.byte().cpu().numpy()
 
 
 def to_pixels(picture: Tensor) -> Bytes:
     """A picture [C, H, W] in 0..1 as pixels uint8 [H, W, C], rounded."""
-    array: Bytes = (picture * 255 + 0.5).byte().permute(1, 2, 0).cpu().numpy()
-    return array
+    return (picture * 255 + 0.5).byte().permute(1, 2, 0).cpu().numpy()

@@ -26,11 +26,11 @@ from featviz.drawing.readback import (
     PlaceVectors,
     cosines,
     main_axes,
-    principal_components,
     read_places,
     unit_vectors,
     why_no_places,
 )
+from featviz.drawing.values import principal_components
 from featviz.errors import UsageError
 from featviz.hooks.layers import list_layers
 from featviz.layout.tracing.hints import HintBook

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -319,7 +319,7 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
     """The hints for a module, from those for the module around it."""
     class_name = type(module).__name__
     child_name = name.rpartition(".")[2]
-    channels: Literal["first", "last"] | None = getattr(module, "channel_order", None)
+    channels = getattr(module, "channel_order", None)
     if isinstance(module, _CHANNELS_FIRST):
         channels = "first"
     elif _OFFSETS.search(name):
