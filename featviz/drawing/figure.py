@@ -220,17 +220,17 @@ def _note_lines(note: str, width: float) -> list[str]:
 def _aspects(table: TileTable) -> list[float]:
     """Width by height of the tallest tile of each column. Strips of numbers, or of many
     slices, count only where there is nothing else."""
-    by_column: list[list[float]] = [[] for _ in table.heads]
-    for row in table.rows:
-        for column, tile in zip(by_column, row.tiles, strict=True):
-            if tile is not None:
-                column.append(tile.shape[1] / len(tile))
+    columns = []
+    for tiles in zip(*[row.tiles for row in table.rows], strict=True):
+        columns.append(
+            [tile.shape[1] / len(tile) for tile in tiles if tile is not None]
+        )
     longest = _LONG
-    if all(min(column, default=_LONG) >= _LONG for column in by_column):
+    if all(min(column, default=_LONG) >= _LONG for column in columns):
         longest = inf
-    tallest = min(map(min, filter(None, by_column)))
+    tallest = min(map(min, filter(None, columns)))
     aspects = []
-    for column in by_column:
+    for column in columns:
         shown = [aspect for aspect in column if aspect < longest]
         aspects.append(min(shown, default=tallest))
     return aspects

@@ -214,31 +214,19 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
         # half of all levels away it is seen on any.
         ink = (int(tile[0, 0, 0]) + colors.levels // 2) % colors.levels
         tile[marks((height, width))[label.mark - 1]] = ink
-    corner_height = corner_width = 0
-    if label.corner:
-        corner_height, corner_width = glyphs(label.corner).shape
-        if corner_height <= height and corner_width <= width:
-            _write_text(tile[:corner_height, :corner_width], label.corner, colors)
-        else:
-            corner_height = corner_width = 0
-    if label.shared_by:
-        # left out where it would lie on the channel's number
-        text_height, text_width = glyphs(label.shared_by).shape
-        if text_height > height or text_width > width:
-            return
-        fits_beside = corner_width + text_width <= width
-        fits_below = corner_height + text_height <= height
-        if not corner_height or fits_beside or fits_below:
-            _write_text(
-                tile[height - text_height :, width - text_width :],
-                label.shared_by,
-                colors,
-            )
-
-
-def _write_text(pixels: Bytes, text: str, colors: Palette) -> None:
-    """Write a text on pixels of its size, uint8 [h, w, depth]."""
-    pixels[:] = np.where(glyphs(text), colors.light, colors.dark)[..., None]
+    free = np.ones((height, width), bool)
+    for text, is_last in ((label.corner, False), (label.shared_by, True)):
+        if not text:
+            continue
+        letters = glyphs(text)
+        lines, columns = letters.shape
+        spot = np.s_[:lines, :columns]
+        if is_last:
+            spot = np.s_[-lines:, -columns:]
+        # left out where it has no room, or would lie on the channel's number
+        if free[spot].shape == letters.shape and free[spot].all():
+            free[spot] = False
+            tile[spot] = np.where(letters, colors.light, colors.dark)[..., None]
 
 
 @lru_cache(4096)

@@ -343,7 +343,7 @@ def _percentile_of_sizes(maps: Tensor, percentile: float) -> float:
 
 def _finite(maps: Tensor) -> Floats:
     """The finite values of maps, [n]."""
-    values: Floats = maps.cpu().numpy()
+    values: Floats = _as_array(maps)
     return values[np.isfinite(values)]
 
 
@@ -389,7 +389,7 @@ def to_levels(
         times = np.where(is_tiny, _LARGER, np.float32(1))
         low = low * times
         span = span * times
-        values = _multiplied(maps, times)
+        values = _as_array(maps) * times.reshape(-1, *[1] * (maps.ndim - 1))
     line = _line(low, np.maximum(span, np.float32(_TINY)), constant, levels)
     # limits that are the extremes need no clipping, which saves two comparisons a value
     may_clip = may_clip or limits.clips or nonfinite is not None
@@ -397,15 +397,12 @@ def to_levels(
     tiles = _quantised(values, line, top)
     # at the end, since the loop made level 0 of NaN
     if nonfinite is not None:
-        array = maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
-        tiles[~np.isfinite(array)] = nonfinite
+        tiles[~np.isfinite(_as_array(maps))] = nonfinite
     return tiles
 
 
-def _multiplied(maps: Tensor | np.ndarray, times: Floats) -> Tensor | np.ndarray:
-    """Maps [N, ...] times numbers [N] or [1], where the maps are."""
-    factors = times if isinstance(maps, np.ndarray) else maps.new_tensor(times)
-    return maps * factors.reshape(-1, *[1] * (maps.ndim - 1))
+def _as_array(maps: Tensor | np.ndarray) -> np.ndarray:
+    return maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
 
 
 class Line(NamedTuple):

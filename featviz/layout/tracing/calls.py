@@ -133,16 +133,10 @@ def einsum_factors(
             continue
         # letters that the output lacks are summed over
         summed = [axis for axis, letter in enumerate(letters) if letter not in output]
-        table = sum_over(table, *summed)
-        # from behind, so that the axes in front keep their numbers
-        for axis in reversed(summed):
-            table = table.squeeze(axis)
+        table = sum_over(table, *summed).squeeze(tuple(summed))
         # in the order of the output, with an axis of length 1 for what it lacks
         kept = [letter for letter in letters if letter in output]
-        shared = [letter for letter in output if letter in kept]
-        table = table.permute([kept.index(letter) for letter in shared])
-        for axis, letter in enumerate(output):
-            if letter not in kept:
-                table = table.unsqueeze(axis)
-        factors.append(table)
+        table = table.permute([kept.index(x) for x in output if x in kept])
+        axes = [slice(None) if letter in kept else None for letter in output]
+        factors.append(table[tuple(axes)])
     return factors

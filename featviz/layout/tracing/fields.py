@@ -116,26 +116,26 @@ class ReceptiveField:
         Returns:
             None where rows and columns do not step evenly, as of windows.
         """
-        begins = [self.edges[0] + _FAR, self.edges[1] + _FAR]
-        ends = [1 - _FAR - self.edges[2], 1 - _FAR - self.edges[3]]
         numbers = []
         for axis in (0, 1):
+            begins = self.edges[axis] + _FAR
+            ends = 1 - _FAR - self.edges[2 + axis]
+            across = 1 - axis
+            if varies(begins, across) or varies(ends, across):
+                return None
             # the first column is that of all, or the first row
-            along = [table.select(1 - axis, 0) for table in (begins[axis], ends[axis])]
-            line = _line(along[0].tolist(), along[1].tolist(), size[axis])
-            even = [table.unsqueeze(1 - axis) for table in along]
-            if line is None or any(
-                (table != row).any()
-                for table, row in zip((begins[axis], ends[axis]), even, strict=True)
-            ):
+            line = _line(
+                begins.select(across, 0).numpy(),
+                ends.select(across, 0).numpy(),
+                size[axis],
+            )
+            if line is None:
                 return None
             numbers += line
         return numbers
 
 
-def _line(
-    begins: Sequence[float], ends: Sequence[float], size: int
-) -> list[int] | None:
+def _line(begins: np.ndarray, ends: np.ndarray, size: int) -> list[int] | None:
     """Three numbers that stand for the fields of a row of units, which step evenly.
 
     Args:
@@ -148,9 +148,8 @@ def _line(
         and the step from one unit to the next; None where they do not step evenly.
     """
     # at an edge of the picture nobody sees how far a field would reach beyond
-    seen_begins = [unit for unit, begin in enumerate(begins) if begin > 0]
-    seen_ends = [unit for unit, end in enumerate(ends) if end < size]
-    step: float
+    seen_begins = np.flatnonzero(begins > 0)
+    seen_ends = np.flatnonzero(ends < size)
     if len(seen_begins) > 1:
         step = begins[seen_begins[1]] - begins[seen_begins[0]]
     elif len(seen_ends) > 1:
@@ -158,28 +157,17 @@ def _line(
     else:
         # of a field that is nearly as large as the picture no two edges are seen
         step = round(size / len(begins))
-    first_begin = _first_edge(begins, seen_begins, step, -step * len(begins))
-    first_end = _first_edge(ends, seen_ends, step, size)
-    for unit, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        steps_evenly = begin == max(0, first_begin + step * unit)
-        if not steps_evenly or end != min(size, first_end + step * unit):
-            return None
+    moved = step * np.arange(len(begins))
+    # where no edge is seen, any place beyond the picture will do
+    first_begin = (
+        (begins - moved)[seen_begins[0]] if len(seen_begins) else -moved[-1] - step
+    )
+    first_end = (ends - moved)[seen_ends[0]] if len(seen_ends) else size
+    are_begins = begins == np.maximum(0, first_begin + moved)
+    are_ends = ends == np.minimum(size, first_end + moved)
+    if not (are_begins & are_ends).all():
+        return None
     return [int(first_begin), int(first_end), int(step)]
-
-
-def _first_edge(
-    edges: Sequence[float], seen: Sequence[int], step: float, unseen: float
-) -> float:
-    """Where the first unit's field would begin, or end, without the picture's edges.
-
-    Args:
-        edges: where each unit's field begins, or ends.
-        seen: the units whose edge lies inside the picture.
-        unseen: the answer where there is no such unit: any place beyond the picture.
-    """
-    if not seen:
-        return unseen
-    return edges[seen[0]] - step * seen[0]
 
 
 def _to_box(edges: Sequence[float]) -> PixelBox | None:

@@ -245,7 +245,7 @@ class Follower:
         fields = self._result_fields(function, call)
         # the first argument's alone: scores @ values are values
         is_weights = bool(call.tensors) and self._tag(call.tensors[0]).is_weights
-        weights = function.weight_rule(call, is_weights, self.in_attention(layer))
+        weights = function.are_weights(call, is_weights, self.in_attention(layer))
         for index, result in enumerate(call.results):
             self._tags[result] = Tag(
                 positions=positions[index],

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,41 +14,6 @@ from torch.nn import functional
 
 from featviz.layout.tracing import fields, positions
 from featviz.layout.tracing.calls import FollowedCall
-
-WeightRule: TypeAlias = Callable[[FollowedCall, bool, bool], list[bool]]
-"""Takes a call, whether its first tensor is an attention's weights, and whether the
-call is inside an attention. Returns for each result whether it is weights."""
-
-
-def keep_weights(
-    call: FollowedCall, is_weights: bool, in_attention: bool
-) -> list[bool]:
-    """The rule of most functions: weights stay weights where there are as many values."""
-    if not is_weights:
-        return [False] * len(call.results)
-    return [result.numel() == call.tensors[0].numel() for result in call.results]
-
-
-def no_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
-    """The rule of functions that make new values of the weights."""
-    return [False] * len(call.results)
-
-
-def _softmax_weights(
-    call: FollowedCall, is_weights: bool, in_attention: bool
-) -> list[bool]:
-    """The rule of softmax, which makes the weights of an attention."""
-    # over the keys, which stand last: else it is a softmax of something else
-    dim = call.argument(1, "dim")
-    return [in_attention and dim in (-1, result.ndim - 1) for result in call.results]
-
-
-def _second_weights(
-    call: FollowedCall, is_weights: bool, in_attention: bool
-) -> list[bool]:
-    """The rule of a whole attention, `multi_head_attention_forward`."""
-    # it returns values and weights
-    return [index == 1 for index in range(len(call.results))]
 
 
 @dataclass(frozen=True)
@@ -58,7 +23,34 @@ class FollowedFunction:
     position_rule: positions.PositionRule = positions.keep_positions
     field_rule: fields.FieldRule | None = None
     """None where it is not known what the results see."""
-    weight_rule: WeightRule = keep_weights
+    weights: Literal["kept", "lost", "softmax", "second"] = "kept"
+    """What it does to the weights of an attention: a function that makes new values of
+    them loses them; `softmax` makes them; a whole attention has them as its second
+    result."""
+
+    def are_weights(
+        self, call: FollowedCall, is_weights: bool, in_attention: bool
+    ) -> list[bool]:
+        """Whether each result of a call is the weights of an attention.
+
+        Args:
+            is_weights: whether the call's first tensor is.
+            in_attention: whether the call is inside an attention.
+        """
+        if self.weights == "second":
+            return [index == 1 for index in range(len(call.results))]
+        if self.weights == "softmax":
+            # over the keys, which stand last: else it is a softmax of something else
+            axis = call.argument(1, "dim")
+            return [
+                in_attention and axis in (-1, result.ndim - 1)
+                for result in call.results
+            ]
+        if not is_weights or self.weights == "lost":
+            return [False] * len(call.results)
+        # weights stay weights where there are as many values
+        count = call.tensors[0].numel()
+        return [result.numel() == count for result in call.results]
 
 
 def _move(function: Callable[..., Any]) -> FollowedFunction:
@@ -149,30 +141,28 @@ FUNCTIONS: dict[str, FollowedFunction] = {
     **_each(_POINTWISE, FollowedFunction(field_rule=fields.unite)),
     **_each(_CONSTANT, FollowedFunction(field_rule=fields.see_nothing)),
     # windows that slide over a map
-    **_each(
-        _CONVOLVING, FollowedFunction(positions.convolve, fields.slide, no_weights)
-    ),
-    "fold": FollowedFunction(positions.convolve, None, no_weights),
+    **_each(_CONVOLVING, FollowedFunction(positions.convolve, fields.slide, "lost")),
+    "fold": FollowedFunction(positions.convolve, None, "lost"),
     **_each("conv1d conv_transpose1d", FollowedFunction(field_rule=fields.slide)),
-    "interpolate": FollowedFunction(positions.resample, fields.slide, no_weights),
+    "interpolate": FollowedFunction(positions.resample, fields.slide, "lost"),
     **{
         name: FollowedFunction(
             positions.resample,
             fields.move_fields(getattr(functional, name)),
-            no_weights,
+            "lost",
         )
         for name in ("pixel_shuffle", "pixel_unshuffle")
     },
     # what mixes values along axes
     **_each(
         "mean sum amax amin max min",
-        FollowedFunction(positions.reduce_positions, fields.reduce_fields, no_weights),
+        FollowedFunction(positions.reduce_positions, fields.reduce_fields, "lost"),
     ),
-    "argmax": FollowedFunction(positions.reduce_positions, None, no_weights),
+    "argmax": FollowedFunction(positions.reduce_positions, None, "lost"),
     **_each("var std norm", FollowedFunction(field_rule=fields.reduce_fields)),
     "softmax": FollowedFunction(
         field_rule=fields.mix_fields(lambda call, table: [call.argument(1, "dim", -1)]),
-        weight_rule=_softmax_weights,
+        weights="softmax",
     ),
     "log_softmax": FollowedFunction(
         field_rule=fields.mix_fields(lambda call, table: [call.argument(1, "dim", -1)])
@@ -196,23 +186,23 @@ FUNCTIONS: dict[str, FollowedFunction] = {
     ),
     "glu": FollowedFunction(field_rule=fields.halve),
     "linear": FollowedFunction(
-        positions.keep_rows, fields.mix_fields(lambda call, table: [-1]), no_weights
+        positions.keep_rows, fields.mix_fields(lambda call, table: [-1]), "lost"
     ),
-    **_each("lstm gru", FollowedFunction(positions.keep_rows, None, no_weights)),
+    **_each("lstm gru", FollowedFunction(positions.keep_rows, None, "lost")),
     # products, and attention: its tokens lie along axis -2, in nn.MultiheadAttention
     # along axis 0
     **_each(
         "matmul bmm mm",
-        FollowedFunction(positions.multiply, fields.multiply_fields, no_weights),
+        FollowedFunction(positions.multiply, fields.multiply_fields, "lost"),
     ),
     "einsum": FollowedFunction(
-        positions.multiply_by_letters, fields.einsum_fields, no_weights
+        positions.multiply_by_letters, fields.einsum_fields, "lost"
     ),
     "scaled_dot_product_attention": FollowedFunction(
-        positions.keep_queries, fields.attend(token_axis=-2), no_weights
+        positions.keep_queries, fields.attend(token_axis=-2), "lost"
     ),
     "multi_head_attention_forward": FollowedFunction(
-        positions.keep_rows, fields.attend(token_axis=0), _second_weights
+        positions.keep_rows, fields.attend(token_axis=0), "second"
     ),
     # what puts values where other values say, which is not followed
     **_each(_LOSING, FollowedFunction(positions.lose_positions)),
