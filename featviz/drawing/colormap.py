@@ -75,22 +75,20 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
         labelled: whether there are labels. On colours they take black and white, so
             there are 252 levels, else 254.
     """
-    ink = []
-    if labelled and cmap not in GREYS:
-        ink = [(0, 0, 0), (255, 255, 255)]
+    # on greys letters take the darkest and the brightest level
+    has_ink = labelled and cmap not in GREYS
+    ink = [(0, 0, 0), (255, 255, 255)] if has_ink else []
     levels = 254 - len(ink)
     others = np.array([[pad] * 3, MAGENTA, *ink], np.uint8)
     colors = np.vstack([ramp(cmap, levels), others])
-    palette = Palette(
+    return Palette(
         levels=levels,
         pad=levels,
         nonfinite=levels + 1,
         colors=colors.tobytes(),
-        light=levels - 1,
+        dark=254 if has_ink else 0,
+        light=255 if has_ink else levels - 1,
     )
-    if ink:
-        palette = replace(palette, dark=levels + 2, light=levels + 3)
-    return palette
 
 
 @lru_cache(64)

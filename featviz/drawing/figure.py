@@ -26,8 +26,7 @@ import numpy as np
 
 from featviz.drawing import colormap, grid
 from featviz.drawing.page import draw_color_bar
-from featviz.drawing.picture import MAX_PIXELS
-from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters
+from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, checked_canvas
 from featviz.drawing.vector import VectorCanvas
 from featviz.errors import UsageError
 from featviz.records import Bytes
@@ -49,8 +48,6 @@ _LARGEST_CELL = 224
 _NARROWEST_CELL = 0.1
 _LONG = 8.0
 """Width by height of a tile from which it is a strip."""
-_LONGEST_SIDE = 2**16 - 1
-"""Pixels; matplotlib writes on no longer paper."""
 _CENTIMETRES = 2.54
 """In an inch."""
 _TITLE_LETTERS = Letters(10, INK, bold=True)
@@ -274,14 +271,8 @@ def draw_table(table: TileTable, layout: TableLayout, dpi: int = DPI) -> Canvas:
     Raises:
         UsageError: it would be too large.
     """
-    height = round(layout.height * dpi)
-    width = round(layout.width * dpi)
-    if max(height, width) > _LONGEST_SIDE or height * width > MAX_PIXELS:
-        raise UsageError(
-            f"the sheet would have {width}×{height} pixels, more than Pillow opens",
-            "fewer --channels, --images or --layers, or a smaller --dpi",
-        )
-    canvas = Canvas(height, width, dpi)
+    hint = "fewer --channels, --images or --layers, or a smaller --dpi"
+    canvas = checked_canvas(layout.height, layout.width, hint, dpi)
     _draw(canvas, table, layout)
     return canvas
 

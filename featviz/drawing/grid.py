@@ -18,6 +18,8 @@ from featviz.options import DrawOptions
 from featviz.records import FORMATS, Bytes, GridPlan, Tiles
 from featviz.text import by
 
+MAX_PIXELS = 178_956_970
+"""Pillow refuses to open larger pictures without a word from the user."""
 PIECE_BYTES = 2**19
 """About how many pixels of a picture are made at a time: they stay in a core's cache."""
 STRIP_WIDTH = 1024

@@ -13,12 +13,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from featviz.drawing import colormap, grid, sheet
-from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
+from featviz.drawing.picture import GridPicture, write_png
 from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, Tile, TileGrid
-from featviz.errors import UsageError
 from featviz.models.requirements import require_matplotlib
 from featviz.records import REDUCTIONS, Bytes
-from featviz.text import by, counted, percent, printable
+from featviz.text import counted, percent, printable
 
 _TITLE = 0.45
 """Inches of the title's line."""
@@ -166,7 +165,8 @@ def write_figure(
     _draw_tile(canvas, seen, size.seen, colors)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, size.grid.cell(number), colors)
-    write_png(file, size[:2], [canvas.rows], text=text)
+    rows = canvas.pixels.reshape(size.height, -1)
+    write_png(file, size[:2], [rows], text=text)
 
 
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
@@ -282,8 +282,6 @@ _STRIP = 0.3
 _NAME_LETTERS = 20
 """Letters of a line of a layer's name, of which there are at most `_NAME_LINES`."""
 _NAME_LINES = 3
-_LONGEST_SIDE = 2**16 - 1
-"""Pixels of the longer side of a page; matplotlib writes on none that is longer."""
 
 
 class PageRow(NamedTuple):
@@ -359,14 +357,8 @@ class _Layout:
 def draw_page(page: Page) -> Bytes:
     """The page of `look`, uint8 [H, W, 3]; UsageError where it is too large."""
     layout = _lay_out(page)
-    size = round(layout.height * DPI), round(layout.width * DPI)
-    if max(size) > _LONGEST_SIDE or size[0] * size[1] > MAX_PIXELS:
-        raise UsageError(
-            f"the picture would have {by(size[::-1])} pixels, which is too many",
-            "--maps shows fewer of each layer, and --layers takes fewer",
-        )
-    # refused before the memory is taken
-    canvas = Canvas(*size)
+    hint = "--maps shows fewer of each layer, and --layers takes fewer"
+    canvas = sheet.checked_canvas(layout.height, layout.width, hint)
     colors = colormap.ramp(page.cmap)
     _draw_head(canvas, page, layout, colors)
     x = _MARGIN + _NAMES

@@ -24,7 +24,7 @@ from isal import isal_zlib
 from PIL import Image
 
 from featviz.drawing.colormap import Palette, chosen, table
-from featviz.drawing.grid import CONSTANT, NONE, ZERO, Label, strips
+from featviz.drawing.grid import CONSTANT, MAX_PIXELS, NONE, ZERO, Label, strips
 from featviz.drawing.grid import plan as plan_grid
 from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
 from featviz.errors import UsageError
@@ -35,8 +35,6 @@ from featviz.text import by, ranges
 
 log = logging.getLogger(__name__)
 
-MAX_PIXELS = 178_956_970
-"""Pillow refuses to open larger pictures without a word from the user."""
 _LONGEST_COMMENT = 65_000
 """Bytes of a JPEG's comment, whose length has 16 bits."""
 

@@ -163,9 +163,7 @@ def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
     for name, (image, row) in captures.items():
         table = image.stats()[row.capture_key.stats_key]
         reason = why_no_places(row)
-        places = None
-        if not reason:
-            places = read_places(image, row, table, _EVERY_PLACE)
+        places = None if reason else read_places(image, row, table, _EVERY_PLACE)
         if places is None:
             reason = reason or "its picture does not show values"
             hint = "run without --reduce, --overlay and --channels, into PNG"

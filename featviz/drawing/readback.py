@@ -57,9 +57,8 @@ def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScal
     if row.range is None:
         low, high = stats[channels, :2].astype(np.float64).T
     else:
-        low, high = (
-            np.full(len(channels), np.nan if end is None else end) for end in row.range
-        )
+        # an end that is None is NaN
+        low, high = (np.full(len(channels), end, np.float64) for end in row.range)
     low = np.nan_to_num(low)
     # of the 256 entries of a palette one is for padding, one for what is not finite
     count = 256 if palette is None else 254

@@ -28,11 +28,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from featviz.drawing.grid import MAX_PIXELS
+from featviz.errors import UsageError
 from featviz.models.requirements import require_matplotlib
 from featviz.records import Bytes
-from featviz.text import cut, printable
+from featviz.text import by, cut, printable
 
 DPI = 100
+_LONGEST_SIDE = 2**16 - 1
+"""Pixels; matplotlib writes on no longer paper."""
 
 Color = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -115,6 +119,24 @@ class Letters(NamedTuple):
     bold: bool = False
 
 
+def checked_canvas(height: float, width: float, hint: str, dpi: int = DPI) -> Canvas:
+    """White paper of a height and width in inches.
+
+    Args:
+        hint: what makes a picture smaller.
+
+    Raises:
+        UsageError: it would be too large.
+    """
+    size = round(height * dpi), round(width * dpi)
+    # refused before the memory is taken
+    if max(size) > _LONGEST_SIDE or size[0] * size[1] > MAX_PIXELS:
+        pixels = f"{by(size[::-1])} pixels"
+        message = f"the picture would have {pixels}, more than Pillow opens"
+        raise UsageError(message, hint)
+    return Canvas(*size, dpi)
+
+
 class _TextSize(NamedTuple):
     """Of a line of text, in pixels."""
 
@@ -147,11 +169,6 @@ class Canvas:
     def pixels(self) -> Bytes:
         """What is drawn, uint8 [height, width, 3]."""
         return np.ascontiguousarray(self._pixels[..., :3])
-
-    @property
-    def rows(self) -> Bytes:
-        """What is drawn as PNG takes it, uint8 [height, 3 · width]."""
-        return self.pixels.reshape(len(self._pixels), -1)
 
     def _spot(self, cell: Cell) -> Bytes:
         """The pixels [h, w, 3] of a rectangle, at least one, to be painted."""
@@ -329,12 +346,10 @@ def begin_of(line: str, points: int, max_width: float) -> str:
     return f"{line[:length]}…"
 
 
-def resized(
-    image: Image.Image,
-    factor: float,
-    smooth: Image.Resampling = Image.Resampling.BILINEAR,
-) -> Image.Image:
+def resized(image: Image.Image, factor: float) -> Image.Image:
     """A picture `factor` times as wide and as high. Its pixels stay squares where it
     grows."""
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
-    return image.resize(size, Image.Resampling.NEAREST if factor > 1 else smooth)
+    is_larger = factor > 1
+    methods = Image.Resampling
+    return image.resize(size, methods.NEAREST if is_larger else methods.BILINEAR)

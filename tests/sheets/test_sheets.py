@@ -645,7 +645,7 @@ def test_a_figure_that_nothing_opens_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its pixels."""
-    monkeypatch.setattr(figure, "MAX_PIXELS", 100)
+    monkeypatch.setattr("featviz.drawing.sheet.MAX_PIXELS", 100)
     with pytest.raises(UsageError, match="more than Pillow opens"):
         sheet_of(root)
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from featviz.layout.tracing.calls import (
+    MISFITS,
     FollowedCall,
     Tables,
     einsum_factors,
@@ -179,9 +180,7 @@ def _to_box(edges: Sequence[float]) -> PixelBox | None:
     return PixelBox(left, top, 1 - right, 1 - bottom)
 
 
-# What functions do to receptive fields. A rule that does not understand a call raises
-# one of these:
-MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+# What functions do to receptive fields.
 
 FieldRule: TypeAlias = Callable[[FollowedCall, Sequence[Fields]], Sequence[Fields]]
 """Takes a call and what its tensors see. Returns what its results see."""

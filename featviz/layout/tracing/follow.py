@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
-from featviz.layout.tracing.calls import FollowedCall
+from featviz.layout.tracing.calls import MISFITS, FollowedCall
 from featviz.layout.tracing.fields import (
     CONSTANT,
     Fields,
@@ -35,7 +35,7 @@ from featviz.layout.tracing.fields import (
     result_fields,
 )
 from featviz.layout.tracing.functions import FUNCTIONS, FollowedFunction
-from featviz.layout.tracing.positions import MISFITS, SourceMaps, shared_positions
+from featviz.layout.tracing.positions import SourceMaps, shared_positions
 from featviz.records import Layer, Trace
 
 _DENSE = torch.strided

@@ -132,8 +132,13 @@ class SourceMaps:
             # in steps of 1/1024, so that equal means are equal numbers
             return ((values * in_image).sum(-1) / count).mul(1024).round()
 
-        row_means, rows = _ranked(means(index // source.width))
-        column_means, columns = _ranked(means(index % source.width))
+        # the distinct means, and the number of each among them
+        row_means, rows = torch.unique(
+            means(index // source.width), return_inverse=True
+        )
+        column_means, columns = torch.unique(
+            means(index % source.width), return_inverse=True
+        )
         # patches of a grid have each pair of a row and a column once
         cells = rows * len(column_means) + columns
         size = len(row_means), len(column_means)
@@ -183,8 +188,12 @@ class SourceMaps:
         grid = (source.time, source.height, source.width)
         if len(positions) < prod(grid) and source.time == 1:
             # a slice with a step, x[:, ::2], keeps a coarser map
-            kept_rows, rows = _ranked(positions // source.width)
-            kept_columns, columns = _ranked(positions % source.width)
+            kept_rows, rows = torch.unique(
+                positions // source.width, return_inverse=True
+            )
+            kept_columns, columns = torch.unique(
+                positions % source.width, return_inverse=True
+            )
             is_even = _is_even(kept_rows, source.height)
             if not is_even or not _is_even(kept_columns, source.width):
                 return Trace()
@@ -198,13 +207,6 @@ class SourceMaps:
         return Trace(grid=grid, axes=axes, positions=everywhere.numpy())
 
 
-def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values, the smallest first, and the rank of each value among them,
-    from 0."""
-    distinct, ranks = torch.unique(values, return_inverse=True)
-    return distinct, ranks
-
-
 def _is_even(kept: Tensor, length: int) -> bool:
     """Whether rows (or columns) are every n-th one of all, to the end.
 
@@ -212,16 +214,12 @@ def _is_even(kept: Tensor, length: int) -> bool:
         kept: their numbers, [n], rising.
         length: how many there are.
     """
-    steps = torch.unique(kept.diff()).tolist()
-    if len(steps) > 1:
-        return False
-    step = steps[0] if steps else length
-    return int(kept[0]) < step and int(kept[-1]) + step >= length
+    first = int(kept[0])
+    step = int(kept[1]) - first if len(kept) > 1 else length
+    return first < step and torch.equal(kept, torch.arange(first, length, step))
 
 
-# What functions do to positions. A rule that does not understand a call raises one of
-# these:
-MISFITS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+# What functions do to positions.
 
 PositionRule = Callable[[SourceMaps, FollowedCall, Tables], Sequence[Any]]
 """Takes the maps so far, a call, and the tables of its tensors. Returns the tables of
