@@ -111,9 +111,9 @@ def group() -> None:
     \b
     Examples:
       featviz look resnet18 cat.jpg
-      featviz run resnet18 cat.jpg
+      featviz look net.py:Net cat.jpg --weights weights.pth
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
-      featviz layers resnet18 --layers 'layer1.*'
+      featviz report maps --open
 
     `featviz COMMAND --help` describes a command and its common options;
     `featviz COMMAND --help-all` lists all options.

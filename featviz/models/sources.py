@@ -170,8 +170,8 @@ SOURCES = (
     ModelSource(
         name="factory",
         file="load",
-        spelling="a factory (pkg.mod:factory, file.py:factory)",
-        weights="a file, or none (as the factory makes them)",
+        spelling="your class or function (net.py:Net, pkg.mod:make_net)",
+        weights="a file, or none (as the code makes them)",
         recognises=lambda spec: CODE_REFERENCE.fullmatch(spec) is not None,
     ),
 )

@@ -152,7 +152,7 @@ WEIGHTS = [
     (
         "look net.py:Halving p.png --weights default",
         "no weights file 'default'",
-        "a factory takes a file, or none (as the factory makes them)",
+        "your class or function takes a file, or none (as the code makes them)",
     ),
 ]
 
