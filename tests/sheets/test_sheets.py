@@ -580,7 +580,7 @@ def test_inputs_without_maps_can_be_seen() -> None:
         figure.TableRow("relu", [None, None]),
     ]
     layout = figure.lay_out(figure.TileTable(["a", "b"], rows))
-    widths = [layout.grid.cell(0, column).width for column in (0, 1)]
+    widths = [layout.cell(0, column).width for column in (0, 1)]
     assert min(widths) == pytest.approx(2.24)
 
 
