@@ -29,6 +29,8 @@ class Paper:
     """A page, and what was written on it, in that order."""
 
     canvas: Canvas | PixelCanvas
+    seen: np.ndarray | None = None
+    """The pixels after what was drawn last, unless they have changed since."""
     texts: list[Ink] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     """Texts that touch an edge of the page or lie over something else, or that have a
@@ -64,13 +66,14 @@ class Paper:
         yield from (f"  {line}" for line in self.lines)
         yield from (f"  UNREADABLE: {fault}" for fault in self.unreadable)
 
-    def note_text(self, text: str, before: np.ndarray) -> None:
+    def note_text(self, text: str, before: np.ndarray, after: np.ndarray) -> None:
         """Find a text that was just written.
 
         Args:
             before: the pixels without it.
+            after: the pixels with it.
         """
-        changed = differing(before, self.pixels)
+        changed = differing(before, after)
         if not changed.any():
             self.unreadable.append(f"{text!r} is not seen")
             return
@@ -84,9 +87,8 @@ class Paper:
         if (before[changed] != 255).any():
             self.unreadable.append(f"{text!r} lies over something")
 
-    def note_picture(self, before: np.ndarray) -> None:
+    def note_picture(self, before: np.ndarray, after: np.ndarray) -> None:
         """Look whether a picture that was just drawn lies over a text."""
-        after = self.pixels
         for ink in self.texts:
             rows = slice(ink.top, ink.bottom + 1)
             columns = slice(ink.left, ink.right + 1)
@@ -114,6 +116,9 @@ def noted() -> Iterator[list[Paper]]:
             for name in ("paste", "write"):
                 way = _noting(getattr(canvas, name), name, papers)
                 patch.setattr(canvas, name, way)
+        for name in ("fill", "frame"):
+            way = _noting_a_change(getattr(Canvas, name), papers)
+            patch.setattr(Canvas, name, way)
         yield papers
 
 
@@ -123,16 +128,41 @@ def _noting(
     """A method of a canvas that notes what it has drawn."""
 
     def draw(canvas: Any, content: Any, *args: Any, **options: Any) -> Any:
-        paper = next((paper for paper in papers if paper.canvas is canvas), None)
+        paper = _paper_of(canvas, papers)
         if paper is None:
             paper = Paper(canvas)
             papers.append(paper)
-        before = paper.pixels
+        # a page is copied once, not before and after each text
+        before = paper.pixels if paper.seen is None else paper.seen
         result = way(canvas, content, *args, **options)
+        after = paper.pixels
+        paper.seen = after
         if name == "paste":
-            paper.note_picture(before)
+            paper.note_picture(before, after)
         elif content:
-            paper.note_text(content, before)
+            paper.note_text(content, before, after)
         return result
 
     return draw
+
+
+def _noting_a_change(
+    way: Callable[..., Any], papers: list[Paper]
+) -> Callable[..., Any]:
+    """A method of a canvas that notes that something else was drawn."""
+
+    def draw(canvas: Any, *args: Any, **options: Any) -> None:
+        way(canvas, *args, **options)
+        paper = _paper_of(canvas, papers)
+        if paper is not None:
+            paper.seen = None
+
+    return draw
+
+
+def _paper_of(canvas: Canvas | PixelCanvas, papers: list[Paper]) -> Paper | None:
+    """The notes of a page that has been begun."""
+    for paper in papers:
+        if paper.canvas is canvas:
+            return paper
+    return None
