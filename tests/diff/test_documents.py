@@ -335,6 +335,17 @@ def test_the_folder_of_the_maps_has_the_document(featviz: CLI, run: Run) -> None
     assert written == document
 
 
+def test_maps_beside_a_page_lie_where_they_were_asked_for(
+    featviz: CLI, run: Run
+) -> None:
+    """The page shows those of `--out`, and has no folder of its own."""
+    new = run("new", change=one_weight)
+    featviz("diff", run("base"), new, "--html", "d.html", "--out", MAPS)
+    assert len(list(MAPS.glob("*.png"))) == 3 * 3
+    assert not Path("d-maps").exists()
+    assert f'="{MAPS}/' in Path("d.html").read_text("utf-8")
+
+
 def test_an_earlier_result_is_replaced_whole(featviz: CLI, run: Run) -> None:
     """No picture of it stays."""
     base = run("base")

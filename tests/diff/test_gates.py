@@ -170,6 +170,14 @@ def test_a_gate_of_a_layer_does_not_see_the_others(featviz: CLI, pair: Pair) -> 
     assert done.out.splitlines()[-1].endswith(": nothing differs")
 
 
+def test_a_gate_of_a_class_does_not_see_the_others(featviz: CLI, pair: Pair) -> None:
+    """It is named as it is written in the table; measures have no case."""
+    changed = featviz("diff", *pair, "--fail-on", "Conv2d:COSINE<1")
+    assert changed.code == 4
+    assert "gate Conv2d:COSINE<1 failed: 2 (" in changed.out
+    assert "3 (" not in changed.out.split("failed: ")[1]
+
+
 def test_a_layer_that_cannot_be_compared_fails_each_gate(featviz: CLI) -> None:
     """With the reason; JUnit has the gates."""
     runs = [write_run(Path(str(n)), {"a.png": [Drawn("x", n)]}) for n in (6, 7)]

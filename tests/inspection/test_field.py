@@ -21,7 +21,7 @@ import featviz as fv
 from featviz.drawing import colormap
 from featviz.errors import FeatvizError, UsageError
 from featviz.inspection.field import square_side
-from featviz.inspection.field_picture import FieldTile, drawn_fields
+from featviz.inspection.field_picture import FieldTile, drawn_field, drawn_fields
 from featviz.layout.tracing.fields import PixelBox
 
 FIVE = DIGITS / "00-5.png"
@@ -139,6 +139,13 @@ def test_the_smallest_square_is_that_of_all_squares(share: float) -> None:
     enough = share * values.sum() * (1 - 1e-12)
     sizes = [size for size in range(1, 11) if largest_sum(values, size) >= enough]
     assert square_side(values, share) == sizes[0]
+
+
+def test_a_field_is_drawn_in_four_decades() -> None:
+    """The logarithm of the share of the largest value; what is less is dark."""
+    values = np.array([[2.0, 0.02], [2e-4, 0.0]])
+    pixels = drawn_field(values, None, "grey")
+    assert pixels[::110, ::110, 0].tolist() == [[255, 128], [0, 0]]
 
 
 @pytest.mark.medium

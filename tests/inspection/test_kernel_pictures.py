@@ -48,6 +48,10 @@ def test_colour_kernels_are_make_grids(drawn: Draw) -> None:
     assert_close(pictures.image("first"), expected)
 
 
+NOTES = np.s_[225:240, 270:330]
+"""Below the first kernel of a page, behind its number."""
+
+
 @pytest.mark.medium
 def test_the_page_shows_the_first_kernels_of_each_layer(drawn: Draw) -> None:
     """Eight side by side in the colours of the grids, enlarged, a row for each layer."""
@@ -65,6 +69,7 @@ def test_the_page_shows_the_first_kernels_of_each_layer(drawn: Draw) -> None:
             # of grey ones the page has three equal channels
             assert_close(tile if expected.ndim == 3 else tile[..., 0], expected)
     assert (page[103:223, 210 + 128 * 8 :] == 255).all()
+    assert (page[NOTES] == 255).all(), "one range for all stands beside them"
 
 
 def test_each_colour_kernel_may_have_its_range(drawn: Draw) -> None:
@@ -78,6 +83,8 @@ def test_each_colour_kernel_may_have_its_range(drawn: Draw) -> None:
     assert_close(pictures.image("first"), expected)
     assert row["grid"]["nrow"] == 4
     assert row["grid"]["padding"] == 1
+    page = pixels_of(Image.open(pictures.out / "kernels.png"))
+    assert (page[NOTES] < 255).any(), "each kernel has its range below it"
 
 
 def test_other_kernels_are_the_mean_over_inputs(drawn: Draw) -> None:

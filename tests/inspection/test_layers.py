@@ -306,6 +306,14 @@ def test_bytes_are_those_of_the_type() -> None:
     assert totals.activation_bytes == 8 * 4 * 16 * 16
 
 
+def test_every_output_of_a_layer_takes_memory() -> None:
+    """Those of an LSTM over 8 rows of 9 numbers, and its two states, of 4 bytes each."""
+    layer = nn.LSTM(9, 5, batch_first=True)
+    model = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Flatten(1, 2), layer)
+    (row,) = (r for r in fv.layers(model, size=(8, 9)).rows if r.type == "LSTM")
+    assert row.activation_bytes == 4 * (8 * 5 + 5 + 5)
+
+
 def test_a_function_has_the_shape_of_its_first_call() -> None:
     """As a module has."""
     model = Net(lambda self, x: nn.functional.avg_pool2d(x.relu(), 2).relu())

@@ -22,7 +22,9 @@ from featviz import layout
 from featviz.drawing import drawer
 from featviz.drawing.picture import GridPicture
 from featviz.errors import ImageError
+from featviz.hooks.layers import list_layers
 from featviz.images import decode, find
+from featviz.layout.tracing.hints import HintBook
 from featviz.options import DrawOptions
 from featviz.records import CaptureSite, Hints, Layer, Sample
 
@@ -316,6 +318,15 @@ def test_frames_of_different_sizes_fail_with_the_remedy(uneven: Path) -> None:
 def test_size_brings_frames_to_one_size(uneven: Path) -> None:
     """A size for all frames helps."""
     assert fv.run(Clip(), uneven, "conv", frames=3, size=(6, 8), **AS_IS).exit_code == 0
+
+
+def test_a_clip_of_odd_frames_has_as_many_steps_as_its_first_layer() -> None:
+    """A stride of two makes three of five frames."""
+    first = nn.Conv3d(3, 2, 3, stride=(2, 1, 1), padding=1)
+    clip = torch.randn(1, 3, 5, 6, 8)
+    (root,) = list_layers(first)
+    hints = HintBook(first, clip.shape).of_layer(root)
+    assert hints.time_steps == first(clip).shape[2] == 3
 
 
 def test_tokens_of_a_clip() -> None:

@@ -300,6 +300,15 @@ def test_the_page_names_every_choice() -> None:
         assert f"`{choice.name}`" in first_cells
 
 
+def test_several_items_are_read_as_a_batch_alone() -> None:
+    """Not as the maps of one image, whose layout would drop all but the first."""
+    shape = (2, 3, 4, 4)
+    assert layout.recognise(shape, Hints(override="batch")).layout == "batch"
+    for name in ("nchw", "nhwc", "heads"):
+        with pytest.raises(LayoutError, match=f"cannot be read as {name}"):
+            layout.recognise(shape, Hints(override=name))
+
+
 @pytest.mark.parametrize("name", ["nope", "windows", "nchw:2x2"])
 def test_an_unknown_name_is_answered_with_all_names(name: str) -> None:
     """The hint lists the choices; `windows` is none, since only a forward pass explains

@@ -212,6 +212,20 @@ def test_as_many_tokens_make_a_grid_as_are_mixed(
     assert grid == (expected if is_grid else None)
 
 
+def test_tokens_of_a_square_image_make_a_square() -> None:
+    """15 by 14 tokens are no grid of 225 by 225 pixels."""
+    assert find_grid(15 * 14, Hints(input_size=(225, 225))) is None
+    assert find_grid(14 * 14, Hints(input_size=(225, 225))) is not None
+
+
+def test_a_class_token_of_the_model_stands_before_the_grid() -> None:
+    """Also where the tokens with it would make another one."""
+    hints = Hints(input_size=(96, 128), prefix_tokens=("class_token",))
+    expected = Arrangement("tokens", 2, 4, prefix=("class_token",))
+    assert find_grid(2 * 4 + 1, hints) == expected
+    assert find_grid(9, Hints(input_size=(96, 128))) is not None
+
+
 def test_strides_of_two_may_round_rows_up_and_columns_down() -> None:
     """A convolution pads the border, a pooling drops it: both in turn make each of
     these."""

@@ -49,6 +49,7 @@ def test_the_first_page_says_what_dark_is(tmp_path: Path) -> None:
         ("symmetric-percentile", -2, 2, "−2 ≥ 2"),
         ("symmetric-percentile", -9, 9, "−9 9"),
         ("range", 0, 9, "≤ 0 9"),
+        ("range", -1, 6, "−1 6"),
         ("percentile", 0, 2, "≤ 0 ≥ 2"),
         ("layer", -1, 6, "−1 6"),
     ],

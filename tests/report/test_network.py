@@ -403,6 +403,18 @@ def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
     assert [float(length) for length in lengths] == pytest.approx(expected, abs=0.01)
 
 
+def test_bars_of_negative_values_end_at_zero(tmp_path: Path) -> None:
+    """The others begin there."""
+    stats = np.zeros((4, 6), np.float32)
+    stats[:, :3] = np.array([[3], [1], [-1], [-2]])
+    row = {"layout": "vector", "shape": [1, 4]}
+    strip = Drawn("fc", 4, nrow=4, padding=0, stats=stats, more=row)
+    bars = bars_of(built(tmp_path / "out", {"a.png": [strip]}))
+    starts_and_lengths = re.findall(r'x="([\d.]+)" width="([\d.]+)" height="8"', bars)
+    expected = [(40.0, 60.0), (40.0, 20.0), (20.0, 20.0), (0.0, 40.0)]
+    assert [(float(x), float(w)) for x, w in starts_and_lengths] == expected
+
+
 def test_a_vector_of_other_values_has_no_names(tmp_path: Path) -> None:
     """The prediction is told, and is not taken for the vector's."""
     root = with_prediction(tmp_path / "out", [1.0, 2.0])

@@ -21,6 +21,7 @@ from rundirs import Drawn, summed_anew, write_run
 from featviz.errors import StoreError, UsageError
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report, fitting
+from featviz.report.figures import arrange
 from featviz.rundir.read import read_run
 
 from .markup import Markup, assert_says, built, page_of, pages, read
@@ -317,6 +318,11 @@ def test_slices_of_a_channel_stay_in_one_row_where_maps_are_left_out(
     stats = np.random.default_rng(0).random((16, 6), np.float32)
     clip = Drawn("conv", maps=16, slices=(3, 3), nrow=12, scale=1, stats=stats)
     root = write_run(tmp_path / "out", {"a.png": [clip]})
+    (grid,) = root.rglob("output.png")
+    gap = 200
+    with Image.open(grid) as drawn:
+        drawn.point(lambda level: level or gap).save(grid)
+    summed_anew(root / "a.png")
     monkeypatch.setattr(fitting, "MOST_BYTES", 0)
     (run,), count = fitting.fitted([read_run(root)])
     (image,) = run.images.values()
@@ -329,6 +335,21 @@ def test_slices_of_a_channel_stay_in_one_row_where_maps_are_left_out(
     assert [
         picture.getpixel((left + 5, top + 5)) for left, top, *_ in boxes
     ] == expected
+    assert {picture.getpixel((left - 1, top + 5)) for left, top, *_ in boxes} == {gap}
+
+
+def test_inputs_that_differ_are_both_shown(tmp_path: Path) -> None:
+    """Of a run and the one that it is compared with; one where they are the same."""
+    runs = [
+        write_run(tmp_path / name, {"a.png": [Drawn("relu")]})
+        for name in ("new", "base")
+    ]
+    (page,) = arrange(*map(read_run, runs)).images
+    assert list(page.seen) == [False]
+    Image.new("RGB", (24, 20)).save(runs[1] / "a.png" / "input.png")
+    summed_anew(runs[1] / "a.png")
+    (page,) = arrange(*map(read_run, runs)).images
+    assert list(page.seen) == [False, True]
 
 
 @pytest.fixture

@@ -143,6 +143,16 @@ def test_curves_are_the_audits_counts(page: Markup) -> None:
     assert curve["class"] == "dead"
 
 
+def test_a_series_may_have_one_step(tmp_path: Path) -> None:
+    """Its curve is a point at the left edge."""
+    root = tmp_path / "out"
+    run = write_run(root / "step-000007", {"a.png": [Drawn("relu")]})
+    write_findings(run, {"relu": {"dead": [1]}})
+    build_report(root, ReportOptions())
+    (curve,) = page_of(root).of("polyline")
+    assert str(curve["points"]).replace(",", " ").split()[0] == "6.0"
+
+
 def test_the_upper_edge_of_the_curves_has_their_largest_count(written: Path) -> None:
     """Three channels were dead at most, of six."""
     html = (written / "report" / "index.html").read_text()
