@@ -51,6 +51,11 @@ def test_the_total_of_apoz_is_that_of_all_channels() -> None:
     assert total["apoz"] == pytest.approx((20 * 0.5 + 20 * 0.25 + 100 * 0.125) / 140)
 
 
+def test_a_total_of_layers_without_apoz_has_none() -> None:
+    """Not 0 %, which would say that each value is above zero."""
+    assert findings.total_row([{**row, "apoz": None} for row in LAYERS])["apoz"] is None
+
+
 @pytest.mark.parametrize(
     ("text", "held", "message"),
     [

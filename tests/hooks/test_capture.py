@@ -265,6 +265,17 @@ def test_recorder_tells_skipped_and_never_ran() -> None:
     assert recorder.skipped == []  # a hooked attention gives its weights
 
 
+def test_a_caller_that_uses_weights_of_attention_gets_its_own() -> None:
+    """Their mean over the heads, [1, T, T], as torch gives it without `need_weights`."""
+    model = nn.MultiheadAttention(4, 2, batch_first=True)
+    x = torch.randn(1, 3, 4)
+    with in_eval_mode(model):
+        _, expected = model(x, x, x)
+        with hooked(model, list_layers(model), lambda site, tensor: None) as recorder:
+            _, weights = forward(model, [x, x, x], recorder)
+    assert torch.equal(weights, expected)
+
+
 @pytest.mark.parametrize(
     ("selectors", "silent"),
     [("*,!re:^$", ["idle", "idle.0", "odd"]), ("list,steps", ["list", "steps"])],

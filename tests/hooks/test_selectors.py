@@ -146,6 +146,7 @@ def test_what_helps_speaks_of_modules(layers: list[Layer]) -> None:
     remedy = select.remedy([*layers, function], select.parse("layer2"))
     assert remedy.startswith("did you mean layer1? types here: Conv2d 2, ")
     assert "fn:relu" not in remedy
+    assert select.remedy(layers, select.parse("tem")).startswith("did you mean stem? ")
     assert remedy.endswith(
         "layers here: stem (Conv2d), layer1 (Sequential), layer1.conv1 (Conv2d) and 3 more"
     )

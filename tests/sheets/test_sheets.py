@@ -131,13 +131,16 @@ def test_what_a_tile_says_itself_is_not_said_below_it() -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("count", "in_rows"), [(12, [12]), (25, [9, 9, 7])])
+@pytest.mark.parametrize(
+    ("count", "in_rows"), [(12, [12]), (25, [9, 9, 7]), (78, [13] * 6)]
+)
 def test_many_images_go_on_below(count: int, in_rows: list[int]) -> None:
     """More than twelve of few rows are blocks that are about square together, each below
     its like."""
     images = {}
     for number in range(count):
-        images[f"{number:02}.png"] = [Drawn("relu", maps=1, shade=number + 10, **LARGE)]
+        drawn = Drawn("relu", maps=1, shade=number + 10, tile=(24, 30), scale=3)
+        images[f"{number:02}.png"] = [drawn]
     sheet = sheet_of(write_run(Path("out"), images))
     corners = [corner_of(sheet, cut(drawn, 0)) for (drawn,) in images.values()]
     assert corners == sorted(corners)
@@ -429,11 +432,22 @@ def test_slices_of_a_clip_follow_one_another() -> None:
 
 
 @pytest.mark.medium
-def test_a_slice_of_a_layer_with_fewer_stands_for_several() -> None:
-    """Two slices beside four are shown twice each: a layer may halve the time."""
+@pytest.mark.parametrize(("fewer", "shown"), [(2, (0, 0, 1, 1)), (3, (0, 1, 1, 2))])
+def test_a_slice_of_a_layer_with_fewer_stands_for_several(
+    fewer: int, shown: tuple[int, ...]
+) -> None:
+    """Two slices beside four are shown twice each: a layer may halve the time. Of three
+    the one in the middle is."""
     long = Drawn("long", maps=1, slices=(4, 4), nrow=4, padding=0, **LARGE)
     short = Drawn(
-        "short", maps=1, index=2, slices=(2, 2), nrow=2, padding=0, shade=90, **LARGE
+        "short",
+        maps=1,
+        index=2,
+        slices=(fewer, fewer),
+        nrow=fewer,
+        padding=0,
+        shade=90,
+        **LARGE,
     )
     run = write_run(Path("out"), {"clip": [long, short]})
     out = Path("clip.gif")
@@ -442,7 +456,7 @@ def test_a_slice_of_a_layer_with_fewer_stands_for_several() -> None:
 
     y, x = corner_of(sheet, cut(short, 0))
     shades = [int(frame[y + 20, x + 20, 0]) for frame in moving(out)]
-    assert shades == [int(cut(short, tile)[20, 20]) for tile in (0, 0, 1, 1)]
+    assert shades == [int(cut(short, tile)[20, 20]) for tile in shown]
 
 
 @pytest.mark.medium
@@ -480,6 +494,7 @@ def test_a_step_that_lacks_the_layer_leaves_its_row_white() -> None:
     ("folder", "roots", "titles"),
     [
         (".", ("a/out", "b/out"), ("a/out", "b/out")),
+        (".", ("a/out", "b/out", "c"), ("a/out", "b/out", "c")),
         ("a/out", (".", "../../b/out"), ("out", "../../b/out")),
         ("a/out/a.png", ("..", "../../../b/out"), ("..", "../../../b/out")),
     ],
@@ -492,7 +507,7 @@ def test_runs_in_folders_of_one_name_are_told_apart(
 ) -> None:
     """By their paths as they were typed; a run in the current folder has the folder's
     name."""
-    for name in ("a/out", "b/out"):
+    for name in ("a/out", "b/out", "c"):
         write_run(Path(name), {"a.png": [A], "b.png": [B]})
     out = Path("figure.svg")
     monkeypatch.chdir(folder)
