@@ -137,6 +137,7 @@ GOOD: list[OptionValue] = [
     OptionValue(PassOptions, "capture", "grad,output,Grad,", ("grad", "output")),
     OptionValue(RunOptions, "layers", ["Conv2d#0", "fn:add"], "Conv2d#0,fn:add"),
     OptionValue(RunOptions, "layers", "Conv2d[0],fn:add[1:]", "Conv2d#0,fn:add#1:"),
+    OptionValue(RunOptions, "layers", "ReLU[-1], !a", "ReLU#-1, !a"),
     OptionValue(RunOptions, "layers", "re:conv[12]", "re:conv[12]"),
     OptionValue(RunOptions, "shard", "2/2", Shard(1, 2)),
     OptionValue(SheetOptions, "images", "a.png, 'b*',", ("a.png", "'b*'")),

@@ -413,16 +413,16 @@ def test_a_step_that_is_no_whole_number_is_refused(number: Any, series: Path) ->
 
 
 def test_steps_may_be_skipped(series: Path) -> None:
-    """The first number at or behind each multiple of `every` is drawn, once; integers of
-    numpy and torch are numbers, and none comes behind a later one."""
-    numbers: list[Any] = [7, np.int64(12), torch.tensor(12), 19, 45, 50]
+    """The first number at or behind each multiple of `every` is drawn, once, also at the
+    end; integers of numpy and torch are numbers, and none comes behind a later one."""
+    numbers: list[Any] = [7, np.int64(12), torch.tensor(12), 19, 45, 50, 50]
     with fv.Watcher(network(), SHOWN, "ReLU", np.int64(10), series) as watcher:
         written = [watcher.step(number) for number in numbers]
         with pytest.raises(UsageError, match="step 3 comes behind step 50"):
             watcher.step(3)
 
     names = [path and path.name[-2:] for path in written]
-    assert names == [None, "12", None, None, "45", "50"]
+    assert names == [None, "12", None, None, "45", "50", None]
     assert watcher.steps == [0, 12, 45, 50]
     assert {type(step) for step in watcher.steps} == {int}
 

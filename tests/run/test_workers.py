@@ -128,6 +128,23 @@ def test_numbers_of_no_process_are_refused(variables: dict[str, str]) -> None:
         assert f"{name}={value}" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("variables", "lines"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, 2),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 0),
+    ],
+    indirect=["variables"],
+)
+def test_of_several_processes_the_first_tells_what_would_be_drawn(
+    variables: dict[str, str], lines: int, featviz: Run, tiny_file: Path, picture: Path
+) -> None:
+    """Once, and for all of them."""
+    done = featviz("run", tiny_file, picture, "--layers", "0", "--dry-run")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == lines
+
+
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch knows four GPUs, and no process has a local rank."""
