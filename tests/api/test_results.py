@@ -76,6 +76,20 @@ def test_a_result_says_where_it_is(
     assert_same_pixels(in_memory.images[0].input, pixels)
 
 
+@pytest.mark.medium
+def test_a_tensor_of_other_axes_than_its_manifests_is_refused(
+    tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
+) -> None:
+    """Somebody has saved it anew, channels last: it has as many values as before."""
+    (maps,) = fv.run(
+        tiny, pixels, "Conv2d", tmp_path / "out", tensors=True, **AS_IT_IS
+    ).captures
+    path = maps.file.with_name("output.npy")
+    np.save(path, np.load(path).transpose(0, 2, 3, 1))
+    with pytest.raises(StoreError, match="its shape is .* by the manifest"):
+        maps.tensor  # noqa: B018
+
+
 @pytest.fixture
 def image(pixels: np.ndarray) -> Tensor:
     """The picture as a tensor, float32 [3, 20, 24] in 0..1."""

@@ -304,6 +304,8 @@ def test_kernels_and_sheets_warn_of_channels_that_are_not_there(
     fv.kernels(NARROW_AND_WIDE, out=tmp_path / "kernels", channels="2,6")
     fv.run(NARROW_AND_WIDE, RAMP, "0", tmp_path / "run", channels="1,2", **PLAIN)
     fv.sheet(tmp_path / "run", channels="2,3")
+    with pytest.raises(FeatvizError, match=r"channels \(1-2\)"):
+        fv.sheet(tmp_path / "run", channels="3")  # the error says it all
     assert [text for text in messages.messages if "--channels" in text] == [
         "--channels 2,6: layer 0 has 4 channels (0-3), not 6",
         "--channels 2,3: layer 0 has 2 channels (1-2), not 3",

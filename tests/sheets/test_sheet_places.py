@@ -140,6 +140,17 @@ def test_a_ring_leaves_the_spot_as_it_is() -> None:
 
 
 @pytest.mark.medium
+def test_nothing_is_like_a_place_where_values_are_not_finite(tmp_path: Path) -> None:
+    """A cosine with NaN is none: the error says which values the layer holds."""
+    conv = torch.nn.Conv2d(3, 6, 3, stride=2)
+    with torch.no_grad():
+        conv.bias[2] = float("nan")
+    image = np.zeros((16, 24, 3), np.uint8)
+    fv.run(conv, image, "*", tmp_path, preset="none", tensors=True)
+    with pytest.raises(UsageError, match="NaN or infinite values"):
+        sheet_of(tmp_path, similar_to="image-0.png@0.5,0.5")
+
+
 def test_the_place_has_a_ring_in_the_input_too(run_of_maps: Path) -> None:
     """What the model saw of its image has one, and the other image has none."""
     run = SheetRun("run", read_run(run_of_maps, keep_stats=True))
