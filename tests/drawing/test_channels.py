@@ -297,6 +297,16 @@ def test_channels_that_a_layer_lacks_are_warned_of_once(
     assert warnings == ["--channels 2,6: layer 0 has 4 channels (0-3), not 6"]
 
 
+def test_images_that_are_kept_are_not_warned_of_again(
+    tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    """`--resume` of a complete run draws nothing, and says nothing of its channels."""
+    options = {"channels": "2,6", "resume": True, **PLAIN}
+    for _ in range(2):
+        fv.run(NARROW_AND_WIDE, RAMP, "Conv2d", tmp_path / "out", **options)
+    assert sum("--channels" in text for text in messages.messages) == 1
+
+
 def test_kernels_and_sheets_warn_of_channels_that_are_not_there(
     tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:

@@ -184,6 +184,15 @@ def test_an_image_with_channels_last_is_turned(tmp_path: Path) -> None:
     assert torch.equal(model.module(image), image.permute(0, 2, 3, 1))
 
 
+def test_an_image_four_wide_has_its_channels_first(tmp_path: Path) -> None:
+    """[N, 3, 8, 4] could be either, and most tools write [N, C, H, W]."""
+    path = one_node("Identity", tmp_path / "narrow.onnx", shape=("n", 3, 8, 4))
+    model = load_whole(path)
+    image = torch.rand(1, 3, 8, 4)
+    assert model.preprocess.blank()[0].shape == (1, 3, 8, 4)
+    assert torch.equal(model.module(image), image)
+
+
 def test_a_graph_of_bytes_takes_levels(tmp_path: Path) -> None:
     """uint8 inputs are 0 to 255, without mean and std."""
     path = one_node("Identity", tmp_path / "bytes.onnx", dtype=TensorProto.UINT8)

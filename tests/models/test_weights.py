@@ -325,6 +325,14 @@ def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
     assert same_weights(load(index), state)
 
 
+def test_an_index_that_names_itself_is_refused(tmp_path: Path) -> None:
+    """In one line, and not after a thousand readings."""
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"conv1.0.weight": index.name}}))
+    with pytest.raises(LoadError, match="which is not beside it"):
+        load(index)
+
+
 @pytest.fixture
 def identified(featviz: Run, tmp_path: Path) -> Callable[..., Outcome]:
     """What `featviz identify` says of a file, saved as `a.pth`."""
