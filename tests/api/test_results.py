@@ -86,7 +86,7 @@ def test_a_tensor_of_other_axes_than_its_manifests_is_refused(
     ).captures
     path = maps.file.with_name("output.npy")
     np.save(path, np.load(path).transpose(0, 2, 3, 1))
-    with pytest.raises(StoreError, match="its shape is .* by the manifest"):
+    with pytest.raises(StoreError, match=r"its shape is .* by the manifest"):
         maps.tensor  # noqa: B018
 
 
