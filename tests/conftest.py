@@ -110,6 +110,21 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+LONGEST = {
+    "test_budget.py",
+    "test_cold_start.py",
+    "test_portable.py",
+    "test_trial.py",
+    "test_workers.py",
+}
+"""Files with a test of five seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They come first: at the end one worker would wait for the other."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 # else libraries of torch report leaks at the end
 atexit.register(gc.unfreeze)
 # a report would have what is imported searched again
