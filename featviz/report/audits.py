@@ -66,8 +66,8 @@ class AuditView:
             pictures: the audit's folder; a picture that is not there is left out.
             pages: the layers that have pages; None for an audit that stands alone.
         """
-        suspects: defaultdict[str, list[Extra]] = defaultdict(list)
-        sources: defaultdict[str, list[str]] = defaultdict(list)
+        suspects = defaultdict(list)
+        sources = defaultdict(list)
         for number, drawn in enumerate(record.drawn):
             sources[drawn.layer].append(drawn.shown)
             size = pictures.pixels.get(drawn.file)

@@ -97,9 +97,10 @@ def _suspects_of_groups(
         for group in page.groups:
             first_groups.setdefault((page.name, group.call), group.id)
     for layer in audit.layers:
-        call = layer.call if (layer.home, layer.call) in first_groups else None
-        if (layer.home, call) in first_groups:
-            yield first_groups[layer.home, call], layer.suspects
+        at_call = first_groups.get((layer.home, layer.call))
+        id = at_call or first_groups.get((layer.home, None))
+        if id is not None:
+            yield id, layer.suspects
 
 
 def _shared_kernels(
@@ -275,7 +276,7 @@ def _exemplar_extras(
         pictures: the folder of the exemplars, whose pictures are read like those of an
             image.
     """
-    extras: defaultdict[_Tensor, list[Extra]] = defaultdict(list)
+    extras = defaultdict(list)
     ranked_by = "value" if record.options["by"] == "max" else "mean"
     for n, layer in enumerate(record.layers):
         text = f"the largest {ranked_by} over {counted(record.images.seen, 'image')}"

@@ -131,7 +131,7 @@ def comparison_page(
     grids: dict[str, str] = {}
     views = []
     for position, layer in enumerate(result.layers):
-        columns: list[MapColumn] = []
+        columns = []
         if layer.difference is not None:
             columns = _columns(position, layer.difference, address)
             grids |= _grids(columns, layer, layer.difference, (base, new))
@@ -204,7 +204,7 @@ def data_address(content: bytes) -> str:
 
 
 def _options(run: ReadRun) -> Mapping[str, Any]:
-    options: Mapping[str, Any] = run.record.get("options") or {}
+    options = run.record.get("options") or {}
     return options
 
 

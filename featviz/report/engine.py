@@ -50,18 +50,6 @@ class Site:
     anchors: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """How the ids of a tensor's channels begin, by id of the layer's page and stem."""
 
-    @classmethod
-    def alone(
-        cls, links: Links, model: str, assets: Sequence[str] = REPORT_ASSETS
-    ) -> Site:
-        """The site of a report that is one page, as of an audit.
-
-        Args:
-            model: what the model is called, at the head of the page.
-            assets: names of the files that the page loads.
-        """
-        return cls(links, model, links.page(RUN_PAGE), assets)
-
     def color_key(self, figure: Figure) -> ColorKey:
         """What the colours of a figure mean."""
         return color_keys.color_key(figure.row, self.options[figure.other])
@@ -175,14 +163,25 @@ def render_document(site: Site, document: Document) -> Iterator[Markup]:
     return render("document", site, document)
 
 
-def render_alone(site: Site, template: str, title: str, page: object) -> ReportFiles:
-    """The files of a report that is one page.
+def render_alone(
+    model: str,
+    template: str,
+    title: str,
+    page: object,
+    links: Links,
+    assets: Sequence[str] = REPORT_ASSETS,
+) -> ReportFiles:
+    """The files of a report that is one page, as of an audit.
 
     Args:
+        model: what the model is called, at the head of the page.
         template: of the article.
         title: of the document.
         page: the dataclass of the template.
+        links: of the form in which the report is written.
+        assets: names of the files that the page loads.
     """
+    site = Site(links, model, links.page(RUN_PAGE), assets)
     yield from asset_files(site)
     document = Document(render(template, site, page), title)
     yield f"{RUN_PAGE}.html", render_document(site, document)

@@ -252,7 +252,7 @@ def _image_page(
     """
     page_id = f"image-{number:03d}"
     inputs = {False: input_view(f"p{number}-i", image, page_id)}
-    compared_rows: dict[tuple[str, str], _NumberedRow] = {}
+    compared_rows = {}
     if compared_image is not None:
         inputs[True] = input_view(f"o{number}-i", compared_image, page_id)
         for position, row in enumerate(compared_image.captures.values()):

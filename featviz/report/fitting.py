@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -30,7 +29,7 @@ class FewerMaps(ReadImage):
     """An image whose grids show some of their maps."""
 
     file_rows: Mapping[str, Capture] = field(default_factory=dict)
-    """The rows of the grids as they are in the files."""
+    """The rows of the grids that show fewer maps, as they are in the files."""
 
     def content(self, relative: str) -> bytes:
         """A picture's bytes; of a grid that shows fewer maps, those of a new picture.
@@ -38,13 +37,11 @@ class FewerMaps(ReadImage):
         Args:
             relative: its path in the image's folder.
         """
-        # by identity: `_fewer` returns the row itself where it leaves nothing out
         file_row = self.file_rows.get(relative)
-        for row in self.manifest.captures:
-            if row.file == relative and file_row is not None and row is not file_row:
-                picture = _rearranged(self.picture(relative), file_row, row)
-                return _encoded(picture, relative)
-        return super().content(relative)
+        if file_row is None:
+            return super().content(relative)
+        row = self.captures[file_row.capture_key]
+        return _encoded(_rearranged(self.picture(relative), file_row, row), relative)
 
 
 def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Image:
@@ -115,23 +112,16 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
     return fitted_runs, count
 
 
-class _GridSize(NamedTuple):
-    """A grid in a file."""
-
-    maps: int
-    bytes: int
-
-
 def _fitting_count(images: Sequence[ReadImage]) -> int:
     """How many maps of each layer fit, about: halved until they do."""
     grids = []
     for image in images:
         for row in image.captures.values():
-            grids.append(_GridSize(len(row.drawn), image.sizes[row.file]))
+            grids.append((len(row.drawn), image.sizes[row.file]))
     # About, since a grid is taken to shrink with its maps; its picture is not yet drawn.
-    count = max((grid.maps for grid in grids), default=FEWEST)
+    count = max((maps for maps, _ in grids), default=FEWEST)
     while count > FEWEST:
-        total = sum(grid.bytes * min(1, count / max(1, grid.maps)) for grid in grids)
+        total = sum(size * min(1, count / max(1, maps)) for maps, size in grids)
         if _BASE64 * total <= MOST_BYTES:
             break
         count = max(FEWEST, count // 2)
@@ -143,8 +133,13 @@ def _with_fewer(
 ) -> ReadImage:
     """An image whose grids show some channels."""
     rows = []
+    file_rows = {}
     for row in image.manifest.captures:
-        rows.append(_fewer(row, channels.get(row.capture_key, set())))
+        shown = _fewer(row, channels.get(row.capture_key, set()))
+        rows.append(shown)
+        # the row itself where nothing is left out
+        if shown is not row:
+            file_rows[row.file] = row
     return FewerMaps(
         root=image.root,
         folder=image.folder,
@@ -153,7 +148,7 @@ def _with_fewer(
         sizes=image.sizes,
         kept_stats=image.kept_stats,
         pixels=image.pixels,
-        file_rows={row.file: row for row in image.manifest.captures},
+        file_rows=file_rows,
     )
 
 

@@ -84,7 +84,7 @@ def changed_grid(
         stats = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
     grid = _grid(maps.plan, maps.slices, stats)
     grid["channels"] = maps.channels
-    grid["change"] = _base64(change.astype("<f4"))
+    grid["change"] = base64_of(change.astype("<f4"))
     if is_grey:
         grid["grey"] = True
     return as_json(grid)
@@ -117,7 +117,7 @@ def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
     for column in np.ascontiguousarray(stats.astype("<f4").T):
         # compared as bits, by which NaN equals itself
         bits = column.view("<u4")
-        columns.append(_base64(column[:1] if (bits == bits[:1]).all() else column))
+        columns.append(base64_of(column[:1] if (bits == bits[:1]).all() else column))
     return {
         "nrow": plan.columns,
         "padding": plan.padding,
@@ -129,7 +129,8 @@ def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
     }
 
 
-def _base64(values: np.ndarray) -> str:
+def base64_of(values: np.ndarray) -> str:
+    """The bytes of an array as text."""
     return base64.b64encode(values.tobytes()).decode()
 
 

@@ -19,7 +19,6 @@ places are averaged in squares of four; the page says the error."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,7 +40,7 @@ from featviz.drawing.readback import (
 from featviz.records import Floats
 from featviz.report.engine import ReportFiles, Site
 from featviz.report.figures import Figure, Group, ReportPage, ReportPages
-from featviz.report.grids import as_json
+from featviz.report.grids import as_json, base64_of
 from featviz.rundir.image import DamagedError
 from featviz.rundir.schema import Capture
 
@@ -192,9 +191,9 @@ class _PlacesLayer:
             size=image_places.size,
             factor=image_places.factor,
             field=self.figures[name].row.receptive_field,
-            vectors=_base64(_levels(coordinates, self.basis.units)),
-            channels=_base64(channels),
-            values=_base64(values),
+            vectors=base64_of(_levels(coordinates, self.basis.units)),
+            channels=base64_of(channels),
+            values=base64_of(values),
         )
 
 
@@ -632,7 +631,3 @@ def standing_out(vectors: Floats, mean: Floats, deviation: Floats) -> StandingOu
     tenths = np.rint(values * _TENTH).clip(-127, 127).astype(np.int8)
     type = np.uint8 if scores.shape[1] <= 256 else np.uint16
     return StandingOut(channels.astype(type), tenths)
-
-
-def _base64(values: np.ndarray) -> str:
-    return base64.b64encode(values.tobytes()).decode()

@@ -22,7 +22,7 @@ from featviz.report.audits import AuditView
 from featviz.report.color_keys import LegendEntry, legend
 from featviz.report.companions import kernel_extras, read_companions
 from featviz.report.descriptions import model_name, model_title
-from featviz.report.engine import ReportFiles, Site, render_alone
+from featviz.report.engine import ReportFiles, render_alone
 from featviz.report.extras import Extra
 from featviz.report.figures import arrange
 from featviz.report.fitting import fitted
@@ -30,7 +30,6 @@ from featviz.report.links import Links
 from featviz.report.run_report import RunComparison, RunReport
 from featviz.report.series import read_series
 from featviz.rundir import (
-    REPORT_ASSETS,
     REPORT_FILE,
     REPORT_RECORD,
     REPORT_ZIP,
@@ -65,19 +64,13 @@ class ReportResult:
     """Images that the report names but cannot show, and why."""
 
 
-class KernelRow(NamedTuple):
-    """The kernels of a convolution."""
-
-    row: Capture
-    extra: Extra
-
-
 @dataclass(frozen=True)
 class KernelsPage:
     """What the template of kernels shows."""
 
     record: Mapping[str, Any]
-    layers: list[KernelRow]
+    layers: list[tuple[Capture, Extra]]
+    """The convolutions, each with the picture of its kernels."""
     legend: list[LegendEntry]
 
 
@@ -237,17 +230,17 @@ def _audit_report(root: Path) -> _Report | None:
         return None
     view = AuditView.of_record(*audit_and_pictures)
     model = model_title(view.record.model)
-    return _Report(partial(_render_alone, model, "audited", "Audit", view), {})
+    return _Report(partial(render_alone, model, "audited", "Audit", view), {})
 
 
 def _kernels_report(root: Path) -> _Report:
     record, pictures = read_kernels(root)
     rows = list(pictures.captures.values())
     extras = [extra for _, extra in kernel_extras(record, pictures)]
-    layers = [KernelRow(row, extra) for row, extra in zip(rows, extras, strict=True)]
+    layers = list(zip(rows, extras, strict=True))
     page = KernelsPage(record, layers, legend(record["options"], rows))
     model = model_title(record["model"])
-    return _Report(partial(_render_alone, model, "kernels", "Kernels", page), {})
+    return _Report(partial(render_alone, model, "kernels", "Kernels", page), {})
 
 
 def _series_report(root: Path) -> _Report:
@@ -255,29 +248,9 @@ def _series_report(root: Path) -> _Report:
     record = page.steps[-1].run.record.get("model") or {}
     model = str(record.get("type") or model_name(record))
     render = partial(
-        _render_alone, model, "series", real(root).name, page, assets=SERIES_ASSETS
+        render_alone, model, "series", real(root).name, page, assets=SERIES_ASSETS
     )
     return _Report(render, page.left_out)
-
-
-def _render_alone(
-    model: str,
-    template: str,
-    title: str,
-    page: object,
-    links: Links,
-    assets: tuple[str, ...] = REPORT_ASSETS,
-) -> ReportFiles:
-    """The files of a report of one page.
-
-    Args:
-        model: what the model is called.
-        template: the name of the page's template.
-        page: what the template shows.
-        links: how pages refer to files.
-        assets: names of the scripts and styles that the page needs.
-    """
-    return render_alone(Site.alone(links, model, assets), template, title, page)
 
 
 # Writing
@@ -289,22 +262,17 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
     Args:
         out: that folder or file, which has been checked.
     """
-    if options.single_file:
+    if options.single_file or options.zip:
         with outputs.writing(
             out, outputs.REPORT_ALONE, "--out", options.overwrite
         ) as file:
-            # exactly one file: assets, scripts and pictures are inside it
-            ((_, pieces),) = report.render(Links())
-            file.writelines(_encoded(pieces))
-        return ReportResult(out, (out,), report.left_out)
-    if options.zip:
-        with (
-            outputs.writing(
-                out, outputs.REPORT_ALONE, "--out", options.overwrite
-            ) as file,
-            zipfile.ZipFile(file, "w") as archive,
-        ):
-            _write_zip(report.render, archive)
+            if options.zip:
+                with zipfile.ZipFile(file, "w") as archive:
+                    _write_zip(report.render, archive)
+            else:
+                # exactly one file: assets, scripts and pictures are inside it
+                ((_, pieces),) = report.render(Links())
+                file.writelines(_encoded(pieces))
         return ReportResult(out, (out,), report.left_out)
     # the record comes last: a folder without it is not a report, and is never replaced
     written = []

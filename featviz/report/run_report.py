@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -259,7 +259,7 @@ class RunReport:
         layers: list[Markup] = []
         for page in self.pages.layers:
             layers.extend(self._layer(page, site))
-        compared: list[Markup] = []
+        compared = []
         if self.comparison is not None and self.comparison.result is not None:
             pictures = self.comparison.pictures
             content = self._comparison_page(
@@ -272,9 +272,7 @@ class RunReport:
 
     def _site(self, links: Links) -> Site:
         """What all pages share."""
-        options: dict[bool, Mapping[str, Any]] = {
-            False: self.run.record.get("options") or {}
-        }
+        options = {False: self.run.record.get("options") or {}}
         labels = {}
         if self.comparison is not None:
             compared_run = self.comparison.other
@@ -318,7 +316,7 @@ class RunReport:
         """The page of the run; the totals have to be complete."""
         images, layers = self.pages
         first = images[0] if images else None
-        stages: list[NetworkStage] = []
+        stages = []
         if first is not None:
             totals = [self._totals_of(group) for group in first.groups]
             stages = network(first, self._first_stats, totals)
@@ -462,7 +460,7 @@ def _in_order(pages: ReportPages) -> list[Group]:
     for page in pages.layers:
         for group in page.groups:
             groups[page.id, group.stem] = group
-    order: dict[tuple[str, str], None] = {}
+    order = {}
     for image in pages.images:
         order.update(dict.fromkeys((group.page, group.stem) for group in image.groups))
     return [groups[key] for key in order]

@@ -189,7 +189,7 @@ def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
         tensor: gets the curves.
     """
     label = tensor.row.label
-    findings_at: dict[int, Mapping[str, list[int]]] = {}
+    findings_at = {}
     for number, _, audit in steps:
         if audit is None:
             continue

@@ -156,7 +156,7 @@ def channel_rows(
         audited: channels of the same layer by finding, which may be beyond those here;
             empty without an audit.
     """
-    findings_of: defaultdict[int, list[str]] = defaultdict(list)
+    findings_of = defaultdict(list)
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
     for name, channels in {**totals.findings, **of_audit}.items():
         for channel in channels:
