@@ -88,10 +88,12 @@ def in_bash(command: str, stdin: str, folder: Path) -> Outcome:
 
 
 def in_python(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Outcome:
-    """Run `python FILE` or `python -c CODE` in this process, which has imported torch."""
+    """Run `python FILE ARGUMENTS` or `python -c CODE` in this process, which has imported
+    torch."""
     code = arguments[1] if arguments[0] == "-c" else Path(arguments[0]).read_text()
     with monkeypatch.context() as patch:
         patch.syspath_prepend(Path.cwd())
+        patch.setattr(sys, "argv", arguments)
         exec(code, {"__name__": "__main__"})
     # the next page has its own `net.py`
     sys.modules.pop("net", None)
