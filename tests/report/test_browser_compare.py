@@ -169,6 +169,20 @@ def write_predicted(root: Path, classes: dict[str, int]) -> Path:
     return root
 
 
+def test_all_of_twenty_changed_predictions_are_shown(tmp_path: Path) -> None:
+    """Others are under "more"; twelve were shown, and the head did not count them."""
+    names = [f"{number:02}.png" for number in range(30)]
+    before = write_predicted(tmp_path / "before", dict.fromkeys(names, 5))
+    changed = dict.fromkeys(names[10:], 3)
+    after = write_predicted(tmp_path / "after", dict.fromkeys(names, 5) | changed)
+    build_report(after, ReportOptions(compare=before))
+    source = (after / "report" / "comparison.html").read_text()
+    shown, _, folded = source.split('id="predictions"')[1].partition("<details")
+    assert shown.count(">changed</span>") == 20
+    assert folded.startswith(' class="table"><summary>10 more</summary>')
+    assert '<a href="#predictions">20 of 30 predictions changed</a>' in source
+
+
 def test_columns_of_predictions_stand_below_their_titles_on_a_phone_too(
     page: Page, tmp_path: Path
 ) -> None:
