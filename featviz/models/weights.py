@@ -156,12 +156,15 @@ def _class_at_hand(path: Path, names: Sequence[str]) -> str:
     """
     for name in names:
         module, _, class_name = name.rpartition(".")
+        # by its path, not as a pattern: a stranger may have called it `**/*`
+        file = f"{module.replace('.', '/')}.py"
+        files = [Path(file), path.parent / file]
         # a script that saved a model of its own class may be any file
-        script = "*" if module == "__main__" else module.replace(".", "/")
-        for folder in (Path(), path.parent):
-            for code in folder.glob(f"{script}.py"):
-                if f"class {class_name}" in _read_code(code):
-                    return f"{code}:{class_name}"
+        if module == "__main__":
+            files = [*Path().glob("*.py"), *path.parent.glob("*.py")]
+        for code in files:
+            if f"class {class_name}" in _read_code(code):
+                return f"{code}:{class_name}"
     return "FILE.py:CLASS"
 
 

@@ -463,6 +463,20 @@ def test_the_weights_of_a_class_that_is_not_there(tmp_path: Path) -> None:
     assert same_weights(load(tmp_path / "whole.pth", arch=_code(tmp_path)), note)
 
 
+@pytest.mark.parametrize("module", ["/etc/net", "**", "net\0"])
+def test_a_module_of_an_odd_name_is_no_pattern(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for the code of a class ends, and the message is that of any class."""
+    odd = type("Net", (nn.Module,), {"__module__": module})
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, module, SimpleNamespace(Net=odd))
+        torch.save(odd(), tmp_path / "odd.pth")
+    with pytest.raises(LoadError, match=r"needs .*Net, which could") as caught:
+        load(tmp_path / "odd.pth")
+    assert "--arch FILE.py:CLASS" in str(caught.value.hint)
+
+
 class Note(nn.Conv2d):
     """A class of nobody's list."""
 
