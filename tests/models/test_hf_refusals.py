@@ -75,6 +75,16 @@ def test_a_config_that_is_refused(
         load(folder(tmp_path, **config))
 
 
+def test_a_folder_of_timm_without_weights_is_refused(tmp_path: Path) -> None:
+    """Its architecture is known, yet none of transformers: the file is asked for."""
+    path = folder(tmp_path, architecture="resnet18")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(LoadError, match="names no architecture of tr") as caught:
+        load(path)
+    assert caught.value.hint is not None
+    assert "give the file of weights" in caught.value.hint
+
+
 @pytest.mark.parametrize("spec", ["", "model.safetensors"], ids=["folder", "file"])
 def test_without_transformers(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
