@@ -162,7 +162,20 @@ def test_a_result_counts_its_failures(
     """The short form and the page name them."""
     result = fv.run(tiny, [picture, broken], "Conv2d", **AS_IT_IS)
     assert repr(result) == "<RunResult of 2 images, 1 failed: 1 picture>"
-    assert "broken.png failed" in result._repr_html_()
+    whole, failed = result.images
+    for shown in (result, failed):
+        assert "broken.png failed" in shown._repr_html_()  # type: ignore[attr-defined]
+    assert "failed" not in whole._repr_html_()  # type: ignore[attr-defined]
+
+
+@pytest.mark.medium
+def test_a_gallery_tells_the_likeliest_class(tiny: nn.Module, picture: Path) -> None:
+    """Below the input, as the run has it; of a model that classifies nothing it is
+    called the input."""
+    (image,) = fv.run(tiny, picture, "Conv2d", **AS_IT_IS).images
+    (of_maps,) = fv.run(tiny[:1], picture, "Conv2d", **AS_IT_IS).images
+    assert f"{picture.name}: {image.prediction[0].text}<" in image._repr_html_()  # type: ignore[attr-defined]
+    assert f"{picture.name}: input<" in of_maps._repr_html_()  # type: ignore[attr-defined]
 
 
 @pytest.mark.medium
