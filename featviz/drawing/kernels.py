@@ -78,8 +78,6 @@ def read_filters(module: nn.Module) -> Filters:
         raise LayoutError(f"{name} has no convolution kernels")
     weight = _weight(module)
     groups = _groups(module)
-    if type(groups) is not int or groups < 1:
-        raise LayoutError("its number of groups is none")
     if isinstance(weight, UninitializedParameter):
         raise LayoutError(f"its weight has no size yet: the {name} saw no input")
     try:
@@ -114,7 +112,7 @@ def _weight(module: nn.Module) -> Tensor:
     return weight
 
 
-def _groups(module: nn.Module) -> Any:
+def _groups(module: nn.Module) -> int:
     """The number of groups of a convolution; of an exported one only the call has it."""
     if type(module).__module__ != EXPORTED:
         return getattr(module, "groups", 1)
@@ -229,7 +227,7 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
     modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():
-            if layer.name in modules and is_convolution(modules[layer.name]):
+            if layer.name in modules:
                 post_filters(board, layer, read_filters(modules[layer.name]))
 
 

@@ -192,11 +192,7 @@ def encode(
             plan.pixels // 1_000_000,
         )
     if record.save is None:
-        labels = None
-        # most pictures have none
-        if picture.labels or picture.groups or picture.marked:
-            labels = picture.tile_labels
-        pieces = strips(plan, picture.tiles, colors, labels)
+        pieces = strips(plan, picture.tiles, colors, picture.tile_labels)
         write_png(
             file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
         )
@@ -356,8 +352,7 @@ def lay_over(
             shape=(len(maps), height, width, 3),
             nbytes=maps.nbytes + sum(frame.nbytes for frame in background),
             maps=maps,
-            colors=table(picture.palette),
-            nonfinite=picture.palette.nonfinite,
+            palette=picture.palette,
             background=background,
             frames=frames,
             alpha=float(options.overlay or 0),
@@ -384,10 +379,9 @@ class Overlay:
     """Bytes of the maps, and of the input under them."""
     maps: Bytes
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
-    colors: Bytes
-    """The colour of each level, [256, 3]."""
-    nonfinite: int | None
-    """The level that is not mixed with its neighbours when a map is resized."""
+    palette: Palette
+    """Of the levels; that of holes is not mixed with its neighbours when a map is
+    resized."""
     background: Sequence[Bytes]
     """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
     frames: Sequence[int]
@@ -406,7 +400,7 @@ class Overlay:
         maps = self.maps[numbers]
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         share = 1.0 - self.alpha
-        colors = self.alpha * self.colors
+        colors = self.alpha * table(self.palette)
         for tile, frame, levels in zip(tiles, self.frames[numbers], maps, strict=True):
             pixels = np.require(self.background[frame][window], requirements=["C", "W"])
             over = self._resized(levels)[window]
@@ -428,16 +422,15 @@ class Overlay:
         size = width, height
         # A hole mixed with its neighbours would become a level, and look like a value:
         # it is left out, and put back afterwards.
-        is_hole = np.zeros(levels.shape, bool)
-        if self.nonfinite is not None:
-            is_hole = levels == self.nonfinite
+        hole = self.palette.nonfinite
+        is_hole = np.zeros(levels.shape, bool) if hole is None else levels == hole
         filled = np.where(is_hole, 0, levels).astype(np.uint8)
         resized = np.array(
             Image.fromarray(filled).resize(size, Image.Resampling.BILINEAR)
         )
         if is_hole.any():
             holes = Image.fromarray(is_hole).resize(size, Image.Resampling.NEAREST)
-            resized[np.asarray(holes)] = self.nonfinite
+            resized[np.asarray(holes)] = hole
         return resized
 
 

@@ -42,7 +42,7 @@ _UNCLIPPED = -1.0
 
 
 def statistics(
-    maps: Tensor | np.ndarray,
+    maps: Tensor,
     low: float = math.nan,
     high: float = math.nan,
     counted: bool = False,
@@ -63,7 +63,7 @@ def statistics(
     from featviz.drawing import loops  # numba takes a while to import
 
     outside = np.empty(len(maps) if counted else 0, np.int64)
-    if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
+    if maps.device.type != "cpu":
         return statistics_on_device(maps.flatten(1)), outside
     rows = np.require(np.asarray(maps), np.float32, ["C", "W"])
     rows = rows.reshape(len(rows), -1)
