@@ -49,11 +49,8 @@ def choose_channels(
     if choice.rule == "first":
         return list(candidates[:count])
     if choice.rule == "spread":
-        positions = np.linspace(0, len(candidates) - 1, count)
-        return [
-            candidates[position]
-            for position in sorted(set(positions.round().astype(int)))
-        ]
+        positions = np.linspace(0, len(candidates) - 1, count).round().astype(int)
+        return [candidates[position] for position in np.unique(positions)]
     keys = means if choice.rule == "top" else deviations
     # a channel of NaN says nothing, and numpy sorts it last
     order = np.argsort(-keys[list(candidates)], kind="stable")

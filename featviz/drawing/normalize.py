@@ -147,12 +147,11 @@ def _are_limits(numbers: tuple[float, ...], mode: ScaleMode) -> bool:
     """Whether numbers are as many as a mode's spelling has, rise, and lie within its
     bounds."""
     low, high = mode.within
-    for number in numbers:
-        if not math.isfinite(number) or not low <= number <= high:
-            return False
+    are_within = all(low <= x <= high and math.isfinite(x) for x in numbers)
     # equal ends would make all values one level
     is_rising = sorted(set(numbers)) == list(numbers)
-    return is_rising and len(numbers) == len(mode.spelling.split(","))
+    are_as_many = len(numbers) == len(mode.spelling.split(","))
+    return are_within and is_rising and are_as_many
 
 
 def _auto(kind: str, reduce: str | None) -> str:

@@ -60,9 +60,6 @@ class ShapeMaps(NamedTuple):
 
 def recognise(shape: Sequence[int], hints: Hints) -> Arrangement:
     """The layout of a shape; see `decide`. LayoutError where none fits."""
-    if hints.arrangement is not None:
-        arrangement: Arrangement = hints.arrangement
-        return arrangement
     return decide(shape, hints).arrangement
 
 
@@ -76,6 +73,8 @@ def decide(shape: Sequence[int], hints: Hints) -> Candidate:
     Raises:
         LayoutError: no layout fits.
     """
+    if hints.arrangement is not None:
+        return Candidate(hints.arrangement, "it was decided")
     if 0 in shape:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.override is not None:

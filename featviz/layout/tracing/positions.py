@@ -231,38 +231,26 @@ FirstTableRule = Callable[[SourceMaps, FollowedCall, Tensor], Tensor | None]
 
 def by_first_table(rule: FirstTableRule) -> PositionRule:
     """A rule for functions whose first tensor alone says where the first result lies."""
-
-    def positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
-        return [] if tables[0] is None else [rule(maps, call, tables[0])]
-
-    return positions
+    return lambda maps, call, tables: (
+        [] if tables[0] is None else [rule(maps, call, tables[0])]
+    )
 
 
 def move_positions(function: Callable[..., Any]) -> PositionRule:
     """A rule for a function that moves values and changes none: it does the same to
     their positions."""
-
-    def positions(
-        maps: SourceMaps, call: FollowedCall, tables: Tables
-    ) -> Sequence[Tensor]:
-        return [] if tables[0] is None else call.repeat(function, tables[0])
-
-    return positions
+    return lambda maps, call, tables: (
+        [] if tables[0] is None else call.repeat(function, tables[0])
+    )
 
 
 def join_positions(function: Callable[..., Any]) -> PositionRule:
     """A rule for a function that joins tensors: a class token lies nowhere, and the
     tokens behind it keep their positions."""
     nothing = torch.zeros(1, dtype=torch.float64)
-
-    def positions(
-        maps: SourceMaps, call: FollowedCall, tables: Tables
-    ) -> Sequence[Tensor]:
-        if all(table is None for table in tables):
-            return []
-        return call.join(function, tables, nothing)
-
-    return positions
+    return lambda maps, call, tables: (
+        [] if set(tables) == {None} else call.join(function, tables, nothing)
+    )
 
 
 def lose_positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
