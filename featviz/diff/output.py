@@ -35,11 +35,8 @@ def diff_table(result: Comparison) -> TextTable:
 
 def _closing_lines(result: Comparison) -> list[str]:
     """What only one run has, changed predictions, the summary, and the gates."""
-    lines = []
-    for line in result.only_in_base.lines:
-        lines.append(f"only in BASE: {line}")
-    for line in result.only_in_new.lines:
-        lines.append(f"only in NEW: {line}")
+    lines = [f"only in BASE: {line}" for line in result.only_in_base.lines]
+    lines += [f"only in NEW: {line}" for line in result.only_in_new.lines]
     if result.predictions:
         changed = [change.text for change in result.changed_predictions]
         line = f"{len(changed)} of {counted(len(result.predictions), 'prediction')}"
