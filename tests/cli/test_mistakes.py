@@ -192,6 +192,11 @@ MODELS = [
         "? featviz run resnet18 cat.jpg",
     ),
     (
+        "run RESNET18 cat.jpg",
+        "or file named 'RESNET18'",
+        "? featviz run resnet18 cat.jpg",
+    ),
+    (
         "run modle.pth cat.jpg",
         "no model file 'modle.pth'",
         "featviz run model.pth cat.jpg",

@@ -242,7 +242,7 @@ def test_weights_that_cannot_be_downloaded() -> None:
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize("name", ["ResNet18x", "RESNET18", "hf-hub:timm/resnet18"])
+@pytest.mark.parametrize("name", ["ResNet18x", "hf-hub:timm/resnet18"])
 def test_an_unknown_name_gives_the_nearest(name: str) -> None:
     """Exit code 2, with names that timm has."""
     with pytest.raises(UsageError, match="no timm model named") as caught:
