@@ -245,6 +245,10 @@ def test_the_exemplars_of_channels_are_for_the_script(
             {"channels": [{**CHANNEL, "file": "../../secret.png"}]},
             "it lies outside its folder",
         ),
+        (
+            {"channels": [{**CHANNEL, "exemplars": []}]},
+            "channel 0 of 001_conv1/output.png has 0 exemplars",
+        ),
     ],
 )
 def test_exemplars_that_do_not_fit(
