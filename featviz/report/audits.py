@@ -34,11 +34,8 @@ class AuditedLayer:
     def findings(self) -> ChannelFindings:
         """Channels by what was found of them."""
         # a finding that was looked for and of which there is none makes no badge
-        findings = {}
-        for name, channels in self.row.findings.items():
-            if channels:
-                findings[name] = channels
-        return findings
+        findings = self.row.findings.items()
+        return {name: channels for name, channels in findings if channels}
 
     @property
     def call(self) -> int | None:

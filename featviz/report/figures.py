@@ -187,24 +187,11 @@ class _LayerKey(NamedTuple):
     name: str
 
 
-class _NumberedRow(NamedTuple):
-    """A tensor of an image, and its position among the tensors of that image."""
-
-    number: int
-    row: Capture
-
-
-class _ScriptPlan(NamedTuple):
-    """How the grids of a report are spread over scripts."""
-
-    images: int
-    """How many images one script has."""
-    layers: int
-    """How many layers of each."""
-
-    def name(self, image: int, layer: int) -> str:
-        """The script with the grids of an image and a layer, by their numbers."""
-        return f"grids-{image // self.images:03d}-{layer // self.layers:03d}.js"
+def _script_name(image: int, layer: int, images_per_script: int) -> str:
+    """The script with the grids of an image and a layer, by their numbers."""
+    # with one image a script has 16 layers, with eight or more it has two of each
+    layers_per_script = _GRIDS_PER_SCRIPT // images_per_script
+    return f"grids-{image // images_per_script:03d}-{layer // layers_per_script:03d}.js"
 
 
 def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
@@ -216,15 +203,15 @@ def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
             it alone has is on no page.
     """
     numbers = _layer_numbers(run)
-    # With one image a script has 16 layers, with eight or more it has two of each.
     images_per_script = max(1, min(IMAGES_PER_SCRIPT, len(run.images)))
-    scripts = _ScriptPlan(images_per_script, _GRIDS_PER_SCRIPT // images_per_script)
     image_pages = []
     for number, image in enumerate(run.images.values()):
         compared_image = None
         if compared_run is not None:
             compared_image = compared_run.images.get(image.name)
-        image_pages.append(_image_page(number, image, compared_image, numbers, scripts))
+        image_pages.append(
+            _image_page(number, image, compared_image, numbers, images_per_script)
+        )
     # in the model's order, although an image may lack a layer, or have it later
     groups_of_layer: dict[str, dict[str, list[Group]]] = {
         _layer_id(number): {} for number in numbers.values()
@@ -241,7 +228,7 @@ def _image_page(
     image: ReadImage,
     compared_image: ReadImage | None,
     layer_numbers: Mapping[_LayerKey, int],
-    scripts: _ScriptPlan,
+    images_per_script: int,
 ) -> ReportPage:
     """The page of an image.
 
@@ -257,18 +244,19 @@ def _image_page(
         inputs[True] = input_view(f"o{number}-i", compared_image, page_id)
         for position, row in enumerate(compared_image.captures.values()):
             tensor = (row.layer, row.capture_key.stem)
-            compared_rows[tensor] = _NumberedRow(position, row)
+            compared_rows[tensor] = (position, row)
     groups = []
     zeroed = _zeroed_channels(image)
     for position, row in enumerate(image.captures.values()):
         layer_number = layer_numbers[_LayerKey(row.index, row.layer)]
         stem = row.capture_key.stem
-        script = scripts.name(number, layer_number)
+        script = _script_name(number, layer_number, images_per_script)
         figures = [Figure.of(f"p{number}-{position}", row, inputs[False], script)]
         partner = compared_rows.get((row.layer, stem))
         if partner is not None:
-            id = f"o{number}-{partner.number}"
-            figures.append(Figure.of(id, partner.row, inputs[True], script, other=True))
+            other_position, other_row = partner
+            id = f"o{number}-{other_position}"
+            figures.append(Figure.of(id, other_row, inputs[True], script, other=True))
         group = Group(
             id=f"{page_id}-{position}",
             layer=row.label,

@@ -204,10 +204,10 @@ def dead_summary(
             " --audit; GELU and SiLU are never zero everywhere)"
         )
     if not judged:
-        reason = (
-            "only one value of each channel was seen (run more images, or give --audit)"
+        return (
+            "unknown: only one value of each channel was seen (run more images, or give"
+            " --audit)"
         )
-        return f"unknown: {reason}"
     if dead_of_layers:
         return f"{sum(dead_of_layers):,} in {counted(len(dead_of_layers), 'layer')}"
     drawn = f"{judged} activations" if judged > 1 else "one activation"

@@ -373,21 +373,18 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     return rows
 
 
-class _Block(NamedTuple):
-    run: int
-    layer: SheetLayer
+def _blocks(content: SheetContent, frame: SheetFrame) -> list[tuple[int, SheetLayer]]:
+    """The rows of layers of a frame, each with the number of its run.
 
-
-def _blocks(content: SheetContent, frame: SheetFrame) -> list[_Block]:
-    """The rows of layers of a frame. Of several runs each has its own layers, since
-    models differ. A frame of one run, such as a step of a training, has all layers, white
-    where the run lacks one: the frames of an animation have one layout."""
+    Of several runs each has its own layers, since models differ. A frame of one run, such
+    as a step of a training, has all layers, white where the run lacks one: the frames of
+    an animation have one layout."""
     present = {(key.run, key.layer) for key in content.tiles}
     blocks = []
     for run in frame.runs:
         for layer in content.layers:
             if len(frame.runs) == 1 or (run, layer.label) in present:
-                blocks.append(_Block(run, layer))
+                blocks.append((run, layer))
     return blocks
 
 
