@@ -23,6 +23,7 @@ NUMBERED = {str(number): name for number, name in enumerate(NAMES)}
 FILES = {
     "names.txt": "\n\n ".join(NAMES) + "\n",
     "list.json": json.dumps(NAMES),
+    "LIST.JSON": json.dumps(NAMES),
     "config.json": json.dumps({"id2label": NUMBERED}),
     "data.yaml": "path: digits\nnames:\n"
     + "".join(f"  {n}: {w}\n" for n, w in NUMBERED.items()),

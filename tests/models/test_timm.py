@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from conftest import SCENES
+from conftest import SCENES, Run
 from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import save_file
@@ -173,6 +173,14 @@ def test_config_json_beside_the_file_names_the_model(
         assert same_weights(load(file), tuned)
     line = "model.safetensors: config.json beside it says timm:test_resnet.r160_in1k"
     assert line in messages.text
+
+
+def test_identify_names_the_model_of_config_json(featviz: Run, tmp_path: Path) -> None:
+    """As timm itself calls it; `run` takes it without --arch."""
+    save_file({"stem.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": SMALL}))
+    done = featviz("identify", tmp_path / "model.safetensors")
+    assert f"config.json beside it says {SMALL}" in done.out
 
 
 def _cached(tmp_path: Path, name: str, tensors: dict[str, Tensor]) -> None:
