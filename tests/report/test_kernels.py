@@ -17,6 +17,8 @@ from PIL import Image
 from runs import refused
 
 import featviz as fv
+from featviz.options.commands import ReportOptions
+from featviz.report import build_report
 
 from .markup import EVIL, page_of
 
@@ -104,6 +106,14 @@ def test_kernels_alone_are_a_page(featviz: Run, kernels: Path) -> None:
         weights = span(weight.min(), weight.max(), "to")
         caption = f"{len(weight)} kernels · {shape} · weights {weights}"
         assert caption in page.text
+
+
+def test_a_choice_of_kernels_is_told(drawn: Path, tmp_path: Path) -> None:
+    """How many of them are drawn stands before how many there are."""
+    chosen = tmp_path / "chosen"
+    fv.kernels(drawn / "tiny.pth", "0", chosen, channels="0-2")
+    build_report(chosen, ReportOptions())
+    assert "3 of 4 kernels · 4×3×3×3" in page_of(chosen).text
 
 
 def test_pictures_of_kernels_have_their_own_size(featviz: Run, kernels: Path) -> None:

@@ -440,6 +440,9 @@ POOLED = [
     for index, name in enumerate(("ReLU", "MaxPool2d"))
 ]
 
+NUMBER = Drawn("r", index=2, scale=1, tile=(1, 1))
+"""One value of each channel, which in one image says nothing of it."""
+
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
@@ -455,6 +458,7 @@ POOLED = [
         ([[Drawn("x")]] * 2, "none in the one activation drawn"),
         ([[CONV, BLOCK]] * 2, "1 in 1 layer"),
         ([POOLED] * 2, "1 in 1 l"),
+        ([[Drawn("x"), NUMBER], [Drawn("x")]], "none in the one activation drawn"),
     ],
 )
 def test_the_first_page_begins_with_the_dead_channels(
@@ -535,7 +539,7 @@ def test_one_image_proves_no_channel_dead(tmp_path: Path) -> None:
     ("drawn", "reason"),
     [
         (CONV, "no ReLU was drawn"),
-        (Drawn("r", scale=1, tile=(1, 1)), "only one value of each channel"),
+        (NUMBER, "only one value of each channel"),
     ],
 )
 def test_dead_channels_may_be_unknown(
