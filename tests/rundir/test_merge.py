@@ -115,14 +115,17 @@ def test_an_image_that_differs_between_parts_is_refused(
 def test_a_corrupt_picture_is_not_passed_on(
     featviz: Run, halves: tuple[Path, Path], merged: Path
 ) -> None:
-    """A flipped bit, of which the size says nothing: the file is named, and nothing is
-    written."""
+    """A flipped bit, of which the size says nothing: the file is named with the digest
+    that it has and the one that it had, and nothing is written."""
     path = halves[1] / "d.png" / "001_0" / "output.png"
     data = bytearray(path.read_bytes())
+    written = hashlib.sha256(data).hexdigest()[:12]
     data[len(data) // 2] ^= 1
+    changed = hashlib.sha256(data).hexdigest()[:12]
     path.write_bytes(data)
     done = featviz("merge", *halves, "--out", merged)
-    refused(done, 1, "d.png/001_0/output.png has SHA-256")
+    digests = f"has SHA-256 {changed}…, not {written}…"
+    refused(done, 1, f"d.png/001_0/output.png {digests}")
     assert not merged.exists()
 
 

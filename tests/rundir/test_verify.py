@@ -138,6 +138,17 @@ def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, run: Path) -> None:
     assert second["faults"] == []
 
 
+@pytest.mark.medium
+def test_an_image_of_two_faults_is_one_image(featviz: Run, run: Path) -> None:
+    """Each file is named, and the image counted once."""
+    for path in sorted((run / "02.png").rglob("output.npy"))[:2]:
+        flip(path, random.Random(1))
+    done = featviz("verify", run)
+    assert done.code == 4
+    assert done.err.count("error: ") == 2
+    assert "1 image damaged" in done.err
+
+
 def other_number(data: bytes) -> bytes:
     """A manifest with a number that no other field contradicts."""
     return data.replace(b'"nonfinite": 0', b'"nonfinite": 1', 1)
