@@ -280,11 +280,14 @@ def test_a_long_table_says_how_many_rows_are_left_out() -> None:
 
 
 @pytest.mark.medium
-def test_the_gallery_is_bounded(tiny: nn.Module, pixels: np.ndarray) -> None:
-    """It ends at so many pictures, and says that it leaves some out."""
-    result = fv.run(tiny, [pixels] * 13, "Conv2d", **AS_IT_IS)
+@pytest.mark.parametrize(("images", "is_cut"), [(12, False), (13, True)])
+def test_the_gallery_is_bounded(
+    images: int, is_cut: bool, tiny: nn.Module, pixels: np.ndarray
+) -> None:
+    """It ends at so many pictures, and says so where it leaves some out."""
+    result = fv.run(tiny, [pixels] * images, "0", **AS_IT_IS)
     assert len(pictures_of(result)) == notebook.MOST_PICTURES == 24
-    assert "more pictures" in result._repr_html_()
+    assert ("more pictures" in result._repr_html_()) is is_cut
 
 
 EVIL = "<img src=x onerror=alert(1)>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 
 import featviz as fv
 from featviz.errors import FeatvizError
-from featviz.inspection.cam import picture_files
+from featviz.inspection.cam import picture_files, target_probability
 from featviz.models import preprocess, presets
-from featviz.records import ATTENTION_MAPS, CLASS_MAPS, Sample
+from featviz.records import ATTENTION_MAPS, CLASS_MAPS, ClassScore, Outcome, Sample
 
 FIVE = DIGITS / "00-5.png"
 SEVEN = DIGITS / "05-7.png"
@@ -217,6 +218,18 @@ def test_a_target_has_the_probability_of_torchs_softmax(number: int) -> None:
     assert image.target_probability == expected
     listed = {score.index: score.probability for score in image.prediction}
     assert listed.get(number, image.target_probability) == expected
+
+
+def test_a_class_of_another_head_has_no_probability() -> None:
+    """The prediction is of the scores, and says nothing of a tensor beside them."""
+    likeliest = ClassScore(index=0, name=None, score=2.0, probability=0.9)
+    outcome = Outcome(prediction=(likeliest,), target=1.0)
+
+    of_scores = target_probability("class:1", outcome)
+    of_other = target_probability("output[other]:class:1", outcome)
+
+    assert of_scores == pytest.approx(0.9 / math.e)
+    assert of_other is None
 
 
 @pytest.mark.medium

@@ -283,6 +283,15 @@ def test_scores_of_a_segmentation_are_shown_as_classes(
     assert colors.issuperset(TURBO) is is_drawn
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["out", "logits"])
+def test_one_channel_of_scores_is_shown_as_a_picture(name: str, see: See) -> None:
+    """There is no likeliest of one class: its values are greys."""
+    scores = torch.full((1, 1, 20, 20), 0.25)
+    result = see(fixed({name: scores}), np.zeros((1, 20, 20)))
+    assert (result.picture == 64).all(2).sum() == 240**2
+
+
 @pytest.fixture(scope="module")
 def vit() -> nn.Module:
     """A transformer of 13 blocks, which has 14 stages."""

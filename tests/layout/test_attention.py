@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from networks import Net
@@ -91,11 +92,11 @@ def gated() -> nn.Module:
     return Net(lambda self, x: self.attn(self.stem(x)), stem=stem, attn=gate)
 
 
-def attending() -> nn.Module:
-    """Tokens of patches of a quarter of the input's side, and the weights of two heads."""
+def attending(count: int = 2) -> nn.Module:
+    """Tokens of patches of 16 × 16 pixels, and the weights of so many heads."""
 
     def weights(self: nn.Module, tokens: Tensor) -> Tensor:
-        heads = tokens.unflatten(2, (2, -1)).transpose(1, 2)
+        heads = tokens.unflatten(2, (count, -1)).transpose(1, 2)
         return (heads @ heads.transpose(-2, -1)).softmax(-1)
 
     def attend(self: nn.Module, x: Tensor) -> Tensor:
@@ -122,3 +123,12 @@ def test_a_square_map_is_no_matrix_of_weights(
     (maps,) = fv.run(model(), torch.rand(3, 64, 64), "attn", size=64).captures
     assert maps.row.shape[-2:] == [16, 16]
     assert maps.row.layout == layout
+
+
+@pytest.mark.medium
+def test_as_many_heads_as_tokens_come_before_them() -> None:
+    """Of [1, 4, 4, 4] the second axis counts the heads: each has rows that sum to 1."""
+    (maps,) = fv.run(attending(4), torch.rand(3, 32, 32), "attn", size=32).captures
+    assert maps.row.layout == "attention"
+    assert maps.row.shape == [1, 4, 4, 4]
+    assert np.allclose(maps.stats["mean"], 1 / 4)
