@@ -286,21 +286,24 @@ def _exemplar_extras(
             )
         alt = f"Exemplars of all channels of {layer.title}"
         sheet_size = pictures.pixels[layer.sheet]
-        tiles = []
-        for channel in layer.channels:
-            if channel.row is not None:
-                left, top, width, size = channel.row
-                for start in range(left, left + width, size + BETWEEN):
-                    tiles.append(TileBox(start, top, size, size))
         extra = Extra(
             title=f"Exemplars: {layer.class_name}" if layer.class_name else "Exemplars",
             text=text,
             picture=PictureView(f"e{n}", pictures, layer.sheet, sheet_size, alt),
-            tiles=tiles,
+            tiles=_sheet_tiles(layer),
             pictures=_exemplar_channels(layer, tile_grid(record.room), pictures),
         )
         extras[_Tensor(layer.label, layer.address.stem)].append(extra)
     return extras
+
+
+def _sheet_tiles(layer: ExemplarLayer) -> list[TileBox]:
+    """Where the tiles of all channels are in the sheet of a layer."""
+    tiles = []
+    for left, top, width, size in filter(None, (row.row for row in layer.channels)):
+        for start in range(left, left + width, size + BETWEEN):
+            tiles.append(TileBox(start, top, size, size))
+    return tiles
 
 
 def _exemplar_channels(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from featviz.diff import maps
 from featviz.diff.matching import compare_runs
@@ -267,8 +267,7 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
             out, outputs.REPORT_ALONE, "--out", options.overwrite
         ) as file:
             if options.zip:
-                with zipfile.ZipFile(file, "w") as archive:
-                    _write_zip(report.render, archive)
+                _write_zip(report.render, file)
             else:
                 # exactly one file: assets, scripts and pictures are inside it
                 ((_, pieces),) = report.render(Links())
@@ -296,7 +295,7 @@ def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
             yield part
 
 
-def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:
+def _write_zip(render: Render, file: BinaryIO) -> None:
     """Write the pages into a zip file, then the pictures, which are compressed already.
     Entries have no time, so that the same report is the same bytes."""
 
@@ -306,9 +305,10 @@ def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:
         info.external_attr = 0o644 << 16
         archive.writestr(info, content)
 
-    # only when all pages are rendered do the links know all pictures
-    links = Links(packed=True)
-    for name, pieces in render(links):
-        add(name, b"".join(_encoded(pieces)), zipfile.ZIP_DEFLATED)
-    for name, view in links.packed.values():
-        add(name, view.image.content(view.file), zipfile.ZIP_STORED)
+    with zipfile.ZipFile(file, "w") as archive:
+        # only when all pages are rendered do the links know all pictures
+        links = Links(packed=True)
+        for name, pieces in render(links):
+            add(name, b"".join(_encoded(pieces)), zipfile.ZIP_DEFLATED)
+        for name, view in links.packed.values():
+            add(name, view.image.content(view.file), zipfile.ZIP_STORED)
