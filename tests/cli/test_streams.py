@@ -147,6 +147,17 @@ def test_a_dry_run_tells_people_a_table(
     assert not out.exists()
 
 
+def test_what_the_model_takes_an_image_for_is_told_once(
+    featviz: Run, tiny_file: Path, picture: Path, out: Path
+) -> None:
+    """`--resume` of a complete run says that it was complete, and no more."""
+    command = ("run", tiny_file, picture, "--layers", "0", "--out", out)
+    first, second = featviz(*command), featviz(*command, "--resume")
+    assert f"{picture.name}: class " in first.err
+    assert f"{picture.name}: class " not in second.err
+    assert "(1 was complete before)" in second.err
+
+
 def test_quiet_leaves_errors_alone(
     featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:
