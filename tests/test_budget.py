@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 293044,
+    "nodes": 293094,
     "nodes a code line": 8.8,
     "functions over 300 nodes": 73,
     "functions of complexity over 15": 1,
@@ -39,9 +39,9 @@ PACKAGE_AT_LEAST: dict[str, float] = {
 PAGE_LINES = 3438
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
-    "functions that an image passes": 125,
+    "functions that an image passes": 131,
     "files that an image passes": 27,
-    "functions that a command passes": 749,
+    "functions that a command passes": 750,
     "files that a command passes": 81,
 }
 

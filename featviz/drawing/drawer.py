@@ -290,7 +290,8 @@ def draw_tiles(
     is_flat = is_constant(stats)
     drawn = data
     constant = None
-    if as_values and options.marks and _are_worth_a_strip(data, stats, is_flat):
+    may_be_strip = as_values and options.marks and is_flat.all()
+    if may_be_strip and _are_worth_a_strip(data, stats):
         constant = (data.shape[1], *data.shape[3:])
         drawn = data[:, :1, :, :1, :1]
         strip = True
@@ -298,8 +299,9 @@ def draw_tiles(
     if channels is not None:
         drawn = drawn[channels]
     slices = drawn.shape[1]
-    steps = _steps(layout, slices, options.max_slices)
+    steps: list[int] | slice = slice(None)
     if slices > 1:
+        steps = _steps(layout, slices, options.max_slices)
         drawn = drawn[:, steps]
     count, shown_slices, colors, height, width = drawn.shape
     # Limits are those of all slices and channels, also of those that are not drawn, so
@@ -307,7 +309,9 @@ def draw_tiles(
     # a bright frame would leave the rest of a map one colour.
     scaled = values.inner_statistics(data, border) if inner else stats
     ends = limits(scale, maps, scaled[:, MIN], scaled[:, MAX], together=strip or alone)
-    ends = replace(ends.of_tiles(channels, shown_slices), clips=inner)
+    if channels is not None or shown_slices > 1:
+        ends = ends.of_tiles(channels, shown_slices)
+    ends = replace(ends, clips=inner)
     has_holes = bool(stats[:, NONFINITE].any())
     palette = colormap.chosen(options, has_holes, rgb=colors == 3)
     return GridPicture(
@@ -332,12 +336,10 @@ def draw_tiles(
     )
 
 
-def _are_worth_a_strip(data: Tensor, stats: Floats, is_flat: np.ndarray) -> bool:
-    """Whether all maps are constant, and say more as a strip of their values: not one
-    alone, not maps of one number. Maps that are all zero are a finding, and stay a
-    grid."""
-    are_values = is_flat.all() and stats[:, MIN].any()
-    return bool(are_values) and len(data) > 1 and data[0].numel() > 1
+def _are_worth_a_strip(data: Tensor, stats: Floats) -> bool:
+    """Whether constant maps say more as a strip of their values: not one alone, not
+    maps of one number. Maps that are all zero are a finding, and stay a grid."""
+    return len(data) > 1 and data[0].numel() > 1 and bool(stats[:, MIN].any())
 
 
 def _tiles(maps: Tensor, ends: ValueLimits, palette: colormap.Palette) -> Bytes:

@@ -192,7 +192,10 @@ def encode(
             plan.pixels // 1_000_000,
         )
     if record.save is None:
-        pieces = strips(plan, picture.tiles, colors, picture.tile_labels)
+        # most pictures have none
+        has_labels = picture.labels or picture.groups or picture.marked
+        labels = picture.tile_labels if has_labels else None
+        pieces = strips(plan, picture.tiles, colors, labels)
         write_png(
             file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
         )

@@ -290,7 +290,7 @@ class ValueLimits:
             channels: those that are drawn; None for all.
             slices: tiles of each channel.
         """
-        if len(self.low) == 1 or (channels is None and slices == 1):
+        if len(self.low) == 1:
             return self
         drawn = slice(None) if channels is None else channels
         low = self.low[drawn].repeat(slices)

@@ -35,7 +35,8 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     """
     values = to_floats(tensor)
     hints = hints or Hints()
-    arrangement = recognise(values.shape, hints)
+    # known of each tensor of a run but the first of its shape
+    arrangement = hints.arrangement or recognise(values.shape, hints)
     layout = LAYOUTS[arrangement.layout]
     by_name = {"": Maps(layout.name, layout.to_maps(values, arrangement))}
     if arrangement.prefix or arrangement.suffix:

@@ -246,10 +246,11 @@ class HintBook:
             site = CaptureSite(by_name[name], "output", call, key)
             with suppress(LayoutError):
                 receptive_field = self.receptive_field(site)
+                lines = None
                 if receptive_field is not None:
                     lines = receptive_field.lines(self.input_shape[-2:])
-                    if lines is not None:
-                        self.field_lines[name, call, key] = lines
+                if lines is not None:
+                    self.field_lines[name, call, key] = lines
         follower.fields.clear()
 
     def _traces(self, layer: Layer) -> dict[TraceKey, Trace]:
