@@ -392,6 +392,21 @@ def test_maps_stand_in_the_order_in_which_layers_run(method: str) -> None:
     assert [layer_map.layer for layer_map in result.maps] == ran[:3]
 
 
+def twice(self: nn.Module, x: Tensor) -> Tensor:
+    """A way of `Net`: the same layer runs again behind itself."""
+    maps = self.again(self.again(self.first(x)))
+    return self.head(maps.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_the_map_is_of_the_last_layer_that_runs_once() -> None:
+    """One that runs twice has two outputs, and is taken only where there is no other."""
+    first, again = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
+    net = Net(twice, first=first, again=again, head=nn.Linear(4, 2))
+    image = torch.rand(3, 8, 8)
+    (layer_map,) = fv.cam(net, image, "class:1", preset="none").maps
+    assert layer_map.layer == "first"
+
+
 def detect(self: nn.Module, x: Tensor) -> list[dict[str, Tensor]]:
     """A way of `Net`: one box, from column 20 to 36 and row 24 to 40 of the input."""
     score = self.conv(x).mean().sigmoid()
