@@ -113,6 +113,15 @@ _KEEPS_AXES = [
 """Operators whose outputs have channels where their inputs have them."""
 
 
+class _SessionKey(NamedTuple):
+    """What a session is made for."""
+
+    process: int
+    threads: int
+    names: frozenset[str]
+    """Of the values that it gives beside the outputs."""
+
+
 class OnnxInput(NamedTuple):
     """An input of the graph."""
 
@@ -203,7 +212,7 @@ class OnnxModel(nn.Module):
         self.layers: dict[str, OnnxLayer] = {}
         """By qualified name; containers that are not called are left out."""
         # Filled, never replaced: attributes of modules are put back after each pass.
-        self._sessions: dict[tuple[Any, ...], Any] = {}
+        self._sessions: dict[_SessionKey, Any] = {}
 
     def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A forward pass, in which the layers with hooks are called.
@@ -330,7 +339,7 @@ class OnnxModel(nn.Module):
         """
         threads = torch.get_num_threads()
         # its threads do not survive a fork, and workers have another number of them
-        key = (os.getpid(), threads, frozenset(names))
+        key = _SessionKey(os.getpid(), threads, frozenset(names))
         if key in self._sessions:
             return self._sessions[key]
         import onnx
@@ -349,9 +358,11 @@ class OnnxModel(nn.Module):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if _memory_is_bounded():
             options.add_session_config_entry("session.use_env_allocators", "1")
-        # each session has the weights once more
-        while len(self._sessions) >= _SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+        # Each session has the weights once more. One of the process that this one was
+        # forked from is never ended: its end would wait for threads that are not here.
+        own = [other for other in self._sessions if other.process == key.process]
+        for oldest in own[: 1 - _SESSIONS]:
+            del self._sessions[oldest]
         # the bytes of two messages of protobuf, one behind the other, are those of both
         # joined: its encoding says so, and no copy of the weights is parsed for it
         self._sessions[key] = onnxruntime.InferenceSession(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,6 +21,7 @@ import torch  # noqa: E402
 from conftest import Run  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from onnx_graphs import conv_weights, exported, graph_file, small_net  # noqa: E402
+from PIL import Image  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from featviz.errors import FeatvizError, LoadError, UsageError  # noqa: E402
@@ -28,6 +31,7 @@ from featviz.hooks.layers import list_layers  # noqa: E402
 from featviz.models import onnx_file, onnx_model  # noqa: E402
 from featviz.options import InputOptions  # noqa: E402
 from featviz.records import CaptureSite  # noqa: E402
+from featviz.run.workers import can_fork  # noqa: E402
 from models.loading import load, load_whole  # noqa: E402
 
 CaptureKey = tuple[str, str, int]
@@ -569,3 +573,33 @@ def test_pictures_lie_under_the_names_of_the_network(
     featviz("run", file, picture, "--layers", "Conv", "--out", "run")
     names = [path.name for path in Path("run", picture.name).iterdir()]
     assert any(name.endswith("_blocks.0.conv1") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_fork(), reason="workers are forked on Linux alone")
+def test_worker_processes_draw_a_graph(file: Path, tmp_path: Path) -> None:
+    """A worker has sessions of its own, and leaves those of its parent alone, whose
+    threads it lacks: their end would wait for ever."""
+    for number in range(5):
+        Image.new("RGB", (32, 32), (40 * number, 90, 0)).save(
+            tmp_path / f"{number}.png"
+        )
+    pictures = sorted(tmp_path.glob("*.png"))
+    options = ["--preset", "none", "--layers", "Relu", "-q"]
+    outs = [tmp_path / "alone", tmp_path / "together"]
+
+    for jobs, out in zip("12", outs, strict=True):
+        command = ["run", file, *pictures, *options, "--jobs", jobs, "--out", out]
+        subprocess.run(
+            [sys.executable, "-m", "featviz", *map(str, command)],
+            env={**os.environ, "OMP_NUM_THREADS": "2"},
+            check=True,
+            timeout=100,
+        )
+
+    drawn = []
+    for out in outs:
+        files = [path for path in out.rglob("*.png") if path.is_file()]
+        drawn.append({path.relative_to(out): path.read_bytes() for path in files})
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) > 5
