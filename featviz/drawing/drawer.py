@@ -30,7 +30,7 @@ from featviz.drawing.values import (
     statistics,
 )
 from featviz.errors import LayoutError
-from featviz.layout import Maps, to_maps
+from featviz.layout import Maps, to_floats, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.records import (
@@ -94,7 +94,13 @@ def magnitude_and_phase(
     site: CaptureSite, tensor: Tensor, hints: Hints, options: DrawOptions
 ) -> Iterator[RealCapture]:
     """Complex numbers as two captures of real ones: `abs`, and `angle`, which has no
-    `--reduce`."""
+    `--reduce`.
+
+    Raises:
+        LayoutError: the tensor is not dense, or has no values.
+    """
+    if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
+        to_floats(tensor)  # raises
     if tensor.dtype == torch.complex32:  # has neither abs nor angle
         tensor = tensor.to(torch.complex64)
     yield RealCapture(site.inside("abs"), tensor.abs(), hints)
