@@ -21,6 +21,7 @@ from featviz.inspection.layers import Listing
 from featviz.inspection.look import LookResult
 from featviz.report.engine import NotebookFigure, NotebookPage, render_notebook
 from featviz.run.results import FeatureMaps, ImageResult, RunResult
+from featviz.sheets.sheets import Sheet
 from featviz.text import TextTable, quoted
 
 # The longest side in pixels of a picture in a gallery, of one that stands alone, and of
@@ -155,7 +156,7 @@ def _maps_view(maps: FeatureMaps) -> View:
     return View([_maps_shot(maps)], side=LARGE)
 
 
-def _look_view(page: LookResult) -> View:
+def _page_view(page: LookResult | Sheet) -> View:
     return View([Shot(lambda: page.image, _title(page))], side=PAGE)
 
 
@@ -191,7 +192,8 @@ VIEWS: Mapping[type, Callable[[Any], View]] = {
     RunResult: _run_view,
     ImageResult: _image_view,
     FeatureMaps: _maps_view,
-    LookResult: _look_view,
+    LookResult: _page_view,
+    Sheet: _page_view,
     ClassMaps: _cam_view,
     KernelPicture: _kernel_view,
     StudyResult: _study_view,

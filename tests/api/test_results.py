@@ -206,6 +206,17 @@ def pictures_of(result: Any) -> list[Image.Image]:
 
 
 @pytest.mark.medium
+def test_a_notebook_shows_a_sheet(
+    tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
+    """The figure itself, where it is no larger than a page."""
+    run = fv.run(tiny, picture, "Conv2d", out=tmp_path / "run", **AS_IT_IS)
+    sheet = fv.sheet(run)
+    (shown,) = pictures_of(sheet)
+    assert np.array_equal(shown.convert("RGB"), sheet.pixels)
+
+
+@pytest.mark.medium
 def test_the_gallery_shows_input_and_captures(
     tiny: nn.Module, pixels: np.ndarray
 ) -> None:
