@@ -113,15 +113,6 @@ _KEEPS_AXES = [
 """Operators whose outputs have channels where their inputs have them."""
 
 
-class _SessionKey(NamedTuple):
-    """What a session is made for."""
-
-    process: int
-    threads: int
-    names: frozenset[str]
-    """Of the values that it gives beside the outputs."""
-
-
 class OnnxInput(NamedTuple):
     """An input of the graph."""
 
@@ -212,7 +203,7 @@ class OnnxModel(nn.Module):
         self.layers: dict[str, OnnxLayer] = {}
         """By qualified name; containers that are not called are left out."""
         # Filled, never replaced: attributes of modules are put back after each pass.
-        self._sessions: dict[_SessionKey, Any] = {}
+        self._sessions: dict[int, dict[Any, Any]] = {}
 
     def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A forward pass, in which the layers with hooks are called.
@@ -337,11 +328,13 @@ class OnnxModel(nn.Module):
         Args:
             names: Of values; those of inputs and outputs may be among them.
         """
+        # Those of the process that this one was forked from are neither used nor ended:
+        # the end of one would wait for its threads, which a fork does not copy.
+        sessions = self._sessions.setdefault(os.getpid(), {})
         threads = torch.get_num_threads()
-        # its threads do not survive a fork, and workers have another number of them
-        key = _SessionKey(os.getpid(), threads, frozenset(names))
-        if key in self._sessions:
-            return self._sessions[key]
+        key = threads, frozenset(names)
+        if key in sessions:
+            return sessions[key]
         import onnx
         import onnxruntime
 
@@ -358,19 +351,17 @@ class OnnxModel(nn.Module):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if _memory_is_bounded():
             options.add_session_config_entry("session.use_env_allocators", "1")
-        # Each session has the weights once more. One of the process that this one was
-        # forked from is never ended: its end would wait for threads that are not here.
-        own = [other for other in self._sessions if other.process == key.process]
-        for oldest in own[: 1 - _SESSIONS]:
-            del self._sessions[oldest]
+        # each session has the weights once more
+        while len(sessions) >= _SESSIONS:
+            del sessions[next(iter(sessions))]
         # the bytes of two messages of protobuf, one behind the other, are those of both
         # joined: its encoding says so, and no copy of the weights is parsed for it
-        self._sessions[key] = onnxruntime.InferenceSession(
+        sessions[key] = onnxruntime.InferenceSession(
             self.content + fragment.SerializeToString(),
             options,
             providers=["CPUExecutionProvider"],
         )
-        return self._sessions[key]
+        return sessions[key]
 
 
 @lru_cache(maxsize=1)
