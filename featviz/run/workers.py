@@ -16,6 +16,7 @@ the bytes of a run independent of the number of workers."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -428,6 +429,9 @@ def _run_worker(
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     # a second thread of OpenMP would hang in a forked child
     torch.set_num_threads(1)
+    # Nor may the collector end what the parent left: an object whose threads were not
+    # copied, such as a session of ONNX Runtime, would wait for them for ever.
+    gc.freeze()
     # a log line of several processes would be torn
     records: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logger = logging.getLogger("featviz")

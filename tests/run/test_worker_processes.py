@@ -3,6 +3,7 @@ behind."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -49,6 +50,38 @@ def test_results_come_in_order_from_several_processes() -> None:
     assert len(set(processes)) == 3
     assert os.getpid() not in processes
     assert multiprocessing.active_children() == []
+
+
+class Ended:
+    """Says so when it is collected, being in a cycle with itself."""
+
+    def __init__(self, ended: list[int]) -> None:
+        self.itself = self
+        self.ended = ended
+
+    def __del__(self) -> None:
+        self.ended.append(1)
+
+
+def test_a_worker_collects_nothing_of_its_parent() -> None:
+    """The end of an object with threads, which a fork does not copy, would wait for
+    ever."""
+    ended: list[int] = []
+
+    def collected(numbers: Iterator[int]) -> Iterable[int]:
+        for _ in numbers:
+            gc.collect()
+            yield len(ended)
+
+    gc.disable()
+    Ended(ended)
+    try:
+        in_workers = set(in_processes(range(4), collected, 2, Event(), failed))
+    finally:
+        gc.enable()
+    gc.collect()
+    assert in_workers == {0}
+    assert ended == [1]
 
 
 def test_each_worker_has_one_torch_thread() -> None:
