@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
+from types import NoneType
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
@@ -300,6 +301,8 @@ def read_request(
             " module",
             "of an exported program, torch.export.unflatten makes a module",
         )
+    if not isinstance(for_model.get("classes"), (str, Path, NoneType)):
+        raise UsageError("a list of classes is for a module", "classes='names.txt'")
     # options are read from text, as those of the command line
     if isinstance(for_model.get("device"), torch.device):
         for_model["device"] = str(for_model["device"])

@@ -204,6 +204,7 @@ class OnnxModel(nn.Module):
         """By qualified name; containers that are not called are left out."""
         # Filled, never replaced: attributes of modules are put back after each pass.
         self._sessions: dict[int, dict[Any, Any]] = {}
+        """By process, then by threads and by the names of the values that they give."""
 
     def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A forward pass, in which the layers with hooks are called.

@@ -183,6 +183,7 @@ def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
         parts = re.split(r"^class (\w+)", _read_code(code), flags=re.MULTILINE)
         for class_name, body in zip(parts[1::2], parts[2::2], strict=True):
             if modules <= set(re.findall(r"\bself\.(\w+)", body)):
+                # once where the file of weights lies in the current folder
                 fitting[code.name, class_name] = f"{code}:{class_name}"
     return fitting.popitem()[1] if len(fitting) == 1 else None
 

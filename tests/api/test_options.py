@@ -428,3 +428,10 @@ def test_contradictions_are_refused_in_the_same_words(options: dict[str, Any]) -
         fv.grid(torch.zeros(1, 2, 4, 4), **options)
     with pytest.raises(UsageError, match=message):
         fv.run("resnet18", ["x.png"], **options)
+
+
+def test_a_list_of_classes_goes_with_a_module_alone() -> None:
+    """A MODEL string takes the file of --classes."""
+    with pytest.raises(UsageError, match="list of classes is for a module") as raised:
+        fv.look("resnet18", torch.rand(3, 8, 8), classes=["cat", "dog"])
+    assert raised.value.hint == "classes='names.txt'"

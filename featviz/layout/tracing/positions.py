@@ -249,7 +249,9 @@ def join_positions(function: Callable[..., Any]) -> PositionRule:
     tokens behind it keep their positions."""
     nothing = torch.zeros(1, dtype=torch.float64)
     return lambda maps, call, tables: (
-        [] if set(tables) == {None} else call.join(function, tables, nothing)
+        []
+        if all(table is None for table in tables)
+        else call.join(function, tables, nothing)
     )
 
 
