@@ -32,6 +32,8 @@ _APART = 0.15
 """Inches between tiles."""
 _HEAD = 0.28
 """Inches above a tile for its title."""
+_BESIDE = 0.05
+"""Inches between a tile and its colour bar."""
 _BAR = 0.08
 """Inches of a colour bar's width."""
 _TICKS = 0.5
@@ -179,9 +181,13 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
         spot = cell
     x, top, width, height = spot
     canvas.paste(tile.pixels, spot, smooth=share * DPI < 3)
-    canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above")
+    # it may reach over the colour bar, but not into the factor of the bar's numbers
+    room = width + 2 * _APART
+    if tile.limits is not None and ticks(*_widened(tile.limits)).factor:
+        room = width + 2 * _BESIDE
+    canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above", room)
     if tile.limits is not None:
-        bar = Cell(x + width + 0.05, top, _BAR, height)
+        bar = Cell(x + width + _BESIDE, top, _BAR, height)
         draw_color_bar(canvas, bar, tile.limits, colors)
         # beside the numbers of the ticks
         x = bar.left + _BAR + _TICKS
@@ -193,10 +199,9 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
 def draw_color_bar(
     canvas: Canvas, bar: Cell, limits: tuple[float, float], colors: Bytes
 ) -> None:
-    """Draw an upright colour bar with ticks; a constant is in the middle of its scale."""
-    low, high = limits
-    if not high > low:
-        low, high = low - 0.5, low + 0.5
+    """Draw an upright colour bar with ticks; above its left end stands the factor
+    of their numbers, if there is one."""
+    low, high = _widened(limits)
     canvas.paste(colors[::-1, None], bar)
     canvas.frame(bar)
     scale = ticks(low, high)
@@ -208,9 +213,13 @@ def draw_color_bar(
         canvas.fill(Cell(right, y - 0.5 / DPI, _TICK, 1 / DPI), sheet.BLACK)
         canvas.write(number, right + _TICK + 0.02, y, Letters(6))
     if scale.factor:
-        canvas.write(
-            scale.factor, bar.left + bar.width / 2, bar.top - 0.04, Letters(6), "above"
-        )
+        canvas.write(scale.factor, bar.left, bar.top - 0.07, Letters(6))
+
+
+def _widened(limits: tuple[float, float]) -> tuple[float, float]:
+    """The ends of a colour bar: a constant is in the middle of one unit."""
+    low, high = limits
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
 class Ticks(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor
 from featviz.errors import UsageError
 from featviz.gradients.targets import Target, TargetValue, class_index
 from featviz.records import Detection, RegionMap
-from featviz.text import is_number, listed
+from featviz.text import is_number, listed, percent
 
 _BACKGROUNDS = ("background", "__background__")
 _LISTED = 4
@@ -96,9 +96,10 @@ class Boxes:
         if candidate is None:
             raise self._nothing_found(target)
         detection = self._detection(candidate)
-        title = detection.text
+        score = percent(detection.score)
         if candidate not in self.kept and self.threshold is not None:
-            title += f" (below {self.threshold:g}: no box)"
+            score += f", below {self.threshold:g}: no box"
+        title = f"{detection.title} ({score})"
         return TargetValue(self.numbers[candidate], title, detection)
 
     def _chosen(self, target: Target) -> LabelledBox | None:

@@ -145,6 +145,8 @@ class ImageCam:
     """What the model saw, uint8 [H, W, C]."""
     shown_title: str = "input"
     """Also what is marked in it."""
+    weights_note: str = ""
+    """` (random weights)` where they are."""
     error: FeatvizError | None = None
 
     @property
@@ -163,7 +165,7 @@ class ImageCam:
         if self.target_probability is not None and self.prediction[0].title != target:
             target += f" ({percent(self.target_probability)})"
         behind = f" for {target}" if target else ""
-        return f"{title}; {REDUCTIONS[self.method].title}{behind}"
+        return f"{title}; {REDUCTIONS[self.method].title}{self.weights_note}{behind}"
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
@@ -458,6 +460,7 @@ def _explain(
         skipped=tuple(skipped),
         shown=_marked(shown, outcome.focus),
         shown_title=_shown_title(outcome),
+        weights_note=prepared.model.weights_note,
     )
 
 
@@ -503,7 +506,7 @@ def _shown_to_model(
     elif channels is not None:
         hint = "take other --channels, or other --layers"
     # torchvision's heads of transformers begin with zeros
-    elif prepared.model.source.get("weights") == "none":
+    elif prepared.model.weights_note:
         hint = "load trained weights: random ones may let no gradient through"
     elif prepared.options.layers is not None:  # the user has named some
         hint = "leave --layers out for the last layer that has a map"

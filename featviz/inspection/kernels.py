@@ -268,13 +268,11 @@ def _write_page(
     would be too large there is none."""
     source = loaded.source
     title = str(source.get("name") or source.get("file") or source.get("type"))
-    if source.get("weights") == "none":
-        title += " (random weights)"
     key = f"the first {_COLUMNS} channels of each layer"
     if options.channels is not None:
         key = f"the first {_COLUMNS} of channels {options.channels}"
     page = Page(
-        title=title,
+        title=title + loaded.weights_note,
         subtitle=f"kernels of {counted(len(rows), 'layer')}",
         pictures=(),
         bars=(),

@@ -241,9 +241,7 @@ def look(
         log.info(
             "the first of %d images, %s; name another one", len(prepared.samples), first
         )
-    if prepared.model.source.get("weights") == "none":
-        name += " (random weights)"
-    result = _see(name, prepared, options, out)
+    result = _see(name + prepared.model.weights_note, prepared, options, out)
     with write_file(out) as file:
         height, width = result.picture.shape[:2]
         rows = [result.picture.reshape(height, -1)]

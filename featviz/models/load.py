@@ -93,6 +93,12 @@ class LoadedModel:
     """The file of --classes, which has the categories; empty where they are the
     model's own."""
 
+    @property
+    def weights_note(self) -> str:
+        """What the title of a picture says behind the model's name: ` (random weights)`,
+        or nothing of other weights."""
+        return " (random weights)" if self.source.get("weights") == "none" else ""
+
 
 def load_model(
     options: ModelOptions | LoadedModel, inputs: InputOptions

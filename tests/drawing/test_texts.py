@@ -287,19 +287,25 @@ def test_classes_that_fit_stay_whole(paper: Paper) -> None:
 @pytest.mark.parametrize("title", ["net", 9 * LONG])
 @pytest.mark.parametrize("count", [1, 5])
 def test_texts_of_a_figure_stay_apart(paper: Paper, title: str, count: int) -> None:
-    """Of tiles with colour bars and what these show, beside the input; a long title has
-    small letters, and none is larger than that of a short one."""
+    """Of tiles with colour bars, the factor of their numbers and what these show, beside
+    the input; a long title has small letters, and none is larger than that of a short
+    one."""
     tiles = []
     for n in range(count):
         limits = (-n - 0.001, n / 1000)
-        tiles.append(Tile(f"channel {n}", picture(3, 4), limits, "evidence (CAM)"))
+        tiles.append(Tile(f"{LONG} {n}", picture(3, 4), limits, "evidence (CAM)"))
+    tiles.append(Tile(LONG, picture(3, 4), (0.0, 7e-20), "evidence (CAM)"))
     seen = Tile("input", picture(8, 9))
     page.write_figure(io.BytesIO(), title, seen, tiles, "viridis", {})
-    assert [text.text for text in paper.texts].count("evidence (CAM)") == count
+    assert [text.text for text in paper.texts].count("evidence (CAM)") == count + 1
+    # ticks and their numbers lie close together
     paper.texts = [
-        text for text in paper.texts if len(text.text) > 5 or text.text == title
+        text
+        for text in paper.texts
+        if len(text.text) > 5 or text.text in (title, "1e−20")
     ]
     check(paper)
+    assert paper.cell_of("1e−20")
     assert paper.cell_of(title).height <= 10 / 72
 
 

@@ -257,7 +257,7 @@ def test_a_detector_of_torchvision_without_boxes_names_its_strongest_candidate()
     target = caught.value.hint.removeprefix("targets here: ")
     assert re.fullmatch(r"class:\d", target)
     title = fv.cam(model, pixels(), target).images[0].title
-    assert "(below 0.05: no box)" in title
+    assert re.search(r"for class \d \(1\.\d %, below 0\.05: no box\)$", title)
     assert fv.cam(model, pixels()).images[0].title == title
     assert fv.look(model, pixels()).remark == "no box above the threshold"
 
@@ -272,7 +272,7 @@ def test_a_threshold_is_that_of_the_boxes_and_not_of_proposals() -> None:
     page = fv.cam(model, pixels()).images[0]
 
     assert page.detections == ()
-    assert page.title.endswith("(below 0.9: no box)")
+    assert page.title.endswith(" %, below 0.9: no box)")
     assert (model.rpn.score_thresh, model.roi_heads.score_thresh) == (0.01, 0.9)
 
 
@@ -356,7 +356,7 @@ def test_a_yolo_without_boxes_shows_its_strongest_anchor() -> None:
     title = fv.cam(model, x, preset="none").images[0].title
     page = fv.look(model, x, preset="none")
 
-    assert re.search(r"class \d+ .* \(below 0.25: no box\)", title)
+    assert re.search(r"class \d+ \(.*, below 0.25: no box\)", title)
     assert re.fullmatch(message, page.remark)
     with pytest.raises(NothingFoundError, match=message):
         fv.cam(model, x, "box", preset="none")

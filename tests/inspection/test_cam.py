@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ def test_a_result_names_the_target_and_its_score() -> None:
     assert image.path is None
     assert likeliest.index == 7
     assert image.outcome.target == pytest.approx(likeliest.score)
+
+
+@pytest.mark.medium
+def test_a_title_says_that_weights_are_random() -> None:
+    """A reader of the picture alone would take noise for evidence."""
+    result = fv.cam("squeezenet1_1", FIVE, "class:3", weights="none", size=64)
+    (image,) = result.images
+    title = r"00-5\.png: class \d+ \(.* %\); Grad-CAM \(random weights\) for class 3 \("
+    assert re.match(title, image.title)
 
 
 @pytest.mark.medium
