@@ -315,8 +315,9 @@ class Preprocess:
     """Whether a clip is [1, T, C, H, W], as transformers' models of videos take it."""
     inputs: int = 1
     """Images that the model takes at once."""
-    guessed: bool = field(default=False, compare=False)
-    """Whether neither the model nor the user says how images go in."""
+    guessed: str | None = field(default=None, compare=False)
+    """The preset that is taken where neither the model nor the user says how images go
+    in."""
     size_guessed: bool = field(default=False, compare=False)
     further: tuple[str, ...] = ()
     """The arguments of forward beside images, in words."""

@@ -75,10 +75,14 @@ def choose_preprocess(
         expected = entry.channels
     channels = options.input_channels or expected
     chain = _known_chain(module, library, options, channels, fixed.size)
-    is_guess = False
+    guessed = None
     if chain is None:
-        chain = _of_preset("imagenet", 3, module, fixed.size)
-        is_guess = None in (options.size or options.crop, options.mean, options.std)
+        guessed = "imagenet" if channels == 3 else "none"
+        chain = _of_preset(guessed, channels, module, fixed.size)
+    # the preset none leaves an image its size: that is no guess
+    is_sized = guessed == "none" or bool(options.size or options.crop)
+    if is_sized and None not in (options.mean, options.std):
+        guessed = None
     chain = _in_image_size(chain, module)
     chain = _changed(chain, options)
     _check_numbers_of(chain, options)
@@ -88,8 +92,8 @@ def choose_preprocess(
         frames=_clip_frames(module, first, options),
         frames_first=_frames_of_transformers(module) is not None,
         inputs=options.images_per_pass or images_per_forward(module, further),
-        guessed=is_guess,
-        size_guessed=not size_is_known and (is_guess or chain.own_size),
+        guessed=guessed,
+        size_guessed=not size_is_known and (guessed == "imagenet" or chain.own_size),
         any_values=options.mean is not None or options.std is not None,
         dtype=input_dtype(module),
     )
@@ -122,7 +126,7 @@ def _known_chain(
     size: HeightWidth | None,
 ) -> Chain | None:
     """How images are prepared, as the user or the library says; None where neither
-    does, and the model takes RGB.
+    does.
 
     Args:
         module: Its attribute `stride` counts where a preset pads to a multiple of it.
@@ -136,9 +140,7 @@ def _known_chain(
     # a library prepares pictures, which a model of other channels does not take
     if library is not None and library.channels == channels:
         return library
-    if channels == 3:
-        return None
-    return Chain(size, channels=channels)
+    return None
 
 
 def _of_library(module: nn.Module, entry: Any) -> Chain | None:

@@ -44,6 +44,14 @@ from featviz.text import quoted
 
 log = logging.getLogger(__name__)
 
+_GUESSES = {
+    "imagenet": "preprocessing is a guess, --preset imagenet; --preset none, --size,"
+    " --mean and --std change it",
+    "none": "preprocessing is a guess, --preset none: values are not normalised; --mean"
+    " and --std change it",
+}
+"""Warnings, by the preset that is taken."""
+
 LOOPS = "featviz.drawing.deflate"
 """The module whose import brings numba and its compiled loops."""
 
@@ -245,12 +253,8 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     if features is not None and _holds_vector(samples[0], features):
         vector = UserTransform.vector(features).preprocess(3)
         preprocess = replace(vector, dtype=preprocess.dtype)
-    if preprocess.guessed:
-        log.warning(
-            "preprocessing is a guess, --preset imagenet; --preset none, --size, --mean"
-            " and --std change it",
-            extra=OF_THE_START,
-        )
+    if preprocess.guessed is not None:
+        log.warning(_GUESSES[preprocess.guessed], extra=OF_THE_START)
     return replace(loaded, preprocess=preprocess)
 
 

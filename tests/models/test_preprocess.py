@@ -426,11 +426,27 @@ ENTRY_OR_NONE = pytest.mark.parametrize(
 
 @ENTRY_OR_NONE
 def test_a_model_of_one_channel_sees_grey(entry: Any) -> None:
-    """The picture as it is, with nothing to warn of."""
+    """The picture as it is."""
     chosen = prepare(GREY, entry)
     assert torch.equal(chosen.tensor(noise()), older.to_tensor(noise(mode="L"))[None])
     assert chosen.chain.own_size
-    assert not chosen.guessed
+
+
+@pytest.mark.parametrize(
+    ("options", "guessed"),
+    [
+        ({}, "none"),
+        ({"size": 28, "mean": (0.1,)}, "none"),
+        ({"mean": (0.1,), "std": (0.3,)}, None),
+        ({"preset": "none"}, None),
+    ],
+    ids=["nothing", "mean", "mean and std", "preset"],
+)
+def test_the_values_of_a_grey_model_are_a_guess(
+    options: dict[str, Any], guessed: str | None
+) -> None:
+    """Unless the user gives mean and std, or a preset."""
+    assert prepare(GREY, **options).guessed == guessed
 
 
 def test_a_grey_picture_has_three_equal_channels() -> None:
@@ -454,7 +470,7 @@ def test_an_unknown_model_gets_imagenets() -> None:
     """The guess is ImageNet's 256, 224, mean and std, and knows that it is one."""
     chosen = prepare(RGB)
     assert chosen.chain == Chain(256, 224, *IMAGENET)
-    assert chosen.guessed
+    assert chosen.guessed == "imagenet"
 
 
 @pytest.mark.parametrize(
