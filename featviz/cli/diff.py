@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from featviz.cli import output
 from featviz.cli.options import ANY_IMAGES, BASE, NEW, Values, command, existing_run
@@ -186,9 +187,15 @@ def _checked_models(
     # All of this costs milliseconds; importing torch and loading two models costs
     # seconds, after which a misspelt name would be a nuisance.
     check_current_folder()
-    sources = [read_from(ModelOptions, dict(values), spec=spec) for spec in specs]
-    for source in sources:
+    graphs = [spec for spec in specs if spec.endswith(".onnx")]
+    sources = []
+    for spec in specs:
+        source = read_from(ModelOptions, dict(values), spec=spec)
+        # a graph has the weights itself: these options are for the network beside it
+        if graphs == [spec]:
+            source = structs.replace(source, arch=None, weights=None, model_args={})
         check_source(source)
+        sources.append(source)
     check_arguments(images)
     return sources
 

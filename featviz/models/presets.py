@@ -86,7 +86,7 @@ def choose_preprocess(
     chain = _in_image_size(chain, module)
     chain = _changed(chain, options)
     _check_numbers_of(chain, options)
-    size_is_known = bool(options.size or options.crop or chain.stride)
+    size_is_known = bool(options.size or options.crop or fixed.size or chain.stride)
     return Preprocess(
         chain,
         frames=_clip_frames(module, first, options),

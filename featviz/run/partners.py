@@ -12,12 +12,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from msgspec import structs
 from torch import Tensor, nn
 
 from featviz.errors import UsageError
 from featviz.hooks.layers import list_layers
 from featviz.models.load import LoadedModel, load_model
+from featviz.models.preprocess import Chain
 from featviz.options import InputOptions, ModelOptions
 from featviz.records import Layer
 from featviz.records.tables import FUNCTIONS_OF_OPERATORS
@@ -36,8 +36,9 @@ def run_models(
 ) -> tuple[RunModel, RunModel]:
     """Choose the layers of two models that are to be compared.
 
-    A graph whose preprocessing is a guess gets that of the network. Two models of one
-    kind have the same layers, and keep their selectors.
+    A graph whose preprocessing is a guess gets that of the network, and the network the
+    size for which the graph was exported. Two models of one kind have the same layers,
+    and keep their selectors.
 
     Args:
         inputs: how images go into both.
@@ -51,8 +52,6 @@ def run_models(
     if graphs[0] == graphs[1]:
         return RunModel(base, text), RunModel(new, text)
     network, graph = (new, base) if graphs[0] else (base, new)
-    # the architecture of the network's weights is none of the graph's
-    graph = structs.replace(graph, arch=None, weights=None, model_args={})
     of_network, of_graph = _with_partners(
         load_model(network, inputs), load_model(graph, inputs), text
     )
@@ -71,13 +70,28 @@ def _with_partners(
     Args:
         text: selectors, or None, as `run_models` has them.
     """
+    preprocess = replace(network.preprocess, chain=_chain_of_both(network, graph))
+    network = replace(network, preprocess=preprocess)
     if graph.preprocess.guessed:
-        graph = replace(graph, preprocess=network.preprocess)
+        graph = replace(graph, preprocess=preprocess)
     of_network, of_graph = _chosen(network, graph, text)
     return (
         RunModel(network, _as_selectors(of_network)),
         RunModel(graph, _as_selectors(of_graph)),
     )
+
+
+def _chain_of_both(network: LoadedModel, graph: LoadedModel) -> Chain:
+    """How images are prepared for a network, in the size that its graph takes where it
+    was exported for one alone."""
+    chain = network.preprocess.chain
+    graph_chain = graph.preprocess.chain
+    # of two guesses, that for the graph knows the size
+    if network.preprocess.guessed and graph.preprocess.guessed:
+        return graph_chain
+    if chain.own_size and isinstance(graph_chain.resize, tuple):
+        return replace(chain, resize=graph_chain.resize, stride=0, library=None)
+    return chain
 
 
 def _chosen(

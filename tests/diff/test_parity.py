@@ -74,6 +74,24 @@ def test_the_graph_may_come_first(featviz: Run, graph: Path, picture: Path) -> N
     assert pairs["blocks.1.conv2"] == "blocks.1.conv2"
 
 
+def test_a_graph_of_one_size_decides_the_size_of_both(
+    featviz: Run, graph: Path, picture: Path
+) -> None:
+    """Without --size, also where the preset would keep that of the image."""
+    for options in ([], ["--preset", "none"]):
+        done = featviz("diff", NETWORK, graph, picture, *options)
+        assert (done.code, done.out.count("equal")) == (0, 1), done.err
+
+
+def test_weights_are_those_of_the_network(
+    featviz: Run, graph: Path, picture: Path
+) -> None:
+    """The graph beside it has its own."""
+    torch.save(small_net().state_dict(), "weights.pth")
+    done = featviz("diff", NETWORK, graph, picture, "--weights", "weights.pth")
+    assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize("layers", ["Conv", "Conv2d"])
 def test_selectors_may_match_one_of_both(
     layers: str, featviz: Run, graph: Path, picture: Path

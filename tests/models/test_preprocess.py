@@ -487,6 +487,13 @@ def test_what_is_known_is_no_guess(entry: Any, options: dict[str, Any]) -> None:
     assert not prepare(RGB, entry, **options).guessed
 
 
+def test_the_size_of_an_exported_program_is_no_guess() -> None:
+    """It is in the file, other than mean and std."""
+    chosen = prepare(RGB, fixed=FixedInput(3, (64, 64)))
+    assert chosen.guessed == "imagenet"
+    assert not chosen.size_guessed
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
