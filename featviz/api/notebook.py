@@ -9,16 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
-from featviz.api.studies import ClassMaps, KernelPicture, StudyResult
+from featviz.api.studies import ClassMaps, KernelPicture, StudyResult, picture_in
 from featviz.diff.comparison import Comparison
 from featviz.diff.output import diff_table
 from featviz.errors import StoreError
+from featviz.inspection.field import FieldResult
 from featviz.inspection.layers import Listing
 from featviz.inspection.look import LookResult
+from featviz.report import ReportResult
 from featviz.report.engine import NotebookFigure, NotebookPage, render_notebook
 from featviz.run.results import FeatureMaps, ImageResult, RunResult
 from featviz.sheets.sheets import Sheet
@@ -29,6 +33,8 @@ from featviz.text import TextTable, quoted
 SMALL = 240
 LARGE = 960
 PAGE = 1800
+UPPER_END = 480
+"""Rows of pixels that are shown of a sheet at most."""
 
 MOST_PICTURES = 24
 MOST_ROWS = 60
@@ -47,8 +53,12 @@ class View:
 
     shots: Sequence[Shot] | Iterator[Shot] = ()
     lines: Sequence[str] = ()
-    """Below the pictures."""
+    """Below the pictures and the table."""
     table: TextTable | None = None
+    table_first: bool = False
+    """Whether the table is the answer, and the pictures show cases of it."""
+    link: str = ""
+    """The path of a page that the result is."""
     side: int = SMALL
     """The longest side of its pictures, in pixels."""
 
@@ -76,7 +86,9 @@ def html_of(result: Any) -> str:
     if table is not None and len(table.rows) > MOST_ROWS:
         footer = (f"{len(table.rows) - MOST_ROWS} more rows", *table.footer)
         table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
-    return render_notebook(NotebookPage(figures, table, lines))
+    return render_notebook(
+        NotebookPage(figures, table, lines, view.table_first, view.link)
+    )
 
 
 def _figure(shot: Shot, side: int) -> NotebookFigure:
@@ -156,7 +168,7 @@ def _maps_view(maps: FeatureMaps) -> View:
     return View([_maps_shot(maps)], side=LARGE)
 
 
-def _page_view(page: LookResult | Sheet) -> View:
+def _page_view(page: LookResult | Sheet | FieldResult) -> View:
     return View([Shot(lambda: page.image, _title(page))], side=PAGE)
 
 
@@ -182,10 +194,69 @@ def _kernel_view(kernels: KernelPicture) -> View:
 
 
 def _study_view(study: StudyResult) -> View:
-    shots = [
-        Shot(partial(study.picture, file), title) for file, title in study.files.items()
-    ]
-    return View(shots, [study.title, *study.lines], study.table)
+    """Pictures of kernels are whole; of the sheets of exemplars and suspects, on which
+    there are letters, the upper ends can be read."""
+    lines = [study.title, *study.lines]
+    if study.table is None:
+        shots = [
+            Shot(partial(study.picture, file), title)
+            for file, title in study.files.items()
+        ]
+        return View(shots, lines)
+    shots = []
+    for file, title in study.files.items():
+        shots.append(Shot(partial(_upper_end, study, file), f"{title} ({file})"))
+    if shots:
+        lines.append("of large pictures the upper end; picture(file) has the whole")
+    return View(shots, lines, study.table, study.table_first, side=LARGE)
+
+
+def _upper_end(study: StudyResult, file: str) -> Image.Image:
+    """A picture, which is cut where its paper is white between tiles."""
+    picture = study.picture(file)
+    is_white = np.asarray(picture.convert("L")) == 255
+    width = _last_white(is_white.all(0), LARGE)
+    height = _last_white(is_white.all(1), UPPER_END)
+    return picture.crop((0, 0, width, height))
+
+
+def _last_white(lines: np.ndarray, most: int) -> int:
+    """Where a sheet ends: at its edge, or behind the last white line before `most`.
+
+    Args:
+        lines: whether each row or column of pixels is white."""
+    if len(lines) <= most:
+        return len(lines)
+    ends = np.flatnonzero(lines[:most])
+    return int(ends[-1]) + 1 if len(ends) else most
+
+
+def _comparison_view(comparison: Comparison) -> View:
+    """The maps before and after, and their difference, as far as they were written."""
+    shots = []
+    for layer in comparison.layers:
+        maps = layer.difference
+        if comparison.out is not None and maps is not None:
+            files = maps.before_file, maps.after_file, maps.file
+            load = partial(_side_by_side, comparison.out, files)
+            caption = f"{layer.label} in {maps.image}: before, after, difference"
+            shots.append(Shot(load, caption))
+    lines = []
+    if comparison.out is None and not comparison.equal:
+        lines.append("with out='changes' pictures of the changed maps, too")
+    table = diff_table(comparison)
+    return View(shots, lines, table, table_first=True, side=LARGE)
+
+
+def _side_by_side(folder: Path, files: Sequence[str]) -> Image.Image:
+    """Pictures of one size, as one."""
+    pictures = [np.asarray(picture_in(folder, file).convert("RGB")) for file in files]
+    return Image.fromarray(np.concatenate(pictures, axis=1))
+
+
+def _report_view(report: ReportResult) -> View:
+    lines = [f"{name}: {reason}" for name, reason in report.incomplete.items()]
+    return View(lines=lines, link=str(report.page))
 
 
 VIEWS: Mapping[type, Callable[[Any], View]] = {
@@ -198,7 +269,9 @@ VIEWS: Mapping[type, Callable[[Any], View]] = {
     KernelPicture: _kernel_view,
     StudyResult: _study_view,
     Listing: lambda listing: View(table=listing.table),
-    Comparison: lambda comparison: View(table=diff_table(comparison)),
+    Comparison: _comparison_view,
+    FieldResult: _page_view,
+    ReportResult: _report_view,
 }
 """By the class of a result."""
 

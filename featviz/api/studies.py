@@ -88,6 +88,8 @@ class StudyResult:
     """The pictures that a notebook shows, by their names in the folder, and their
     captions."""
     table: TextTable | None = None
+    table_first: bool = False
+    """Whether a notebook shows the table above the pictures."""
     lines: tuple[str, ...] = ()
     """What stands below the table: the gates that did not hold."""
     verdicts: tuple[Verdict, ...] = ()
@@ -110,24 +112,32 @@ class StudyResult:
         Raises:
             StoreError: it is missing, damaged, or outside of the folder.
         """
-        try:
-            with (
-                ReadFolder(self.folder) as opened,
-                opened.open(file) as content,
-                Image.open(content, formats=[format_of(file).pillow]) as picture,
-            ):
-                picture.load()
-                return picture
-        except (FileError, *BROKEN) as error:
-            raise StoreError(
-                f"{quoted(file)} cannot be read: {quoted(str(error))}"
-            ) from error
+        return picture_in(self.folder, file)
 
     def __repr__(self) -> str:
         return f"<{self.title}>"
 
     def __str__(self) -> str:
         return "\n".join([str(self.table or self.title), *self.lines])
+
+
+def picture_in(folder: Path, file: str) -> Image.Image:
+    """A picture in a folder of results, by its name.
+
+    Raises:
+        StoreError: it is missing, damaged, or outside of the folder.
+    """
+    try:
+        with (
+            ReadFolder(folder) as opened,
+            opened.open(file) as content,
+            Image.open(content, formats=[format_of(file).pillow]) as picture,
+        ):
+            picture.load()
+            return picture
+    except (FileError, *BROKEN) as error:
+        message = f"{quoted(file)} cannot be read: {quoted(str(error))}"
+        raise StoreError(message) from error
 
 
 @keywords_of(ListOptions, ModelOptions)
@@ -357,9 +367,10 @@ def field(
         out: a PNG file for the picture of all fields. None writes none.
 
     Returns:
-        A record with `layers`, each with `tensor` (the mean absolute gradient at each
-        pixel), `image`, `sides` (of the squares that hold 20, 30, 50 and 99 %), and
-        `theoretical`, the box of pixels that the unit can see.
+        A record with `image`, the picture of all fields, and `layers`, each with
+        `tensor` (the mean absolute gradient at each pixel), `image`, `sides` (of the
+        squares that hold 20, 30, 50 and 99 %), and `theoretical`, the box of pixels
+        that the unit can see.
 
     Example:
         >>> import featviz, torch
@@ -423,6 +434,7 @@ def audit(
         temporary=request.temporary,
         files={path.relative_to(folder).as_posix(): path.stem for path in suspects},
         table=audit_table(document),
+        table_first=True,
         lines=tuple(
             f"gate {verdict.gate} failed: {verdict.message}" for verdict in failed
         ),

@@ -117,6 +117,25 @@ class FieldResult:
     """Why images failed, by their names."""
     skipped: tuple[Skip, ...]
     path: Path | None = None
+    cmap: str = "magma"
+    """Of the picture."""
+    weights_notes: Mapping[str, str] = field(default_factory=dict)
+    """What the picture says of a model's weights, by the model's name."""
+
+    @property
+    def image(self) -> Image.Image:
+        """The picture of all fields, and a chart of how far each layer looks."""
+        tiles = []
+        for layer in self.layers:
+            tile = FieldTile(
+                model=layer.model + self.weights_notes.get(layer.model, ""),
+                layer=layer_named(layer.title),
+                values=layer.values,
+                theoretical=layer.theoretical,
+                sides=layer.sides,
+            )
+            tiles.append(tile)
+        return Image.fromarray(drawn_fields(tiles, self.images, self.cmap))
 
     def __repr__(self) -> str:
         names = listed([layer.title for layer in self.layers], 3)
@@ -163,8 +182,12 @@ def measure_fields(
     layers: list[LayerField] = []
     skipped: list[Skip] = []
     results = []
+    weights_notes = {}
     for source in models:
-        result = _measured(prepare(source, samples, run), _name_of(source))
+        prepared = prepare(source, samples, run)
+        name = _name_of(source)
+        weights_notes[name] = prepared.model.weights_note
+        result = _measured(prepared, name)
         layers.extend(result.layers)
         skipped.extend(result.skipped)
         results.append(result)
@@ -179,9 +202,11 @@ def measure_fields(
         layers=tuple(layers),
         skipped=tuple(skipped),
         path=options.out,
+        cmap=options.cmap,
+        weights_notes=weights_notes,
     )
     if options.out is not None:
-        _write(result, options.out, options.cmap)
+        _write(result, options.out)
     return result
 
 
@@ -224,19 +249,9 @@ def square_side(values: np.ndarray, share: float) -> int:
     return 1 + bisect_left(sides, share * table[-1, -1], key=most_held)
 
 
-def _write(result: FieldResult, path: Path, cmap: str) -> None:
-    """Draw the fields of all layers with a colormap, and write them to a PNG file."""
-    tiles = []
-    for layer in result.layers:
-        tile = FieldTile(
-            model=layer.model,
-            layer=layer_named(layer.title),
-            values=layer.values,
-            theoretical=layer.theoretical,
-            sides=layer.sides,
-        )
-        tiles.append(tile)
-    pixels = drawn_fields(tiles, result.images, cmap)
+def _write(result: FieldResult, path: Path) -> None:
+    """Draw the fields of all layers, and write them to a PNG file."""
+    pixels = np.asarray(result.image)
     height, width = pixels.shape[:2]
     rows = [pixels.reshape(height, -1)]
     with write_file(path) as file:

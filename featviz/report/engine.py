@@ -80,6 +80,10 @@ class NotebookPage:
     figures: Sequence[NotebookFigure] = ()
     table: TextTable | None = None
     lines: Sequence[str] = ()
+    table_first: bool = False
+    """Whether the table stands above the figures."""
+    link: str = ""
+    """The path of a page; empty for none."""
 
 
 @dataclass(frozen=True)

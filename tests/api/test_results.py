@@ -217,6 +217,61 @@ def test_a_notebook_shows_a_sheet(
 
 
 @pytest.mark.medium
+def test_a_notebook_shows_the_fields_as_their_file(
+    tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
+    """In the colours that were asked for."""
+    out = tmp_path / "field.png"
+    field = fv.field(tiny, picture, "Conv2d", out, cmap="viridis", **AS_IT_IS)
+    (shown,) = pictures_of(field)
+    assert_same_pixels(shown, out)
+
+
+@pytest.mark.medium
+def test_a_notebook_links_a_report(
+    tiny: nn.Module, picture: Path, tmp_path: Path
+) -> None:
+    """To its first page; a name is no markup."""
+    out = tmp_path / "a&b"
+    report = fv.report(fv.run(tiny, picture, "Conv2d", out, **AS_IT_IS))
+    html = report._repr_html_()  # type: ignore[attr-defined]
+    assert f'<a href="{tmp_path}/a&amp;b/report/index.html"' in html
+
+
+@pytest.mark.medium
+def test_a_notebook_shows_changed_maps_below_their_table(
+    tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
+) -> None:
+    """Before, after and difference side by side; without a folder it says how to have
+    them."""
+    before = fv.run(tiny, pixels, "Conv2d", **AS_IT_IS)
+    with torch.no_grad():
+        tiny[0].weight[2] += 1
+    after = fv.run(tiny, pixels, "Conv2d", **AS_IT_IS)
+    shown = fv.diff(before, after, out=tmp_path / "changes")
+    html = shown._repr_html_()  # type: ignore[attr-defined]
+    assert html.index("<table") < html.index("<img")
+    (row,) = pictures_of(shown)
+    files = sorted((tmp_path / "changes").glob("*.png"))
+    assert len(files) == 3
+    assert row.width == 3 * Image.open(files[0]).width
+    assert "out=&#39;changes&#39;" in fv.diff(before, after)._repr_html_()  # type: ignore[attr-defined]
+
+
+@pytest.mark.medium
+def test_a_notebook_shows_the_upper_end_of_a_sheet(pixels: np.ndarray) -> None:
+    """In its own size, cut in the white between two tiles."""
+    wide = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU())
+    exemplars = fv.exemplars(wide, [pixels, 255 - pixels], "Conv2d", **AS_IT_IS)
+    (shown,) = pictures_of(exemplars)
+    whole = exemplars.picture(exemplars.document["layers"][0]["sheet"])
+    assert whole.height > shown.height > 240
+    end = whole.crop((0, 0, *shown.size))
+    assert_same_pixels(shown, end)
+    assert (np.asarray(shown.convert("L"))[-1] == 255).all()
+
+
+@pytest.mark.medium
 def test_the_gallery_shows_input_and_captures(
     tiny: nn.Module, pixels: np.ndarray
 ) -> None:
