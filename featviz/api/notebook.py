@@ -33,6 +33,8 @@ from featviz.text import TextTable, quoted
 SMALL = 240
 LARGE = 960
 PAGE = 1800
+_GAP = 8
+"""White lines of pixels between two tiles of a sheet, at least."""
 UPPER_END = 480
 """Rows of pixels that are shown of a sheet at most."""
 
@@ -221,14 +223,16 @@ def _upper_end(study: StudyResult, file: str) -> Image.Image:
 
 
 def _last_white(lines: np.ndarray, most: int) -> int:
-    """Where a sheet ends: at its edge, or behind the last white line before `most`.
+    """Where a sheet ends: at its edge, or behind the last gap before `most`.
 
     Args:
         lines: whether each row or column of pixels is white."""
     if len(lines) <= most:
         return len(lines)
-    ends = np.flatnonzero(lines[:most])
-    return int(ends[-1]) + 1 if len(ends) else most
+    # letters are closer together
+    is_gap = np.convolve(lines[:most], np.ones(_GAP), "valid") == _GAP
+    ends = np.flatnonzero(is_gap)
+    return int(ends[-1]) + _GAP if len(ends) else most
 
 
 def _comparison_view(comparison: Comparison) -> View:
