@@ -179,6 +179,8 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
             name = error.option_name.lstrip("-").replace("-", "_")
             if name in declared(InputOptions):
                 hint = "kernels takes no images, and no options for them"
+    elif isinstance(error, click.BadOptionUsage):  # one without its value
+        hint = _help_of(error.option_name, ctx)
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
     elif message.startswith("Got unexpected extra argument"):
@@ -190,6 +192,16 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
             option = "--help-all"
         hint = f"{ctx.command_path} {option} lists all options"
     return Advice(message, hint)
+
+
+def _help_of(option: str, ctx: click.Context) -> str | None:
+    """An option's line of `--help`."""
+    for param in ctx.command.params:
+        record = param.get_help_record(ctx)
+        if option in param.opts and record is not None:
+            brief, _, _ = record[1].partition("\f")
+            return f"{record[0]}: {brief}"
+    return None
 
 
 def _run_to_report(arguments: Sequence[str]) -> str | None:

@@ -29,13 +29,11 @@ def refusal(
     text: str,
     message: str,
     hint: str | None = None,
-    replace: tuple[str, str] | None = None,
 ) -> UsageError:
     """The error for a value of an option; the message goes on behind both."""
     return UsageError(
         f"{option} {quoted(repr(text))}{message}",
         hint,
-        replace=replace,
         options=(option,),
     )
 
@@ -272,5 +270,6 @@ def _check_channels(change: Intervention, layer: str, count: int) -> None:
     beyond = [str(channel) for channel in change.channels if channel >= count]
     if beyond:
         raise change.error(
-            f": {layer} has channels 0 to {count - 1}, not {listed(beyond, 3)}"
+            f": {layer} has channels 0 to {count - 1}, not {listed(beyond, 3)}",
+            "`featviz layers MODEL` shows the channels of each layer",
         )

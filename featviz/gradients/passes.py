@@ -116,7 +116,10 @@ def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[L
     """
     parsed = selectors.parse(change.selectors)
     if selectors.of_functions(parsed):
-        raise change.error(": functions cannot be changed, only modules")
+        raise change.error(
+            ": functions cannot be changed, only modules",
+            "name the module that calls the function",
+        )
     chosen = selectors.select(layers, parsed)
     if not chosen:
         raise change.error(
@@ -380,7 +383,9 @@ class Watched:
         """
         target = self.plan.target
         if not self._target_outputs or self.plan.target_layer is None:
-            raise target.error(": the layer does not run")
+            raise target.error(
+                ": the layer does not run", "`featviz layers MODEL` counts calls"
+            )
         # of several calls the last, which is nearest to the output
         output = self._target_outputs[-1]
         if target.channel is None or not isinstance(output, Tensor):
@@ -388,7 +393,8 @@ class Watched:
         axis = _channel_axis(book, self.plan.target_layer, output, target)
         if target.channel >= output.shape[axis]:
             raise target.error(
-                f": the layer has channels 0 to {output.shape[axis] - 1}"
+                f": the layer has channels 0 to {output.shape[axis] - 1}",
+                "`featviz layers MODEL` shows the channels of each layer",
             )
         return output.select(axis, target.channel)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from featviz.records import Detection, Integers
 
-_EXAMPLES = "for example class:281, box, mean, 'output[out]:mean' or layer:layer4.1:17"
+_FORMS = "class:NAME, class:N, box, mean, output[KEY]:mean or layer:NAME:CHANNEL"
 _LAYER = re.compile(r"layer:(?P<name>[^:]+)(?::(?P<channel>\d{1,18}))?", re.ASCII)
 _OUTPUT = re.compile(r"output(?P<keys>(?:\[[^\]]+\])+)(?::(?P<kind>.+))?")
 _LISTED = 8
@@ -301,15 +301,10 @@ def parse(text: str | None) -> Target:
         behind_name = kind_and_argument.removeprefix(name)
         if re.fullmatch(row.argument, behind_name, re.ASCII):
             return Target(text, name, argument, tuple(keys))
-    hint = _EXAMPLES
+    hint = _FORMS
     if text.startswith("layer:"):
         hint = "layer:NAME or layer:NAME:CHANNEL"
-    correction = None
-    # the name or the number of a class alone
-    if re.fullmatch(r"[\w ]+", text):
-        hint = f"did you mean class:{text}?"
-        correction = (text, f"class:{text}")
-    raise interventions.refusal("target", text, " cannot be read", hint, correction)
+    raise interventions.refusal("target", text, " cannot be read", hint)
 
 
 # What models return
@@ -348,7 +343,7 @@ def _examples(output: Any) -> str:
         return "targets here: norm"
     if first.startswith("output"):
         return f"targets here: '{first}:norm'"
-    return _EXAMPLES
+    return _FORMS
 
 
 def outline(output: Any) -> str:

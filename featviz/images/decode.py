@@ -564,7 +564,10 @@ def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
             "cut it into parts, or make it smaller",
         ) from None
     except _BROKEN as error:
-        raise ImageError(f"{name} cannot be read: {arrays.reason(error)}") from error
+        raise ImageError(
+            f"{name} cannot be read: {arrays.reason(error)}",
+            "copy or download the file again",
+        ) from error
 
 
 def _array(

@@ -209,8 +209,18 @@ COMMANDS = [
     (
         "cam resnet18 p.png --target 'tabby cat'",
         "--target 'tabby cat' cannot be read",
-        "did you mean class:tabby cat? featviz cam resnet18 p.png --target"
-        " 'class:tabby cat'",
+        "class:NAME, class:N, box, mean, output[KEY]:mean or layer:NAME:CHANNEL",
+    ),
+    (
+        "run resnet18 p.png --layers",
+        "Option '--layers' requires an argument.",
+        "--layers SELECTORS: Take layers by class or name, such as Conv2d,ReLU or"
+        " 'layer1.*'.",
+    ),
+    (
+        "look resnet18 p.png --open=yes",
+        "Option '--open' does not take a value.",
+        "--open: Open the picture.",
     ),
     (
         "report resnet18 p.png",

@@ -299,14 +299,24 @@ REFUSED: list[Refusal] = [
         f" each line; {HERE}top1, class:0 to class:4",
     ),
     Refusal(plain, "layer:con", ": no layer is called 'con'", "did you mean conv?"),
-    Refusal(plain, "layer:conv:4", ": the layer has channels 0 to 3", None),
+    Refusal(
+        plain,
+        "layer:conv:4",
+        ": the layer has channels 0 to 3",
+        "`featviz layers MODEL` shows the channels of each layer",
+    ),
     Refusal(
         plain,
         "layer:two",
         ": the layer gives output[0] [1, 3, 8, 8], output[1] [1, 3, 8, 8]",
         None,
     ),
-    Refusal(plain, "layer:idle", ": the layer does not run", None),
+    Refusal(
+        plain,
+        "layer:idle",
+        ": the layer does not run",
+        "`featviz layers MODEL` counts calls",
+    ),
     Refusal(
         lambda scores: scores.detach(),
         None,
