@@ -41,7 +41,7 @@ from featviz.gradients.passes import PassPlan
 from featviz.images import decode
 from featviz.records import CaptureSite, Floats, Hints, Outcome, Sample, finite
 from featviz.run import workers
-from featviz.run.encoders import AtOnce, Encoders, shared_cores
+from featviz.run.encoders import Encoders, InRows, shared_cores
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
 from featviz.run.results import ImageResult
 from featviz.run.visit import ImageJob, visit
@@ -77,10 +77,12 @@ def _draw_side_by_side(
     # runs in a forked child: what it changes of `run` the parent does not see
     def work(numbers: Iterator[int]) -> Iterator[ImageResult]:
         kept = run.kept if run.prepared.options.resume else None
-        run.encoders = AtOnce()
+        encoders = InRows()
+        run.encoders = encoders
         with run.prepared.watched() as run.show_model:
             for number in numbers:
                 for job in visit([samples[number]], run.read, run.show, kept=kept):
+                    encoders.run()
                     yield run.result_of(job)
 
     def lost(number: int, error: workers.WorkerDiedError) -> ImageResult:

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from featviz.run.encoders import AtOnce, Background, read_ahead, shared_cores
+from featviz.run.encoders import Background, InRows, read_ahead, shared_cores
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""
@@ -85,18 +85,51 @@ def test_a_cancelled_task_frees_its_bytes(gate: threading.Event) -> None:
         gate.set()
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_what_a_task_raises_is_raised_where_its_result_is_asked_for(
-    at_once: bool,
-) -> None:
-    """And not where it is submitted, in a worker process as in a thread."""
+def test_what_a_task_raises_is_raised_where_its_result_is_asked_for() -> None:
+    """And not where it is submitted."""
     with shared_cores(1, 10) as background:
-        encoders = AtOnce() if at_once else background
-        failing = encoders.submit(1, lambda: 1 // 0)
-        fine = encoders.submit(1, lambda: 1)
+        failing = background.submit(1, lambda: 1 // 0)
+        fine = background.submit(1, lambda: 1)
         with pytest.raises(ZeroDivisionError):
             failing.result()
         assert fine.result() == 1
+
+
+def test_tasks_in_rows_wait_until_they_hold_too_much() -> None:
+    """Then all of them run, in their order, those of equal size as well; or when they
+    are told to."""
+    ran: list[int] = []
+    encoders = InRows(max_bytes=10)
+    encoders.submit(4, partial(ran.append, 1))
+    encoders.submit(6, partial(ran.append, 2))
+    assert ran == []
+    encoders.submit(1, partial(ran.append, 3))
+    assert ran == [1, 2, 3]
+    encoders.submit(10, partial(ran.append, 4))
+    assert ran == [1, 2, 3]
+    encoders.run()
+    assert ran == [1, 2, 3, 4]
+
+
+def test_a_task_in_a_row_that_fails_stops_none_behind_it() -> None:
+    """What it raises is raised where its result is asked for."""
+    encoders = InRows()
+    failing = encoders.submit(1, lambda: 1 // 0)
+    fine = encoders.submit(1, lambda: 1)
+    encoders.run()
+    with pytest.raises(ZeroDivisionError):
+        failing.result()
+    assert fine.result() == 1
+
+
+def test_a_task_in_a_row_that_was_cancelled_is_not_run() -> None:
+    """It would write into the folder of an image that was given up."""
+    ran: list[int] = []
+    encoders = InRows()
+    cancelled = encoders.submit(1, partial(ran.append, 1))
+    assert cancelled.cancel()
+    encoders.run()
+    assert ran == []
 
 
 @pytest.mark.medium
