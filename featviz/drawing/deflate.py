@@ -82,7 +82,8 @@ _HEAD = (
 and that of one distance, take four bits each, and nothing is repeated. From the lowest
 bit on: not the last; own codes; 286 symbols; 1 distance; 19 lengths of codes for
 lengths, of which the first three, for repetitions, are 0 and the others 4."""
-_HEAD_BITS = 17 + 19 * 3
+_HALF_HEAD = (17 + 19 * 3) // 2
+"""Half of its bits, as many as one store can take."""
 _LAST = 0b011
 """The first bits of ten that are a last block without data, by RFC 1951's own codes."""
 
@@ -106,46 +107,40 @@ def _mirrored(bits: int) -> np.ndarray:
 
 
 _MIRRORED = _mirrored(_MAX_BITS)
-_MIRRORED_LENGTHS = _mirrored(4).astype(np.uint8)
-"""The lengths of codes are themselves written by codes of four bits."""
-_ONE_DISTANCE = bytes([_MIRRORED_LENGTHS[1]])
-"""The length of the one distance's code: a bit."""
+_LENGTHS = _mirrored(4) << _CODE | _U(4)
+"""Entries of the lengths of codes, which are themselves written by codes of four bits:
+uint64 [16]."""
 _UNSEEN = np.arange(_SYMBOLS) | 1 << 9
 """A key (see `find_codes`) of each symbol with a weight of 1, where an occurrence weighs
 16: what was not seen in the samples may occur."""
+_HEADS = np.array([_HEAD & (1 << _HALF_HEAD) - 1, _HEAD >> _HALF_HEAD], np.uint64)
+_HEADS = _HEADS << _CODE | _U(_HALF_HEAD)
+"""Entries of a block's head, uint64 [2]."""
 
 
-class _Matches(NamedTuple):
-    """What RFC 1951, 3.2.5, says of matches, by their length 0..258; 0 for those below
-    3. All are uint64 [259]."""
-
-    symbols: np.ndarray
-    extra: np.ndarray
-    """The extra bits behind the symbol."""
-    extra_bits: np.ndarray
-    """How many they are, with the one of the distance, which is 0."""
-
-
-def _match_table() -> _Matches:
-    """The table of symbols and extra bits that RFC 1951 prints, for each length."""
-    symbols, extra, extra_bits = np.zeros((3, _LONGEST + 1), np.uint64)
+def _match_tables() -> tuple[np.ndarray, np.ndarray]:
+    """What RFC 1951, 3.2.5, says of matches, by their length 0..258 (below 3 are none),
+    uint64 [259] each: the symbol, and the entry of the bits behind the symbol's code."""
+    symbols = np.zeros(_LONGEST + 1, np.uint64)
+    tails = np.zeros(_LONGEST + 1, np.uint64)
     length = _SHORTEST
     # Symbols 257 to 264 stand for one length each, the next four for two lengths, told
     # apart by one extra bit, the next four for four, and so on.
     for symbol in range(257, _SYMBOLS - 1):
         bits = max(0, (symbol - 261) // 4)
-        lengths = slice(length, min(length + (1 << bits), _LONGEST))
-        symbols[lengths] = symbol
-        extra[lengths] = np.arange(lengths.stop - lengths.start)
-        extra_bits[lengths] = bits + 1
-        length += 1 << bits
+        for extra in range(1 << bits):
+            if length <= _LONGEST:
+                symbols[length] = symbol
+                # the one bit of the distance, which is 0, stands behind
+                tails[length] = _U(extra) << _CODE | _U(bits + 1)
+                length += 1
     # the longest has a symbol of its own, though 284 could tell it, too
     symbols[_LONGEST] = _SYMBOLS - 1
-    extra_bits[_LONGEST] = 1
-    return _Matches(symbols, extra, extra_bits)
+    tails[_LONGEST] = 1
+    return symbols, tails
 
 
-_MATCHES = _match_table()
+_MATCH_SYMBOLS, _MATCH_TAILS = _match_tables()
 
 
 class _Deflated(NamedTuple):
@@ -210,31 +205,15 @@ def _deflated_block(
     units = block[:rest_at].view(np.uint64)
     rest = block[rest_at:]
     counts = np.zeros((4, _SYMBOLS), np.int64)
-    count(units, rest, step, _MATCHES.symbols, counts)
+    count(units, rest, step, counts)
     # numpy sorts faster than a loop of ours, and is not compiled on a fresh machine
     keys = counts.sum(0) << 13 | _UNSEEN
     keys[_END] = 1 << 9 | _END
     keys.sort()
     codes = np.empty(_SYMBOLS, np.uint64)
     find_codes(keys, np.zeros((2, 2 * _SYMBOLS), np.int64), _MIRRORED, codes)
-
-    # a match as one entry: the code of its symbol, its extra bits and the distance
-    entries = codes[_MATCHES.symbols]
-    code_bits = entries & _LENGTH
-    with_extra = entries >> _CODE | _MATCHES.extra << code_bits
-    matches = with_extra << _CODE | code_bits + _MATCHES.extra_bits
-
-    # the head lists the length of each code, two in a byte
-    nibbles = _MIRRORED_LENGTHS[codes & _LENGTH]
-    lengths = (nibbles[::2] | nibbles[1::2] << 4).tobytes() + _ONE_DISTANCE
-    head = _HEAD | int.from_bytes(lengths, "little") << _HEAD_BITS
-    head = before.bits | head << before.length
-    size, beyond = divmod(before.length + _HEAD_BITS + 4 * (_SYMBOLS + 1), 8)
-    # a number of Python's has as many bits as it takes, here about 1,200
-    head_bytes = head.to_bytes(size + 1, "little")
-    out[:size] = np.frombuffer(head_bytes, np.uint8, size)
-    carried = np.array([head_bytes[size], beyond], np.uint64)
-    size += put(units, rest, codes, matches, carried, out[size:])
+    carried = np.array([before.bits, before.length], np.uint64)
+    size = put(units, rest, codes, carried, out)
     bits, length = carried.tolist()
     return _Deflated(out[:size].tobytes(), bits, length)
 
@@ -249,9 +228,9 @@ def _next_match(run):
     return min(_LONGEST, run - _SHORTEST)
 
 
-@partial(compiled, "void(uint64[::1],uint8[::1],int64,uint64[::1],int64[:,::1])")
+@partial(compiled, "void(uint64[::1],uint8[::1],int64,int64[:,::1])")
 @no_type_check
-def count(units, rest, step, match_symbols, counts):
+def count(units, rest, step, counts):
     """Add how often each symbol occurs.
 
     A unit that is zero begins a run: its first byte is a symbol, and the bytes behind
@@ -261,7 +240,6 @@ def count(units, rest, step, match_symbols, counts):
         units: uint64 [n], the bytes of the block, eight by eight.
         rest: uint8 [0..7], its last bytes.
         step: one of `step` samples is counted.
-        match_symbols: uint64 [259], by the length of a match.
         counts: int64 [4, symbols], to be added to. Four rows, so that equal neighbours
             add to different numbers, and none waits for the one before; their sum
             counts.
@@ -281,7 +259,7 @@ def count(units, rest, step, match_symbols, counts):
                 counts[0, 0] += 1
                 while run > 0:
                     length = _next_match(run)
-                    counts[0, match_symbols[length]] += 1
+                    counts[0, _MATCH_SYMBOLS[length]] += 1
                     run -= length
             else:
                 for row in range(4):
@@ -442,13 +420,11 @@ def _joined(entries, unit):
     return first | second << (a + b & _LENGTH), a + b + c + d & _LENGTH
 
 
-@partial(
-    compiled,
-    "uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint64[::1],uint8[::1])",
-)
+@partial(compiled, "uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint8[::1])")
 @no_type_check
-def put(units, rest, entries, matches, carried, out):
-    """Write a block's bytes and its end; gives how many bytes of `out` are whole.
+def put(units, rest, entries, carried, out):
+    """Write a block: its head, which lists the length of each code, its bytes and its
+    end; gives how many bytes of `out` are whole.
 
     Bytes go out by fours, whose codes are joined before they are stored; a zero and the
     match behind it go out as one.
@@ -457,14 +433,24 @@ def put(units, rest, entries, matches, carried, out):
         units: uint64 [n], the bytes of the block, eight by eight.
         rest: uint8 [0..7], its last bytes.
         entries: uint64 [symbols], codes of symbols above their lengths.
-        matches: uint64 [259], the same of matches, by their length.
         carried: uint64 [2], the bits of an unfinished byte and how many they are:
-            before and, afterwards, behind the block.
+            before and, afterwards, behind the block. Before the first block they are
+            the stream's head, of two bytes.
         out: uint8, twice the bytes of the block and 256 more.
     """
     at = _U(0)
     carry = carried[0]
     carry_bits = carried[1]
+    for i in range(2 + _SYMBOLS + 1):
+        if i < 2:
+            entry = _HEADS[i]
+        elif i < 2 + _SYMBOLS:
+            entry = _LENGTHS[entries[i - 2] & _LENGTH]
+        else:
+            entry = _LENGTHS[1]  # of the one distance
+        code = entry >> _CODE
+        bits = entry & _LENGTH
+        at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
     number = _U(0)
     total = _U(units.size)
     while number < total:
@@ -479,9 +465,11 @@ def put(units, rest, entries, matches, carried, out):
             bits = entries[0] & _LENGTH
             while run > 0:
                 length = _next_match(run)
-                entry = matches[length]
+                entry = entries[_MATCH_SYMBOLS[length]]
                 code |= entry >> _CODE << bits
                 bits += entry & _LENGTH
+                code |= _MATCH_TAILS[length] >> _CODE << bits
+                bits += _MATCH_TAILS[length] & _LENGTH
                 at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
                 run -= length
                 code = _U(0)
