@@ -317,7 +317,8 @@ def draw_tiles(
     ends = limits(scale, maps, scaled[:, MIN], scaled[:, MAX], together=strip or alone)
     if channels is not None or shown_slices > 1:
         ends = ends.of_tiles(channels, shown_slices)
-    ends = replace(ends, clips=inner)
+    if inner:
+        ends = replace(ends, clips=True)
     has_holes = bool(stats[:, NONFINITE].any())
     palette = colormap.chosen(options, has_holes, rgb=colors == 3)
     return GridPicture(

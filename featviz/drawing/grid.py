@@ -13,6 +13,7 @@ import numpy as np
 from PIL import ImageFont
 
 from featviz.drawing.colormap import Palette
+from featviz.drawing.values import for_loops
 from featviz.errors import LayoutError
 from featviz.options import DrawOptions
 from featviz.records import FORMATS, Bytes, GridPlan, Tiles
@@ -166,7 +167,7 @@ def strips(
     buffer = np.full((buffer_height, plan.width * depth), colors.pad, np.uint8)
     piece = buffer[plan.padding :]
     for first in range(0, plan.tile_count, step):
-        levels = np.require(tiles[first : first + step], requirements=["C", "W"])
+        levels = for_loops(tiles[first : first + step])
         count = len(levels)
         # the last piece may have fewer tiles, and shows none of the piece before
         if count < step:
@@ -216,22 +217,35 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
         # half of all levels away it is seen on any.
         ink = (int(tile[0, 0, 0]) + colors.levels // 2) % colors.levels
         tile[marks((height, width))[label.mark - 1]] = ink
-    free = np.ones((height, width), bool)
-    for text, is_last in ((label.corner, False), (label.shared_by, True)):
-        if not text:
-            continue
-        letters = glyphs(text)
-        lines, columns = letters.shape
-        spot = np.s_[:lines, :columns]
-        if is_last:
-            spot = np.s_[-lines:, -columns:]
+    taken_lines = taken_columns = 0
+    if label.corner:
+        letters = lettering(label.corner, colors.light, colors.dark)
+        lines, columns = letters.shape[:2]
+        if lines <= height and columns <= width:
+            tile[:lines, :columns] = letters
+            taken_lines = lines
+            taken_columns = columns
+    if label.shared_by:
+        letters = lettering(label.shared_by, colors.light, colors.dark)
+        top = height - letters.shape[0]
+        left = width - letters.shape[1]
         # left out where it has no room, or would lie on the channel's number
-        if free[spot].shape == letters.shape and free[spot].all():
-            free[spot] = False
-            tile[spot] = np.where(letters, colors.light, colors.dark)[..., None]
+        is_free = top >= taken_lines or left >= taken_columns
+        if is_free and top >= 0 and left >= 0:
+            tile[top:, left:] = letters
 
 
 @lru_cache(4096)
+def lettering(text: str, light: int, dark: int) -> Bytes:
+    """A text as pixels, uint8 [height, width, 1].
+
+    Args:
+        light: the level of its ink.
+        dark: the level of its ground.
+    """
+    return np.where(glyphs(text), light, dark).astype(np.uint8)[..., None]
+
+
 def glyphs(text: str) -> np.ndarray:
     """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of
     ground around (its digits fill rows 2 to 8 of 11, and the last column of a letter is

@@ -26,7 +26,7 @@ from PIL import Image
 from featviz.drawing.colormap import Palette, chosen, table
 from featviz.drawing.grid import CONSTANT, MAX_PIXELS, NONE, ZERO, Label, strips
 from featviz.drawing.grid import plan as plan_grid
-from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
+from featviz.drawing.values import MIN, ValueLimits, for_loops, is_constant, overall
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
 from featviz.records import FORMATS, Bytes, CaptureSite, Floats, GridPlan, Tiles
@@ -405,7 +405,7 @@ class Overlay:
         share = 1.0 - self.alpha
         colors = self.alpha * table(self.palette)
         for tile, frame, levels in zip(tiles, self.frames[numbers], maps, strict=True):
-            pixels = np.require(self.background[frame][window], requirements=["C", "W"])
+            pixels = for_loops(self.background[frame][window])
             over = self._resized(levels)[window]
             if over.ndim == 3:  # RGB, not levels
                 tile[:] = share * pixels + self.alpha * over + 0.5
@@ -485,7 +485,7 @@ def write_png(
                 buffer = np.empty(len(piece) * (1 + width), np.uint8)
             # from the buffer's start on, where deflate finds it aligned to eight bytes
             rows = buffer[: len(piece) * (1 + width)]
-            piece = np.require(piece, requirements=["C", "W"])
+            piece = for_loops(piece)
             loops.filter_rows(piece, above, depth, rows.reshape(len(piece), -1))
             yield rows
 

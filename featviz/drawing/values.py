@@ -38,6 +38,12 @@ _UNCLIPPED = -1.0
 """In the place of the highest level, where all values are known to fit."""
 
 
+def for_loops(array: np.ndarray) -> np.ndarray:
+    """An array as compiled loops take it: in C order, and one that may be written to; a
+    copy where it is not so."""
+    return array if array.flags.carray else array.copy()
+
+
 # Statistics
 
 
@@ -65,7 +71,7 @@ def statistics(
     outside = np.empty(len(maps) if counted else 0, np.int64)
     if maps.device.type != "cpu":
         return statistics_on_device(maps.flatten(1)), outside
-    rows = np.require(np.asarray(maps), np.float32, ["C", "W"])
+    rows = for_loops(np.asarray(maps, np.float32))
     rows = rows.reshape(len(rows), -1)
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
     loops.statistics(
@@ -78,7 +84,7 @@ def statistics(
         outside,
     )
     # the loop leaves to numpy what has NaN or needs float64
-    for n in np.flatnonzero(stats[:, STD] < 0):
+    for n in (stats[:, STD] < 0).nonzero()[0]:
         stats[n, :ZEROS] = _exact_moments(rows[n])
     return stats, outside
 
@@ -142,7 +148,7 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     deviations = np.empty(len(rows), np.float32)
     loops.inner_deviations(rows, width, height, border, deviations)
     # the loop leaves to numpy what has NaN or needs float64
-    for n in np.flatnonzero(deviations < 0):
+    for n in (deviations < 0).nonzero()[0]:
         deviations[n] = inner_statistics(maps[n : n + 1], border)[0, STD]
     return deviations
 
@@ -176,16 +182,17 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
         nonfinite, by these names.
     """
     numbers = stats.astype(np.float64)
+    nonfinite = int(numbers[:, NONFINITE].sum())
     counts = {
         "zero_fraction": float(numbers[:, ZEROS].mean()),
-        "nonfinite": int(numbers[:, NONFINITE].sum()),
+        "nonfinite": nonfinite,
     }
+    if nonfinite:
+        # maps without a finite value hold NaN
+        numbers = numbers[numbers[:, NONFINITE] < values]
+        if not len(numbers):
+            return {**dict.fromkeys(STAT_COLUMNS), **counts}
     finite = values - numbers[:, NONFINITE]
-    # maps without a finite value hold NaN
-    numbers = numbers[finite > 0]
-    finite = finite[finite > 0]
-    if not len(finite):
-        return {**dict.fromkeys(STAT_COLUMNS), **counts}
     lows, highs, means, stds = numbers[:, :ZEROS].T
     shares = finite / finite.sum()
     mean = float(shares @ means)
@@ -443,7 +450,7 @@ def _quantised(maps: Tensor | np.ndarray, line: Line, top: float) -> Bytes:
 
     if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
         return quantise_on_device(maps, line, top)
-    rows = np.require(np.asarray(maps), np.float32, ["C", "W"])
+    rows = for_loops(np.asarray(maps, np.float32))
     count = len(rows)
     if len(line.start) < count:
         line = Line._make(numbers.repeat(count) for numbers in line)

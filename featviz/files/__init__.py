@@ -100,14 +100,20 @@ class OpenFolder:
         if BY_DESCRIPTOR:
             self.descriptor = os.open(name, flags, dir_fd=descriptor_above)
             self.close = weakref.finalize(self, os.close, self.descriptor)
-            self.identity = os.fstat(self.descriptor)
         else:
             self.close = weakref.finalize(self, int, 0)  # there is nothing to close
-            self.identity = Path(name).stat(follow_symlinks=above is None)
-            if above is not None and _is_link(path, self.identity):
+            self._first_stat = Path(name).stat(follow_symlinks=above is None)
+            if above is not None and _is_link(path, self._first_stat):
                 raise OSError(errno.ELOOP, _LINKED)
-            if not stat.S_ISDIR(self.identity.st_mode):
+            if not stat.S_ISDIR(self._first_stat.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+    @property
+    def identity(self) -> os.stat_result:
+        """The folder that is open, whatever stands at its path by now."""
+        if self.descriptor is None:
+            return self._first_stat
+        return os.fstat(self.descriptor)
 
     def __enter__(self) -> Self:
         return self

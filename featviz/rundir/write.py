@@ -14,7 +14,6 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -40,7 +39,7 @@ off."""
 _TRIES = 10
 """How often a hidden folder is made where another process removes the empty folder
 above it."""
-_dump = partial(json.dumps, ensure_ascii=False, allow_nan=False)
+_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class ImageFolder:
