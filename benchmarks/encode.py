@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def deflated(rows: Bytes) -> bytes:
     pieces = (
         rows[start : start + size].flatten() for start in range(0, len(rows), size)
     )
-    return b"".join(deflate.deflated(pieces, rows.size))
+    return b"".join(chain.from_iterable(deflate.deflated(pieces, rows.size)))
 
 
 def report(

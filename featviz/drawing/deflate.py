@@ -155,7 +155,7 @@ class _Deflated(NamedTuple):
     """How many bits these are."""
 
 
-def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
+def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[list[bytes]]:
     """Compress a picture's rows.
 
     Args:
@@ -163,7 +163,7 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
         size: bytes of all pieces.
 
     Yields:
-        The parts of a zlib stream, one for each piece.
+        What each piece adds to a zlib stream, in parts.
     """
     chunks = []
     checksum = 1
@@ -186,7 +186,7 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
             end = last.bits | _LAST << last.length
             chunks.append(end.to_bytes((last.length + 17) // 8, "little"))
             chunks.append(checksum.to_bytes(4, "big"))
-        yield b"".join(chunks)
+        yield chunks
         chunks = []
 
 

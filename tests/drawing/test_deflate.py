@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ SPARSE = 4096 * 8 * 16
 def deflated(data: np.ndarray, cuts: int = 1) -> bytes:
     """A zlib stream of bytes that come in pieces; they must come back."""
     pieces = (piece.copy() for piece in np.array_split(data, cuts))
-    stream = b"".join(deflate.deflated(pieces, len(data)))
+    stream = b"".join(chain.from_iterable(deflate.deflated(pieces, len(data))))
     assert zlib.decompress(stream) == data.tobytes()
     return stream
 
