@@ -16,8 +16,6 @@ _STYLE: Any = {
     # TrueType: Type 3, which matplotlib writes otherwise, is refused by journals
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
-    # else neighbouring tiles become one picture, resampled
-    "image.composite_image": False,
     # the same figure is the same bytes
     "svg.hashsalt": "featviz",
 }
