@@ -73,6 +73,25 @@ def test_clip_is_labelled_once_for_each_channel() -> None:
     assert changed == [True, False, False, True, False, False]
 
 
+def test_how_many_share_a_clip_is_said_once() -> None:
+    """Of tiles side by side the last has it."""
+    tensor = noise(1, 2, 3, 20, 20)
+    tensor[0, 1] = tensor[0, 0]
+    alone = tiles(tensor[:, :1])
+    shared = tiles(tensor, collapse=0.9)
+    changed = (shared != alone).any(axis=(1, 2, 3))
+    assert changed.tolist() == [False, False, True]
+
+
+def test_letters_are_white_beside_a_hole() -> None:
+    """Magenta is for what is not finite alone."""
+    tensor = noise(1, 2, 24, 30)
+    tensor[0, 1, 20, 20] = torch.nan
+    picture = tiles(tensor, labels=True)
+    assert np.argwhere(is_magenta(picture)).tolist() == [[1, 20, 20]]
+    assert set(np.unique(picture[:, :9, :7])) == {0, 255}
+
+
 def test_label_larger_than_its_tile_is_left_out() -> None:
     """Tiles of 12 pixels hold one digit: the others stay plain."""
     changed = has_changed(noise(1, 12, 12, 12), labels=True)
@@ -111,6 +130,7 @@ def test_two_texts_of_a_narrow_tile_stand_one_below_the_other(cmap: str) -> None
     ("kind", "marks"),
     [
         ("output", [grid.ZERO, grid.CONSTANT, grid.NONE]),
+        ("input", [grid.ZERO, grid.CONSTANT, grid.NONE]),
         ("grad", [grid.ZERO, grid.NONE, grid.NONE]),
         ("grad-input", [grid.ZERO, grid.NONE, grid.NONE]),
     ],
@@ -190,6 +210,8 @@ def test_a_constant_map_has_one_stroke(size: tuple[int, int], cmap: str) -> None
     assert stroke[0, -1]
     assert_array_equal(stroke, stroke[::-1, ::-1])
     assert stroke.mean() < 0.3
+    assert stroke.any(axis=0).all()
+    assert stroke.any(axis=1).all()
 
 
 @pytest.mark.parametrize("size", [28, 7])
@@ -238,15 +260,20 @@ def test_what_is_constant_by_nature_has_no_marks(
 
 
 @pytest.mark.parametrize(
-    ("scale", "levels"),
+    ("size", "scale", "levels"),
     [
-        (1, 1),
-        (2, 2),
+        ((4, 4), 1, 1),
+        ((4, 4), 2, 2),
+        ((5, 5), 1, 2),
+        ((4, 9), 1, 1),
+        ((9, 4), 1, 1),
     ],
 )
-def test_a_mark_needs_five_pixels(scale: int, levels: int) -> None:
-    """Tiles of four pixels stay plain; enlarged ones are marked."""
-    assert len(np.unique(tiles(torch.zeros(1, 3, 4, 4), scale=scale))) == levels
+def test_a_mark_needs_five_pixels(
+    size: tuple[int, int], scale: int, levels: int
+) -> None:
+    """On either side: tiles of four pixels stay plain; enlarged ones are marked."""
+    assert len(np.unique(tiles(torch.zeros(1, 3, *size), scale=scale))) == levels
 
 
 def test_nan_beside_one_value_is_not_constant() -> None:

@@ -57,6 +57,24 @@ def test_a_box_lies_on_its_pixels(
     assert tuple(pixels[50, 70]) == (128, 128, 128)
 
 
+def test_a_flat_box_is_a_dark_line() -> None:
+    """There is no room for a light one in it."""
+    for box in ((20, 30, 90, 31), (20, 30, 21, 60)):
+        pixels = with_boxes(GREY, [box], [""])
+        assert set(np.unique(pixels)) == {0, 128}
+
+
+def test_lines_are_as_thick_as_the_longer_side_wants() -> None:
+    """A pixel for each two hundred."""
+    wide = np.full((100, 1000, 3), 128, np.uint8)
+    mask = np.zeros((100, 1000), bool)
+    mask[:, :500] = True
+    boxed = with_boxes(wide, [(100, 10, 800, 90)], [""])
+    outlined = with_outline(wide, mask)
+    for pixels in (boxed[50, :400], outlined[50]):
+        assert (pixels == 255).all(axis=1).sum() == 5
+
+
 def label_at(pixels: Bytes, left: int, top: int) -> Bytes:
     """The pixels of the label `dog`, by its upper left corner."""
     return pixels[top : top + LABEL_HEIGHT, left : left + LABEL_WIDTH]
@@ -84,6 +102,13 @@ def test_a_label_stands_where_it_is_whole(
     pixels = with_boxes(GREY, [(x, y, 139, 99)], ["dog"])
     assert (WORD < 64).any()
     assert np.array_equal(label_at(pixels, left, top), WORD)
+
+
+def test_control_characters_of_a_label_are_written_out() -> None:
+    """A file may call a class as it likes."""
+    box = (20, 40, 90, 60)
+    shown = with_boxes(GREY, [box], ["a\x07"])
+    assert np.array_equal(shown, with_boxes(GREY, [box], ["a\\x07"]))
 
 
 def test_a_label_has_the_colour_of_its_line() -> None:

@@ -112,23 +112,25 @@ def test_small_maps_grow_to_min_tile(height: int, width: int, factor: int) -> No
     count=st.integers(1, 150),
     height=st.integers(1, 120),
     width=st.integers(1, 120),
-    padding=st.integers(0, 3),
+    padding=st.integers(0, 30),
+    slices=st.integers(1, 3),
 )
 def test_auto_nrow_makes_the_longer_side_shortest(
     count: int,
     height: int,
     width: int,
     padding: int,
+    slices: int,
 ) -> None:
     """No other number of columns makes a picture with a shorter longer side, and no
-    larger one as short a side."""
+    larger one as short a side; slices of a channel stay side by side."""
 
     def planned(nrow: int | None) -> GridPlan:
         options = DrawOptions(scale=1, padding=padding, nrow=nrow)
-        return grid.plan((count, 1, height, width), options)
+        return grid.plan((count, slices, height, width), options)
 
     sides = {}
-    for columns in range(1, count + 1):
+    for columns in range(slices, count * slices + 1, slices):
         plan = planned(columns)
         sides[columns] = max(plan.height, plan.width)
     shortest = [columns for columns in sides if sides[columns] == min(sides.values())]
@@ -363,6 +365,12 @@ def test_manifest_row_has_the_grid_in_pixels() -> None:
     """The size of a tile is counted in enlarged pixels."""
     row = row_of(torch.zeros(1, 4, 2, 3), nrow=3, padding=1, scale=5, marks=False)
     assert row.grid == {"nrow": 3, "padding": 1, "tile": [10, 15], "scale": 5}
+
+
+def test_manifest_row_of_a_strip_has_two_scales() -> None:
+    """Down and across; the strip is eight times as wide as it is high."""
+    row = row_of(torch.rand(1, 100), scale=None)
+    assert row.grid["tile"] == row.grid["scale"] == [125, 10]
 
 
 def test_manifest_row_tells_layer_and_numbers() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
+
 import numpy as np
 import pytest
 from drawn_maps import box_of
@@ -10,6 +14,7 @@ from PIL import Image
 
 from featviz.drawing import sheet
 from featviz.drawing.sheet import Canvas, Caption, Cell, Letters, PixelCanvas, TileGrid
+from featviz.drawing.vector import VectorCanvas
 
 RED = (250, 10, 20)
 
@@ -94,6 +99,14 @@ def test_pixels_stay_squares_where_a_picture_grows() -> None:
     assert_array_equal(grown, np.kron(pixels, np.ones((2, 2), np.uint8)))
 
 
+def test_a_picture_that_shrinks_is_smoothed() -> None:
+    """Of a chessboard of single pixels grey is left."""
+    y, x = np.mgrid[:8, :8]
+    board = ((y + x) % 2 * 255).astype(np.uint8)
+    shrunk = np.asarray(sheet.resized(Image.fromarray(board), 0.5))
+    assert set(np.unique(shrunk)) <= set(range(110, 146))
+
+
 @pytest.mark.parametrize(
     ("factor", "size"),
     [
@@ -154,3 +167,33 @@ def test_a_rectangle_has_rounded_edges(
     expected = np.full((40, 50, 3), 255, np.uint8)
     expected[slice(*rows), slice(*columns)] = (255, 0, 0)
     assert_array_equal(canvas.pixels, expected)
+
+
+def saved_svg() -> str:
+    """The SVG of a picture that is red at its upper left and blue at its lower right,
+    with a text that runs upwards."""
+    canvas = VectorCanvas(1.0, 2.0)
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    pixels[0, 0] = RED
+    pixels[1, 2] = (0, 0, 250)
+    canvas.paste(pixels, Cell(0.1, 0.2, 0.9, 0.6))
+    canvas.write("up", 1.5, 0.5, Letters(8), upright=True)
+    file = io.BytesIO()
+    canvas.save(file, "svg")
+    return file.getvalue().decode()
+
+
+def test_a_picture_stands_upright_in_an_svg() -> None:
+    """As its own pixels, large enough to be seen; the same figure is the same text."""
+    text = saved_svg()
+    (data,) = re.findall(r'base64,([^"]+)"', text)
+    picture = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+    assert picture.size == (129, 86)
+    assert picture.getpixel((0, 0)) == RED
+    assert picture.getpixel((128, 85)) == (0, 0, 250)
+    (matrix,) = re.findall(r"matrix\(([^)]+)\)", text)
+    across, _, _, down, left, top = map(float, matrix.split())
+    points = (129 * across, 86 * down, left, top)
+    assert points == pytest.approx((64.8, 43.2, 7.2, 14.4))
+    assert "rotate(-90" in text
+    assert saved_svg() == text

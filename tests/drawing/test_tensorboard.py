@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Run
+from drawn_maps import drawn, noise
 from networks import Net
 from numpy.testing import assert_array_equal
 from PIL import Image
@@ -23,7 +24,7 @@ from torchvision.utils import make_grid
 import featviz as fv
 from featviz.drawing import tensorboard
 from featviz.errors import StoreError
-from featviz.options import PAD_GREY
+from featviz.options import PAD_GREY, DrawOptions
 
 pytest.importorskip("tensorboard")
 
@@ -147,6 +148,8 @@ def test_there_is_one_tag_a_layer(board: Board) -> None:
     assert board.events.tags("images") == grids | {"kernel/conv", "kernel/last"}
     assert not board.events.tags("scalars")
     assert board.events.image_steps("kernel/conv") == [0]
+    metadata = board.events.read.SummaryMetadata("output/conv")
+    assert not metadata.summary_description, "all maps are shown"
 
 
 every_layer = pytest.mark.parametrize("layer", LAYERS)
@@ -257,6 +260,20 @@ def test_a_grid_shows_64_maps_and_says_of_how_many(
     for tag in ("output/0", "kernel/0"):
         assert events.read.SummaryMetadata(tag).summary_description == "64 of 70 maps"
     assert events.histogram("histogram/0").num == output.numel()
+
+
+@pytest.mark.parametrize(
+    ("channels", "shown", "columns"), [(9, 9, 12), (40, 16, 16), (1, 1, 4)]
+)
+def test_slices_of_a_clip_stay_in_one_row(
+    channels: int, shown: int, columns: int
+) -> None:
+    """Of four slices each, and 64 tiles are shown at most."""
+    picture = drawn(noise(1, channels, 4, 5, 6))
+    grid = tensorboard.as_make_grid(picture, DrawOptions())
+    assert list(grid.drawn) == list(range(shown))
+    assert grid.plan.tile_count == len(grid.tiles) == 4 * shown
+    assert grid.plan.columns == columns
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featviz as fv
+from featviz.drawing.drawer import class_map
 from featviz.errors import FeatvizError
+from featviz.layout import Maps
 from featviz.records import CLASS_MAPS
 
 pytestmark = pytest.mark.medium
@@ -97,6 +99,20 @@ def test_every_method_is_its_formula(method: str, layer: str, net: nn.Module) ->
     np.testing.assert_allclose(layer_map.tensor, expected, rtol=1e-4, atol=tolerance)
     assert expected.max() > 0
     assert (expected.min() < 0) == CLASS_MAPS[method].signed
+
+
+@pytest.mark.parametrize(
+    ("method", "value"), [("gradcam", 1), ("gradcam++", 0.375), ("xgradcam", 1)]
+)
+def test_a_weight_that_would_be_divided_by_zero_is_zero(
+    method: str, value: float
+) -> None:
+    """One channel is dead; of the other, 2 G² + sum(A) G³ is zero at one place. The map
+    is a single row."""
+    output = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).reshape(2, 1, 1, 2)
+    gradient = torch.tensor([[1.0, 2.0], [-1.0, 3.0]]).reshape(2, 1, 1, 2)
+    drawn = class_map(method, Maps("nchw", output), Maps("nchw", gradient))
+    assert drawn.flatten().tolist() == [value, value]
 
 
 def test_every_call_of_a_shared_module_is_a_map() -> None:

@@ -237,6 +237,8 @@ def test_a_tensor_with_a_batch_of_one_grows_to_the_batch(picture: Path) -> None:
     [
         (["foo=1"], "--forward-arg foo: forward of Conditional takes x, t, ids, mask"),
         (["t=1", "t.k=2"], "--forward-arg t.k is given twice"),
+        (["t.k=1", "t=2"], "--forward-arg t is given twice"),
+        (["t.k=1", "t.k=2"], "--forward-arg t.k is given twice"),
         (
             ["t=zeros:99999,9999999"],
             "--forward-arg t=zeros:99999,9999999 has 999,989,900,001 values",

@@ -21,12 +21,13 @@ from featviz.options import InputOptions
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 NUMBERED = {str(number): name for number, name in enumerate(NAMES)}
 FILES = {
-    "names.txt": "\n\n ".join(NAMES) + "\n",
+    "names.txt": "\n  \n\n ".join(NAMES) + "\n",
     "list.json": json.dumps(NAMES),
     "LIST.JSON": json.dumps(NAMES),
     "config.json": json.dumps({"id2label": NUMBERED}),
     "data.yaml": "path: digits\nnames:\n"
     + "".join(f"  {n}: {w}\n" for n, w in NUMBERED.items()),
+    "LIST.YML": "".join(f"- {name}\n" for name in NAMES),
 }
 
 
@@ -39,7 +40,7 @@ def answer(model: Path | nn.Module, *target: str, **options: Any) -> ImageCam:
 @pytest.mark.parametrize("name", FILES)
 def test_names_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     """In the prediction and in `class:NAME`, whatever format the file has."""
-    if name.endswith(".yaml"):
+    if name.endswith((".yaml", ".YML")):
         pytest.importorskip("yaml")
     path = tmp_path / name
     path.write_text(FILES[name])

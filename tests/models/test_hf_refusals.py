@@ -180,6 +180,7 @@ IGNORED: dict[str, Any] = {
     "backbone_config": BACKBONE,
     "vision_config": WRAPPED,
     "auto_map": {},
+    "quantization_config": None,
     "adapter_kwargs": {"_adapter_model_path": "../secret"},
     "_from_auto": "evil",
 }

@@ -107,7 +107,13 @@ def averaged(maps: np.ndarray, factor: int) -> np.ndarray:
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("layer", "most_side", "size"),
-    [(0, 32, (24, 30)), (0, 20, (15, 18)), (3, 32, (18, 22)), (5, 32, (18, 22))],
+    [
+        (0, 32, (24, 30)),
+        (0, 88, (72, 88)),
+        (0, 20, (15, 18)),
+        (3, 32, (18, 22)),
+        (5, 32, (18, 22)),
+    ],
 )
 def test_vectors_from_grids_are_those_of_the_tensors(
     run: Path, layer: int, most_side: int, size: tuple[int, int]

@@ -147,8 +147,22 @@ def test_nothing_is_like_a_place_where_values_are_not_finite(tmp_path: Path) -> 
         conv.bias[2] = float("nan")
     image = np.zeros((16, 24, 3), np.uint8)
     fv.run(conv, image, "*", tmp_path, preset="none", tensors=True)
-    with pytest.raises(UsageError, match="NaN or infinite values"):
+    with pytest.raises(UsageError, match="NaN or infinite values") as caught:
         sheet_of(tmp_path, similar_to="image-0.png@0.5,0.5")
+    assert "--images leaves the image out" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ["a@1.5,0.5", "a@0.5,1.5", "a@2,0", "@0,0", "a@0"])
+def test_a_place_lies_in_its_image(text: str) -> None:
+    """In both directions."""
+    with pytest.raises(UsageError, match="is no place of an image"):
+        parse_place(text)
+
+
+@pytest.mark.parametrize("text", ["a@b@1,0", "a@b@1.0,.0", "a@b@1.,0."])
+def test_edges_are_places_too(text: str) -> None:
+    """Numbers are read as Python reads them; a name may have an @."""
+    assert parse_place(text) == ("a@b", 1, 0)
 
 
 def test_the_place_has_a_ring_in_the_input_too(run_of_maps: Path) -> None:

@@ -168,6 +168,50 @@ def test_numbers_of_tiles_stay_readable() -> None:
     assert (np.diff(pixels[top + 1, right : right + 30, 0].astype(int)) > 0).all()
 
 
+def test_a_number_is_not_wider_than_its_tile() -> None:
+    """It would lie over the gap."""
+    labelled = np.full((80, 80, 3), 100, np.uint8)
+    height, width = glyphs("17").shape
+    labelled[:height, :width] = np.where(glyphs("17"), 250, 10)[..., None]
+    row = figure.TableRow("", [labelled, labelled], numbers=["17", "17"])
+    table = figure.TileTable(["", ""], [row])
+    layout = figure.lay_out(table, width=1.1)  # centimetres
+    pixels = figure.draw_table(table, layout).pixels
+    (left, cell_width), (right, _) = layout.columns
+    assert cell_width * 100 < width
+    gap = pixels[:, round((left + cell_width) * 100) : round(right * 100)]
+    assert gap.shape[1] >= 2
+    assert (gap == 255).all()
+
+
+@pytest.mark.parametrize("dpi", [100, 300])
+def test_a_number_is_as_large_as_in_the_run(dpi: int) -> None:
+    """Whatever the pixels of an inch are."""
+    number = np.where(glyphs("17"), 250, 10).astype(np.uint8)[..., None].repeat(3, 2)
+    height, width = number.shape[:2]
+    labelled = np.full((80, 80, 3), 100, np.uint8)
+    labelled[:height, :width] = number
+    row = figure.TableRow("", [labelled], numbers=["17"])
+    table = figure.TileTable([""], [row])
+    layout = figure.lay_out(table, width=1.5)  # centimetres
+    pixels = figure.draw_table(table, layout, dpi).pixels
+    cell = layout.cell(0, 0)
+    top = round(cell.top * dpi)
+    left = round(cell.left * dpi)
+    factor = dpi // 100
+    drawn = pixels[top : top + height * factor, left : left + width * factor]
+    assert np.array_equal(drawn[::factor, ::factor], number)
+
+
+def test_a_strip_beside_maps_makes_no_wide_column() -> None:
+    """Columns of strips are as wide as the others."""
+    strip = np.zeros((2, 40, 3), np.uint8)
+    square = np.zeros((40, 40, 3), np.uint8)
+    rows = [figure.TableRow("", [strip, square])] * 2
+    layout = figure.lay_out(figure.TileTable(["", ""], rows))
+    assert layout.cell(0, 0).width == pytest.approx(layout.cell(0, 1).width)
+
+
 def test_tall_images_beside_wide_ones_leave_little_white() -> None:
     """Neither has more than four times the area of the other."""
     wide = np.full((50, 200, 3), 50, np.uint8)
@@ -597,6 +641,18 @@ def test_inputs_without_maps_can_be_seen() -> None:
     layout = figure.lay_out(figure.TileTable(["a", "b"], rows))
     widths = [layout.cell(0, column).width for column in (0, 1)]
     assert min(widths) == pytest.approx(2.24)
+
+
+@pytest.mark.parametrize(("fps", "duration"), [(15, 67), (8, 125), (1000, 1)])
+def test_a_frame_lasts_whole_milliseconds(fps: float, duration: int) -> None:
+    """Rounded, so that a long animation keeps its time."""
+    frames = [np.full((4, 4, 3), shade, np.uint8) for shade in (0, 255)]
+    file = io.BytesIO()
+    write_animation(frames, file, "webp", fps)
+    with Image.open(file) as opened:
+        opened.seek(1)
+        opened.load()
+        assert opened.info["duration"] == duration
 
 
 @pytest.mark.medium
