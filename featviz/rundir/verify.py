@@ -91,13 +91,13 @@ def _subjects(location: Path | Url, root: Path) -> list[_Subject]:
     # a folder of this machine without run.json may hold a series
     if root == location and not (root / RUN_FILE).exists() and read_steps(root):
         return [
-            _Subject(step, str(root), _read(step, step, is_step=True))
+            _Subject(step, str(root), _read(step, is_step=True))
             for step in step_folders(root).values()
         ]
-    return [_Subject(location, None, _read(root, location))]
+    return [_Subject(location, None, _read(root))]
 
 
-def _read(root: Path, location: Path | Url, is_step: bool = False) -> ReadRun | str:
+def _read(root: Path, is_step: bool = False) -> ReadRun | str:
     """Read a run.
 
     Returns:
@@ -115,8 +115,7 @@ def _read(root: Path, location: Path | Url, is_step: bool = False) -> ReadRun | 
         )
         if not has_images and not is_step:
             raise
-        message = error.message.replace(str(root), str(location))
-        return f"{message}; --resume writes it anew"
+        return f"{error.message}; --resume writes it anew"
 
 
 @dataclass

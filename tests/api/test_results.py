@@ -152,6 +152,7 @@ def test_an_image_that_fails_says_so(
     with pytest.raises(StoreError, match=r"broken\.png failed"):
         _ = failed.input
     assert [maps.of.name for maps in result.captures] == [picture.name]
+    assert result.captures[0].of.name == picture.name
     assert result.exit_code == 3
 
 
@@ -164,7 +165,7 @@ def test_a_result_counts_its_failures(
     assert repr(result) == "<RunResult of 2 images, 1 failed: 1 picture>"
     whole, failed = result.images
     for shown in (result, failed):
-        assert "broken.png failed" in shown._repr_html_()  # type: ignore[attr-defined]
+        assert shown._repr_html_().count("broken.png failed") == 1  # type: ignore[attr-defined]
     assert "failed" not in whole._repr_html_()  # type: ignore[attr-defined]
 
 
@@ -195,6 +196,17 @@ def test_a_single_image_that_fails(tiny: nn.Module, broken: Path) -> None:
     assert result.captures == ()
     assert result.exit_code == 1
     with pytest.raises(StoreError, match=r"broken\.png failed: .*broken\.png"):
+        _ = result.captures[0]
+
+
+def test_of_images_that_all_fail_the_first_is_named(
+    tiny: nn.Module, broken: Path
+) -> None:
+    """In the order in which they were given."""
+    other = broken.with_name("a.png")
+    other.write_bytes(broken.read_bytes())
+    result = fv.run(tiny, [broken, other], "Conv2d", **AS_IT_IS)
+    with pytest.raises(StoreError, match=r"^broken\.png failed"):
         _ = result.captures[0]
 
 
@@ -343,6 +355,7 @@ def test_a_long_table_says_how_many_rows_are_left_out() -> None:
     assert len(listing.rows) == 71
     assert html.count("ReLU") == 59
     assert "11 more rows" in html
+    assert "71 modules; * 0 taken" in html
 
 
 @pytest.mark.medium

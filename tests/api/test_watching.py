@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import featviz as fv
 from featviz.errors import FeatvizError, StoreError, UsageError
+from featviz.rundir.folder import hidden_name
 from featviz.rundir.read import read_run
 from featviz.rundir.studies import check_series, read_steps
 from featviz.rundir.verify import verify
@@ -348,7 +349,16 @@ def test_a_series_may_begin_around_its_events(board: str, tmp_path: Path) -> Non
     events = tmp_path / board
     events.mkdir(parents=True, exist_ok=True)
     (events / "events.out.tfevents.1.host").write_bytes(b"")
+    (tmp_path / hidden_name("step-000000")).mkdir()
     assert check_series(tmp_path, overwrite=False, resume=False, board=events) == []
+
+
+def test_a_file_is_no_folder_of_a_series(tmp_path: Path) -> None:
+    """It is refused before the training."""
+    path = tmp_path / "mine"
+    path.write_text("")
+    with pytest.raises(StoreError, match="mine is a file, not a folder"):
+        watch(network(), path, 1)
 
 
 def test_an_earlier_series_stays_until_a_step_is_written(

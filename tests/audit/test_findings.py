@@ -90,6 +90,14 @@ def test_gates_count_what_they_say(text: str, held: bool, message: str) -> None:
     assert verdict == Verdict(text.strip(), held, message)
 
 
+def test_the_hint_names_eight_layers() -> None:
+    """Of a thousand it would be a page."""
+    rows = [{**LAYERS[0], "label": f"relu{n}"} for n in range(9)]
+    with pytest.raises(UsageError) as caught:
+        findings.check_gate(parse_gate("conv:dead>0"), rows)
+    assert str(caught.value.hint).endswith("relu6, relu7")
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [

@@ -89,6 +89,7 @@ def test_model_and_images_come_from_the_config(
         ),
         ("padding = ", "cannot be read"),
         ('padding = "wide"', "--padding wide: expected an integer"),
+        ('figure = "maybe"', "Invalid value for '--figure': 'maybe'"),
     ],
 )
 def test_a_config_with_mistakes(

@@ -57,6 +57,11 @@ COMMANDS = [
         "No such command",
         "did you mean run? featviz run model.pth cat.jpg",
     ),
+    (
+        "LOOK model.pth cat.jpg",
+        "No such command 'LOOK'",
+        "did you mean look? featviz look model.pth cat.jpg",
+    ),
     ("version", "No such command", "did you mean --version? featviz --version"),
     (
         "--verison",
@@ -91,6 +96,17 @@ OPTIONS = [
         f"{RUN} --gpu",
         "No such option '--gpu'",
         f"--device=cuda? featviz {RUN} --device=cuda",
+    ),
+    # the beginning of one option alone, and of three
+    (
+        f"{RUN} --rep",
+        "No such option '--rep'",
+        f"did you mean --report? featviz {RUN} --report",
+    ),
+    (
+        f"{RUN} --tens npy",
+        "No such option '--tens'",
+        f"did you mean --tensors? featviz {RUN} --tensors npy",
     ),
     # not --trust
     (f"{RUN} --first 4", "No such option", "featviz run --help-all lists all"),
@@ -168,6 +184,11 @@ PLACES = [
         f"a list has commas: featviz {RUN} --layers b1,b2",
     ),
     (
+        "run model.pth --layers b1 b2 cat.jpg",
+        "no image 'b2'",
+        "a list has commas: featviz run model.pth --layers b1,b2 cat.jpg",
+    ),
+    (
         f"{RUN} --size 8 8 -q",
         "no image '8'",
         f"a list has commas: featviz {RUN} --size 8,8 -q",
@@ -182,6 +203,26 @@ PLACES = [
         "run cat.jpg model.pth --size 9",
         "MODEL 'cat.jpg' is an image",
         "MODEL comes first: featviz run model.pth cat.jpg --size 9",
+    ),
+    (
+        "run CAT.JPG net.py:Net",
+        "MODEL 'CAT.JPG' is an image",
+        "MODEL comes first: featviz run net.py:Net CAT.JPG",
+    ),
+    (
+        "run photos model.pth",
+        "MODEL 'photos' is a folder of images",
+        "MODEL comes first: featviz run model.pth photos",
+    ),
+    (
+        "run Nett W.PTH cat.jpg",
+        "'W.PTH' is a file of a model",
+        "featviz run Nett cat.jpg --weights W.PTH",
+    ),
+    (
+        "report photos cat.jpg",
+        "Got unexpected extra argument (cat.jpg)",
+        "featviz report --help lists all options",
     ),
 ]
 
@@ -311,6 +352,7 @@ VALUES = [
     ),
     (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
     (f"{RUN} --format pgn", "--format pgn: expected one of png", "did you mean png?"),
+    (f"{RUN} --format PGN", "--format PGN: expected one of png", "did you mean png?"),
     (
         f"{RUN} --capture grad --target class:99",
         "--target 'class:99' needs scores of classes",

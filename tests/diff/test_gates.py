@@ -135,6 +135,22 @@ def _gate_on_noise(featviz: CLI, pictured: Drawn) -> Outcome:
     return featviz("diff", *runs, "--fail-on", "sqnr<-50")
 
 
+def test_a_layer_of_which_one_image_is_not_known_fails_a_gate(featviz: CLI) -> None:
+    """That the number is known of another image does not excuse it."""
+    file = "001_x/output.npy"
+    kept = Drawn("x", more={"tensor": file})
+    runs = []
+    for value in (1.0, 1.5):
+        pictured = Drawn("x", shade=int(20 * value))
+        root = write_run(Path(f"{value}"), {"a.png": [kept], "b.png": [pictured]})
+        np.save(root / "a.png" / file, np.full((1, 6, 4, 5), value, np.float32))
+        summed_anew(root / "a.png")
+        runs.append(root)
+    done = featviz("diff", *runs, "--fail-on", "sqnr<-50")
+    assert done.code == 4
+    assert "x (sqnr not known) below -50 dB" in done.out
+
+
 @pytest.fixture
 def lowest(featviz: CLI, pair: Pair) -> float:
     """The sqnr of the worst layer."""

@@ -15,7 +15,8 @@ from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 from runs import refused
 
-from featviz.diff.pairing import align
+from featviz.diff.pairing import LayerPair, align
+from featviz.records import CaptureKey
 from featviz.rundir.read import ReadRun, read_run
 
 from .changed_network import CLI, documented
@@ -194,6 +195,10 @@ def test_an_input_may_be_off_by_one_level(featviz: CLI) -> None:
             "no image is in both runs: BASE has a.png, NEW has b.png",
         ),
         ({"a.png": [RELU]}, "no layer is in both runs: BASE has conv, NEW has relu"),
+        (
+            {"a.png": [RELU, replace(RELU, call=1)]},
+            "no layer is in both runs: BASE has conv, NEW has relu\n",
+        ),
     ],
 )
 def test_runs_without_a_common_image_or_layer_are_refused(
@@ -278,6 +283,16 @@ def test_a_broken_image_is_left_out_and_the_others_are_compared(
     assert f"warning: NEW: a.png is incomplete (a.png/{file}{message}" in done.err
     assert "only in BASE: image a.png (incomplete)" in done.out
     assert " of 1 image compared" in done.out
+    swapped = featviz("diff", new, base)
+    assert f"warning: BASE: a.png is incomplete (a.png/{file}{message}" in swapped.err
+    assert "only in NEW: image a.png (incomplete)" in swapped.out
+
+
+def test_a_second_call_has_its_number() -> None:
+    """It is another tensor than the first of the layer."""
+    base = CaptureKey("relu", "output", 0, "")
+    pair = LayerPair(base, CaptureKey("Relu_1", "output", 2, ""), "order")
+    assert pair.description == "Relu_1.call2 (order)"
 
 
 def test_pixels_tell_what_statistics_do_not(featviz: CLI) -> None:

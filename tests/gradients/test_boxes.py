@@ -183,6 +183,22 @@ def test_a_box_may_lie_at_the_lower_end_of_a_tall_image() -> None:
     assert result.detections[0].box == pytest.approx(expected)
 
 
+class Beyond(RedDetector):
+    """Its boxes are larger than the image."""
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+        (boxes,) = super().forward(x)
+        boxes["boxes"] += torch.tensor([-SIDE, -SIDE, SIDE, SIDE])
+        return [boxes]
+
+
+def test_a_box_ends_at_the_edges_of_the_image() -> None:
+    """What a model adds beyond them is not in the file."""
+    image = Image.new("RGB", (SIDE, SIDE), (250, 0, 0))
+    (result,) = fv.run(Beyond(), image, "backbone.2", **PLAIN).images
+    assert result.detections[0].box == (0, 0, SIDE, SIDE)
+
+
 class Located(NamedTuple):
     """Boxes of an image, the likeliest first."""
 

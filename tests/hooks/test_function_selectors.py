@@ -166,7 +166,9 @@ def test_a_run_counts_from_the_end(net: nn.Module) -> None:
     assert chosen(net, "fn:add#-1") == SUMS[2:]
 
 
-@pytest.mark.parametrize("layers", ["fn:add#-1", "fn:add#:-1", "fn:add#::-1"])
+@pytest.mark.parametrize(
+    "layers", ["fn:add#-1", "fn:add#:-1", "fn:add#0:-1", "fn:add#::-1"]
+)
 def test_capture_cannot_count_from_the_end(layers: str, net: nn.Module) -> None:
     """The last call is not known before the model is done: said at once."""
     with (

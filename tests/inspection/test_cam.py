@@ -306,7 +306,9 @@ def test_a_broken_image_alone_is_a_failure(
 def test_a_broken_image_among_others_is_a_failure_of_the_result(broken: Path) -> None:
     """The short form and the page name it beside the map of the other."""
     result = fv.cam(DIGITS_MODEL, [broken, FIVE])
-    assert list(result.failures) == ["broken.png"]
+    ((image, reason),) = result.failures.items()
+    assert image == "broken.png"
+    assert reason == str(result.images[0].error)
     assert len(result.maps) == 1
     assert repr(result) == "<ClassMaps, Grad-CAM of 2 images, 1 failed: 1 map>"
     html = result._repr_html_()

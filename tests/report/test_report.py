@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -336,6 +337,42 @@ def test_slices_of_a_channel_stay_in_one_row_where_maps_are_left_out(
         picture.getpixel((left + 5, top + 5)) for left, top, *_ in boxes
     ] == expected
     assert {picture.getpixel((left - 1, top + 5)) for left, top, *_ in boxes} == {gap}
+
+
+def fewer(monkeypatch: pytest.MonkeyPatch, *roots: Path) -> list[list[list[int]]]:
+    """The channels that are left of each image of runs, where four have room."""
+    monkeypatch.setattr(fitting, "MOST_BYTES", 0)
+    runs, _ = fitting.fitted([read_run(root) for root in roots])
+    rows = [[i.manifest.captures[0] for i in run.images.values()] for run in runs]
+    return [[row.drawn for row in rows_of_run] for rows_of_run in rows]
+
+
+def test_all_images_show_the_channels_that_vary_most_in_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both runs, so that tiles beside each other are of one channel; an image without
+    these shows its first ones."""
+    stats = np.zeros((12, 6), np.float32)
+    stats[:4, 3] = 1
+    first = Drawn("conv", maps=12, stats=stats)
+    second = Drawn("conv", maps=12, stats=stats[::-1])
+    other = Drawn("conv", maps=12, stats=stats, channels=[*range(5, 12)])
+    images = {"a.png": [first], "b.png": [second], "c.png": [other]}
+    new = write_run(tmp_path / "new", images)
+    base = write_run(tmp_path / "base", {"a.png": [second]})
+    shown = [0, 1, 2, 3]
+    assert fewer(monkeypatch, new, base) == [[shown, shown, [5, 6, 7, 8]], [shown]]
+
+
+def test_a_compared_run_shows_as_few_maps(
+    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both in one file have the same tiles."""
+    out = tmp_path / "one.html"
+    base = shutil.copytree(noise, tmp_path / "base")
+    monkeypatch.setattr(fitting, "MOST_BYTES", 0)
+    build_report(noise, ReportOptions(single_file=True, compare=base, out=out))
+    assert {grid.size for grid in embedded_grids(read(out))} == {(86, 86)}
 
 
 def test_inputs_that_differ_are_both_shown(tmp_path: Path) -> None:

@@ -26,6 +26,13 @@ def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
         pytest.fail("two hold one folder")
 
 
+def test_a_lock_may_not_say_who_holds_it(tmp_path: Path) -> None:
+    """On a full disk it is empty."""
+    refusal = pytest.raises(StoreError, match="being written by another process")
+    with FileLock(tmp_path / LOCK_FILE), refusal, held(tmp_path):
+        pytest.fail("two hold one folder")
+
+
 def test_no_shard_begins_beside_a_whole_run(tmp_path: Path) -> None:
     """It would draw images of that run once more; afterwards it may."""
     out = tmp_path / "out"

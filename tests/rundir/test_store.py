@@ -342,6 +342,12 @@ def test_long_values_are_shown_where_they_differ() -> None:
     assert len(text) < 200
 
 
+def test_short_values_are_shown_from_their_beginning() -> None:
+    """However late they differ."""
+    (text,) = schema.differences({"file": f"{'a' * 40}1"}, {"file": f"{'a' * 40}2"})
+    assert text == f'its file is "{"a" * 40}1", this one\'s "{"a" * 40}2"'
+
+
 def test_nan_is_no_json(tmp_path: Path) -> None:
     """A NaN in a manifest would be no JSON: it fails, and leaves no manifest."""
     folder = RunDirectory(Folder.open(tmp_path / "out")).new_image("x")

@@ -242,10 +242,15 @@ def test_a_lost_run_json_is_named(featviz: Run, run: Path) -> None:
     assert f"{remedy} from the images' manifests" in featviz("report", run).err
 
 
-def test_a_folder_without_images_is_no_run(featviz: Run, tmp_path: Path) -> None:
-    """Exit code 1."""
-    (tmp_path / "empty").mkdir()
-    refused(featviz("verify", tmp_path / "empty"), 1, "is no run directory")
+@pytest.mark.parametrize("begun", ["", "a.png"])
+def test_a_folder_without_images_is_no_run(
+    begun: str, featviz: Run, tmp_path: Path
+) -> None:
+    """Exit code 1, also where an image was begun."""
+    root = tmp_path / "root"
+    (root / begun).mkdir(parents=True)
+    (root / begun / "input.png").touch()
+    refused(featviz("verify", root), 1, "is no run directory")
 
 
 def settings_of(data: bytes) -> object:
