@@ -45,7 +45,7 @@ from featviz.options import (
 )
 from featviz.options import commands as of_commands
 from featviz.options import run as of_run
-from featviz.options.commands import SheetOptions
+from featviz.options.commands import ExemplarOptions, SheetOptions
 from featviz.records import Shard
 
 from .drawn import drawn
@@ -112,6 +112,9 @@ GOOD: list[OptionValue] = [
     OptionValue(ModelOptions, "model_args", {"a": nn.ReLU}, {"a": nn.ReLU}),
     OptionValue(PassOptions, "ablate", None, ()),
     OptionValue(InputOptions, "size", "224,320", (224, 320)),
+    OptionValue(InputOptions, "size", 65536, 65536),
+    OptionValue(ExemplarOptions, "top", 1000, 1000),
+    OptionValue(RunOptions, "shard", "8/8", Shard(7, 8)),
     OptionValue(InputOptions, "size", "224×320", (224, 320)),
     OptionValue(InputOptions, "size", "224 X 320", (224, 320)),
     OptionValue(InputOptions, "size", ["224", "320"], (224, 320)),

@@ -104,6 +104,16 @@ def test_what_has_no_rows_is_refused(tensor: Tensor, images: int) -> None:
         counting.to_rows(tensor, 1, images)
 
 
+def test_of_a_call_that_is_refused_the_first_reason_counts() -> None:
+    """A later image may give it another shape."""
+    census = counting.Census({}, correlates=(), foreseen=())
+    call = Call("attention", "MultiheadAttention")
+    for reason in ("first", "second"):
+        images = np.zeros(1, np.int64)
+        census.add(counting.CensusOfBatch(images, [], {call: reason}, set()))
+    assert census.refused == {call: "first"}
+
+
 @pytest.mark.parametrize(
     ("activation", "at_bound"),
     [

@@ -309,6 +309,40 @@ def test_a_resumed_run_posts_what_it_draws(
 
 
 @pytest.mark.medium
+def test_the_first_of_several_shards_posts_the_kernels(
+    featviz: Run, pictures: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    """They are the same for all."""
+    base = ["run", tiny_file, pictures, "--layers", "0", "--size", "12"]
+    base += ["--out", tmp_path / "out", "--tensorboard", tmp_path / "tb"]
+    for shard in ("2/2", "1/2"):
+        assert featviz(*base, "--shard", shard).code == 0
+    events = Events(tmp_path / "tb" / "out")
+    assert events.image_steps("kernel/0") == [0]
+
+
+class Tokens(nn.Module):
+    """Sixteen tokens behind one of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x.flatten(2).transpose(1, 2)
+        return torch.cat([patches[:, :1], patches], dim=1)
+
+
+@pytest.mark.medium
+def test_a_tensor_has_one_histogram(tmp_path: Path) -> None:
+    """A token beside the grid has a picture of its own; its values are in that of the
+    whole."""
+    out = tmp_path / "out"
+    options = {"tensorboard": tmp_path / "tb", "tensor_layout": "tokens:4x4+1"}
+    image = torch.rand(3, 4, 4)
+    fv.run(nn.Sequential(Tokens()), image, "Tokens", out, size=4, **options)
+    events = Events(tmp_path / "tb" / "out")
+    assert len(events.tags("images") - {"input"}) == 2
+    assert len(events.tags("histograms")) == 1
+
+
+@pytest.mark.medium
 def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
     """`featviz kernels --tensorboard`: the file's picture, and a histogram of the
     weights."""

@@ -156,6 +156,15 @@ def test_the_mark_lies_around_the_cell_of_the_map(
     np.testing.assert_allclose(np.ptp(mark, axis=0), [height / 3, width / 4], atol=2)
 
 
+def test_the_mark_of_a_narrow_cell_can_be_seen() -> None:
+    """Of a map of a hundred columns a cell is a pixel wide, and its mark six."""
+    picture = Image.new("RGB", (64, 64), "#336699")
+    position = MapPosition(row=1, column=50, rows=4, columns=100)
+    tile = cut(picture, PixelBox(0, 0, 64, 64), (64, 64), position)
+    mark = of_colour(np.asarray(tile), (255, 212, 0))
+    assert np.ptp(mark, axis=0).tolist() == [TILE // 4 - 1, 5]
+
+
 def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     """Around the middle of the cell of the map, and nowhere where the crop tells the
     place."""

@@ -261,6 +261,20 @@ def test_exemplars_that_do_not_fit(
     assert not (two_channels / "report").exists()
 
 
+def test_a_layer_of_two_classes_is_named_once(
+    two_channels: Path, tmp_path: Path
+) -> None:
+    """In the hint of how to run again."""
+    exemplars = write_exemplars(tmp_path / "best", layer="elsewhere")
+    path = exemplars / "exemplars.json"
+    content = json.loads(path.read_text())
+    content["layers"].append({**content["layers"][0], "call": 1})
+    path.write_text(json.dumps(content))
+    with pytest.raises(StoreError) as caught:
+        build_report(two_channels, ReportOptions(exemplars=exemplars))
+    assert caught.value.hint == "run again with these --layers: elsewhere"
+
+
 @pytest.fixture
 def audit(tmp_path: Path) -> Path:
     """An audit of two layers."""

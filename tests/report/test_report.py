@@ -372,7 +372,8 @@ def test_a_compared_run_shows_as_few_maps(
     base = shutil.copytree(noise, tmp_path / "base")
     monkeypatch.setattr(fitting, "MOST_BYTES", 0)
     build_report(noise, ReportOptions(single_file=True, compare=base, out=out))
-    assert {grid.size for grid in embedded_grids(read(out))} == {(86, 86)}
+    sizes = {Image.open(grid).size for grid in embedded_grids(read(out))}
+    assert sizes == {(86, 86)}
 
 
 def test_inputs_that_differ_are_both_shown(tmp_path: Path) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from featviz.run.encoders import Background, InRows, read_ahead, shared_cores
+from featviz.run.encoders import (
+    Background,
+    InRows,
+    read_ahead,
+    shared_cores,
+    usable_cores,
+)
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""
@@ -46,6 +54,24 @@ def started(action: Callable[[], object]) -> threading.Event:
 
     threading.Thread(target=run, daemon=True).start()
     return done
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("max 100000", 4),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("900000 100000", 4),
+    ],
+)
+def test_a_control_group_may_allow_less_than_the_cores(
+    quota: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time of a processor in each period of time; never more than there are."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: quota)
+    assert usable_cores() == cores
 
 
 def test_all_tasks_are_run_before_the_block_ends() -> None:

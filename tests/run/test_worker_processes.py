@@ -175,6 +175,27 @@ def test_a_stopped_run_keeps_what_has_begun() -> None:
     assert results == list(range(len(results)))
 
 
+def test_a_stopped_run_tries_nothing_again(tmp_path: Path) -> None:
+    """An image whose worker died meanwhile is missing, and not failed."""
+    tries = tmp_path / "tries"
+
+    def dying(numbers: Iterator[int]) -> Iterable[tuple[int, str]]:
+        for number in numbers:
+            if number == 1:
+                tries.write_text(tries.read_text() + "x")
+                os._exit(7)
+            yield number, ""
+
+    tries.touch()
+    stop = Event()
+    results = []
+    for result in in_processes(range(4), dying, 1, stop, failed):
+        results.append(result)
+        stop.set()
+    assert results == [(0, "")]
+    assert tries.read_text() == "x"
+
+
 def test_what_workers_log_is_logged_here(caplog: pytest.LogCaptureFixture) -> None:
     """Progress bars and `--json` know one stream of messages, that of the parent."""
 
