@@ -5,6 +5,7 @@ files."""
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,14 +102,33 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
 # An option, and a space before its value; commands that a hint shows stay as they are.
 _TYPED = re.compile(
     r"`[^`]*`|\b(?:featviz [a-z]+|pip) .*"
-    r"|--([a-z][a-z-]*)( (?=['\"\d]|[A-Z]{2}|(?!out$)\w+(?:[,:]\w|$)))?"
+    r"|--([a-z][a-z-]*)( (?=['\"\d]|[A-Z]{2}|none\b|(?!out$)\w+(?:[,:]\w|;|$)))?"
 )
+
+
+class _InKeywords(logging.Handler):
+    """Names options in warnings as Python does, before a handler of the caller's logs
+    them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.msg = _TYPED.sub(_python_name, record.getMessage())
+        record.args = ()
+        # Python prints what nobody handles, and takes this for a handler
+        handlers = {*_LOGGER.handlers, *logging.root.handlers} - {self}
+        if not handlers and record.levelno >= logging.WARNING and logging.lastResort:
+            logging.lastResort.handle(record)
+
+
+_LOGGER = logging.getLogger("featviz")
+_IN_KEYWORDS = _InKeywords()
 
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Let errors name options as Python does: `layers='Relu'` for `--layers 'Relu'`.
-    Decorates functions, too."""
+    """Let errors and warnings name options as Python does: `layers='Relu'` for `--layers
+    'Relu'`. Decorates functions, too."""
+    is_outermost = _IN_KEYWORDS not in _LOGGER.handlers
+    _LOGGER.addHandler(_IN_KEYWORDS)
     try:
         yield
     except FeatvizError as error:
@@ -118,6 +138,9 @@ def in_python() -> Iterator[None]:
             error.hint = _TYPED.sub(_python_name, error.hint)
             error.__notes__ = [f"hint: {error.hint}"]
         raise
+    finally:
+        if is_outermost:
+            _LOGGER.removeHandler(_IN_KEYWORDS)
 
 
 def _python_name(typed: re.Match[str]) -> str:

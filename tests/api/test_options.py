@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
+import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import (
     Annotated,
@@ -230,6 +233,26 @@ def test_errors_name_options_as_keywords(
     assert str(raised.value) == raised.value.message == message
     assert hint in str(raised.value.hint)
     assert raised.value.__notes__ == [f"hint: {raised.value.hint}"]
+
+
+GUESS = (
+    "preprocessing is a guess, preset=none: values are not normalised; mean and std"
+    " change it"
+)
+
+
+def test_warnings_name_options_as_keywords(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As errors do; Python prints them as ever where no handler takes them."""
+    grey = nn.Conv2d(1, 4, 3)
+    fv.look(grey, torch.rand(1, 8, 8))
+    assert caplog.messages == [GUESS]
+    printed = StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", printed)
+    fv.look(grey, torch.rand(1, 8, 8))
+    assert printed.getvalue() == f"{GUESS}\n"
 
 
 @keywords_of()
