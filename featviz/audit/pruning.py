@@ -87,7 +87,7 @@ def prove(
         """In place, so that the rest of the pass sees a model without these channels."""
         if call in zeroed:
             channels = torch.tensor(zeroed[call], device=output.device)
-            output.index_fill_(counted[call].channel_axis % output.dim(), channels, 0)
+            output.index_fill_(counted[call].channel_axis, channels, 0)
 
     images = 0
     nonfinite = 0
