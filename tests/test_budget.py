@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 294587,
+    "nodes": 294580,
     "nodes a code line": 8.8,
     "functions over 300 nodes": 73,
     "functions of complexity over 15": 1,

@@ -355,6 +355,8 @@ def test_a_long_table_says_how_many_rows_are_left_out() -> None:
     assert len(listing.rows) == 71
     assert html.count("ReLU") == 59
     assert "11 more rows" in html
+    listing = fv.layers(nn.Sequential(*[nn.ReLU() for _ in range(59)]), size=4)
+    assert "more rows" not in listing._repr_html_()
     assert "71 modules; * 0 taken" in html
 
 

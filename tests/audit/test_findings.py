@@ -68,6 +68,7 @@ def test_a_total_of_layers_without_apoz_has_none() -> None:
         (" constant > 2 % ", True, "4 of 200 channels constant (2.00 %)"),
         ("nonfinite>0", False, "1 of 200 channels nonfinite (0.50 %)"),
         ("layer3*:constant>2", False, "3 of 60 channels constant (5.00 %)"),
+        ("layer1.relu:dead>2", False, "3 of 40 channels dead (7.50 %)"),
         ("layer1.relu.call1:dead>1", False, "2 of 20 channels dead (10.00 %)"),
         ("layer3/fn:relu:dead>0", True, "0 of 60 channels dead (0.00 %)"),
         ("GELU:nonfinite>0", False, "1 of 100 channels nonfinite (1.00 %)"),
@@ -88,6 +89,12 @@ def test_gates_count_what_they_say(text: str, held: bool, message: str) -> None:
     """A percentage is a share of the channels that are judged, a plain number a count."""
     verdict = findings.check_gate(parse_gate(text), LAYERS)
     assert verdict == Verdict(text.strip(), held, message)
+
+
+def test_a_baseline_of_another_model_holds_nothing_up() -> None:
+    """Its layers could get as bad as they like."""
+    verdict = findings.check_baseline(LAYERS, {"conv": {"dead": [1]}})
+    assert verdict == Verdict("baseline", False, "it has none of these layers")
 
 
 def test_the_hint_names_eight_layers() -> None:

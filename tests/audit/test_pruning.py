@@ -44,6 +44,17 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(
     assert content["verify"] == {"channels": 2, "images": 6, "largest_change": 0.0}
 
 
+@pytest.mark.medium
+def test_without_dead_channels_no_image_is_shown_again(
+    noise: Path, tmp_path: Path
+) -> None:
+    """There is nothing to prove."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    wake(model[0])
+    content = document(model, noise, tmp_path, prove=True)
+    assert content["verify"] == {"channels": 0, "images": 0, "largest_change": 0.0}
+
+
 def convolutions(channels: int) -> nn.Sequential:
     """Two of them; the first makes so many channels."""
     return nn.Sequential(
@@ -167,6 +178,41 @@ def test_channels_that_others_depend_on_are_not_pruned(
     }
 
 
+def small_channel(way: Any) -> Any:
+    """A network whose channel 1 is 0.5 everywhere, which an eps of 1 takes for dead."""
+    net = Net(way, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU())
+    wake(net.conv)
+    kill(net.conv, [1])
+    nn.init.constant_(net.conv.bias[1:2], 0.5)
+    return net
+
+
+@pytest.mark.medium
+def test_values_that_become_infinite_are_counted_in_all_images(
+    noise: Path, tmp_path: Path
+) -> None:
+    """One of each image, in batches of four."""
+    net = small_channel(lambda self, x: 1 / self.relu(self.conv(x))[:, 1, 0, 0])
+    options = {"thresholds": Thresholds(eps=1), "layers": "relu", "batch_size": 4}
+    content = document(net, noise, tmp_path, prove=True, **options)
+    assert content["verify"]["nonfinite"] == content["verify"]["images"] == 6
+
+
+@pytest.mark.medium
+def test_an_output_that_the_next_pass_overwrites_is_compared(
+    noise: Path, tmp_path: Path
+) -> None:
+    """A model may return the same tensor each time."""
+    kept = torch.zeros(1)
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        return kept.copy_(self.relu(self.conv(x))[:, 1, 0, 0])
+
+    options = {"thresholds": Thresholds(eps=1), "layers": "relu"}
+    content = document(small_channel(way), noise, tmp_path, prove=True, **options)
+    assert content["verify"]["largest_change"] == 0.5
+
+
 @pytest.mark.medium
 def test_outputs_of_another_shape_have_no_largest_change(
     noise: Path, tmp_path: Path
@@ -178,10 +224,7 @@ def test_outputs_of_another_shape_have_no_largest_change(
         x = self.relu(self.conv(x))
         return x[x > 0]
 
-    net = Net(way, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU())
-    wake(net.conv)
-    kill(net.conv, [1])
-    nn.init.constant_(net.conv.bias[1:2], 0.5)
+    net = small_channel(way)
     content = document(
         net, noise, tmp_path, prove=True, thresholds=Thresholds(eps=1), layers="relu"
     )

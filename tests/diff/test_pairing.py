@@ -320,6 +320,24 @@ def test_a_number_that_is_known_of_one_layer_has_a_column(featviz: CLI) -> None:
     assert "6.02 dB" in table
 
 
+def test_layers_of_another_resolution_are_no_partners() -> None:
+    """By the order alone, those of equal shapes are."""
+    network = write_run(Path("network"), {"a.png": [CONV]})
+    graph = {"a.png": [Drawn("c0", type="Conv", tile=(16, 20))]}
+    onnx = write_run(Path("graph"), graph, model={"runtime": "ONNX Runtime"})
+    assert align(read_run(network), read_run(onnx)).pairs == {}
+
+
+def test_the_summary_has_the_largest_difference_of_all_layers(featviz: CLI) -> None:
+    """Which need not be that of the first: here 1 beside 1, in a layer up to 6."""
+    slightly = replace(CONV, stats=CONV.numbers + np.float32([0, 0, 0.01, 0, 0, 0]))
+    largely = replace(RELU, stats=RELU.numbers + np.float32([0, 0, 1, 0, 0, 0]))
+    base = write_run(Path("base"), {"a.png": [CONV, RELU]})
+    new = write_run(Path("new"), {"a.png": [slightly, largely]})
+    done = featviz("diff", base, new, "--max-diff-ratio", 1)
+    assert f"by at most {1 / (1 + 6):.3g} relative" in done.out
+
+
 Named = list[tuple[str, str]]
 """Layers of a model by name and type, in its order."""
 
@@ -364,8 +382,21 @@ CONV_AND_NORM = [("a.conv", "Conv2d"), ("a.norm", "BatchNorm2d")]
             [("a/Add", "Add"), ("/Relu", "Relu")],
             {"a/fn:add": ("a/Add", "module path"), "fn:relu": ("/Relu", "module path")},
         ),
+        (
+            [("a/fn:clamp", "fn:clamp"), ("a/fn:relu6", "fn:relu6")],
+            [("a/Clip", "Clip")],
+            {"a/fn:relu6": ("a/Clip", "module path")},
+        ),
     ],
-    ids=["folded", "not folded", "another module", "order", "one more", "functions"],
+    ids=[
+        "folded",
+        "not folded",
+        "another module",
+        "order",
+        "one more",
+        "functions",
+        "either",
+    ],
 )
 @pytest.mark.parametrize("graph_is_new", [True, False])
 def test_layers_of_a_network_have_partners_in_its_graph(

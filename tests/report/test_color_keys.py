@@ -62,6 +62,7 @@ def test_a_key_says_where_values_lie_beyond_its_ends(
     root = built(tmp_path / "out", {"a.png": [Drawn("x", kind="grad", more=fields)]})
     text = page_of(root, "layer-000.html").text
     assert f" {key}, one scale for all maps" in text
+    assert ("for all maps of this image" in text) == (mode != "range")
     assert text.count("≤") == key.count("≤")
 
 

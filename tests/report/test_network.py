@@ -423,6 +423,15 @@ def test_a_vector_of_other_values_has_no_names(tmp_path: Path) -> None:
         assert text in source(root)
 
 
+def test_a_vector_that_is_shorter_than_the_list_of_classes(tmp_path: Path) -> None:
+    """It is none of their scores."""
+    root = with_prediction(tmp_path / "out", [4.5, 4.0])
+    path = root / "a.png" / "manifest.json"
+    path.write_text(path.read_text().replace('"index": 8', '"index": 10'))
+    build_report(root, ReportOptions())
+    assert "tabby" not in bars_of(root)
+
+
 def rectified(*dark: int) -> np.ndarray:
     """The statistics of six channels with zeros and nothing below, of which some are
     all zero."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from rundirs import Drawn, write_run
 from runs import make_photos, refused, run_json, tree
 
 from featviz.rundir import verify as story
@@ -161,6 +162,27 @@ def test_an_image_that_is_no_input_any_more_counts(
     featviz("merge", *halves, "--out", merged)
     assert run_json(merged)["images"]["total"] == 5
     assert len(run_json(merged)["images"]["complete"]) == 5
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """Two of one image each, which have one input more that they do not name."""
+    roots = []
+    for name in ("a-b/x.png", "a/x.png"):
+        images = {"total": 2, "complete": [name]}
+        root = tmp_path / name[:-6]
+        roots.append(write_run(root, {name: [Drawn("relu")]}, images=images))
+    return roots
+
+
+def test_images_stand_folder_by_folder(parts: list[Path], merged: Path) -> None:
+    """As those of one run over all of them."""
+    assert story.merge(parts, merged)["images"] == ["a/x.png", "a-b/x.png"]
+
+
+def test_inputs_that_no_part_names_count(parts: list[Path], merged: Path) -> None:
+    """They are missing."""
+    assert story.merge(parts, merged)["total"] == 4
 
 
 @pytest.mark.medium
