@@ -169,6 +169,35 @@ def write_predicted(root: Path, classes: dict[str, int]) -> Path:
     return root
 
 
+def test_a_print_has_the_pictures_that_nobody_has_scrolled_to(
+    page: Page, tmp_path: Path
+) -> None:
+    """The maps of a comparison are there when the page is loaded, those of an image
+    follow."""
+    for name, by in (("before", 0.0), ("after", 4.0)):
+        drawn = []
+        for index in range(1, 41):
+            layer = Drawn(f"conv{index}", index=index, stats=moved(by), tile=(60, 70))
+            drawn.append(layer)
+        write_run(tmp_path / name, {"a.png": drawn})
+    outputs = DiffFiles(html=tmp_path / "diff.html")
+    roots = (tmp_path / "before", tmp_path / "after")
+    diff(*roots, DiffThresholds(), outputs, render_comparison)
+    build_report(roots[0], ReportOptions())
+
+    page.browser.get((tmp_path / "diff.html").as_uri())
+    page.until("return document.readyState === 'complete'")
+    maps = "return [...document.querySelectorAll('.maps img')]"
+    assert page.js(f"{maps}.length") == 120
+    assert page.js(f"{maps}.every(image => image.complete && image.naturalWidth)")
+
+    page.browser.get((tmp_path / "before/report/image-000.html").as_uri())
+    page.until("return document.readyState === 'complete'")
+    of_page = "[...document.querySelectorAll('.page img')]"
+    assert page.js(f"return {of_page}.length") > 40
+    page.until(f"return {of_page}.every(image => image.naturalWidth)")
+
+
 def test_a_long_table_of_predictions_is_folded(tmp_path: Path) -> None:
     """The maps are near the head; what is folded says how many changed ones it has."""
     names = [f"{number:02}.png" for number in range(30)]

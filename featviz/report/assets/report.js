@@ -297,8 +297,14 @@ function route() {
   }
 }
 
+/** A print shows what nobody has scrolled to: once what is in sight is there, the rest may load, too. */
+function loadAll(page) {
+  for (const image of page.querySelectorAll("img:not(.gallery img)")) image.loading = "eager";
+}
+
 /** Make a page the shown one. */
 function turnTo(page) {
+  if (document.readyState === "complete") loadAll(page);
   begin(page);
   for (const name of [...Object.keys(GROUP_CONTROLS), ...Object.keys(LIST_CONTROLS)]) apply(page, name);
   if (current) { // another page of one file
@@ -393,6 +399,7 @@ function listen() {
   document.addEventListener("keydown", key);
   document.addEventListener("click", carry, true);
   addEventListener("load", () => opened?.title.focus({ preventScroll: true })); // the browser took it
+  addEventListener("load", () => loadAll(shownPage()));
   addEventListener("hashchange", route);
   addEventListener("popstate", () => { state.values = new URLSearchParams(location.search); });
   addEventListener("pageshow", () => mirror(shownPage()));
