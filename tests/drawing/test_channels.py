@@ -80,8 +80,11 @@ def test_a_frame_that_padding_makes_is_no_variation(
         (nn.Conv2d(1, 2, 7, 2, 3), slice(2, -2)),
         # patches beside each other overlap with no padding
         (nn.Conv2d(1, 2, 3, 3), slice(1, -1)),
+        # the side counts on which it is wider
+        (nn.Conv2d(1, 2, (1, 7), 1, (0, 3)), slice(3, -3)),
+        (nn.Conv2d(1, 2, 3, 1, 4, dilation=4), slice(4, -4)),
     ],
-    ids=["two", "stride", "patches"],
+    ids=["two", "stride", "patches", "oblong", "dilated"],
 )
 def test_the_border_is_what_padding_reaches(
     layer: nn.Module, inner: slice, tmp_path: Path

@@ -114,6 +114,12 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
     "one axis": chain(
         nn.Conv2d(3, 4, (1, 5), (1, 2), (0, 2)), nn.AvgPool2d((3, 1), (2, 1), (1, 0))
     ),
+    "one axis up": chain(
+        nn.Conv2d(3, 4, 3, (4, 3)),
+        nn.ConvTranspose2d(
+            4, 4, (2, 3), (3, 2), (1, 0), output_padding=(2, 0), dilation=(1, 2)
+        ),
+    ),
     "one slice": chain(
         nn.Conv2d(3, 3, 1),
         nn.Unflatten(1, (3, 1)),

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,6 +182,50 @@ def test_a_column_of_tokens_is_one_for_the_inputs_proportions(
 ) -> None:
     """A map of a high input is high by itself; tokens stand at least twice as high."""
     assert layout.recognise(shape, Hints(input_size=size)).layout == name
+
+
+OWN = ("class_token", "distillation_token")
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "facts", "name"),
+    [
+        # a column of tokens: 36 at least, twice as high as the input, and not numbers
+        ([1, 3, 36, 4], (24, 24), {}, "heads"),
+        ([1, 3, 25, 4], (24, 24), {}, "nchw"),
+        ([1, 3, 36, 18], (24, 24), {}, "heads"),
+        ([1, 3, 36, 19], (24, 24), {}, "nchw"),
+        ([1, 8, 49, 1], (28, 28), {}, "nchw"),
+        # a column more than the proportions say
+        ([1, 15, 11, 64], (30, 20), {}, "nhwc"),
+        ([1, 15, 12, 64], (30, 20), {}, "nchw"),
+        # tokens that stand last are sixteen at least
+        ([1, 51, 16], (224, 224), {}, "ncl"),
+        ([1, 51, 9], (224, 224), {}, "sequence"),
+        # the grid of the patches counts, where there is another one
+        ([1, 64, 196], (224, 224), {"patch_size": (16, 16)}, "ncl"),
+        ([1, 196, 64], (224, 224), {"patch_size": (16, 16)}, "tokens"),
+        ([1, 64, 196], (224, 224), {}, "tokens"),
+        # a row for each token of the model's own
+        ([1, 2, 192], (32, 32), {"prefix_tokens": OWN}, "vector"),
+        ([1, 1, 192], (32, 32), {"prefix_tokens": OWN}, "vector"),
+        # a row of weights is no matrix of queries and keys
+        ([1, 4, 1, 49], (28, 28), {"trace": Trace(is_weights=True)}, "nchw"),
+        ([1, 4, 2, 49], (28, 28), {"trace": Trace(is_weights=True)}, "attention"),
+    ],
+)
+def test_what_is_at_a_limit_is_told(
+    shape: list[int], size: tuple[int, int], facts: dict[str, Any], name: str
+) -> None:
+    """A value more or less makes another layout."""
+    assert layout.recognise(shape, Hints(input_size=size, **facts)).layout == name
+
+
+def test_queries_of_several_items_have_a_map_for_each_head() -> None:
+    """Also where there are as many heads as queries, and more keys."""
+    weights = torch.rand(2, 3, 3, 5)
+    maps = LAYOUTS["attention"].to_maps(weights, Arrangement("attention"))
+    assert_array_equal(maps[:, 0], weights.flatten(0, 1))
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"

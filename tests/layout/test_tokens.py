@@ -19,7 +19,7 @@ from torchvision import models
 from featviz import layout
 from featviz.hooks.layers import list_layers
 from featviz.layout.layouts import Arrangement, find_grid, map_sizes
-from featviz.layout.tracing.hints import HintBook
+from featviz.layout.tracing.hints import HintBook, read_hints
 from featviz.records import Hints
 
 
@@ -216,6 +216,33 @@ def test_tokens_of_a_square_image_make_a_square() -> None:
     """15 by 14 tokens are no grid of 225 by 225 pixels."""
     assert find_grid(15 * 14, Hints(input_size=(225, 225))) is None
     assert find_grid(14 * 14, Hints(input_size=(225, 225))) is not None
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_single_token_is_no_grid(length: int) -> None:
+    """With a class token before it or without."""
+    assert find_grid(length, Hints(input_size=(16, 16))) is None
+
+
+def test_a_kernel_may_be_larger_than_its_stride() -> None:
+    """AlexNet's first convolution, 11 with stride 4, makes 54 rows of 224 without
+    padding and 55 of 227."""
+    rows = (227 - 11) // 4 + 1
+    assert rows == 227 // 4 - 1
+    assert find_grid(rows * rows, Hints(input_size=(227, 227))) is not None
+
+
+def test_hints_are_read_from_parameters_of_any_form() -> None:
+    """Names in any case, several tokens in one parameter, and patches that are no
+    squares."""
+    net = nn.Sequential(nn.Conv2d(3, 8, (8, 16), stride=(8, 16)))
+    net.register_parameter("CLS_Token", nn.Parameter(torch.zeros(8)))
+    net.register_parameter("reg_tokens", nn.Parameter(torch.zeros(4, 8)))
+    net.register_parameter("dist_token", nn.Parameter(torch.zeros(1, 1, 8)))
+    hints = read_hints(net, (1, 3, 32, 32))[""]
+    others = ("distillation_token", *["register_tokens"] * 4)
+    assert hints.prefix_tokens == ("class_token", *others)
+    assert hints.patch_size == (8, 16)
 
 
 def test_a_class_token_of_the_model_stands_before_the_grid() -> None:
