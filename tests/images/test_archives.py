@@ -264,6 +264,30 @@ def test_an_archive_that_is_written_over_is_read_anew(
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(
+    ("change", "count", "second"),
+    [
+        pytest.param("replaced", 1, 9, id="another file"),
+        pytest.param("written", 40, 9, id="another size"),
+        pytest.param("written", 1, 10, id="another time"),
+    ],
+)
+def test_one_difference_is_enough_to_read_an_archive_anew(
+    change: str, count: int, second: int, tmp_path: Path
+) -> None:
+    """Of the file, its size and its time."""
+    path = tmp_path / "a.zip"
+    path.write_bytes(zipped(("a.png", b"1")))
+    os.utime(path, (9, 9))
+    assert decode.members(path) == ["a.png"]
+    names = [f"{number:05}" for number in range(count)]
+    target = tmp_path / "b.zip" if change == "replaced" else path
+    target.write_bytes(zipped(*[(name, b"2") for name in names]))
+    os.utime(target, (second, second))
+    target.replace(path)
+    assert decode.members(path) == names
+
+
 def test_an_archive_is_read_by_one_thread_at_a_time(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,31 @@ def test_words_and_numbers(text: str, expected: object) -> None:
     assert type(argument.value) is type(expected)
 
 
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("x=zeros:5", (1, 5)), ("x=zeros:1", (1,)), ("x=zeros:5:int64", (5,))],
+)
+def test_a_vector_of_floats_is_a_batch_of_one(
+    text: str, shape: tuple[int, ...]
+) -> None:
+    """A single number is none, and integers may be indices."""
+    (tensor,) = arguments.UserTransform.input([text])(None)
+    assert tensor.shape == shape
+
+
+def test_no_hook_stays_with_the_model(picture: Path) -> None:
+    """Neither that of a transform of several outputs nor that of further arguments."""
+    model = Timed()
+    outputs = {"x": torch.zeros(1, 3, 4, 4), "step": torch.zeros(1)}
+    options: dict[str, Any] = {
+        "transform": lambda image: outputs,
+        "forward_args": {"token": torch.zeros(1, 3, 4)},
+    }
+    package.run(model, Image.open(picture), "act", **options)
+    assert set(model.seen) == {(1, 1, 1)}
+    assert not model._forward_pre_hooks
+
+
 TRANSFORMS = """
 import torch
 from torch import nn

@@ -160,6 +160,16 @@ def test_a_whole_model_may_have_names_beside_it(
     assert image.target == "three"
 
 
+def test_names_of_the_user_win_over_those_of_the_file(
+    digits: nn.Module, tmp_path: Path
+) -> None:
+    """Whatever the training called its classes."""
+    torch.save({"model": digits, "names": NAMES[::-1]}, tmp_path / "net.pth")
+    (tmp_path / "names.txt").write_text(FILES["names.txt"])
+    image = answer(tmp_path / "net.pth", classes=tmp_path / "names.txt")
+    assert image.prediction[0].name == "five"
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("value", [10, [0, 1, 2], {"a": "b"}, None, ["one"]])
 def test_what_is_no_list_of_names_names_nothing(

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models.sources import target
 from models.loading import SMALL, load, load_whole, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -233,3 +234,18 @@ def test_weights_that_code_makes_are_said(
     # which has none
     load("torch.nn:ReLU")
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [("net.py", "did you mean net.py:Net?"), ("nett.pt", "check the path")],
+)
+def test_a_file_of_a_like_name_is_named_if_it_is_code(
+    file: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not weights, which have no class."""
+    monkeypatch.chdir(tmp_path)
+    Path(file).touch()
+    with pytest.raises(UsageError, match=r"no file 'nett\.py'") as caught:
+        target("nett.py:Net")
+    assert caught.value.hint == hint

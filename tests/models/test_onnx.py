@@ -179,6 +179,13 @@ def scalar(name: str) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])
 
 
+def test_an_axis_of_no_length_has_any(tmp_path: Path) -> None:
+    """Some exporters write -1 in place of a name."""
+    path = one_node("Identity", tmp_path / "any.onnx", shape=(-1, 3, -1, -1))
+    model = load_whole(path)
+    assert model.preprocess.blank()[0].shape == (1, 3, 224, 224)
+
+
 def test_an_image_with_channels_last_is_turned(tmp_path: Path) -> None:
     """A graph that takes [N, H, W, C] gets it, with the size that it fixes."""
     path = one_node("Identity", tmp_path / "nhwc.onnx", shape=("n", 6, 8, 3))

@@ -352,6 +352,27 @@ def test_inputs_that_are_no_pictures_are_shown_as_rows(
     assert shown[0, 0, 0].tolist() == (values.flatten()[:numbers] / 5).tolist()
 
 
+def test_of_two_channels_the_first_is_shown() -> None:
+    """Of four the first three are, as the words say."""
+    for count, shown in ((2, 1), (4, 3)):
+        chosen = prepare(nn.Conv2d(count, 2, 1), preset="none")
+        values = torch.rand(1, count, 3, 4)
+        (picture,) = chosen.pictures([values])
+        first = values[:, :shown]
+        assert torch.equal(picture, (first - first.min()) / (first.max() - first.min()))
+
+
+@pytest.mark.parametrize(("size", "resize"), [(224, 256), (384, 384)])
+def test_a_vision_transformer_of_the_entrys_size_is_resized_as_the_entry_says(
+    size: int, resize: int
+) -> None:
+    """One of another size takes no other, and nothing is cut off."""
+    module = nn.Conv2d(3, 2, 1)
+    module.image_size = size
+    chain = prepare(module, Chain(256, 224)).chain
+    assert (chain.resize, chain.crop) == (resize, size)
+
+
 ENTRIES = [
     RESNET,
     models.EfficientNet_B0_Weights.IMAGENET1K_V1,

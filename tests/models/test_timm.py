@@ -19,7 +19,7 @@ from timm.data import create_transform, resolve_data_config
 from torch import Tensor, nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models.load import LoadedModel
+from featviz.models.load import LoadedModel, architecture_beside
 from featviz.models.presets import choose_preprocess, from_timm
 from featviz.options import InputOptions
 from models.loading import load, load_whole, same_weights
@@ -82,6 +82,31 @@ def test_a_crop_mode_of_timms_own_is_said(name: str, timms: bool) -> None:
     chain = from_timm(config_of(name))
     ours = choose_preprocess(nn.Identity(), chain, InputOptions())
     assert ("timm's crop mode" in ours.words_for()) is timms
+
+
+def test_numbers_of_colours_become_their_mean() -> None:
+    """For a model that was built for other channels."""
+    config = config_of("resnet18.a1_in1k")
+    chain = from_timm({**config, "input_size": (2, 64, 64)})
+    for numbers, colours in ((chain.mean, config["mean"]), (chain.std, config["std"])):
+        assert numbers == pytest.approx([sum(colours) / 3] * 2)
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("r160_in1k", f"timm:{SMALL}.r160_in1k"),
+        ("mine", f"timm:{SMALL}"),
+        (None, f"timm:{SMALL}"),
+    ],
+)
+def test_a_tag_of_config_json_is_one_of_timms(
+    tag: str | None, name: str, tmp_path: Path
+) -> None:
+    """Weights of somebody's own have a tag that timm lacks."""
+    config = {"architecture": SMALL, "pretrained_cfg": {"tag": tag}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert architecture_beside(tmp_path / "model.safetensors") == name
 
 
 @pytest.mark.medium

@@ -22,7 +22,13 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models.identify import INDEX, identify
 from featviz.models.load import adopt
-from featviz.models.weights import Weights, put_weights, stripped_variants, unwrap
+from featviz.models.weights import (
+    Weights,
+    class_beside,
+    put_weights,
+    stripped_variants,
+    unwrap,
+)
 from featviz.options import InputOptions, ModelOptions
 from models.loading import (
     load,
@@ -252,6 +258,23 @@ def test_a_prefix_that_no_name_has() -> None:
     """It is an error, not nothing."""
     with pytest.raises(LoadError, match="--strip-prefix 'no': no name begins with it"):
         unwrap(NESTED, key="nets.G", prefix="no")
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"), [("Net", "net.py:Net"), ("Net Other", None), ("", None)]
+)
+def test_a_class_that_is_the_only_one_is_named(
+    classes: str,
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two that fit nobody knows which is meant."""
+    monkeypatch.chdir(tmp_path)
+    bodies = [f"class {name}:\n    self.conv = 1\n" for name in classes.split()]
+    (tmp_path / "net.py").write_text("".join(bodies) + "class Else:\n    self.a = 1\n")
+    named = class_beside(tmp_path / "w.pth", ["conv.weight", "conv.bias"])
+    assert named == expected
 
 
 def test_counters_of_a_profiler_are_left_out() -> None:
