@@ -18,13 +18,13 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 294580,
-    "nodes a code line": 8.8,
-    "functions over 300 nodes": 73,
-    "functions of complexity over 15": 1,
-    "complexity, 90th percentile": 9,
-    "functions nested over 3 deep": 10,
-    "pair assignments in 1,000 lines": 0.6,
+    "nodes": 294600,
+    "nodes a code line": 8.7,
+    "functions over 300 nodes": 66,
+    "functions of complexity over 15": 0,
+    "complexity, 90th percentile": 8,
+    "functions nested over 3 deep": 9,
+    "pair assignments in 1,000 lines": 0.5,
     "ternaries in 1,000 lines": 16,
     "comprehensions in 1,000 lines": 28,
     "splats of literals": 0,
@@ -34,14 +34,14 @@ PACKAGE_AT_MOST: dict[str, float] = {
 }
 PACKAGE_AT_LEAST: dict[str, float] = {
     "comment lines in 1,000 lines": 60,
-    "docstring lines a code line": 0.31,
+    "docstring lines a code line": 0.35,
 }
 PAGE_LINES = 3438
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
-    "functions that an image passes": 131,
+    "functions that an image passes": 133,
     "files that an image passes": 27,
-    "functions that a command passes": 750,
+    "functions that a command passes": 753,
     "files that a command passes": 81,
 }
 

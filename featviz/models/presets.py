@@ -79,9 +79,7 @@ def choose_preprocess(
     if chain is None:
         guessed = "imagenet" if channels == 3 else "none"
         chain = _of_preset(guessed, channels, module, fixed.size)
-    # the preset none leaves an image its size: that is no guess
-    is_sized = guessed == "none" or bool(options.size or options.crop)
-    if is_sized and None not in (options.mean, options.std):
+    if _leaves_nothing_to_guess(options, guessed):
         guessed = None
     chain = _in_image_size(chain, module)
     chain = _changed(chain, options)
@@ -97,6 +95,15 @@ def choose_preprocess(
         any_values=options.mean is not None or options.std is not None,
         dtype=input_dtype(module),
     )
+
+
+def _leaves_nothing_to_guess(options: InputOptions, guessed: str | None) -> bool:
+    """Whether the user says all that would be taken from a preset: the size, the mean
+    and the standard deviation."""
+    if options.mean is None or options.std is None:
+        return False
+    # the preset none leaves an image its size
+    return guessed == "none" or bool(options.size or options.crop)
 
 
 def _clip_frames(
