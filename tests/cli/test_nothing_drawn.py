@@ -49,7 +49,7 @@ def test_a_run_that_drew_nothing_has_failed(
 ) -> None:
     """The exit code is 1 and the error has the reasons, also of images that are kept; with
     one picture they are warnings, as ever."""
-    options = ("--weights", "none", "--input-channels", 1)
+    options = ("--weights", "none", "--preset", "none")
     run = ("run", net, picture, "--layers", layers, "--out", out, *options)
     outcome = featviz(*run)
     assert outcome.code == featviz(*run, "--resume").code == code, outcome.err

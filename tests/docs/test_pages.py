@@ -212,8 +212,8 @@ def check_readme(made: Path) -> None:
     assert len(complete(made / "out-digits")) == len(list(digits.iterdir()))
     assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
     for name in (
-        "look-net-Net-photo.png",
-        "whole.png",
+        "look-model-photo.png",
+        "look-weights-photo.png",
         "look-colour_cnn-spheres.png",
         "maps/report/index.html",
         "five.png",
