@@ -111,6 +111,7 @@ GOOD: list[OptionValue] = [
     OptionValue(ModelOptions, "model_args", ["a=1", "b=x"], {"a": 1, "b": "x"}),
     OptionValue(ModelOptions, "model_args", None, {}),
     OptionValue(ModelOptions, "model_args", "act=gelu", {"act": "gelu"}),
+    OptionValue(ModelOptions, "model_args", "a=b=c", {"a": "b=c"}),
     OptionValue(ModelOptions, "model_args", ["a=1", "a=(2, 3)"], {"a": (2, 3)}),
     OptionValue(ModelOptions, "model_args", {"a": nn.ReLU}, {"a": nn.ReLU}),
     OptionValue(PassOptions, "ablate", None, ()),

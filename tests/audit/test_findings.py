@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from conftest import Run
 
 from featviz.audit import findings
-from featviz.audit.gates import parse_gate
+from featviz.audit.gates import Evidence, correlated, parse_gate
 from featviz.errors import UsageError
+from featviz.options.commands import Thresholds
 from featviz.records import Verdict
 from featviz.rundir.studies import junit
 
@@ -89,6 +91,24 @@ def test_gates_count_what_they_say(text: str, held: bool, message: str) -> None:
     """A percentage is a share of the channels that are judged, a plain number a count."""
     verdict = findings.check_gate(parse_gate(text), LAYERS)
     assert verdict == Verdict(text.strip(), held, message)
+
+
+@pytest.mark.parametrize(("values", "is_judged"), [(9, False), (10, True)])
+def test_ten_values_tell_whether_channels_correlate(
+    values: int, is_judged: bool
+) -> None:
+    """Of fewer any two look alike."""
+    counts = np.full(2, float(values))
+    evidence = Evidence(
+        count=counts,
+        low=counts * 0,
+        high=counts,
+        nonfinite=counts * 0,
+        correlation=np.ones((2, 2)),
+    )
+    linked = correlated(evidence, Thresholds(redundant_at=0.9))
+    assert linked is not None
+    assert linked.any() == is_judged
 
 
 def test_a_baseline_of_another_model_holds_nothing_up() -> None:

@@ -310,6 +310,7 @@ def test_a_broken_image_among_others_is_a_failure_of_the_result(broken: Path) ->
     assert image == "broken.png"
     assert reason == str(result.images[0].error)
     assert len(result.maps) == 1
+    assert result.image == result.maps[0].image
     assert repr(result) == "<ClassMaps, Grad-CAM of 2 images, 1 failed: 1 map>"
     html = result._repr_html_()
     assert "broken.png failed: " in html

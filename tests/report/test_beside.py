@@ -121,6 +121,7 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Run, base: Path) ->
     difference, _ = verdict.removeprefix("different: ").split(", first at ")
     assert f"Different {difference} First layer to diverge: b" in page.text
     assert page.text.index("Different") < page.text.index("Feature maps of")
+    assert 'First layer to diverge: <a href="layer-001.html">' in source(root)
     sections = [tag["class"] for tag in page.of("section") if "aria-label" in tag]
     assert "verdict apart" in sections
     link = '<a href="layer-001.html"><code>b</code></a>'
@@ -321,9 +322,21 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
         "Optionseps 0.5",
     )
     assert "f" * 64 in text
+    assert "layers auto" not in text
+    assert "No findings" not in text
     joined = text.replace(" ", "")
     assert "reluReLU637.5%2dead1,41constant5" in joined
     assert f"{EVIL}ReLU6––".replace(" ", "") in joined
+
+
+def test_an_audit_without_findings_says_so(audit: Path) -> None:
+    """Above its table, which has dashes."""
+    content = json.loads((audit / "audit.json").read_text())
+    content["layers"][0]["findings"] = {"dead": []}
+    (audit / "audit.json").write_text(json.dumps(content))
+    build_report(audit, ReportOptions())
+    assert "No findings in any channel of these layers." in page_of(audit).text
+    assert '<span class="badge none">0 dead</span>' in source(audit)
 
 
 def test_an_audit_says_that_weights_are_random(audit: Path) -> None:

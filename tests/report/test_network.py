@@ -516,18 +516,18 @@ def test_ablated_channels_are_not_dead(
     assert (in_convolution in text) == ("Conv2d" in layers)
 
 
-@pytest.mark.parametrize("layers", ["ReLU", "1,BatchNorm2d,ReLU"])
+@pytest.mark.parametrize("layers", ["ReLU", "BatchNorm2d,Dropout,ReLU"])
 def test_channels_of_several_changes_are_ablated(tmp_path: Path, layers: str) -> None:
     """Of one layer, and of two that stand before the same output, drawn or not."""
     norms = nn.BatchNorm2d(6), nn.BatchNorm2d(6)
-    model = nn.Sequential(nn.Conv2d(1, 6, 1), *norms, nn.ReLU()).eval()
+    model = nn.Sequential(nn.Conv2d(1, 6, 1), *norms, nn.Dropout(), nn.ReLU()).eval()
     nn.init.ones_(model[0].bias)  # type: ignore[arg-type]
     nn.init.uniform_(model[0].weight, 0.1, 1)  # type: ignore[arg-type]
     ramp = np.tile(np.linspace(0, 1, 8, dtype=np.float32), (8, 1))
     out = tmp_path / "out"
     featviz.run(model, ramp, layers, out, ablate=("1:1", "1:3", "2:4"), size=8)
     build_report(out, ReportOptions())
-    assert "3 ReLU 3 channels ablated: 1, 3–4" in page_of(out).text
+    assert "4 ReLU 3 channels ablated: 1, 3–4" in page_of(out).text
 
 
 @pytest.mark.parametrize("weights", ["none", "DEFAULT"])

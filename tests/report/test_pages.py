@@ -221,6 +221,51 @@ def test_tensors_stand_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "is_folded"), [(12, False), (13, True)])
+def test_more_than_twelve_findings_are_folded(
+    count: int, is_folded: bool, tmp_path: Path
+) -> None:
+    """With their number."""
+    dark = np.zeros((6, 6), np.float32)
+    dark[:, 4] = 1
+    drawn = [Drawn(f"relu{n}", index=n, stats=dark) for n in range(count)]
+    text = source(built(tmp_path / "out", {"a.png": drawn}))
+    assert (f"<summary>{count} findings</summary>" in text) == is_folded
+
+
+@pytest.mark.parametrize(("count", "is_open"), [(60, True), (61, False)])
+def test_the_table_of_many_layers_is_folded(
+    count: int, is_open: bool, tmp_path: Path
+) -> None:
+    """Up to sixty it is open."""
+    drawn = [Drawn(f"conv{n}", index=n, maps=1) for n in range(count)]
+    text = source(built(tmp_path / "out", {"a.png": drawn}))
+    assert ('<details class="table" data-stage open>' in text) == is_open
+
+
+def test_one_value_that_is_not_finite_is_not_one_in_every_image(
+    tmp_path: Path,
+) -> None:
+    """A channel that is all zero is so in each; a single NaN need not be."""
+    broken = Drawn("relu").numbers
+    broken[0, 5] = 1
+    images = {"a.png": [Drawn("relu", stats=broken)], "b.png": [Drawn("relu")]}
+    text = page_of(built(tmp_path / "out", images)).text
+    assert "1 channel NaN or infinite: 0" in text
+
+
+def test_the_table_counts_zeros_that_are_no_finding(tmp_path: Path) -> None:
+    """One value of one image is no map that is dark."""
+    stats = np.zeros((6, 6), np.float32)
+    stats[:2, 4] = 1
+    stats[2:, :3] = 1
+    fields = {"layout": "vector", "shape": [1, 6]}
+    drawn = Drawn("fc", nrow=6, stats=stats, more=fields)
+    text = source(built(tmp_path / "out", {"a.png": [drawn]}))
+    row = text.split("<td>ReLU</td>")[1].split("</tr>")[0]
+    assert re.findall('<td class="n">([^<]*)</td>', row)[2:] == ["2", "0"]
+
+
 RANDOM = np.random.default_rng(0).random((6, 6), dtype=np.float32)
 NOT_FINITE = np.full((6, 6), [np.nan, 1, -0.0, 0, 0, 4], np.float32)
 NOT_FINITE[2, 1] = np.inf

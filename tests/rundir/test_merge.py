@@ -13,6 +13,7 @@ from conftest import Run
 from rundirs import Drawn, write_run
 from runs import make_photos, refused, run_json, tree
 
+from featviz.errors import CompareError, StoreError, UsageError
 from featviz.rundir import verify as story
 from featviz.rundir.write import RunDirectory
 
@@ -178,6 +179,34 @@ def parts(tmp_path: Path) -> list[Path]:
 def test_images_stand_folder_by_folder(parts: list[Path], merged: Path) -> None:
     """As those of one run over all of them."""
     assert story.merge(parts, merged)["images"] == ["a/x.png", "a-b/x.png"]
+
+
+def test_a_part_has_one_name(parts: list[Path], merged: Path, tmp_path: Path) -> None:
+    """A link to it is no other part."""
+    link = tmp_path / "link"
+    link.symlink_to(parts[0])
+    with pytest.raises(UsageError, match=f"^{parts[0]} and {link} are one folder"):
+        story.merge([*parts, link], merged)
+
+
+def test_every_part_is_of_the_first_run(
+    parts: list[Path], merged: Path, tmp_path: Path
+) -> None:
+    """Not the second one alone is asked."""
+    other = write_run(tmp_path / "other", {"c.png": [Drawn("relu")]}, device="cuda")
+    with pytest.raises(CompareError, match="other are not parts of one run"):
+        story.merge([*parts, other], merged)
+
+
+def test_a_result_that_cannot_be_written_is_refused_first(
+    parts: list[Path], merged: Path
+) -> None:
+    """To read the parts may take long."""
+    (parts[0] / "run.json").unlink()
+    merged.mkdir()
+    (merged / "thesis.tex").touch()
+    with pytest.raises(StoreError, match="is not empty and holds no run"):
+        story.merge(parts, merged)
 
 
 def test_inputs_that_no_part_names_count(parts: list[Path], merged: Path) -> None:
