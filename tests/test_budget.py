@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 294600,
+    "nodes": 294607,
     "nodes a code line": 8.7,
     "functions over 300 nodes": 66,
     "functions of complexity over 15": 0,
@@ -41,7 +41,7 @@ PAGE_LINES = 3438
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 133,
     "files that an image passes": 27,
-    "functions that a command passes": 753,
+    "functions that a command passes": 754,
     "files that a command passes": 81,
 }
 

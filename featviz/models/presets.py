@@ -79,8 +79,7 @@ def choose_preprocess(
     if chain is None:
         guessed = "imagenet" if channels == 3 else "none"
         chain = _of_preset(guessed, channels, module, fixed.size)
-    if _leaves_nothing_to_guess(options, guessed):
-        guessed = None
+    guessed = _left_to_guess(guessed, options)
     chain = _in_image_size(chain, module)
     chain = _changed(chain, options)
     _check_numbers_of(chain, options)
@@ -97,13 +96,14 @@ def choose_preprocess(
     )
 
 
-def _leaves_nothing_to_guess(options: InputOptions, guessed: str | None) -> bool:
-    """Whether the user says all that would be taken from a preset: the size, the mean
-    and the standard deviation."""
-    if options.mean is None or options.std is None:
-        return False
+def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:
+    """The preset that is a guess; None where the user says all that it would say: the
+    size, the mean and the standard deviation."""
     # the preset none leaves an image its size
-    return guessed == "none" or bool(options.size or options.crop)
+    is_sized = preset == "none" or bool(options.size or options.crop)
+    if is_sized and None not in (options.mean, options.std):
+        return None
+    return preset
 
 
 def _clip_frames(
