@@ -204,3 +204,29 @@ def test_blocks_that_overlap_put_the_fast_path_back(fast_path: bool) -> None:
     thread.join()
     assert not between
     assert torch.backends.mha.get_fastpath_enabled() is fast_path
+
+
+class Buffering(nn.Module):
+    """Makes a buffer on the way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The image, which it keeps."""
+        self.register_buffer("kept", x)
+        return x
+
+
+def test_a_buffer_that_is_made_on_the_way_goes() -> None:
+    """It would hold the last image, and stand in the model's state."""
+    model = Buffering()
+    with in_eval_mode(model):
+        model(IMAGE)
+        assert "kept" in model.state_dict()
+    assert not model.state_dict()
+
+
+def test_a_lazy_layer_can_be_trained_that_saw_its_input_in_inference_mode() -> None:
+    """Parameters that inference mode makes never get a gradient."""
+    layer = nn.LazyLinear(2)
+    with torch.inference_mode(), in_eval_mode(layer):
+        layer(torch.zeros(1, 3))
+    assert not layer.weight.is_inference()

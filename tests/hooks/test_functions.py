@@ -139,6 +139,7 @@ def test_a_failure_that_the_model_catches() -> None:
         (lambda x: F.gelu(x), "gelu"),
         (lambda x: F.max_pool2d(x, 2), "max_pool2d"),
         (lambda x: torch.stack([x, x]), "stack"),
+        (lambda x: x.mT, "mT"),
         (
             lambda x: F.scaled_dot_product_attention(x, x, x),
             "scaled_dot_product_attention",

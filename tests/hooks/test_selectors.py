@@ -153,3 +153,27 @@ def test_what_helps_speaks_of_modules(layers: list[Layer]) -> None:
     assert select.remedy([function], select.parse("Nothing")) == (
         "types here: fn:relu 1; layers here: stem/fn:relu (fn:relu)"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Linear#3", "Linear has #0"),
+        ("Conv2d#7", "Conv2d has #0 to #2"),
+        ("relu.call1", "did you mean '*relu' or layer1.relu?"),
+        ("Nothing", ""),
+    ],
+)
+def test_what_is_meant_is_said(text: str, expected: str, layers: list[Layer]) -> None:
+    """The numbers that there are, or names; tables number the calls of a layer."""
+    parsed = select.parse(text)
+    assert select.meant(layers, parsed) == expected
+    mark = "; " if expected.endswith(("0", "2")) else " "
+    remedy = select.remedy(layers, parsed)
+    assert remedy.startswith(f"{expected}{mark}types here".strip())
+
+
+def test_names_of_another_case_are_near() -> None:
+    """Classes are often written in small letters."""
+    layers = list_layers(nn.Sequential(nn.ELU()))
+    assert select.nearest(layers, select.parse("elu")) == ["ELU"]
