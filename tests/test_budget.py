@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 294607,
+    "nodes": 294657,
     "nodes a code line": 8.7,
     "functions over 300 nodes": 66,
     "functions of complexity over 15": 0,
@@ -36,7 +36,7 @@ PACKAGE_AT_LEAST: dict[str, float] = {
     "comment lines in 1,000 lines": 60,
     "docstring lines a code line": 0.35,
 }
-PAGE_LINES = 3438
+PAGE_LINES = 3463
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 133,

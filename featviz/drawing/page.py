@@ -183,7 +183,7 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     canvas.paste(tile.pixels, spot, smooth=share * DPI < 3)
     # it may reach over the colour bar, but not into the factor of the bar's numbers
     room = width + 2 * _APART
-    if tile.limits is not None and ticks(*_widened(tile.limits)).factor:
+    if tile.limits is not None and ticks(*tile.limits).factor:
         room = width + 2 * _BESIDE
     canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above", room)
     if tile.limits is not None:
@@ -201,10 +201,10 @@ def draw_color_bar(
 ) -> None:
     """Draw an upright colour bar with ticks; above its left end stands the factor
     of their numbers, if there is one."""
-    low, high = _widened(limits)
+    scale = ticks(*limits)
+    low, high = scale.limits
     canvas.paste(colors[::-1, None], bar)
     canvas.frame(bar)
-    scale = ticks(low, high)
     right = bar.left + bar.width
     apart = bar.height / max(1, len(scale.values) - 1)
     step = max(1, ceil(_LINE / apart))
@@ -216,12 +216,6 @@ def draw_color_bar(
         canvas.write(scale.factor, bar.left, bar.top - 0.07, Letters(6))
 
 
-def _widened(limits: tuple[float, float]) -> tuple[float, float]:
-    """The ends of a colour bar: a constant is in the middle of one unit."""
-    low, high = limits
-    return (low, high) if high > low else (low - 0.5, low + 0.5)
-
-
 class Ticks(NamedTuple):
     """The ticks of a colour bar."""
 
@@ -230,11 +224,15 @@ class Ticks(NamedTuple):
     """What is written at each value."""
     factor: str
     """What all numbers are to be multiplied by or added to; empty for nothing."""
+    limits: tuple[float, float]
+    """The ends of the bar: a constant is in the middle of one unit."""
 
 
 def ticks(low: float, high: float) -> Ticks:
-    """The ticks between `low` and `high` (which is larger) that matplotlib would put at
-    an axis: at round numbers."""
+    """The ticks between `low` and `high` that matplotlib would put at an axis: at round
+    numbers."""
+    if not high > low:
+        low, high = low - 0.5, low + 0.5
     require_matplotlib()
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
@@ -244,7 +242,8 @@ def ticks(low: float, high: float) -> Ticks:
         formatter.create_dummy_axis()
         values = [v for v in AutoLocator().tick_values(low, high) if low <= v <= high]
         formatter.axis.set_view_interval(low, high)
-        return Ticks(values, formatter.format_ticks(values), formatter.get_offset())
+        numbers = formatter.format_ticks(values)
+        return Ticks(values, numbers, formatter.get_offset(), (low, high))
 
 
 # The page of `look`

@@ -35,6 +35,16 @@ class LegendEntry(NamedTuple):
 
     color: str
     meaning: str
+    lines: str = ""
+    """The mark on it, as a path of SVG in a square of 14; empty for none."""
+    ink: str = ""
+    """The colour of the mark."""
+    is_grey: bool = False
+    """Whether it may be shown in other colours."""
+
+
+_MARKS = ("M0 0 14 14M0 14 14 0", "M0 14 14 0")
+"""Of `ScaleMode.marks`, as `grid.marks` draws them."""
 
 
 def legend(
@@ -57,12 +67,16 @@ def legend(
                 entries[LegendEntry(color, meaning)] = None
         # each picture's scale stands beside it
         elif mode and shows_marks and row.overlay is None:
-            colors = scale_colors(
-                _colormap(row, options), tuple(level for level, _ in mode.marks)
-            )
-            # without matplotlib's colormap there are no colours, and no entries
-            for color, (_, meaning) in zip(colors, mode.marks, strict=False):
-                entries[LegendEntry(color, meaning)] = None
+            cmap = _colormap(row, options)
+            for lines, (level, meaning) in zip(_MARKS, mode.marks, strict=False):
+                # the ink is half of all levels away
+                colors = scale_colors(cmap, (level, (level + 128) % 256))
+                # without matplotlib's colormap there are no colours, and no entries
+                if colors:
+                    color, ink = colors
+                    is_grey = cmap in colormap.GREYS
+                    entry = LegendEntry(color, meaning, lines, ink, is_grey)
+                    entries[entry] = None
     # of every page: magenta is the one colour that all pictures have in common
     magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)
     return [*entries, LegendEntry(magenta, "NaN or infinite")]

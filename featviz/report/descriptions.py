@@ -129,8 +129,8 @@ def interventions(images: Iterable[ReadImage]) -> str:
 
 def model_name(model: Mapping[str, Any]) -> str:
     """What a model is called, by `model` in a record: its name in a library, else its
-    file, else its class; `model` where nothing is known."""
-    return str(model.get("name") or model.get("file") or model.get("class") or "model")
+    file, else the class of its module; `model` where nothing is known."""
+    return str(model.get("name") or model.get("file") or model.get("type") or "model")
 
 
 def model_title(model: Mapping[str, Any]) -> str:
@@ -147,7 +147,7 @@ def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What ran, by run.json, as terms and values for the foot of the page; a value is
     empty where it is not known."""
     model = record.get("model") or {}
-    shown_apart = ("kind", "name", "arch", "file", "sha256", "taken")
+    shown_apart = ("kind", "name", "arch", "type", "file", "sha256", "taken")
     details = {}
     for key, value in model.items():
         if value is not None and key not in shown_apart:

@@ -139,13 +139,22 @@ def test_search_leaves_what_matches_by_name(page: Page) -> None:
     assert page.shown(".gallery li") == []
 
 
+def test_search_hides_the_headings_of_what_has_no_result(page: Page) -> None:
+    """A heading over nothing would look like a fault; without a search all are there."""
+    page.open("index.html")
+    heads = [head.text for head in page.shown("h2")]
+    page.open("index.html?q=conv1")
+    left = [head.text for head in page.shown("h2")]
+    assert set(heads) - set(left) == {"4 images", "Findings"}
+
+
 def test_search_says_how_many_match(page: Page) -> None:
     """A type matches too; where nothing does, everything stays."""
     page.open("image-000.html?q=conv2d")
     assert page.layers(".group") == ["conv1"]
     assert page.one(".count").text == "2 of 6"
     page.open("layer-000.html?q=xyz")
-    assert page.one(".count").text == "nothing matches “xyz”"
+    assert page.one(".count").text == "no results for “xyz”"
     assert len(page.shown("figure")) == 5
 
 

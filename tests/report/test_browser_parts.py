@@ -391,10 +391,10 @@ def test_a_panel_tells_what_its_answer_is_made_of(scripts: Page) -> None:
     return notes;
     """
     cosines = (
-        "Cosines of all 4 channels, from 2 shared components: at most 0.01 off in 500"
-        " random pairs."
+        "The numbers say how alike two places are to the 4 channels: 1 is the same, 0"
+        " unlike (cosine similarity, right to about 0.01)."
     )
-    averaged = "2×2 values are averaged into a place."
+    averaged = "A place is the mean of 2×2 values of the map."
     compared = "Of 3 images, the first 2 are compared."
     assert scripts.js(code) == [cosines, f"{cosines} {averaged} {compared}"]
 

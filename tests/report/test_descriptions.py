@@ -131,7 +131,7 @@ def test_numbers_have_four_digits(value: float | None, expected: str) -> None:
             "resnet18, seed 0",
             "resnet18",
         ),
-        ({"class": "Net"}, "Net, class Net", "Net"),
+        ({"kind": "module", "type": "Net"}, "Net", "Net"),
         (
             {"file": "net.pth", "name": "nets.py:Net", "arch": "nets.py:Net"},
             "net.pth (nets.py:Net)",

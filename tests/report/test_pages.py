@@ -365,26 +365,33 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
             "map",
             "grey",
             {
-                "crossed out: zero everywhere": "#000000",
-                "one line across: constant": "#808080",
-                "NaN or infinite": "#ff00ff",
+                "crossed out: zero everywhere": ("#000000", 2, "#808080"),
+                "one line across: constant": ("#808080", 1, "#000000"),
+                "NaN or infinite": ("#ff00ff", 0, ""),
             },
         ),
-        ("layer", "viridis", {"NaN or infinite": "#ff00ff"}),
-        ("symmetric", "coolwarm", {"NaN or infinite": "#ff00ff"}),
+        ("layer", "viridis", {"NaN or infinite": ("#ff00ff", 0, "")}),
+        ("symmetric", "coolwarm", {"NaN or infinite": ("#ff00ff", 0, "")}),
     ],
 )
 def test_the_legend_says_what_colours_mean(
-    tmp_path: Path, normalize: str, cmap: str, entries: dict[str, str]
+    tmp_path: Path,
+    normalize: str,
+    cmap: str,
+    entries: dict[str, tuple[str, int, str]],
 ) -> None:
     """What is true of all pictures of the page, and no end of a scale, which stands
-    beside the pictures that have it."""
+    beside the pictures that have it; with the lines of the marks on tiles."""
     options = {"normalize": normalize, "cmap": cmap}
     drawn = Drawn("x", more={"normalize": normalize})
     root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
     for name in ("image-000.html", "layer-000.html"):
-        found = re.findall(r'fill="(#\w{6})"/></svg>([^<]+)</li>', source(root, name))
-        assert {meaning: color for color, meaning in found} == entries
+        mark = r'<path d="([^"]+)" stroke="(#\w{6})"/>'
+        swatch = rf'fill="(#\w{{6}})"/>(?:{mark})?</svg>([^<]+)</li>'
+        found = {}
+        for color, lines, ink, meaning in re.findall(swatch, source(root, name)):
+            found[meaning] = (color, lines.count("M"), ink)
+        assert found == entries
 
 
 @pytest.fixture

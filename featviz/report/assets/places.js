@@ -253,9 +253,9 @@ class PlacePanel {
     const { images, compared } = this.index;
     const sentences = [];
     if (!grid) return `${layerName(layer)} has no places to compare: ${layer.reason || "this image has none"}.`;
-    sentences.push(`Cosines of all ${layer.channels} channels, from ${layer.units.length} shared components:`
-      + ` at most ${layer.error} off in 500 random pairs.`);
-    if (grid.factor > 1) sentences.push(`${grid.factor}×${grid.factor} values are averaged into a place.`);
+    sentences.push(`The numbers say how alike two places are to the ${layer.channels} channels: 1 is the same, 0 unlike`
+      + ` (cosine similarity, right to about ${layer.error}).`);
+    if (grid.factor > 1) sentences.push(`A place is the mean of ${grid.factor}×${grid.factor} values of the map.`);
     if (!grid.field) sentences.push(this.missingField());
     if (compared < images.length) sentences.push(`Of ${images.length} images, the first ${compared} are compared.`);
     return sentences.join(" ");
@@ -264,10 +264,9 @@ class PlacePanel {
   /** Why there is no box of what a place sees of the input. */
   missingField() {
     if (this.index.images.some((_, image) => lens.grid(image)?.field)) {
-      return "There is no box: the run knows what a place sees only in inputs of the first image’s size.";
+      return "No box shows what a place sees: that is known of images of the first one’s size alone.";
     }
-    return "There is no box of what a place sees: a function before this layer cannot be followed, or neighbours"
-      + " do not see boxes one step apart, as behind an upsampling. featviz field measures what the layer sees.";
+    return "No box shows what a place sees: it could not be worked out for this layer. “featviz field” measures it.";
   }
 
   /** The picture of what the model saw of an image. */

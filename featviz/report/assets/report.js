@@ -161,11 +161,21 @@ function filter(page) {
     stage.hidden = !hasItems;
     if (terms.length && matching.length && hasItems) stage.open = true;
   }
+  hideEmptied(page);
   let count = "";
   if (terms.length && matching.length) count = `${matching.length} of ${items.length}`;
-  else if (terms.length) count = `nothing matches “${search.value.trim()}”`;
+  else if (terms.length) count = `no results for “${search.value.trim()}”`;
   search.closest("header").querySelector(".count").textContent = count;
   showResults(tensors, query);
+}
+
+/** Hide sections, and headings of lists, whose items are all hidden. */
+function hideEmptied(page) {
+  for (const part of page.querySelectorAll("section:not([data-item]), :is(h2, h3) + :is(ul, .scroll)")) {
+    const items = [...part.querySelectorAll("[data-item]")];
+    const head = part.matches("section") ? part : part.previousElementSibling;
+    if (items.length) head.hidden = items.every((item) => item.hidden);
+  }
 }
 
 /** Link the channel of each layer, once. */
