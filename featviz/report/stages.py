@@ -263,9 +263,9 @@ def is_numbers(row: Capture) -> bool:
 
 def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
     """Drawn channels whose maps vary much and differ from one another: the one of the
-    largest deviation, then always the one farthest from those that are chosen, out of
-    the half that varies most. Where none varies, those of the largest magnitude; what
-    is not finite comes last.
+    largest standard deviation, then always the one farthest from those that are chosen,
+    out of the half with the largest deviations. Where no finite map varies, those of the
+    largest absolute mean; maps with values that are not finite come last.
 
     Args:
         row: which channels are drawn.
@@ -282,20 +282,24 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
         stats[drawn].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0
     )
     low, high, mean, std, zeros = numbers[:, :5].T
-    # maps are alike if mean, deviation (both as a share of the range) and zeros are
+    # maps are alike if mean, deviation (both as a share of the range) and zeros are; a
+    # deviation is half the range at most, so it counts twice
     width = np.where(high > low, high - low, 1.0)
     points = np.stack([(mean - low) / width, 2 * std / width, zeros], axis=1).clip(0, 1)
     # What is not finite has no deviation to compare. Without any variation the scale of
     # the maps is all that tells them apart.
-    strength = std.copy() if std.max() > 0 else abs(mean)
-    strength[stats[drawn, 5] > 0] = -1
+    is_finite = stats[drawn, 5] == 0
+    strength = std.copy() if std[is_finite].any() else abs(mean)
+    strength[~is_finite] = -1
     order = np.argsort(-strength, kind="stable")
-    # only among the half that varies most: the farthest of all may vary hardly at all
-    half = order[: max(count, len(order) // 2)]
-    varied = half[strength[half] > 0]
-    chosen = varied[_farthest_first(points[varied], count)]
-    flat = half[strength[half] <= 0]
-    channels: list[int | None] = drawn[np.concatenate([chosen, flat])[:count]].tolist()
+    # The half that varies most, or all where `count` is as many: the farthest of all may
+    # vary hardly at all.
+    candidates = order[: max(count, len(order) // 2)]
+    comparable = candidates[strength[candidates] > 0]
+    chosen = comparable[_farthest_first(points[comparable], count)]
+    last_resort = candidates[strength[candidates] <= 0]
+    order = np.concatenate([chosen, last_resort])
+    channels: list[int | None] = drawn[order[:count]].tolist()
     return channels
 
 

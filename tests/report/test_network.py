@@ -109,6 +109,9 @@ def test_constant_maps_go_by_magnitude(capture: Capture) -> None:
     constant = VALUES.copy()
     constant[:, [3, 5]] = 0
     assert most_varied(capture, constant, 1) == [3]
+    # a map that is not finite is no map that varies
+    constant[5, [3, 5]] = [2, 1]
+    assert most_varied(capture, constant, 1) == [3]
 
 
 def stages_of(root: Path) -> list[tuple[str, list[str]]]:
