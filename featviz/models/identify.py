@@ -110,7 +110,7 @@ def identify_file(
         LoadError: Where the file is not a checkpoint, or needs trust.
     """
     try:
-        with weights.one_line(path):
+        with weights.as_load_errors(path):
             content = weights.read(path)
             state_dict, module = weights.unwrap(content, key, prefix, ema, path.name)
             if isinstance(module, UnbuiltModule):

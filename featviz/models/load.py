@@ -122,7 +122,7 @@ def load_model(
     class_names = () if options.classes is None else read_classes(options.classes)
     device = pick_device(options.device)
     loaded = load_source(options)
-    module = _on_device(loaded.module, Path(options.spec), device)
+    module = _on_device(loaded.module, options.spec, device)
     preprocess = _preprocess(module, loaded, inputs, options.seed, device)
     source = dict(loaded.record)
     if options.model_args:
@@ -145,18 +145,19 @@ def load_model(
     )
 
 
-def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module:
+def _on_device(module: nn.Module, spec: str, device: torch.device) -> nn.Module:
     """The module out of its wrappers, on its device; in float32 where a CPU would compute
     in half precision.
 
     Args:
-        path: The file that it comes from, for messages.
+        spec: MODEL as it was typed, for messages.
 
     Raises:
-        LoadError: Where its tensors have no values.
+        LoadError: Where its tensors have no values, or it cannot be unwrapped.
     """
     refuse_meta(module)
-    with weights.one_line(path):
+    # a file may hold a wrapper of itself, which has no end
+    with weights.as_load_errors(Path(spec)):
         module = weights.unwrapped(module)
     dtypes = {tensor.dtype for tensor in [*module.parameters(), *module.buffers()]}
     # many operations have no half precision on a CPU
@@ -367,7 +368,7 @@ def load_file(options: ModelOptions) -> Loaded:
         LoadError: Where the file cannot be read, or no model can be made of it.
     """
     path = Path(options.spec)
-    with weights.one_line(path):
+    with weights.as_load_errors(path):
         file_format = sniff(path)
         if file_format == ONNX and options.arch is not None:
             text = f"is for files of weights, and {path.name} is a whole model"
@@ -931,7 +932,7 @@ def _tagged(name: str, weights_name: str | None) -> str:
     arch, _, tag = name.partition(".")
     # `hf-hub:user/name` would fetch a config, and build whatever it says
     if "/" in name or not timm.is_model(arch):
-        raise unknown_name("timm", name, timm.list_models())
+        raise unknown_name("timm", name, timm.list_models(), "timm:")
     if weights_name not in (None, "none", "default"):
         if tag and weights_name != tag:
             raise UsageError(

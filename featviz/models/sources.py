@@ -274,6 +274,7 @@ def _check_name(spec: str, source: ModelSource) -> None:
     if package is None or package.origin is None:
         return
     name = spec.removeprefix(source.prefix)
+    typed_prefix = spec.removesuffix(name)
     names = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
     if name in names:
         return
@@ -283,23 +284,26 @@ def _check_name(spec: str, source: ModelSource) -> None:
     for file in (Path(package.origin).parent / "models").rglob("*.py"):
         if builder.search(file.read_text("utf-8")):
             return
-    raise unknown_name("torchvision", name, names)
+    raise unknown_name("torchvision", name, names, typed_prefix)
 
 
-def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
+def unknown_name(
+    library: str, name: str, names: Sequence[str], prefix: str = ""
+) -> UsageError:
     """The error for a model that a library lacks, with the nearest that it has.
 
     Args:
         library: `torchvision` or `timm`.
-        name: The name that is not there.
+        name: The name that is not there, without a prefix.
         names: All names of the library.
+        prefix: What was typed before the name: `timm:`, `torchvision:`, or nothing. The
+            corrected command has it, too.
     """
     is_timm = library == "timm"
-    prefix = "timm:" if is_timm else ""
     message = f"no {library} model{'' if is_timm else ' or file'} named {name!r}"
     # 0.65: AlexNet is not what somebody means by a Net of their own
-    names = difflib.get_close_matches(name.lower(), names, 3, 0.65)
-    near = [f"{prefix}{close_name}" for close_name in names]
+    close_names = difflib.get_close_matches(name.lower(), names, 3, 0.65)
+    near = [f"{prefix}{close_name}" for close_name in close_names]
     module, _, attribute = name.rpartition(".")
     file = Path(f"{module.replace('.', '/')}.py")
     if not is_timm and file.is_file():  # `net.Net`, as one would write it in Python

@@ -54,9 +54,10 @@ def record(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def one_line(path: Path) -> Iterator[None]:
+def as_load_errors(path: Path) -> Iterator[None]:
     """The boundary around all that is done with a file's content: whatever exception
-    the content leads to becomes a LoadError, which says what would work."""
+    the content leads to becomes a LoadError, which says what would work. A FeatvizError
+    stays as it is."""
     try:
         with warnings.catch_warnings():
             # about old ways to save, which a reader cannot change
@@ -87,7 +88,7 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
         LoadError: Where it is not a checkpoint, is truncated, or holds a pickle that
             needs more.
     """
-    with one_line(path):
+    with as_load_errors(path):
         file_format = sources.sniff(path)
         # the format decides, whatever the name ends with
         if file_format == sources.TORCHSCRIPT:
@@ -566,7 +567,7 @@ class Unwrapped(NamedTuple):
 
 def read_weights(path: Path, options: ModelOptions) -> Weights:
     """The tensors of a file by name, of whatever class its module may be."""
-    with one_line(path):
+    with as_load_errors(path):
         content = read(path, options.trust, complete=False)
         unwrapped = unwrap(
             content, options.key, options.strip_prefix, options.ema, path.name

@@ -192,6 +192,12 @@ COMMANDS = [
         " field, exemplars, audit, diff, merge, verify, identify",
     ),
     (
+        "layers torchvision:resnet81",
+        "no torchvision model or file named 'resnet81'",
+        "did you mean torchvision:resnet18, torchvision:resnet152, torchvision:resnet101?"
+        " featviz layers torchvision:resnet18",
+    ),
+    (
         "help run",
         "No such command 'help'.",
         "did you mean --help? featviz run --help",
