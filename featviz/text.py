@@ -67,8 +67,8 @@ def listed(
         texts: All of them.
         limit: How many are named.
         separator: Between them.
-        remaining: How many more there are, where a text stands for several; by default
-            the number of texts that are not named.
+        remaining: How many more there are; give it where each text stands for several
+            things. By default the number of texts that are not named.
     """
     if remaining is None:
         remaining = max(0, len(texts) - limit)

@@ -353,8 +353,8 @@ def check_module(model: Any) -> None:
 
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
-    """Paths as they are, and images in memory as files for a while; of a mapping of
-    tensors the values of `--input`.
+    """Paths as they are, and images in memory as files, which are removed at the end; for
+    a mapping of tensors, NAME=FILE texts as `--input` takes them.
 
     Args:
         images: a path, a PIL image, an array or a tensor; a sequence of these; or a
@@ -371,7 +371,7 @@ def as_files(images: Any) -> Iterator[list[str]]:
         raise UsageError("there are no images", "give paths or images")
     # Files, so that images in memory go the way of all others: one reader, one name in
     # manifests, and workers in processes of their own read them, too.
-    temporary = TemporaryFolder()
+    temporary = TemporaryFolder()  # removed when this generator's frame ends
     folder = temporary.path / "in-memory"
     folder.mkdir()
     if isinstance(images, Mapping):

@@ -359,22 +359,23 @@ class Watcher:
 
     @contextmanager
     def _borrowed(self) -> Iterator[LoadedModel]:
-        """The model, on the device where the training has it now.
+        """A context with the model, on the device where the training has it now.
 
-        An autocast that the model itself switches on, as accelerate's does, keeps no
-        copies of weights here: they would be made in inference mode, and of no use to the
-        training."""
+        Within it the module is this thread's alone, and an autocast of the training is
+        off. One that the model itself switches on, as accelerate's does, keeps no copies
+        of weights here: the passes run without gradients (`in_eval_mode`), and such
+        copies would be of no use to the training."""
         module = self._model.module
         tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
         device = tensors[0].device  # where the training has put it by now
-        source = {"kind": "module", "type": type(module).__name__, "step": self.number}
+        record = {"kind": "module", "type": type(module).__name__, "step": self.number}
         with (
             alone_with(module),
             torch.autocast(device.type, enabled=False, cache_enabled=False),
         ):
-            model = replace(self._model, device=device, source=source)
-            with borrowed(model, self._inputs, self._feeding) as source:
-                yield source
+            model = replace(self._model, device=device, source=record)
+            with borrowed(model, self._inputs, self._feeding) as fed_model:
+                yield fed_model
 
 
 def _check_keywords(options: Mapping[str, Any]) -> None:

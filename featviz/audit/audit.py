@@ -108,7 +108,7 @@ def audit(
             verdicts.append(findings.check_baseline(rows, baseline))
     # when the folder is complete
     texts = {
-        PRUNING: write.as_json(document["prune"]),
+        PRUNING: write.json_bytes(document["prune"]),
         JUNIT: junit({_model_label(model): verdicts}),
     }
     for option, path, file_kind in files:

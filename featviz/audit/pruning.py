@@ -80,6 +80,11 @@ def prove(
     Args:
         zeroed: channels by the activation behind which they are set to zero.
         batches: the images; without any the largest change is 0.
+
+    Returns:
+        `images`; `largest_change`, None where outputs cannot be compared; and, only
+        above 0, `nonfinite`: how many values are NaN or infinite in one output, and
+        something else in the other.
     """
     counted = plan.counted_calls
 
@@ -99,9 +104,9 @@ def prove(
         before = [tensor.clone() for tensor in tensors(forward(model.module, inputs))]
         with plan.watching(model.module, set_to_zero, zeroed):
             after = tensors(forward(model.module, inputs))
-        change, unlike = largest_change(before, after)
+        change, newly_nonfinite = largest_change(before, after)
         images += len(batch.images)
-        nonfinite += unlike
+        nonfinite += newly_nonfinite
         # another number or shape of outputs, as of a detector that finds fewer boxes
         if change is None:
             comparable = False

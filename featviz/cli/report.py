@@ -141,14 +141,14 @@ def verify(values: Values) -> int:
         runs = verify(values["runs"], progress=advance)
     # the steps of a series stand one behind the other, and get one line more
     for series, group in groupby(runs, key=lambda run: run["series"]):
-        steps = [_log_run(run) for run in group]
+        are_whole = [_print_verified(run) for run in group]
         if series is not None:
-            damaged = steps.count(False)
+            damaged = are_whole.count(False)
             state = "whole"
             if damaged:
                 state = f"{counted(damaged, 'step')} damaged"
             log.info(
-                "%s: a series of %s: %s", series, counted(len(steps), "step"), state
+                "%s: a series of %s: %s", series, counted(len(are_whole), "step"), state
             )
     all_whole = not any(run["faults"] for run in runs)
     if values["json"]:
@@ -156,7 +156,7 @@ def verify(values: Values) -> int:
     return 0 if all_whole else CHECK_FAILED
 
 
-def _log_run(run: Mapping[str, Any]) -> bool:
+def _print_verified(run: Mapping[str, Any]) -> bool:
     """Print the faults of a run, and return whether it is whole."""
     root = run["run"]
     for row in run["faults"]:

@@ -178,7 +178,7 @@ def _compare_block(
     if old.shape[1] > 1:
         cosine = _cosine(products)
     return Change(
-        absolute=abs(differences.absolute).max(1),
+        absolute=abs(differences.difference).max(1),
         relative=abs(differences.relative).max(1),
         cosine=cosine,
         unlike=differences.unlike.sum(1),
@@ -231,10 +231,10 @@ def signed(
 class _Differences(NamedTuple):
     """Of each value, [channels, N]."""
 
-    absolute: np.ndarray
+    difference: np.ndarray
     """new - base beyond the slack; 0 where one is not finite."""
     relative: np.ndarray
-    """This as a share of the larger value and the scale."""
+    """`difference` as a share of the larger value and the scale, -1..1."""
     unlike: np.ndarray
     """Whether only one is finite, or neither and they are not alike."""
 
@@ -246,18 +246,20 @@ def _differences(
     # the usual case by itself: masked subtraction takes longer
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
-        absolute = new - base
+        difference = new - base
         unlike = np.zeros(base.shape, np.bool_)
     else:
-        absolute = np.subtract(new, base, out=np.zeros_like(base), where=finite)
+        difference = np.subtract(new, base, out=np.zeros_like(base), where=finite)
         unlike = ~finite & ~((base == new) | (np.isnan(base) & np.isnan(new)))
     if slack.any():
-        beyond = abs(absolute) - slack[:, None]
-        absolute = np.sign(absolute) * np.maximum(beyond, 0)
+        beyond = abs(difference) - slack[:, None]
+        difference = np.sign(difference) * np.maximum(beyond, 0)
+    divisor = np.fmax(abs(base), abs(new)) + scale
     # only where something differs: else 0 / 0 in a layer of zeros
-    size = np.fmax(abs(base), abs(new)) + scale
-    relative = np.divide(absolute, size, out=np.zeros_like(base), where=absolute != 0)
-    return _Differences(absolute, relative, unlike)
+    relative = np.divide(
+        difference, divisor, out=np.zeros_like(base), where=difference != 0
+    )
+    return _Differences(difference, relative, unlike)
 
 
 def _cosine(products: np.ndarray) -> np.ndarray:

@@ -337,8 +337,8 @@ def draw_tiles(
         values=data[0].numel(),
         strip=strip,
         constant=constant,
-        groups=groups,
-        labels=options.labels,
+        collapsed=groups,
+        numbered=options.labels,
         marked=(grid.ZERO, grid.CONSTANT) if options.marks and is_flat.any() else (),
     )
 

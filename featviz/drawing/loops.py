@@ -456,9 +456,11 @@ def _add_moments(row, finite, total):
     which loses fewer digits than a sum of squares.
 
     Args:
-        row: float32 [6], the statistics of the map.
+        row: float32 [6], the statistics of the map: min, max, mean, deviation, share of
+            zeros, non-finite values.
         finite: how many values they are of, 1 at least.
-        total: float64 [columns] of its channel, as those of `add_maps`.
+        total: float64 [columns] of its channel, of which the first five are added to:
+            finite values, min, max, mean, squared deviations.
     """
     std = np.float64(row[3])
     delta = np.float64(row[2]) - total[3]
@@ -477,7 +479,8 @@ def add_maps(stats, saturated, positions, sums):
     """Add the statistics of maps to `Tally.sums`, one map after the other.
 
     Args:
-        stats: float32 [B, C, 6], the statistics of B images.
+        stats: float32 [B, C, 6], the statistics of B images: min, max, mean, deviation,
+            share of zeros, non-finite values.
         saturated: int64 [B, C], how many values saturate; empty where nothing does.
         positions: values of each map.
         sums: float64 [C, columns], to be added to: finite values, min, max, mean,
@@ -519,7 +522,7 @@ def add_images(stats, images, values, numbers):
     before smaller values, and before later images of the same value.
 
     Args:
-        stats: float32 [B, C, 6].
+        stats: float32 [B, C, 6], as of `add_maps`.
         images: int64 [B], the numbers of the images.
         values: float64 [C, ranks], maxima, the greatest first.
         numbers: int64 [C, ranks], the images that they are of.

@@ -92,7 +92,7 @@ def _figure_titles(picture: GridPicture) -> list[str]:
     titles = []
     marks = picture.marks[:: picture.slices[0]]
     for channel, mark in zip(picture.drawn[:FIRST], marks, strict=False):
-        group = picture.groups.get(channel)
+        group = picture.collapsed.get(channel)
         shared_by = f" ×{len(group)}" if group else ""
         titles.append(f"channel {channel}{shared_by}{_MARKED[int(mark)]}")
     return titles
@@ -332,7 +332,9 @@ class Page:
     """What the tiles and the numbers below them are."""
     cmap: str
     bars_title: str = "prediction"
-    scaled: str = "max of each map; the border that padding makes does not count"
+    color_key_note: str = (
+        "max of each map; the border that padding makes does not count"
+    )
     """The end of the key of the colours."""
 
 
@@ -384,7 +386,7 @@ def draw_page(page: Page) -> Bytes:
     x += canvas.write("min", x, y, soft) + 0.08
     canvas.paste(colors[None], Cell(x, y - 0.06, 1.2, 0.12))
     x += 1.28
-    x += canvas.write(page.scaled, x, y, soft) + 0.4
+    x += canvas.write(page.color_key_note, x, y, soft) + 0.4
     canvas.write(page.key, layout.right, y, soft, "left", max_width=layout.right - x)
     return canvas.pixels
 

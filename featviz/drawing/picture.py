@@ -76,10 +76,10 @@ class GridPicture:
     constant: tuple[int, int, int] | None = None
     """Slices, height and width of each map, where all are constant and `strip` has
     their values."""
-    groups: dict[int, list[int]] = field(default_factory=dict)
+    collapsed: dict[int, list[int]] = field(default_factory=dict)
     """Channels that share a tile, by the one that is drawn."""
-    labels: bool = False
-    """Whether channels are numbered."""
+    numbered: bool = False
+    """Whether the tiles have their channels' numbers."""
     marked: Sequence[int] = (ZERO, CONSTANT)
     """The marks of `grid` that are drawn."""
     reduce: str | None = None
@@ -119,16 +119,16 @@ class GridPicture:
         marks = self.marks
         for number in np.flatnonzero(marks).tolist():
             labels[number] = Label(mark=int(marks[number]))
-        if not (self.labels or self.groups):
+        if not (self.numbered or self.collapsed):
             return labels
         slices = self.slices[0]
         for position, channel in enumerate(self.drawn):
             first = position * slices
             last = first + slices - 1
-            if self.labels:
+            if self.numbered:
                 labels[first] = labels.get(first, Label())._replace(corner=str(channel))
-            if channel in self.groups:
-                shared_by = f"×{len(self.groups[channel])}"
+            if channel in self.collapsed:
+                shared_by = f"×{len(self.collapsed[channel])}"
                 labels[last] = labels.get(last, Label())._replace(shared_by=shared_by)
         return labels
 
@@ -193,7 +193,7 @@ def encode(
         )
     if record.save is None:
         # most pictures have none
-        has_labels = picture.labels or picture.groups or picture.marked
+        has_labels = picture.numbered or picture.collapsed or picture.marked
         labels = picture.tile_labels if has_labels else None
         pieces = strips(plan, picture.tiles, colors, labels)
         write_png(
@@ -215,7 +215,8 @@ def encode(
 def describe(
     picture: GridPicture, site: CaptureSite, shape: Sequence[int], file: str
 ) -> Capture:
-    """The manifest's row for a picture.
+    """The manifest's row for a picture. Whoever writes further files adds `tensor` and
+    `figure`, and who has followed the layer's pixels `receptive_field`.
 
     Args:
         site: the capture that it shows.
@@ -225,7 +226,7 @@ def describe(
     plan = picture.plan
     layer = site.layer
     shared = picture.limits.shared
-    collapsed = {str(leader): group for leader, group in picture.groups.items()}
+    collapsed = {str(leader): group for leader, group in picture.collapsed.items()}
     down, across = plan.scale
     summary: dict[str, Any] = overall(picture.stats, picture.values)
     # Optional fields that are None are left out of the manifest.

@@ -82,6 +82,7 @@ def component_tiles(captures: Mapping[str, ImageCapture]) -> dict[str, Bytes]:
 
     Raises:
         UsageError: a grid does not hold the values of all channels.
+        DamagedError: a picture cannot be read.
     """
     read = _read(captures)
     shares = 0.5 + principal_components(_joined(read)) / (2 * PCA_SPAN)
@@ -108,6 +109,7 @@ def similarity_tiles(
     Raises:
         UsageError: a grid does not hold the values of all channels, or the images have
             no such place.
+        DamagedError: a picture cannot be read.
     """
     tiles = {}
     # one scale for all images and layers, so that equal colours are equal likeness

@@ -199,7 +199,7 @@ def _fitting_row(channels: int, count: int) -> _RowSize:
     smallest one where it becomes too large all the same.
 
     Args:
-        channels: rows of the picture.
+        channels: how many the picture shows, a row each.
         count: exemplars of each channel, of which a row shows as many as fit.
     """
     images = min(count, _MOST_SHOWN)

@@ -50,7 +50,11 @@ def hooked(
     capture_kinds: Sequence[str] = ("output",),
     takes_function: TakesFunction | None = None,
 ) -> Iterator[Recorder]:
-    """Hook the layers of a model for one pass; see `recording`."""
+    """`recording`, with a pass begun, and functions entered for the whole block.
+
+    Whoever runs several passes in it begins or clears each one. The arguments are those
+    of `recording`; `sink` takes what the hooks capture.
+    """
     with (
         recording(model, layers, capture_kinds, takes_function) as recorder,
         recorder.functions,
@@ -158,7 +162,8 @@ class Recorder:
         return [kind for kind in self.capture_kinds if kind.of == of]
 
     def begin(self, sink: Sink | None) -> None:
-        """Begin a pass, and forget the one before.
+        """Begin a pass, and forget the one before; None ends the pass, and its counts
+        and skips can still be read.
 
         Args:
             sink: takes what the hooks capture. None captures nothing until the next pass
@@ -285,8 +290,8 @@ class Recorder:
 
         Args:
             site: the capture that it is.
-            value: what a layer took or returned; anything that is not a tensor is noted
-                in `skipped`.
+            value: what a layer took or returned, or the gradient that has arrived;
+                anything that is not a tensor is noted in `skipped`.
             backward: whether the gradient is captured, and not the tensor itself. A
                 tensor that needs none is noted in `skipped`, too.
         """

@@ -120,7 +120,8 @@ class FieldResult:
     cmap: str = "magma"
     """Of the picture."""
     weights_notes: Mapping[str, str] = field(default_factory=dict)
-    """What the picture says of a model's weights, by the model's name."""
+    """What the picture says of a model's weights, by the model's name; of two models of
+    one file name, that of the last one."""
 
     @property
     def image(self) -> Image.Image:
@@ -158,13 +159,14 @@ def measure_fields(
     """Measure the effective receptive fields of layers, and draw them in one picture.
 
     Args:
-        images: as for `run`; the model must take all in one size.
+        images: as for `run`. All are measured in the input size of the first one; an
+            image whose input has another size fails (see `failures`), the others go on.
         options: `also` names further models, which are measured on the same images;
             without `out` nothing is written.
 
     Raises:
-        FeatvizError: no such model, layer or image; no layer has places of the image,
-            or no image went through.
+        FeatvizError: no such model, layer or image; `out` is there already, without
+            `overwrite`; no layer has places of the image, or no image went through.
     """
     run = RunOptions(
         layers=options.layers,
@@ -197,6 +199,7 @@ def measure_fields(
         failures.update(result.failures)
     result = replace(
         results[0],
+        # the fewest images that any model's fields are the mean of
         images=min(result.images for result in results),
         failures=failures,
         layers=tuple(layers),

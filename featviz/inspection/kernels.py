@@ -264,8 +264,12 @@ def _write_page(
     rows: Sequence[PageRow],
     options: DrawOptions,
 ) -> None:
-    """Write the page with the first kernels of all layers; of so many layers that it
-    would be too large there is none."""
+    """Write the page with the first kernels of all layers; no page is written where it
+    would be too large, which is logged.
+
+    Args:
+        rows: of each layer one, at least one.
+    """
     source = loaded.source
     title = str(source.get("name") or source.get("file") or source.get("type"))
     key = f"the first {_COLUMNS} channels of each layer"
@@ -280,7 +284,7 @@ def _write_page(
         rows=rows,
         key=key,
         cmap=_cmap(options),
-        scaled="max: the values beside or below",
+        color_key_note="max: the values beside or below",
     )
     try:
         pixels = draw_page(page)

@@ -222,13 +222,18 @@ def _list_of_names(text: str) -> list[str]:
 
 
 def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
-    """The modules around each node by the names of torch's older exporter; None for
-    another name.
+    """The modules around each node, by the names of torch's older exporter.
 
     A name is the names of all modules around the node, and its operator:
     /layer1/layer1.0/conv1/Conv. Each is an attribute of the module before it; that of
     a member of an nn.Sequential repeats the name of the Sequential. At the second call
-    of a module its name is counted: relu_1."""
+    of a module its name is counted: relu_1.
+
+    Returns:
+        For each node its modules, the outermost first: `('layer1', 'layer1.0',
+        'layer1.0.conv1')`. `()` for a node of the model itself, None for one whose name
+        has another form.
+    """
     names_of_nodes = [_old_parts(node) for node in nodes]
     # the names that occur inside each module
     siblings = defaultdict[tuple[str, ...], set[str]](set)
@@ -244,9 +249,9 @@ def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
         previous = ""
         for depth, name in enumerate(names):
             # relu_1 may also be an attribute's own name: only beside a relu it is a count
-            first_call = re.sub(r"_\d+$", "", name)
-            if first_call in siblings[names[:depth]]:
-                name = first_call
+            uncounted_name = re.sub(r"_\d+$", "", name)
+            if uncounted_name in siblings[names[:depth]]:
+                name = uncounted_name
             if not path:
                 path.append(name)
             elif name.startswith(f"{previous}."):
@@ -259,7 +264,8 @@ def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
 
 
 def _old_parts(node: Any) -> tuple[str, ...] | None:
-    """The parts of a node's name without its operator; None for another name."""
+    """The parts of a node's name without its operator: `('layer1', 'layer1.0',
+    'conv1')`. None for a name of another form."""
     first, *names = node.name.split("/")
     if first or not names or len(names) > _DEEPEST or not all(names):
         return None

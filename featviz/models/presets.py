@@ -606,10 +606,11 @@ def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
     """The output of a processor, [1, C, H, W].
 
     Raises:
-        ImageError: Where its own code fails, or returns something else.
+        ImageError: Where the processor's code fails, or gives no [1, C, H, W].
     """
     inputs: dict[str, Any] = {"images": image}
     if isinstance(image, Raster):
+        # back to 0..255, which the processor scales itself
         numbers = torch.from_numpy(image.values) * 255
         inputs = {"images": numbers, "input_data_format": "channels_first"}
     name = type(processor).__name__

@@ -64,13 +64,13 @@ def _reduction(row: Capture) -> str:
 
 
 def is_saliency(row: Capture) -> bool:
-    """Whether a picture is that of all channels of the gradient of an image."""
+    """Whether a picture is one tile made of all channels of the gradient at the image."""
     return row.key == SALIENCY and row.kind in BACKWARD and row.reduce is not None
 
 
 def tensor_role(row: Capture) -> str:
-    """What a tensor is of its layer, `the gradient at the layer's input`; empty for the
-    output."""
+    """Which tensor of the layer it is: `the gradient at the layer's input`. Empty for the
+    output, and for kinds that are not in KINDS, such as kernels."""
     if row.kind not in KINDS or row.kind == "output":
         return ""
     role = f"the layer’s {KINDS[row.kind].of}"

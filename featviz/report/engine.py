@@ -68,9 +68,10 @@ class NotebookFigure(NamedTuple):
     """A picture in a notebook."""
 
     address: str
-    """Empty for a text alone."""
+    """A data URI; empty for a text alone."""
     text: str
     size: tuple[int, int]
+    """Width and height as it is shown, in CSS pixels."""
 
 
 @dataclass(frozen=True)

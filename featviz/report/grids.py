@@ -42,7 +42,7 @@ def tiles_of(row: Capture, is_grey: bool) -> str:
     grid = _row_grid(row, np.empty((row.maps, 0), np.float32))
     if is_grey:
         grid["grey"] = True
-    return as_json(grid)
+    return script_json(grid)
 
 
 def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
@@ -67,7 +67,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     }
     # what is false is left out, which a script reads as false
     grid |= {name: True for name, holds in flags.items() if holds}
-    return as_json(grid)
+    return script_json(grid)
 
 
 def changed_grid(
@@ -87,7 +87,7 @@ def changed_grid(
     grid["change"] = base64_of(change.astype("<f4"))
     if is_grey:
         grid["grey"] = True
-    return as_json(grid)
+    return script_json(grid)
 
 
 def _row_grid(row: Capture, stats: Floats) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def base64_of(values: np.ndarray) -> str:
     return base64.b64encode(values.tobytes()).decode()
 
 
-def as_json(content: object) -> str:
+def script_json(content: object) -> str:
     """JSON without text that ends a script
     (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
     # In ASCII: a file's name need not be UTF-8, and no parser takes an escape for the

@@ -40,7 +40,7 @@ from featviz.drawing.readback import (
 from featviz.records import Floats
 from featviz.report.engine import ReportFiles, Site
 from featviz.report.figures import Figure, Group, ReportPage, ReportPages
-from featviz.report.grids import as_json, base64_of
+from featviz.report.grids import base64_of, script_json
 from featviz.rundir.image import DamagedError
 from featviz.rundir.schema import Capture
 
@@ -239,13 +239,13 @@ class PlaceScripts:
             "images": images,
             "compared": min(COMPARED_IMAGES, len(images)),
         }
-        yield INDEX_SCRIPT, [f"window.FEATVIZ_PLACES = {as_json(index)};\n"]
+        yield INDEX_SCRIPT, [f"window.FEATVIZ_PLACES = {script_json(index)};\n"]
 
     def _script(
         self, number: int, entries: Sequence[PlacesEntry | None]
     ) -> tuple[str, list[str]]:
         """The script of an image, by its number."""
-        text = f"FEATVIZ_PLACES.add({number}, {as_json(entries)});\n"
+        text = f"FEATVIZ_PLACES.add({number}, {script_json(entries)});\n"
         return _script_of(number), [text]
 
     def _image_entry(self, number: int) -> ImageEntry:

@@ -59,6 +59,7 @@ def render(plan: Mapping[str, Any]) -> str:
     for row in plan["skipped"]:
         rows.append(f"{row['layer']}  skipped: {row['reason']}")
     images = counted(plan["images"], "image")
+    # `files` are the pictures; `all_files` counts input.png, manifests and tensors, too
     files = counted(plan["files"], "file")
     layers = counted(plan["layers"], "layer")
     maps = counted(plan["maps"], "map")

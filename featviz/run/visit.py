@@ -160,14 +160,14 @@ def in_batches(
     """Put neighbours whose inputs have the same shapes together.
 
     Args:
-        jobs: the `args` of their inputs are tensors; inputs without any fit together.
-        batch_size: inputs in a batch at most; unreadable images between them do not
-            count.
+        jobs: the `args` of their inputs are tensors; inputs without `args` fit together.
+        batch_size: inputs in a batch at most. Jobs without an input do not count: images
+            that cannot be read, and those that are kept from an earlier run.
     """
     batch: list[ImageJob[Any, Any]] = []
     shapes: list[Any] = []  # of the inputs in the batch, all equal
     for job in jobs:
-        # an image that cannot be read goes along, so that all come in their order
+        # a job without an input goes along, so that all come in their order
         if job.input is not None:
             shape = [arg.shape for arg in getattr(job.input, "args", ())]
             if shapes and shape != shapes[0]:

@@ -46,11 +46,13 @@ class ImageFolder:
     """The folder of one image; a new one has a hidden name until all is in it."""
 
     def __init__(self, run: RunDirectory, name: str, new: Folder | None = None) -> None:
-        """Name a folder.
+        """Nothing is made or read yet.
 
         Args:
-            name: relative to the run directory, with forward slashes.
-            new: the hidden folder of a new image, which will have this name.
+            name: relative to the run directory, with forward slashes; empty for
+                `kernels`, whose files lie in the run directory itself.
+            new: the hidden folder of a new image, which will have this name; None where
+                the folder is already there.
         """
         self.run = run
         self.name = name
@@ -121,7 +123,7 @@ class ImageFolder:
         files = [row for _, row in sorted(self._written.items())]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
         with self.writing(MANIFEST_FILE) as file:
-            file.write(as_json(content, sealed=True))
+            file.write(json_bytes(content, sealed=True))
         # kernels are written into a folder that is itself hidden
         if self._new is None:
             return
@@ -357,18 +359,18 @@ def write_record(
 
 
 def write_json(folder: Folder, name: str, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, as `as_json` gives it."""
+    """Write a JSON file, as `json_bytes` gives it."""
     with folder.write(name) as file:
-        file.write(as_json(content))
+        file.write(json_bytes(content))
 
 
-def as_json(content: Mapping[str, Any], sealed: bool = False) -> bytes:
+def json_bytes(content: Mapping[str, Any], sealed: bool = False) -> bytes:
     """JSON with a line for each entry, and for each item of a list of objects. It takes a
     tenth of the time of `json.dumps(indent=2)`.
 
     Args:
-        sealed: whether the last entry is `sha256`, the checksum of all bytes before the
-            comma ahead of it.
+        sealed: add a last entry `sha256`, the checksum of all bytes before the comma
+            ahead of it.
     """
     entries = []
     for key, value in content.items():

@@ -111,10 +111,20 @@ class SheetContent:
     def add_place_tiles(
         self, captures: Mapping[CellKey, ImageCapture], options: SheetOptions
     ) -> None:
-        """Add the one tile that --reduce or --similar-to makes of each capture."""
+        """Add the one tile that --reduce or --similar-to makes of each capture.
+
+        Args:
+            captures: of one layer, of all runs.
+
+        Raises:
+            UsageError: options exclude each other, a run lacks the image of
+                --similar-to, or a grid holds no values.
+            DamagedError: a picture cannot be read (all images make the tiles together).
+        """
         for key, tile in _place_tiles(captures, options).items():
             image, row = captures[key]
-            # its colours are not values of the layer: no colour bar may name any
+            # Its colours are not values of the layer, and no colour bar may name any.
+            # "": neither a colour bar nor the note on scaling speaks of it.
             self.rows[key] = replace(row, range=None, normalize="")
             self.tiles[key] = {ALL: [tile]}
             self._add_input(key.image, image)
@@ -152,7 +162,8 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
 
     Raises:
         UsageError: the runs have no such image, layer, tensor or channels.
-        StoreError: none of the images can be read.
+        StoreError: none of the images can be read; with --reduce and --similar-to, one
+            of them cannot.
     """
     names: dict[str, None] = {}  # an ordered set: runs mostly have the same images
     for run in runs:
@@ -196,7 +207,9 @@ def _place_tiles(
         uint8 [h, w, 3] of each capture.
 
     Raises:
-        UsageError: both are there, or `channels` too; or a grid has no values of places.
+        UsageError: `reduce` and `similar_to` are both there, or `channels` too; a run
+            lacks the image of `similar_to`; or a grid has no values of places.
+        DamagedError: a picture cannot be read.
     """
     if options.channels is not None or None not in (options.reduce, options.similar_to):
         raise UsageError(
@@ -414,7 +427,8 @@ def _average(numbers: Floats) -> Floats:
 def _cut_tiles(
     image: ReadImage, row: Capture, channels: Sequence[int]
 ) -> dict[int, list[Bytes]]:
-    """The tiles of those channels that were drawn, by channel, one for each slice.
+    """The tiles of those of `channels` that were drawn, by channel, one for each slice;
+    those of ALL for a reduced picture.
 
     Raises:
         DamagedError: the picture cannot be read.

@@ -20,7 +20,7 @@ from torch import nn
 import featviz as fv
 from featviz.rundir.folder import Folder, hidden_name
 from featviz.rundir.ownership import look
-from featviz.rundir.write import RunDirectory, as_json
+from featviz.rundir.write import RunDirectory, json_bytes
 
 pytestmark = pytest.mark.medium
 
@@ -248,7 +248,7 @@ def sealed_anew(folder: Path, **fields: object) -> None:
     """Change fields of a manifest that stays sound and sealed, as `verify` says."""
     content = {**json.loads((folder / "manifest.json").read_text()), **fields}
     del content["sha256"]
-    (folder / "manifest.json").write_bytes(as_json(content, sealed=True))
+    (folder / "manifest.json").write_bytes(json_bytes(content, sealed=True))
 
 
 HARMS: dict[str, Callable[[Path], object]] = {
