@@ -500,6 +500,22 @@ def test_a_closed_watcher_keeps_nothing(
     assert not open_below(board)
 
 
+def test_an_image_that_fails_costs_no_step(series: Path, tmp_path: Path) -> None:
+    """The others are drawn."""
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"")
+    with fv.Watcher(network(), [*SHOWN, broken], "Conv2d", 1, series) as watcher:
+        watcher.step()
+    assert steps_of(series) == [0, 1]
+    assert list(read_run(series / "step-000001").failures) == ["broken.png"]
+
+
+def test_to_go_on_without_a_series_is_to_begin(series: Path) -> None:
+    """There is no step to be named."""
+    watch(network(), series, 1, resume=True)
+    assert steps_of(series) == [0, 1]
+
+
 def test_the_last_step_of_a_training_that_fails_is_not_drawn(series: Path) -> None:
     """What is there stays."""
     watcher = fv.Watcher(network(), SHOWN, "Conv2d", 2, series)

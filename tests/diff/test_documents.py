@@ -120,6 +120,67 @@ def test_the_page_of_equal_runs(featviz: CLI, run: Run) -> None:
     assert "data-group" not in text
 
 
+def page_of(featviz: CLI, base: Path, new: Path) -> str:
+    """The source of the page of two runs."""
+    featviz("diff", base, new, "--html", "d.html")
+    return Path("d.html").read_text("utf-8")
+
+
+def with_predictions(name: str, classes: list[int]) -> Path:
+    """A run of images that are taken for these classes."""
+    names = [f"{n}.png" for n in range(len(classes))]
+    root = write_run(Path(name), {image: [Drawn("x")] for image in names})
+    for image, index in zip(names, classes, strict=True):
+        path = root / image / "manifest.json"
+        content = json.loads(path.read_text())
+        score = {"index": index, "score": 1.0, "name": None, "probability": 0.5}
+        content["prediction"] = [score]
+        path.write_text(json.dumps(content))
+    return root
+
+
+def test_the_page_counts_predictions_that_changed(featviz: CLI) -> None:
+    """Also among those that are folded; each is marked once."""
+    base = with_predictions("base", [0] * 6)
+    text = page_of(featviz, base, with_predictions("new", [1] * 5 + [0]))
+    assert "6 predictions, 5 changed" in text
+    assert "2 more, 1 of them changed" in text
+    assert text.count('<span class="badge">changed</span>') == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "heading"),
+    [
+        ({"cmap": "magma"}, "1 setting of the runs that differs<"),
+        ({"cmap": "magma", "edit": ["x"]}, "1 setting of the runs that differs<"),
+        ({"cmap": "magma", "nrow": 4}, "2 settings of the runs that differ<"),
+    ],
+)
+def test_the_page_counts_settings(
+    options: dict[str, object], heading: str, featviz: CLI
+) -> None:
+    """Without what interventions did, which stands at the head."""
+    images = {"a.png": [Drawn("x")]}
+    base = write_run(Path("base"), images, options={"cmap": "grey", "nrow": 2})
+    new = write_run(Path("new"), images, options={"nrow": 2, **options})
+    assert heading in page_of(featviz, base, new)
+
+
+def test_the_page_has_numbers_of_single_values(featviz: CLI) -> None:
+    """Of the channel that changed; an equal layer stands behind all others."""
+    value = Drawn("fc", type="Linear", kind="grad", tile=(8, 8), scale=8)
+    stats = value.numbers
+    stats[4, 2] += 1
+    changed = Drawn("fc", type="Linear", kind="grad", tile=(8, 8), scale=8, stats=stats)
+    base = write_run(Path("base"), {"a.png": [value, Drawn("relu")]})
+    new = write_run(Path("new"), {"a.png": [changed, Drawn("relu")]})
+    text = page_of(featviz, base, new)
+    assert re.findall('<th scope="row" class="n">([^<]*)</th>', text) == ["4"]
+    assert "<small>Linear · grad</small>" in text
+    assert 'data-layer="relu" data-change="-1"' in text
+    assert "have pictures" not in text
+
+
 def test_the_page_of_the_current_folder_names_it(
     featviz: CLI, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

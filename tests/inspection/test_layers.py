@@ -331,3 +331,9 @@ def test_a_guess_is_warned_of_where_shapes_follow_it(
     fv.layers(model)
     assert ("the input's size is a guess" in caplog.text) is is_warned
     assert ("no shapes: the model failed" in caplog.text) is not is_warned
+
+
+def test_a_thousand_is_one_k() -> None:
+    """As many multiply-accumulates take a letter."""
+    model = nn.Sequential(nn.Conv2d(1, 10, 1, bias=False))
+    assert "MACs         1.000 k = 2.000 k FLOPs" in str(fv.layers(model, size=10))

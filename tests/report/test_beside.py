@@ -329,6 +329,19 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     assert f"{EVIL}ReLU6––".replace(" ", "") in joined
 
 
+def test_suspects_of_a_call_that_was_not_drawn_stand_at_the_layer(
+    audit: Path, run: Path
+) -> None:
+    """At its first tensor."""
+    path = audit / "audit.json"
+    content = json.loads(path.read_text())
+    content["layers"][0] |= {"call": 1, "label": "relu.call1"}
+    content["drawn"][0]["layer"] = "relu.call1"
+    path.write_text(json.dumps(content))
+    build_report(run, ReportOptions(audit=audit))
+    assert "Suspects of the audit" in page_of(run, "layer-001.html").text
+
+
 def test_an_audit_without_findings_says_so(audit: Path) -> None:
     """Above its table, which has dashes."""
     content = json.loads((audit / "audit.json").read_text())

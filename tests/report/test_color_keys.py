@@ -66,6 +66,13 @@ def test_a_key_says_where_values_lie_beyond_its_ends(
     assert text.count("≤") == key.count("≤")
 
 
+def test_a_single_map_shares_its_scale_with_none(tmp_path: Path) -> None:
+    """There is nothing to be said of it."""
+    drawn = Drawn("x", maps=1, nrow=1, more=scaled(0, 1, "layer", min=0.0, max=1.0))
+    root = built(tmp_path / "out", {"a.png": [drawn]})
+    assert "one scale" not in page_of(root, "layer-000.html").text
+
+
 def key_colors(root: Path, name: str) -> list[list[str]]:
     """The colours of each key on a page, from the darkest level to the brightest."""
     keys = re.findall(r'<p class="key">(.*?)</p>', source(root, name))

@@ -418,6 +418,17 @@ def test_bars_of_negative_values_end_at_zero(tmp_path: Path) -> None:
     assert [(float(x), float(w)) for x, w in starts_and_lengths] == expected
 
 
+def test_bars_have_finite_values_alone(tmp_path: Path) -> None:
+    """What is NaN is no zero."""
+    stats = np.zeros((4, 6), np.float32)
+    stats[:, :3] = np.array([[-3], [-1], [np.nan], [-2]])
+    stats[2, 5] = 1
+    row = {"layout": "vector", "shape": [1, 4]}
+    strip = Drawn("fc", 4, nrow=4, padding=0, stats=stats, more=row)
+    bars = bars_of(built(tmp_path / "out", {"a.png": [strip]}))
+    assert re.findall(r'#c(\d)"', bars) == ["1", "3", "0"]
+
+
 def test_a_vector_of_other_values_has_no_names(tmp_path: Path) -> None:
     """The prediction is told, and is not taken for the vector's."""
     root = with_prediction(tmp_path / "out", [1.0, 2.0])

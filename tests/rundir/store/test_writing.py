@@ -67,6 +67,19 @@ def test_the_manifest_of_an_image_is_put_last(
         files = [name for name in names if name.startswith(folder)]
         assert len(files) == 5
         assert files[-1] == f"{folder}/manifest.json"
+    # of another process, which finds the images there
+    names.clear()
+    Mirror(Url.of_run(URL), local).put_run(["01.png", "00.png"])
+    assert names == ["run.json"]
+
+
+def test_an_image_has_the_same_folder_in_the_store(
+    featviz: Run, run: list[object], photos: Path, here: Path
+) -> None:
+    """Also where its name had to be changed for one."""
+    (photos / "00.png").rename(photos / "a:b.png")
+    assert featviz(*run, "--out", URL).code == 0
+    assert stored() == tree(here)
 
 
 def test_a_store_that_does_not_answer_ends_the_run(
