@@ -48,7 +48,7 @@ class AuditResult(NamedTuple):
     document: dict[str, Any]
     """The content of audit.json, but for its pictures and files."""
     verdicts: tuple[Verdict, ...]
-    """Of the gates, and of the baseline if there is one."""
+    """Those of the gates, and of the baseline if there is one."""
     exit_code: int
     """0 all held, 3 some images failed, 4 a gate failed or something got worse."""
 

@@ -141,7 +141,7 @@ class _GateFigure(NamedTuple):
     """How many channels of some layers have a finding."""
 
     label: str
-    """Of the layer, if it is one."""
+    """That of the layer, if it is one."""
     affected: int
     channels: int
     finding: str

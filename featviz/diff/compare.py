@@ -229,7 +229,7 @@ def signed(
 
 
 class _Differences(NamedTuple):
-    """Of each value, [channels, N]."""
+    """How each value differs, [channels, N]."""
 
     difference: np.ndarray
     """new - base beyond the slack; 0 where one is not finite."""

@@ -56,7 +56,7 @@ class DifferenceMap:
     difference, all with the same tiles."""
 
     file: str
-    """Of the difference; all three are names in the folder of the maps."""
+    """The picture of the difference; all three are names in the folder of the maps."""
     before_file: str
     after_file: str
     image: str
@@ -285,7 +285,7 @@ class Comparison:
     incomplete: Mapping[str, Sequence[str]]
     """Names of images that are left out as incomplete, under `base` and `new`."""
     predictions: tuple[PredictionChange, ...] = ()
-    """Of the images of which both runs have one."""
+    """The predictions of the images of which both runs have one."""
     folded: tuple[str, ...] = ()
     """See `diff.pairing.Alignment`."""
     gates: tuple[Verdict, ...] = ()

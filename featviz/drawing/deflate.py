@@ -65,12 +65,12 @@ _SHORTEST = 3
 _LONGEST = 258
 """Bytes of the shortest and of the longest match."""
 _MAX_BITS = 14
-"""Of a code: four of them fit the 57 bits that are free behind an unfinished byte. RFC
-1951 would allow 15."""
+"""The longest code: four of them fit the 57 bits that are free behind an unfinished byte.
+RFC 1951 would allow 15."""
 _SAMPLE = 64
 """Units in a row that are counted as one sample of a long block."""
 _EVERY = 16
-"""Of how many samples of a long block one is counted, at most."""
+"""In a long block, one in so many samples is counted, at most."""
 _DENSE = 4096
 """Blocks of fewer units are counted whole."""
 _BLOCK = 2**20
@@ -90,11 +90,11 @@ _LAST = 0b011
 # numba makes a float of an int64 and an uint64, so numbers among units are uint64, too
 _U = np.uint64
 _BYTE = _U(255)
-"""Of a unit: its lowest byte."""
+"""The mask of a unit's lowest byte."""
 _LENGTH = _U(63)
-"""Of an entry: the length of its code."""
+"""The mask of an entry's bits that hold the length of its code."""
 _CODE = _U(8)
-"""Of an entry: how far above its length the code stands."""
+"""How many bits above the length the code of an entry stands."""
 
 
 def _mirrored(bits: int) -> np.ndarray:
@@ -149,8 +149,8 @@ class _Deflated(NamedTuple):
     data: bytes
     """Its whole bytes."""
     bits: int = 0
-    """Of an unfinished byte, with which the next block goes on; before the first block,
-    of the stream's head."""
+    """Bits of an unfinished byte, with which the next block goes on; before the first
+    block, those of the stream's head."""
     length: int = 0
     """How many bits these are."""
 

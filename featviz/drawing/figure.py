@@ -38,10 +38,10 @@ _TITLE = 0.26
 _HEAD = 0.2
 _CAPTION = 0.14
 _BLOCK = 0.22
-"""Of the column that names blocks."""
+"""The width of the column that names blocks."""
 _BAR = 0.1
 _BAR_ROOM = 0.75
-"""Of a colour bar with its numbers."""
+"""The width of a colour bar with its numbers."""
 _SMALLEST_CELL = 64
 _LARGEST_CELL = 224
 """Pixels at DPI that a tile is wide, where no width is asked for."""
@@ -105,7 +105,7 @@ class TableLayout(NamedTuple):
     columns: Sequence[tuple[float, float]]
     """Left edge and width of each column: a wide picture has a wide one."""
     top: float
-    """Of the first row of tiles."""
+    """The upper edge of the first row of tiles."""
     tile_height: float
     step: float
     """From the top of a tile to that of the one below."""

@@ -99,7 +99,7 @@ class Scale(NamedTuple):
     mode: str
     """A name of MODES."""
     numbers: tuple[float, ...] = ()
-    """Of `range:0,6` (0, 6), of `percentile:1,99` (1, 99)."""
+    """(0, 6) for `range:0,6`, (1, 99) for `percentile:1,99`."""
 
 
 def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> Scale:

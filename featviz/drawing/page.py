@@ -354,9 +354,9 @@ class _Layout:
     tile: _Size
     """All tiles have one size, by the shape of most of the first ones."""
     picture: _Size
-    """Of the input or the output at most."""
+    """The largest size of the input and of the output."""
     tops: list[float]
-    """Of the rows."""
+    """The upper edges of the rows."""
 
     @property
     def right(self) -> float:

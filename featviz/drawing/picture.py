@@ -377,14 +377,14 @@ class Overlay:
     """
 
     shape: tuple[int, ...]
-    """Of all tiles, [N, H, W, 3]: the size of the input, or of the part that is drawn.
+    """That of all tiles, [N, H, W, 3], each of the size of the input or its drawn part.
     """
     nbytes: int
     """Bytes of the maps, and of the input under them."""
     maps: Bytes
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
     palette: Palette
-    """Of the levels; that of holes is not mixed with its neighbours when a map is
+    """The levels' colours; that of holes is not mixed with its neighbours when a map is
     resized."""
     background: Sequence[Bytes]
     """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""

@@ -138,7 +138,7 @@ def checked_canvas(height: float, width: float, hint: str, dpi: int = DPI) -> Ca
 
 
 class _TextSize(NamedTuple):
-    """Of a line of text, in pixels."""
+    """The size of a line of text, in pixels."""
 
     width: float
     height: float

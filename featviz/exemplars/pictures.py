@@ -28,11 +28,11 @@ _COLUMN_GAP = 24
 _SMALL_TILES = (64, 48, 32)
 """Pixels a side of a tile in a layer's picture; smaller ones where there are many."""
 _MOST_PIXELS = 2**26
-"""Of a layer's picture."""
+"""The most pixels of a layer's picture."""
 _MOST_SHOWN = 40
 """Tiles in a row of a layer's picture."""
 _NAME_LETTERS = 19
-"""Of an image's name, its end, which has room below a tile."""
+"""How many letters of an image's name have room below a tile: its last ones."""
 _FAINT: sheet.Color = (102, 112, 124)
 
 

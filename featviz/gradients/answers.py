@@ -35,7 +35,7 @@ class LabelledBox(NamedTuple):
     """A box that a detector considered, as an object of one class."""
 
     row: int
-    """Of `Boxes.corners`."""
+    """The box's row in `Boxes.corners`."""
     label: int
     """Index of the class."""
 
@@ -50,14 +50,14 @@ class Boxes:
     """With gradients: the logit, else the score, of each candidate and class, [N, C].
     """
     scores: Tensor
-    """Of each candidate and class, 0..1, [N, C]; zero for a class that a library has
-    ruled out."""
+    """The score of each candidate and class, 0..1, [N, C]; zero for a class that a library
+    has ruled out."""
     kept: Sequence[LabelledBox]
     """The objects, the most confident one first, as `box:N` counts."""
     threshold: float | None
     """The least score of an object; None where the library applies it unseen."""
     names: Sequence[str] = ()
-    """Of the classes, as far as they are known."""
+    """Names of the classes, as far as they are known."""
 
     def __post_init__(self) -> None:
         """Leave out boxes that are not finite, which could neither be drawn nor stand
@@ -187,7 +187,7 @@ class Regions:
     input_size: tuple[int, int]
     """Height and width, in whose pixels `pixel:X,Y` counts."""
     names: tuple[str, ...] = ()
-    """Of the classes, as far as they are known."""
+    """Names of the classes, as far as they are known."""
     class_numbers: Tensor | None = None
     """With gradients: a number for each class [C], in place of its scores' sum over its
     region."""

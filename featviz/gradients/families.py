@@ -32,7 +32,7 @@ from featviz.records import Detection, RegionMap
 _YOLO_CONFIDENCE = 0.25
 """What Ultralytics' predictors take by default, as the overlap."""
 _YOLO_OVERLAP = 0.7
-"""Of two boxes of one class."""
+"""How much two boxes of one class may overlap (IoU); above, the weaker one goes."""
 _DETECTORS = "torchvision.models.detection."
 """How the names of the modules begin in which torchvision defines detectors."""
 _HF_CONFIDENCE = 0.5
@@ -50,9 +50,10 @@ class ModelOutput(NamedTuple):
     input_size: tuple[int, int]
     """Height and width of the input, in pixels."""
     names: tuple[str, ...]
-    """Of the classes, as far as they are known."""
+    """Names of the classes, as far as they are known."""
     threshold: float | None
-    """Of a detector of torchvision, where `weak_boxes_too` has taken it away."""
+    """The score threshold of a detector of torchvision, where `weak_boxes_too` has taken
+    it away."""
 
     def tensor(self, key: str, ndim: int) -> Tensor | None:
         """The floats at a key of the output; None where there is no dense tensor

@@ -134,7 +134,7 @@ class InterventionKind:
     option: str
     """`ablate` or `edit`, which takes it."""
     pattern: str
-    """Of the text behind the selectors, without spaces."""
+    """What the text behind the selectors must match, without spaces."""
     example: str
     apply: Callable[[Intervention, Tensor, int, Generator], Tensor]
     """Takes the change, the output, its axis of channels, where the change names some,

@@ -186,9 +186,10 @@ class Watched:
     reading: Reading | None = None
     """The last output, where the model is of a family of its own."""
     threshold: float | None = None
-    """Of a detector of torchvision that returns boxes below it, too; else None."""
+    """The score threshold of a detector of torchvision, which returns boxes below it, too;
+    None for other models."""
     _book: HintBook | None = None
-    """Of the input under way; None where nothing is changed."""
+    """Hints for the input under way; None where nothing is changed."""
     _noise: torch.Generator = field(default_factory=torch.Generator)
     _ran: set[Layer] = field(default_factory=set)
     """The layers that were changed."""

@@ -58,14 +58,14 @@ class Target:
     kind: str
     """A key of `TARGETS`."""
     argument: str = ""
-    """Of `class` and `box`: an index or a name; of `pixel`: `X,Y`; of `keypoint`: an
+    """For `class` and `box` an index or a name; for `pixel` `X,Y`; for `keypoint` an
     index."""
     keys: tuple[str, ...] = ()
     """The keys that lead to a tensor inside the output."""
     layer: str | None = None
     """A layer whose output is meant, in place of the model's."""
     channel: int | None = None
-    """Of that layer's output; None for all of it."""
+    """A channel of that layer's output; None for all of it."""
     is_default: bool = False
     """Whether the user named none, and the model's family has a default of its own."""
 

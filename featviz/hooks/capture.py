@@ -147,7 +147,7 @@ class Recorder:
     """To be entered around a pass, so that functions are captured, too."""
     sink: Sink | None = None
     calls: Counter[str] = field(default_factory=Counter)
-    """Of each layer in this pass, by its name."""
+    """How many times each layer was called in this pass, by its name."""
     skipped: list[Skip] = field(default_factory=list)
     fault: Exception | None = None
     """The exception that the sink raised, which is not a failure of the model."""

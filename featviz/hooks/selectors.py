@@ -43,7 +43,7 @@ class Selector:
     matches: Callable[[Layer], bool]
     """Whether it speaks of a layer, before the slice is taken."""
     taken: slice
-    """Of the layers that match, in model order."""
+    """Which of the layers that match, in model order."""
     negative: bool
     """Whether it takes layers away."""
 

@@ -34,7 +34,7 @@ _PACKINGS = (1, 8, 32946, 5, 32773)
 """
 _MAX_CHANNELS = 4096
 _MAX_FRAME_BYTES = 2**30
-"""Of all frames that are kept, as RGB."""
+"""The most bytes of all frames that are kept, as RGB."""
 _INSTALL = "pip install 'featviz[tiff]'"
 
 

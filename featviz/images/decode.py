@@ -127,7 +127,7 @@ _STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
 VIDEOS = ("mov", "avi", "matroska")
 """Containers, as ffmpeg calls them."""
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
-"""Of the files of which `--frames N` takes N stills."""
+"""Endings of the files of which `--frames N` takes N stills."""
 
 
 _open = Image.open
@@ -403,7 +403,7 @@ class _Decoding(NamedTuple):
     frames: int | None
     """How many of an animation are taken, evenly spread; None for the first."""
     still: tuple[int, int] | None
-    """Of a video: which frame is taken, and of how many evenly spread ones."""
+    """For a frame of a video: its number, and how many evenly spread ones there are."""
     read_tensor: ReadTensor | None
 
 

@@ -135,7 +135,7 @@ class ImageCam:
     outcome: Outcome = field(default_factory=Outcome)
     maps: tuple[LayerCam, ...] = ()
     maximum: LayerCam | None = None
-    """Of the levels of a detector's head, in the size of the input."""
+    """The maximum over the levels of a detector's head, in the size of the input."""
     detections: tuple[Detection, ...] = ()
     """The boxes of a detector in pixels of the file's image, as `box:N` numbers them.
     """
@@ -405,7 +405,7 @@ class _Explanation(NamedTuple):
     """What one pass forward and back says of an image."""
 
     evidence: Sequence[_Evidence]
-    """Of the layers, in the order in which they ran."""
+    """One for each layer, in the order in which they ran."""
     outcome: Outcome
     skipped: Sequence[Skip]
 

@@ -118,7 +118,7 @@ class FieldResult:
     skipped: tuple[Skip, ...]
     path: Path | None = None
     cmap: str = "magma"
-    """Of the picture."""
+    """The colormap of the picture."""
     weights_notes: Mapping[str, str] = field(default_factory=dict)
     """What the picture says of a model's weights, by the model's name; of two models of
     one file name, that of the last one."""
@@ -291,9 +291,9 @@ class _Measure:
         self.reasons: dict[CaptureSite, str] = {}
         """Why a tensor has no field."""
         self.numbers: dict[CaptureSite, Tensor] = {}
-        """Of the image under way: the sum of the channels of each middle unit."""
+        """The sum of the channels of each middle unit, for the image under way."""
         self.calls: Counter[str] = Counter()
-        """Of each layer in the pass under way, by its name."""
+        """How many times each layer was called in the pass under way, by its name."""
 
     def show(self, jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
         """Run the model on an image, and go back from each middle unit."""

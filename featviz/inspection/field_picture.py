@@ -54,7 +54,7 @@ _SOFT = (92, 100, 112)
 _LINE = (164, 38, 44)
 """The colour of the theoretical field's side."""
 _SHADES = ((204, 219, 240), (134, 172, 222), (74, 126, 196), (27, 72, 138))
-"""Of the bars, from the largest share to the smallest."""
+"""Colours of the bars, from the largest share to the smallest."""
 
 
 class FieldTile(NamedTuple):

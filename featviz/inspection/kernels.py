@@ -185,7 +185,7 @@ class _Drawn(NamedTuple):
     """A layer whose picture is written."""
 
     row: dict[str, Any]
-    """Of the manifest."""
+    """The layer's row of the manifest."""
     page_row: PageRow
     key: str
     """In stats.npz."""

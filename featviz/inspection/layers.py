@@ -64,7 +64,7 @@ class LayerRow:
     trainable: int
     selected: bool
     input_shape: list[int] | None = None
-    """Of the first tensor of the first call; None without one, or for a nested one."""
+    """That of the first call's first tensor; None without one, or for a nested one."""
     output_shape: list[int] | None = None
     calls: int | None = None
     macs: int | None = None
@@ -394,7 +394,7 @@ class Usage:
     """What the calls of a module took, those of modules inside it included."""
 
     input_shape: list[int] | None = None
-    """Of the first tensor of the first call."""
+    """That of the first call's first tensor."""
     output_shape: list[int] | None = None
     calls: int = 0
     macs: int = 0
@@ -411,7 +411,7 @@ class _Frame:
     macs: int
     memory: int
     macs_inside: int = 0
-    """Of modules that it called."""
+    """Those of the modules that it called."""
     is_leaf: bool = True
 
 

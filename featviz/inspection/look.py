@@ -116,8 +116,8 @@ class ShownLayer:
     channels: tuple[int, ...]
     """The shown maps, the most telling one first; of a vector its largest numbers."""
     ranges: tuple[Span, ...]
-    """Of each shown map without the border that padding makes, or of all numbers of a
-    vector."""
+    """The range of each shown map, without the border that padding makes; or that of all
+    numbers of a vector."""
     strip: bool
     """Its numbers are one strip: those of a vector, or of maps that are all constant.
     """
@@ -155,8 +155,8 @@ class LookResult:
     shown: Bytes = field(repr=False, compare=False)
     """What the model saw, uint8 [H, W, 3]."""
     remark: str = ""
-    """Of a detector without a box: `no box above the threshold`, and what is nearest to
-    one."""
+    """For a detector without a box: `no box above the threshold`, and what is nearest to
+    one; else empty."""
     picture: Bytes = field(
         repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8)
     )
@@ -375,7 +375,7 @@ class _Collector:
         self.output_picture: Tile | None = None
         self._stages = {layer.name for layer in stages}
         self._positions: dict[str, int] = {}
-        """Of the latest row of each layer in `layers`."""
+        """Where the latest row of each layer stands in `layers`, by the layer's name."""
         self._draw_options = draw_options
         self._options = options
 

@@ -40,7 +40,7 @@ class Arrangement:
 
     layout: str
     height: int = 0
-    """Of the grid that tokens or pieces make; 0 for other layouts."""
+    """That of the grid that tokens or pieces make; 0 for other layouts."""
     width: int = 0
     time: int = 1
     """Time steps of the grid."""
@@ -49,7 +49,7 @@ class Arrangement:
     suffix: tuple[str, ...] = ()
     """Names of those behind it."""
     trace: Trace | None = None
-    """Of pieces: where each belongs."""
+    """For pieces: where each belongs."""
 
     @property
     def token_count(self) -> int:

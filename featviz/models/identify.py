@@ -58,7 +58,7 @@ class Match:
     state_dict: Weights
     names: tuple[str, ...] = ()
     arguments: Mapping[str, int] = field(default_factory=dict)
-    """Of the builder: `num_classes`, `aux_loss` or `aux_logits`."""
+    """Arguments of the builder: `num_classes`, `aux_loss` or `aux_logits`."""
     nearest: tuple[Near, ...] = ()
 
     @property

@@ -312,7 +312,7 @@ class _Builder:
         for scoped in nodes:
             self.parents.update((scoped.modules or ())[:-1])
         self.names: set[str] = set()
-        """Of nodes of which the file knows no module."""
+        """Names of the nodes of which the file knows no module."""
 
     def calls(self) -> list[LayerCall]:
         """The calls of the model itself."""

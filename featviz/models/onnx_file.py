@@ -17,14 +17,14 @@ from featviz.models.requirements import first_line, import_library
 from featviz.text import counted, listed, quoted
 
 MOST_BYTES = 2**31 - 1
-"""Of a graph with its weights: protobuf, in which it reaches ONNX Runtime, takes no
-more."""
+"""The most that a graph has with its weights: protobuf, in which it reaches ONNX Runtime,
+takes no more."""
 
 MOST_NODES = 200_000
-"""Of a graph whose local functions are inlined; the largest vision models have 10,000."""
+"""Limit of a graph with its local functions inlined; large vision models have 10,000."""
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-"""Of operators that ONNX Runtime has itself."""
+"""Domains of the operators that ONNX Runtime has itself."""
 
 
 def require_onnx(file_name: str) -> None:

@@ -44,13 +44,13 @@ _READABLE = re.compile(r"tensor\((float|double|float16|u?int\d+|bool)\)")
 """
 
 MOST_SECONDS = 60.0
-"""Of a run of a graph with loops, which may have no end."""
+"""The time for a run of a graph with loops, which may have no end."""
 
 _LOOPS = ("Loop", "Scan")
 
 _NO_MEMORY = re.compile("Failed to allocate|Available memory|bad_alloc")
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+ .*?\) ")
-"""Of messages of ONNX Runtime: which of its errors, and where in its code."""
+"""What stands before messages of ONNX Runtime: which error, and where in its code."""
 
 _SESSIONS = 2
 """Kept for other sets of hooked layers: that of the first look, and that of the run."""

@@ -67,8 +67,9 @@ class Chain:
     """Without a crop, both sides are cropped to multiples of it."""
     bgr: bool = False
     stride: int = 0
-    """Of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up to
-    a multiple of it, the rest is padded with grey to one. 0: no LetterBox."""
+    """That of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up
+    to a multiple of the stride; the other one is padded with grey to a multiple. 0: no
+    LetterBox."""
     stretch: bool = False
     """Whether LetterBox resizes to a square and pads nothing."""
     library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
@@ -310,7 +311,7 @@ class Preprocess:
     """The user's own function from a picture or an array to all arguments of forward.
     """
     frames: int | None = None
-    """Of a clip; None for a model of images."""
+    """How many a clip has; None for a model of images."""
     frames_first: bool = False
     """Whether a clip is [1, T, C, H, W], as transformers' models of videos take it."""
     inputs: int = 1

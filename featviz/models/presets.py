@@ -36,7 +36,7 @@ from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
 
 _FRAMES = 16
-"""Of a clip, where nobody says how many."""
+"""How many a clip has, where nobody says it."""
 
 _MAX_CHANNELS = 512
 """Input channels that are believed of a convolution."""

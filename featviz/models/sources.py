@@ -112,7 +112,7 @@ class ModelSource:
     file: str
     """The module of `featviz.models` that has this function."""
     spelling: str
-    """Of a MODEL string, for help."""
+    """How a MODEL string is spelled, for help."""
     weights: str
     """What `--weights` takes; empty where the model has its own."""
     prefix: str = ""

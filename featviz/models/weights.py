@@ -535,13 +535,13 @@ _PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
 """Buffers that profilers (thop) leave in modules."""
 
 _MAX_DEPTH = 4
-"""Of usual keys inside each other."""
+"""How many usual keys may stand inside each other."""
 
 _LONGEST_CODE = 1_000_000
 """Bytes of a file of Python that is searched for classes."""
 
 _MAX_MODULES = 100_000
-"""Of a model that is read without its class: shared ones, in shared ones, may be
+"""The most of a model that is read without its class: shared ones, in shared ones, may be
 without end."""
 
 
@@ -896,8 +896,7 @@ class _Fit(NamedTuple):
     """What is missing, unexpected or of another shape, for people; empty where all fit.
     """
     sizes: dict[int, set[int]]
-    """Of each size along an axis of channels what it is in the file, where the shapes
-    differ."""
+    """Where shapes differ: for each size along an axis of channels, those in the file."""
 
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:

@@ -251,7 +251,7 @@ class InputPreset(NamedTuple):
     """Both sides, pixels."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    """Of the channels, for values 0..1."""
+    """`mean` and `std` of the channels, for values 0..1."""
     interpolation: str = "bilinear"
     letterbox: int | None = None
     """The longer side in pixels, where Ultralytics' LetterBox pads the image instead.

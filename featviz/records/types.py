@@ -217,7 +217,7 @@ class Sample:
     archive: str | None = None
     """The archive that holds the file, by which `Shard` divides."""
     still: tuple[int, int] | None = None
-    """Of a video: which frame it is, and of how many evenly spread ones."""
+    """For a frame of a video: its number, and how many evenly spread ones there are."""
 
     @property
     def path(self) -> Path | Url:
@@ -337,7 +337,7 @@ class Detection:
     """Left, top, right and bottom in pixels of the model's input; in results and
     manifests, of the file's image."""
     index: int
-    """Of the class."""
+    """The number of the class."""
     name: str | None
     score: float
     """0..1."""
@@ -401,7 +401,7 @@ class Outcome:
     """The same without the interventions; none where there are none."""
     intervened: bool = False
     largest_change: float | None = None
-    """Of a finite value of the output by the interventions; None for UNLIKE_OUTPUTS."""
+    """Of any finite value of the output, by interventions; None for UNLIKE_OUTPUTS."""
     nonfinite: int = 0
     """Values of the output that are not finite with the interventions or without, but
     not alike."""
@@ -410,8 +410,8 @@ class Outcome:
     target_title: str = ""
     """What was differentiated, for people."""
     focus: Detection | Integers | None = field(default=None, repr=False, compare=False)
-    """Of which part of the image the target is: a box, or a mask [h, w]; None for all
-    of it."""
+    """The part of the image that the target is of: a box, or a mask [h, w]; None for
+    all of it."""
     detections: tuple[Detection, ...] = ()
     """The boxes of a detector, the most confident one first."""
     regions: RegionMap | None = None

@@ -60,7 +60,7 @@ class MapColumn(NamedTuple):
     """One of the three pictures of a layer."""
 
     id: str
-    """Of its grid, for the scripts."""
+    """The id of its grid, for the scripts."""
     title: str
     """`before`, `after` or `difference`."""
     address: str

@@ -60,8 +60,8 @@ class Extra:
     """What keeps its colours on a dark page, where the white paper around it is
     inverted."""
     suspects: Sequence[SuspectRow] = ()
-    """Of a picture of suspects, which a page sets anew: the picture has white paper, and
-    is wider than a phone."""
+    """Rows of a picture of suspects, which a page sets anew: the picture has white paper,
+    and is wider than a phone."""
 
     def channels_json(self, links: Links) -> str:
         """What the script knows of the channels, as JSON: where they are in the picture, or

@@ -154,7 +154,7 @@ class ReportPage:
     """What the model saw of an image in this run (False), and in the other (True), if
     it has it."""
     missing_layers: Sequence[MissingLayer] = ()
-    """Of an image."""
+    """Layers that the image lacks."""
 
     @property
     def image(self) -> ReadImage:

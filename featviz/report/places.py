@@ -53,7 +53,7 @@ all of their scripts."""
 MOST_LAYERS = 6
 """Layers that have vectors."""
 _MOST_BYTES = 225_000
-"""Of an image in all layers, before base64 makes 300 kB of them."""
+"""The most bytes for an image in all layers, before base64 makes 300 kB of them."""
 _COUNTS = (8, 16, 24, 32, 48, 64)
 """How many axes there may be."""
 _THREADS = 2
@@ -458,7 +458,7 @@ class _FittedPlaces(NamedTuple):
 
     basis: _PlacesBasis
     by_image: Mapping[str, PlaceVectors]
-    """Of the compared images by name, halved if the basis says so."""
+    """The compared images' places by name, halved if the basis says so."""
 
 
 def _fitted(

@@ -104,7 +104,7 @@ class RunPage:
     dead: str
     findings: Sequence[LayerFinding]
     rows: Sequence[TensorRow]
-    """Of all layers, in the order in which they ran."""
+    """The tensors of all layers, in the order in which they ran."""
     missing_layers: Mapping[MissingLayer, int]
     """With the number of images that lack them."""
     comparison: RunComparison | None
@@ -166,7 +166,7 @@ class TensorView:
     rows: Iterable[ChannelRow]
     extras: Sequence[Extra]
     audited: ChannelFindings
-    """Of the call that gave the tensor."""
+    """The findings of the call that gave the tensor."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class _RenderedImage(NamedTuple):
     grids: Mapping[str, Mapping[str, str]]
     """As JSON, by script and id."""
     stats: Mapping[str, Floats]
-    """Of this run, as `ReadImage.stats` has them."""
+    """The statistics of this run, as `ReadImage.stats` has them."""
 
 
 @dataclass

@@ -70,7 +70,7 @@ class ModelInput:
     images: tuple[Image.Image | Raster, ...]
     """As decoded: one, the frames of a clip, or one for each input of the model."""
     sha256: str
-    """Of its files."""
+    """The checksum of its files."""
     args: list[Tensor]
     """The arguments of forward, [1, C, H, W] each (or [1, C, T, H, W]), on the CPU."""
     preprocess: Preprocess
@@ -139,7 +139,7 @@ class Prepared:
     options: RunOptions
     model: LoadedModel
     samples: tuple[Sample, ...]
-    """Of the whole run, whichever shard takes them."""
+    """Those of the whole run, whichever shard takes them."""
     blank: list[Tensor]
     """Zeros in the shapes of the first image's inputs."""
     shown: tuple[int, int]

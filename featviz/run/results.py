@@ -206,8 +206,8 @@ class ImageResult:
     root: Path
     """The run directory."""
     rows: tuple[Capture, ...] = ()
-    """Of its manifest. A run that is over has let go of them, and `captures` reads
-    them."""
+    """The captures of its manifest. A run that is over has let go of them, and `captures`
+    reads them."""
     pictures: int = 0
     """How many feature maps were drawn."""
     skipped: tuple[Skip, ...] = ()

@@ -74,8 +74,8 @@ class Ran(NamedTuple):
 
     layer: Layer
     size: Size | None
-    """Of the first of its outputs that is a map; None where none is, and for the head
-    of a detector, which gives something else first."""
+    """That of its first output that is a map; None where none is, and for the head of a
+    detector, which gives something else first."""
     takes_several: bool
     """Whether it takes maps of several sizes or stages, as the head of a detector does.
     """

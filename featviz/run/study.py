@@ -155,7 +155,7 @@ class Study:
     seen: list[int] = field(default_factory=list)
     """The numbers of the samples that the model has seen, from 0."""
     errors: dict[int, FeatvizError] = field(default_factory=dict)
-    """Of those that could not be shown, by their numbers."""
+    """Why images could not be shown, by their numbers."""
 
     def show(self, collector: Collector) -> None:
         """Show all images to the model, whose hooks fill a collector: in this process, or

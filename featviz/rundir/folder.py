@@ -277,7 +277,7 @@ def hides(hidden: str, name: str) -> bool:
 
 
 def _digest(name: str) -> str:
-    """Of the full name, which a hidden name has in it."""
+    """A digest of the full name, which a hidden name has in it."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 

@@ -87,7 +87,7 @@ class Input:
     """[1, C, H, W], or several of these."""
     preprocessing: Text
     frames: Count | None = None
-    """Of a clip [1, T, C, H, W]; other clips are [1, C, T, H, W]."""
+    """How many, for a clip [1, T, C, H, W]; None for clips [1, C, T, H, W], and images."""
     window: Annotated[list[int], Meta(min_length=4, max_length=4)] | None = None
     """Top, left, height and width of the whole image in the input, in pixels, where
     there are detections; beyond the edges of the input where it was cropped."""
@@ -503,7 +503,7 @@ class PictureHeader(NamedTuple):
     pixels: tuple[int, int]
     """Width and height."""
     bytes: int
-    """Of the file."""
+    """The size of the file."""
 
 
 def picture_header(

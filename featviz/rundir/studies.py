@@ -250,7 +250,7 @@ class SuspectImage:
     image: Text
     tile: schema.Box
     map: schema.Box
-    """Of the channel, for this image."""
+    """The channel's map for this image."""
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class _ImageCheck(NamedTuple):
     files: int
     """How many there are, the manifest included; 0 where it cannot be read."""
     bytes: int
-    """Of all but the manifest."""
+    """The size of all files but the manifest."""
     faults: list[str]
 
 

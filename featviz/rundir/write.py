@@ -189,7 +189,7 @@ class EarlierImages(NamedTuple):
 
     names: list[str]
     errors: dict[str, str]
-    """Of those that failed, by name."""
+    """Messages for the images that failed, by name."""
 
 
 class RunDirectory:

@@ -96,7 +96,7 @@ class SheetFrame(NamedTuple):
     images: Sequence[str]
     """Names; of a single one the channels stand side by side."""
     slice: int | None = None
-    """Of a clip; None lays all side by side."""
+    """Which slice of a clip is shown; None lays all side by side."""
 
 
 def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:

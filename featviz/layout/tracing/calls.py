@@ -25,7 +25,7 @@ class FollowedCall:
     """A call of a torch function that has returned."""
 
     name: str
-    """Of the function, without the underscore of in-place variants: `relu`, `conv2d`.
+    """The function's, without the underscore of in-place variants: `relu`, `conv2d`.
     """
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
