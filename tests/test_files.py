@@ -184,3 +184,45 @@ def test_headers_of_arrays_are_read_one_at_a_time(
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(npy.read_npy, [stream.getvalue()] * 8))
     assert max(most) == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "typed", "meant"),
+    [
+        ("net.py", "net", "net.py"),
+        ("cat.jpg", "Cta.jpg", "cat.jpg"),
+        ("Cat.JPG", "cat.jpg", "Cat.JPG"),
+        ("net.py", "net.py", None),
+        ("net.py", "dog", None),
+    ],
+)
+def test_a_path_may_mean_a_file_of_a_like_name(
+    there: str, typed: str, meant: str | None, tmp_path: Path
+) -> None:
+    """Without its suffix, misspelt, or in another case; not the name itself."""
+    (tmp_path / there).touch()
+    expected = tmp_path / meant if meant else None
+    assert files.misspelt(tmp_path / typed) == expected
+
+
+def test_a_link_to_nowhere_on_the_way_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, so that the hint does not say that the folder lacks it."""
+    monkeypatch.chdir(tmp_path)
+    Path("gone").symlink_to("nowhere")
+    hints = []
+    for path in ("gone/qqqq/x.png", "other/qqqq/x.png"):
+        hints.append(files.missing_file("no image", path).hint)
+    assert hints == [
+        "check the path: 'gone' is no folder",
+        "check the path: the current folder has no 'other'",
+    ]
+
+
+def test_arrays_of_an_empty_file_are_none() -> None:
+    """The message says that there is nothing."""
+    empty = io.BytesIO()
+    np.savez(empty)
+    with pytest.raises(FileError, match=r"holds 0 arrays \(nothing\)"):
+        npy.read_npz(empty.getvalue())

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import featviz as fv
-from featviz.errors import UsageError
+from featviz.errors import LayoutError, UsageError
+from featviz.gradients.attention import AttentionPath, attended
+from featviz.layout.tracing.hints import HintBook
+from featviz.records import CaptureSite, Layer
 
 SIZE = {"size": (32, 48), "crop": (32, 48), "mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -313,3 +316,70 @@ def test_attention_has_no_target() -> None:
     message = "target does nothing without gradients"
     with pytest.raises(UsageError, match=message):
         fv.cam(Transformer(), torch.rand(3, 32, 48), "sum", "rollout", **SIZE)
+
+
+def weights_of(tokens: int, heads: int = 2) -> Tensor:
+    """Weights [1, heads, T, T], whose rows sum to one."""
+    return torch.rand(1, heads, tokens, tokens).softmax(-1)
+
+
+def mapped(path: AttentionPath, layout: str, method: str = "attention") -> Tensor:
+    """The map of a path behind a layer of tokens in a layout that the user names."""
+    site = CaptureSite(Layer(1, "block", "Block"), "output", 0, "")
+    book = HintBook(nn.Identity(), (1, 3, 32, 32), [layout])
+    assert path.last is not None
+    return path.map_at(site, torch.zeros(1, len(path.last), 5), book, method)
+
+
+def test_tokens_behind_the_grid_are_no_part_of_the_mean() -> None:
+    """They ask for something else than the places do."""
+    path = AttentionPath()
+    weights = weights_of(18)
+    path.take(weights)
+    expected = weights[0].mean(0)[:16].mean(0)
+    drawn = mapped(path, "tokens:4x4+0,2")
+    torch.testing.assert_close(drawn.flatten(), expected)
+
+
+def test_the_last_block_has_a_map_where_the_product_has_none() -> None:
+    """A pooling between two blocks leaves fewer tokens; a new pass forgets it."""
+    path = AttentionPath()
+    for tokens in (16, 4):
+        path.take(weights_of(tokens))
+    assert mapped(path, "tokens:2x2").numel() == 4
+    with pytest.raises(LayoutError, match="has 4 tokens behind a block of 16"):
+        mapped(path, "tokens:2x2", "rollout")
+    path.begin()
+    path.take(weights_of(4))
+    assert mapped(path, "tokens:2x2", "rollout").numel() == 4
+
+
+def test_heads_are_no_windows() -> None:
+    """Weights may come without an axis of images; a single token attends to itself."""
+    path = AttentionPath()
+    weights = weights_of(4, heads=3)
+    path.take(weights[0])
+    path.take(torch.ones(1, 3, 1, 1))
+    assert path.reason == ""
+    assert path.last is not None
+    torch.testing.assert_close(path.last, weights[0].mean(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "is_taken"),
+    [
+        (lambda x: x.softmax(-1), True),
+        (lambda x: functional.softmax(x, dim=3), True),
+        (lambda x: torch.softmax(x, 3), True),
+        (lambda x: x.softmax(2), False),
+        (lambda x: x[0].softmax(-1), False),
+    ],
+)
+def test_weights_are_a_softmax_over_keys(
+    call: Callable[[Tensor], Tensor], is_taken: bool
+) -> None:
+    """However the axis is counted; of classes it is none."""
+    path = AttentionPath()
+    with attended(path):
+        call(torch.rand(1, 2, 4, 4))
+    assert (path.last is not None) == is_taken

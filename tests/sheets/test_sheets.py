@@ -149,6 +149,31 @@ def test_many_images_go_on_below(count: int, in_rows: list[int]) -> None:
     assert corners[-in_rows[-1]].x == corners[0].x
 
 
+def small_runs(count: int, maps: int) -> Path:
+    """A run of so many small images and channels."""
+    images = {}
+    for number in range(count):
+        drawn = Drawn("relu", maps=maps, shade=number, tile=(24, 30), scale=3)
+        images[f"n{number:02}.png"] = [drawn]
+    return write_run(Path(f"out{count}"), images)
+
+
+def test_images_of_many_rows_stay_side_by_side() -> None:
+    """Thirteen of nine rows are about square: the figure is as high as that of
+    twelve."""
+    heights = [len(sheet_of(small_runs(count, maps=8)).pixels) for count in (12, 13)]
+    assert heights[0] == heights[1]
+
+
+@pytest.mark.medium
+def test_names_of_images_that_go_on_below_stand_once() -> None:
+    """Below what the model saw, not below each map of it."""
+    out = Path("figure.svg")
+    sheet_of(small_runs(25, maps=1), out=out)
+    texts = re.findall(r">(n\d\d)</text>", out.read_text("utf-8"))
+    assert texts == [f"n{number:02}" for number in range(25)]
+
+
 def test_numbers_of_tiles_stay_readable() -> None:
     """A tile that is made smaller keeps the number that `run --labels` wrote on it, pixel
     for pixel; what looks like no number is made smaller with its map."""
@@ -300,6 +325,15 @@ def test_channels_are_chosen_by_their_deviation(
     assert varied.channels["relu"] == descending(shares)[:5]
 
 
+@pytest.mark.parametrize(("count", "shown"), [(24, 24), (25, 24)])
+def test_all_channels_are_shown_up_to_a_number(count: int, shown: int) -> None:
+    """In their order; of more the strongest come first."""
+    table = np.random.default_rng(5).random((count, 6)).astype(np.float32)
+    run = run_of(Drawn("relu", maps=count, nrow=5, stats=table))
+    expected = list(range(count)) if count == shown else descending(table[:, 2])
+    assert sheet_of(run).channels["relu"] == expected[:shown]
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     "drawn",
@@ -336,6 +370,7 @@ def test_every_call_of_a_layer_has_rows_of_its_own() -> None:
     second = Drawn("relu", call=1, shade=70, **LARGE)
     sheet = sheet_of(run_of(A, second), channels="2,4")
     assert sheet.channels == {"relu": [2, 4], "relu.call1": [2, 4]}
+    assert sheet.layers == 1
     above = corner_of(sheet, cut(A, 4))
     below = corner_of(sheet, cut(second, 4))
     assert (below.x, below.y > above.y) == (above.x, True)
@@ -669,6 +704,32 @@ def test_a_side_of_odd_pixels_gets_a_white_one(height: int, width: int) -> None:
     assert (frame[:height, :width] < 40).all()
     assert (frame[height:] > 200).all()
     assert (frame[:, width:] > 200).all()
+
+
+@pytest.mark.parametrize("name", ["FIGURE.PNG", "Figure.Gif"])
+def test_an_ending_may_have_any_case(root: Path, name: str) -> None:
+    """The file is of the format that it says."""
+    sheet_of(root, channels="3", out=Path(name))
+    with Image.open(name) as picture:
+        assert picture.format == Path(name).suffix[1:].upper()
+
+
+def test_a_note_holds_for_all_rows() -> None:
+    """Where one layer has a scale of its own and another has not, it is not said."""
+    fixed = {"normalize": "range", "range": [-1.0, 3.0]}
+    run = run_of(A, Drawn("conv", index=2, more=fixed, **LARGE))
+    out = Path("figure.svg")
+    sheet_of(run, layers="*", channels="3", out=out)
+    assert "each map from its least" not in out.read_text("utf-8")
+
+
+def test_images_that_a_run_left_out_are_told() -> None:
+    """Those that are not whole."""
+    run = write_run(Path("out"), {"a.png": [A], "b.png": [B]})
+    (run / "b.png" / "manifest.json").write_text("{")
+    sheet = sheet_of(run, channels="3")
+    assert sheet.images == ["a.png"]
+    assert list(sheet.left_out) == ["b.png"]
 
 
 @pytest.mark.parametrize(
