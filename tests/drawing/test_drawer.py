@@ -224,5 +224,5 @@ def test_vectors_keep_their_order() -> None:
     vector = torch.tensor([[255.0, 255.0, 0.0, 90.0]])
     picture = drawn(vector, order="mean", collapse=0.9)
     assert picture.channels is None
-    assert picture.groups == {}
+    assert picture.collapsed == {}
     assert np.asarray(to_image(picture)).tolist() == [[255, 255, 0, 90]]
