@@ -165,11 +165,12 @@ def draw(
         inner: as in `draw_tiles`.
 
     Returns:
-        The picture of the maps under the empty key, tokens beside the grid under their
-        names; of the gradient of the image SALIENCY, one picture of all its channels.
+        The picture of the maps under the empty key, and those of tokens beside the grid
+        under their names. The gradient of the image has one more under SALIENCY, of all
+        its channels.
 
     Raises:
-        LayoutError: there is no picture of it.
+        LayoutError: no layout fits the tensor, or `draw_maps` refuses its maps.
     """
     hints = hints or Hints()
     maps_by_key = to_maps(tensor, hints)
@@ -313,8 +314,10 @@ def draw_tiles(
     # Limits are those of all slices and channels, also of those that are not drawn, so
     # that a tile looks the same, however many are drawn beside it. With its border,
     # a bright frame would leave the rest of a map one colour.
-    scaled = values.inner_statistics(data, border) if inner else stats
-    ends = limits(scale, maps, scaled[:, MIN], scaled[:, MAX], together=strip or alone)
+    scaling = values.inner_statistics(data, border) if inner else stats
+    lows = scaling[:, MIN]
+    highs = scaling[:, MAX]
+    ends = limits(scale, maps, lows, highs, together=strip or alone)
     if channels is not None or shown_slices > 1:
         ends = ends.of_tiles(channels, shown_slices)
     if inner:
@@ -350,8 +353,8 @@ def _are_worth_a_strip(data: Tensor, stats: Floats) -> bool:
 
 
 def _tiles(maps: Tensor, ends: ValueLimits, palette: colormap.Palette) -> Bytes:
-    """Tiles of maps float32 [N, 1, H, W], their levels; of maps [N, 3, H, W] RGB, uint8
-    [N, H, W, 3]."""
+    """The tiles of float32 maps: levels, uint8 [N, H, W], for maps [N, 1, H, W]; RGB,
+    uint8 [N, H, W, 3], for maps [N, 3, H, W]."""
     levels = palette.levels
     if maps.shape[1] == 1:
         return values.to_levels(maps[:, 0], ends, levels, palette.nonfinite)
@@ -362,9 +365,9 @@ def _tiles(maps: Tensor, ends: ValueLimits, palette: colormap.Palette) -> Bytes:
 
 
 def _steps(layout: str, slices: int, limit: int) -> list[int] | slice:
-    """Which slices of each channel are drawn, where there are more than `limit`: of a
-    clip or a volume those in the middle of equal parts; of a batch the first, which may
-    be its best.
+    """Which slices of each channel are drawn, where there are more than `limit`. A clip
+    or a volume is cut into equal parts, and the slice in the middle of each is drawn; of
+    a batch the first ones are, which may be its best.
 
     Args:
         layout: the name of the tensor's layout.

@@ -208,12 +208,13 @@ def look(
     layer.
 
     Args:
-        images: as for `run`; of several the first one is shown.
+        images: as for `run`; the first one is shown.
         options: without `out`, the page is written into the current folder, by the
             names of model and image.
 
     Raises:
-        FeatvizError: no such model, layer or image; the model fails; or no layer gives
+        FeatvizError: no such model, layer, image or colormap; the page's file is no PNG,
+            or is there already, without `overwrite`; the model fails; or no layer gives
             maps.
     """
     colormap.check_cmap(options.cmap)
@@ -343,8 +344,8 @@ def spread(stages: Sequence[Layer]) -> list[Layer]:
 
 
 def _seen(image: ModelInput) -> Bytes:
-    """What the model saw, uint8 [H, W, 3]; of a clip or a volume the slice in the
-    middle."""
+    """What the model saw, uint8 [H, W, 3]. A clip or a volume is shown by the slice in
+    the middle."""
     picture = image.preprocess.shown(image.args)[0]
     if image.args[0].ndim == 5:
         slices = image.preprocess.pictures(image.args[:1])
@@ -380,8 +381,8 @@ class _Collector:
         self._options = options
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks: of a stage the first maps that a call gives; numbers
-        only where it gives no maps."""
+        """The sink of the hooks. It keeps the first maps that each call of a stage gives;
+        numbers only where the call gives no maps."""
         name = site.layer.name
         # the empty name is that of the model itself, whose outputs head the page
         if not name and not tensor.is_nested:
@@ -392,10 +393,10 @@ class _Collector:
         if before is not None and not before.strip and site.call == before.call:
             return
         hints = self.hints.of_tensor(site, tensor)
-        # of complex numbers the magnitude, which comes before the phase
+        # complex numbers are shown by their magnitude, which comes before the phase
         if tensor.is_complex():
-            halves = magnitude_and_phase(site, tensor, hints, DrawOptions())
-            site, tensor, hints = next(halves)
+            captures = magnitude_and_phase(site, tensor, hints, DrawOptions())
+            site, tensor, hints = next(captures)
         picture = draw(self._draw_options, site, tensor, hints, inner=True)[""]
         self._add(_most_telling(site, tensor, picture, self._options))
 
@@ -407,7 +408,7 @@ class _Collector:
         self.output_shapes.append(by(tensor.shape))
 
     def _latest(self, name: str) -> ShownLayer | None:
-        """The latest row of a layer."""
+        """The latest row of a layer; None before its first one."""
         if name not in self._positions:
             return None
         return self.layers[self._positions[name]]
@@ -436,8 +437,8 @@ class _Collector:
 
     @property
     def rows(self) -> list[ShownLayer]:
-        """The first row of each layer, and those of its later calls that end a stage:
-        the row below has maps of another size."""
+        """The first row of each layer, and those of its later calls that end a stage,
+        which is where the next row has maps of another size."""
         rows: list[ShownLayer] = []
         for row, below in zip_longest(self.layers, self.layers[1:]):
             is_first = all(row.layer != earlier.layer for earlier in rows)

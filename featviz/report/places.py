@@ -223,7 +223,7 @@ class PlaceScripts:
             yield self._script(number, entries)
             return
         # the compared images wait for one another: they share their axes
-        self._compared_stats[page.name] = _answering_stats(self._layers, page, stats)
+        self._compared_stats[page.name] = _stats_of_places(self._layers, page, stats)
         if number == len(compared) - 1:
             entries_of = _compared_entries(self._layers, self._compared_stats)
             for number, entries in enumerate(entries_of.values()):
@@ -346,11 +346,11 @@ def _answering(layers: Sequence[_PlacesLayer], in_order: Sequence[int]) -> list[
 # Bases
 
 
-def _answering_stats(
+def _stats_of_places(
     layers: Sequence[_PlacesLayer], page: ReportPage, stats: Mapping[str, Floats]
 ) -> Mapping[str, Floats]:
-    """The statistics of an image that its places need, so that not all wait for those
-    of other images."""
+    """The statistics of an image that its places need: the others need not stay in
+    memory until all compared images are there."""
     kept = {}
     for layer in layers:
         figure = layer.figures.get(page.name)
@@ -363,8 +363,8 @@ def _answering_stats(
 def _compared_entries(
     layers: Sequence[_PlacesLayer], stats: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, list[PlacesEntry | None]]:
-    """The places of the compared images, by name of the image and number of the layer;
-    gives each layer that can have one its basis.
+    """The places of the compared images, by name of the image and number of the layer.
+    Sets the basis of each layer that can have one.
 
     Args:
         layers: of the run; their entries are completed.
@@ -436,7 +436,7 @@ def _entries_of(
 
 
 def _bytes_of(layer: _PlacesLayer, axes: int, is_halved: bool) -> int:
-    """What the image with the most places takes in a layer, before base64.
+    """How many bytes the image with the most places takes in a layer, before base64.
 
     Args:
         axes: a byte each at every place.
@@ -448,7 +448,7 @@ def _bytes_of(layer: _PlacesLayer, axes: int, is_halved: bool) -> int:
         # divisions round up, as in `read_places`
         factor = -(-max(height, width) // MOST_SIDE) * (2 if is_halved else 1)
         counts.append(-(-height // factor) * -(-width // factor))
-    # of a channel that stands out its number, and its value in a byte
+    # a channel that stands out takes its number, and a byte for its value
     channel_bytes = 2 if layer.row.maps > 256 else 1
     return max(counts) * (axes + _SHOWN_CHANNELS * (channel_bytes + 1))
 

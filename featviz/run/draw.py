@@ -102,7 +102,8 @@ def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
     # each shard is one of several processes, which are to use the cores together
     if options.shard is not None and options.jobs is None:
         return 1
-    # Of the whole run: what --resume draws later must not depend on how much is left.
+    # Counted for the whole run: what --resume draws later must not depend on how much is
+    # left.
     # The bytes are the same with any number: each worker has one torch thread.
     prepared = run.prepared
     return workers.worker_count(
@@ -170,7 +171,11 @@ class Drawing:
 
     def kept(self, sample: Sample) -> ImageResult | None:
         """What an earlier run made of an image. Where that is not whole, or was made of
-        another file or with other settings, it is removed, and the result is None."""
+        another file or with other settings, it is removed, and the result is None.
+
+        Raises:
+            StoreError: what is to be removed also holds files of others.
+        """
         folder = self.run_directory.image(sample.name)
         with suppress(StoreError, ImageError):
             manifest = folder.manifest()
@@ -234,7 +239,7 @@ class Drawing:
                 disk, or the same bug.
 
         Raises:
-            Exception: of its encoders.
+            Exception: whatever an encoder raised while it wrote the files.
         """
         if job.kept is not None:
             return job.kept
@@ -290,8 +295,8 @@ class ImageWriter:
         self._other_tasks: list[Future[Any]] = []
         self._stats: dict[str, Floats] = {}
         self._sites: set[CaptureSite] = set()
-        # Before the model may change it in place; frames and several images side by
-        # side.
+        # Taken now, since the model may change its input in place. Frames, and several
+        # images, stand side by side.
         self._shown = to_pixels(image.preprocess.shown(image.args)[0])
         self._background = [] if self.options.overlay is None else image.background()
         self.folder = run.run_directory.new_image(sample.name)

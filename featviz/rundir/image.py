@@ -218,7 +218,8 @@ def read_manifest(data: bytes) -> Manifest:
     Raises:
         ValueError: the message names the first misfit.
     """
-    # The fast way first; what it does not take is read again by the one that says why.
+    # msgspec first, which is fast; what it refuses is read again by `convert`, which says
+    # why.
     manifest = None
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
@@ -297,9 +298,9 @@ class ReadImage:
             return read_tensor(file, row.shape)
 
     def levels(self, row: Capture) -> tuple[Bytes, Bytes | None] | None:
-        """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours,
-        3], or None where it is grey; None for what has colours, or is too large for
-        Pillow."""
+        """The levels of a capture's PNG, uint8 [height, width], and its palette, uint8
+        [colours, 3], which is None where the PNG is grey. None in all for a picture of
+        another format or of colours, and for one that is too large for Pillow."""
         limit = Image.MAX_IMAGE_PIXELS
         is_too_large = limit is not None and row.plan.pixels > limit
         if is_too_large or not format_of(row.file).levels:
@@ -318,8 +319,11 @@ class ReadImage:
         """A picture of this image, decoded.
 
         Args:
-            relative: its path in the image's folder; KeyError for the ending of no
-                picture.
+            relative: its path in the image's folder.
+
+        Raises:
+            DamagedError: it cannot be read.
+            KeyError: the path has the ending of no picture.
         """
         # Pillow would start Ghostscript for EPS that is called .png
         formats = [format_of(relative).pillow]

@@ -115,7 +115,8 @@ class ImageFolder:
         now on the image is complete.
 
         Raises:
-            StoreError: something else has come to stand under its name.
+            StoreError: something else has come to stand under its name, a file cannot
+                be written, or the run directory was moved away.
         """
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
@@ -168,7 +169,7 @@ class ImageFolder:
         """
         with above.folder(self.path.name):
             pass  # refuses a link
-        # by names, since of an image that a killed run left no manifest lists the files
+        # by names, since no manifest lists the files of an image that a killed run left
         for path, _ in walk(self.path):
             if not is_own_name(path) and not is_hidden(PurePosixPath(path).name):
                 raise self._holds_others()
@@ -247,6 +248,9 @@ class RunDirectory:
 
         Args:
             tries: how often it is made at most.
+
+        Raises:
+            StoreError: it cannot be made, or the run directory was moved away.
         """
         self.check_place()
         relative = safe_way(name)
@@ -262,7 +266,11 @@ class RunDirectory:
                 return self.new_image(name, tries - 1)
 
     def check_place(self) -> None:
-        """Whether this is still the folder in which the run began."""
+        """Refuse to go on where this is no longer the folder in which the run began.
+
+        Raises:
+            StoreError: it was removed or renamed.
+        """
         if not self.folder.is_in_place():
             raise StoreError(
                 f"{quoted(self.root)} was removed or renamed while the run wrote"
@@ -287,14 +295,26 @@ class RunDirectory:
 
     def clear(self, ours: Iterable[str]) -> None:
         """Remove an earlier run, image by image: killed here, this leaves no part of
-        one."""
+        one.
+
+        Args:
+            ours: paths of all files in the run directory that featviz has written.
+
+        Raises:
+            StoreError: an image's folder also holds files of others.
+        """
         for name in self.complete:
             ImageFolder(self, name).discard()
         # what is left: run.json, reports, and images that were never complete
         self.folder.remove_files(ours)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json, and bring the mirror up to date."""
+        """Write run.json, and bring the mirror up to date.
+
+        Raises:
+            StoreError: one of them cannot be written, or the run directory was moved
+                away.
+        """
         # a folder that was renamed is written on by its descriptor, where nobody looks
         self.check_place()
         write_json(self.folder, RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
