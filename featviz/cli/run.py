@@ -186,11 +186,9 @@ class RunPrinter:
         self.log_gaps(result)
         complete = [image for image in result.images if image.error is None]
         if result.missing:
-            reason = "interrupted" if result.interrupted else "stopped"
             missing = counted(len(result.missing), "image")
             log.warning(
-                "%s: %s missing, %d complete; --resume goes on",
-                reason,
+                "interrupted: %s missing, %d complete; --resume goes on",
                 missing,
                 len(complete),
             )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from numpy.typing import ArrayLike
 from PIL import Image
 from rundirs import Drawn
 from selenium.webdriver import Keys
@@ -289,17 +290,24 @@ def test_colours_are_those_of_matplotlib(page: Page, name: str, size: str) -> No
     np.testing.assert_allclose(colors, expected, atol=3)
 
 
-def test_maps_lie_over_the_input(page: Page) -> None:
+@pytest.mark.parametrize(
+    ("choice", "top"),
+    [
+        ("&cmap=inverted", 255 - 24),
+        ("", colormaps["viridis"](24 / 255, bytes=True)[:3]),
+    ],
+)
+def test_maps_lie_over_the_input(page: Page, choice: str, top: ArrayLike) -> None:
     """A pixel is six tenths of the map's colour and four of the input's, where the map
-    has the input's shape."""
-    page.open("image-001.html?over=60&cmap=inverted")
+    has the input's shape. Grey maps would not be seen: they are coloured."""
+    page.open(f"image-001.html?over=60{choice}")
     (color,) = page.colors(page.all(".frame")[0], 4)
     with Image.open(page.run / "deep" / "b#1 %.png" / "input.png") as image:
         pixels = np.asarray(image)
     row = pixels.shape[0] // 2
     column = pixels.shape[1] // 2
     near = 0.4 * pixels[row - 2 : row + 2, column - 2 : column + 2]
-    rest = np.subtract(color, 0.6 * (255 - 24))
+    rest = np.subtract(color, 0.6 * np.asarray(top))
     assert (rest >= near.min((0, 1)) - 4).all()
     assert (rest <= near.max((0, 1)) + 4).all()
 

@@ -217,6 +217,20 @@ def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
 
 
 @pytest.mark.medium
+def test_layers_stand_in_the_order_of_the_model(tmp_path: Path) -> None:
+    """Also where the first image lacks one; the title has the class of the model."""
+    root = tmp_path / "out"
+    model = {"kind": "torchvision", "name": "net", "type": "Net", "step": 7}
+    relu = Drawn("relu", index=2)
+    images = {"a.png": [relu], "b.png": [Drawn("conv", index=1), relu]}
+    write_run(root / "step-000007", images, model=model)
+    build_report(root, ReportOptions())
+    text = page_of(root).text
+    assert "Training of Net 1 step, 7 to 7 · 2 layers" in text
+    assert text.index("conv ReLU") < text.index("relu ReLU")
+
+
+@pytest.mark.medium
 def test_a_series_without_a_step_is_refused(series: Path) -> None:
     """There is nothing to show where no step can be read."""
     for path in read_steps(series).values():
