@@ -90,8 +90,8 @@ class LoadedModel:
     """The output's key with scores of classes; empty for itself, None where there are
     none."""
     names_file: str = ""
-    """The file of --classes, which has the categories; empty where they are the
-    model's own."""
+    """The file of --classes, or a list in short, which has the categories; empty where
+    they are the model's own."""
 
     @property
     def weights_note(self) -> str:
@@ -233,8 +233,12 @@ def adopt(
     }
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
+    names_file = ""
     if classes is not None:
         names = read_classes(classes)
+        # a list may have a thousand names
+        is_file = isinstance(classes, (str, Path))
+        names_file = str(classes) if is_file else f"[{names[0]!r}, ...]"
     return LoadedModel(
         module,
         preprocess,
@@ -242,7 +246,7 @@ def adopt(
         source,
         names,
         scores,
-        names_file=str(classes or ""),
+        names_file=names_file,
     )
 
 
