@@ -27,6 +27,7 @@ from featviz.hooks.functions import Running
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import of_functions, parse
 from featviz.models.load import LoadedModel, load_model
+from featviz.models.onnx_model import OnnxLayer
 from featviz.options import InputOptions, ModelOptions
 from featviz.records import Layer
 from featviz.run import choose
@@ -101,8 +102,8 @@ class Listing:
     totals: Totals
     input_shape: list[int]
     not_counted: Mapping[str, int] = field(default_factory=dict)
-    """Calls of operators from outside torch, which have no formula and are in no
-    figure."""
+    """Calls of operators from outside torch and in graphs, which have no formula and are
+    in no figure."""
     tree: bool = False
 
     @property
@@ -416,8 +417,8 @@ class _Frame:
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Reads the counts at every module's entry and exit; and counts operators from
-    outside torch that have no formula, as `torchvision::deform_conv2d`."""
+    """Reads the counts at every module's entry and exit; and counts operators that have
+    no formula, from outside torch (`torchvision::deform_conv2d`) and in graphs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -427,6 +428,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory = 0
         """Bytes of all outputs of leaf calls so far."""
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+        self._macs_of_nodes = 0
         self._running: list[_Frame] = []
         """The innermost module last."""
 
@@ -446,7 +448,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Args:
             now: tells the layer to which the call belongs.
             module: the module that was called.
-            args: its arguments, which are not looked at.
+            args: its arguments, of which the nodes of a graph are counted.
             output: what it returned.
         """
         frame = self._running.pop()
@@ -456,6 +458,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._running[-1].macs_inside += frame.macs_inside
             frame = self._running.pop()
         outputs = tensors(output)
+        if isinstance(module, OnnxLayer):
+            self._count_node(module, args, output)
         if frame.is_leaf:
             self.memory += sum(map(_bytes, outputs))
         macs = self._macs() - frame.macs
@@ -470,8 +474,17 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         usage.own_macs += macs - frame.macs_inside
         usage.activation_bytes += self.memory - frame.memory
 
+    def _count_node(self, node: OnnxLayer, args: Any, output: Any) -> None:
+        """Count what ONNX Runtime has computed, where torch sees no operator."""
+        macs = node.macs(args, output)
+        if macs is None:
+            self.uncounted[node.operator] += 1
+        else:
+            self._macs_of_nodes += macs
+
     def _macs(self) -> int:
-        return int(self.flops.get_total_flops()) // FLOPS_PER_MAC
+        flops = int(self.flops.get_total_flops())
+        return flops // FLOPS_PER_MAC + self._macs_of_nodes
 
     def __torch_dispatch__(
         self,

@@ -70,6 +70,8 @@ _PARAMETER_NAMES = {
     "BatchNormalization": ("weight", "bias", "running_mean", "running_var"),
 }
 """What torch calls the constant inputs of operators, which stand behind the first."""
+_MULTIPLIES = re.compile("Conv|Gemm|MatMul|Einsum|Attention|LSTM|GRU|RNN|Loop|Scan|If$")
+"""Operators that multiply matrices, or may do it inside."""
 
 _CHANNELS_FIRST = [
     "Conv",
@@ -175,12 +177,41 @@ class OnnxLayer(nn.Module):
     computed_by = RUNTIME
     channel_order: Literal["first"] | None = None
     """Where the channels of its output are, if its operator says it."""
+    operator = ""
+    """That of its node; empty for a module."""
     body: Callable[[], Any] | None = None
     """Set while it is called: plays the calls inside it, and gives its value."""
 
     def forward(self, *inputs: Tensor) -> Any:
         """The value that the session computed; the inputs are for hooks."""
         return None if self.body is None else self.body()
+
+    def macs(self, inputs: Sequence[Any], output: Any) -> int | None:
+        """The multiply-accumulates of a call, as torch's FlopCounterMode counts them;
+        None where they are not known.
+
+        Args:
+            inputs: those that are no constants of the graph.
+        """
+        if not _MULTIPLIES.search(self.operator):
+            return 0
+        operands = [*inputs, *self.parameters(recurse=False)][:2]
+        are_tensors = all(isinstance(value, Tensor) for value in (*operands, output))
+        if len(operands) < 2 or not are_tensors:
+            return None
+        first, second = operands
+        filter_size = second[:1].numel()
+        if self.operator == "Conv":
+            return int(output.numel() * filter_size)
+        if self.operator == "ConvTranspose":
+            return int(first.numel() * filter_size)
+        depth = first.shape[-1:]
+        is_product = second.shape[-2:] == depth + output.shape[-1:]
+        # a linear layer has its weight [N, K], and a product of matrices [K, N]
+        is_linear = second.shape == output.shape[-1:] + depth
+        if self.operator in ("Gemm", "MatMul") and (is_product or is_linear):
+            return int(output.numel() * depth.numel())
+        return None
 
 
 class OnnxModel(nn.Module):
@@ -541,6 +572,7 @@ def _add_layers(
             _place(model, call.name, layer)
         if call.node is None:
             continue
+        layer.operator = call.node.op_type
         if _gives_channels_first(call, channels_first):
             channels_first.update(call.outputs)
             layer.channel_order = "first"

@@ -6,7 +6,7 @@ import fnmatch
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from onnx import TensorProto, helper  # noqa: E402
 from onnx_graphs import conv_weights, exported, graph_file, small_net  # noqa: E402
 from PIL import Image  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+import featviz as fv  # noqa: E402
 from featviz.errors import FeatvizError, LoadError, UsageError  # noqa: E402
 from featviz.hooks.capture import forward, hooked  # noqa: E402
 from featviz.hooks.eval_mode import in_eval_mode  # noqa: E402
@@ -80,6 +82,46 @@ def test_layers_have_the_names_of_the_network(file: Path) -> None:
     assert layers["blocks.1.relu"] == "Relu"
     assert layers["blocks.0/Add"] == "Add"
     assert layers["fc"] == "Gemm"
+
+
+class Products(nn.Module):
+    """A convolution upwards, one in groups, linear layers and a product of maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(3, 6, 3, stride=2, groups=3)
+        self.grouped = nn.Conv2d(6, 12, 3, groups=6, stride=4)
+        self.query = nn.Linear(12, 7)
+        self.key = nn.Linear(12, 7, bias=False)
+        self.fc = nn.Linear(256, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.grouped(self.up(x)).flatten(2).transpose(1, 2)
+        scores = self.query(tokens) @ self.key(tokens).transpose(1, 2)
+        return self.fc(scores.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("make", [small_net, Products])
+def test_multiply_accumulates_are_those_of_the_network(
+    make: Callable[[], nn.Module], dynamo: bool, tmp_path: Path
+) -> None:
+    """As torch counts them in the network that was exported."""
+    module = make().eval()
+    with FlopCounterMode(display=False) as counter:
+        module(torch.zeros(1, 3, 32, 32))
+    path = exported(module, tmp_path / "g.onnx", dynamo=dynamo)
+    listing = fv.layers(path)
+    assert 2 * listing.totals.macs == counter.get_total_flops()
+    assert sum(row.own_macs for row in listing.rows) == listing.totals.macs
+    assert listing.not_counted == {}
+
+
+def test_a_node_whose_products_are_unknown_is_named(tmp_path: Path) -> None:
+    """Below the table, since it is in no sum."""
+    einsum = helper.make_node("Einsum", ["x", "x"], ["y"], equation="nchw,nchw->nchw")
+    listing = fv.layers(graph_file(tmp_path / "einsum.onnx", [einsum]))
+    assert listing.not_counted == {"Einsum": 1}
 
 
 FOLDED = ["blocks.0.conv1", "blocks.1.conv1"]
