@@ -209,7 +209,7 @@ def guarded(arguments: list[str]) -> int:
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        advice = mistakes.of_click(error, arguments)
+        advice = mistakes.of_click(error, arguments, group)
         return _print_error(advice.message, advice.hint, error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
         return _print_error("interrupted", None, INTERRUPTED, None)

@@ -154,17 +154,23 @@ def _exists(path: str) -> bool:
     return os.path.exists(path)  # noqa: PTH110 - takes any name, also one that is too long
 
 
-def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
+def of_click(
+    error: click.ClickException, arguments: Sequence[str], group: click.Group
+) -> Advice:
     """What to say of an error that click has found: the nearest option, or command.
 
     Args:
         arguments: the command line, without `featviz`, for the corrected one.
+        group: all commands.
     """
     from featviz.options import InputOptions, declared
 
     ctx: click.Context | None = getattr(error, "ctx", None)
     # click's own likenesses, for which there is a hint
     message = re.split(r" \(?Did you mean", error.format_message())[0]
+    # one without its value, which click does not say whose it is
+    if isinstance(error, click.BadOptionUsage):
+        return Advice(message, _help_of(error.option_name, arguments[0], group))
     if ctx is None:
         return Advice(message, None)
     if isinstance(error, click.MissingParameter) and isinstance(
@@ -179,8 +185,6 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
             name = error.option_name.lstrip("-").replace("-", "_")
             if name in declared(InputOptions):
                 hint = "kernels takes no images, and no options for them"
-    elif isinstance(error, click.BadOptionUsage):  # one without its value
-        hint = _help_of(error.option_name, ctx)
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
     elif message.startswith("Got unexpected extra argument"):
@@ -194,9 +198,11 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
     return Advice(message, hint)
 
 
-def _help_of(option: str, ctx: click.Context) -> str | None:
-    """An option's line of `--help`."""
-    for param in ctx.command.params:
+def _help_of(option: str, command_name: str, group: click.Group) -> str | None:
+    """An option's line of `--help`; None where the command has none."""
+    ctx = click.Context(group)
+    command = group.get_command(ctx, command_name)
+    for param in [] if command is None else command.params:
         record = param.get_help_record(ctx)
         if option in param.opts and record is not None:
             brief, _, _ = record[1].partition("\f")

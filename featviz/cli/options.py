@@ -82,15 +82,6 @@ class Command(click.Command):
         """Whether `--help` leaves options to `--help-all`."""
         return len(self.params) > _LONG + 1  # --help-all does not count
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line; an error knows whose it is, which click leaves out of that
-        for an option without its value."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            error.ctx = ctx
-            raise
-
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the command does, and its options in groups; of a long command the
         first ones, unless `--help-all` asks for all."""
