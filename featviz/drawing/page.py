@@ -287,7 +287,7 @@ them."""
 _HEIGHTS = (0.3, 1.55)
 _STRIP = 0.3
 """Inches of the height of a strip of numbers."""
-_NAME_LETTERS = 20
+_NAME_LETTERS = 18
 """Letters of a line of a layer's name, of which there are at most `_NAME_LINES`."""
 _NAME_LINES = 3
 

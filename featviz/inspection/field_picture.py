@@ -50,6 +50,8 @@ _BAR = 0.3
 """Inches from a bar to the one below."""
 _NUMBER = 0.55
 """Inches of a column of numbers beside the bars."""
+_TITLE_POINTS = 110
+"""Bold letters: a title of n fits a line of i inches at 110 · i / n points."""
 _SOFT = (92, 100, 112)
 _LINE = (164, 38, 44)
 """The colour of the theoretical field's side."""
@@ -148,9 +150,12 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     if len({tile.model for tile in tiles}) == 1:
         looking = f"the layers of {tiles[0].model}"
         tiles = [tile._replace(model="") for tile in tiles]
-    bold = Letters(12, INK, bold=True)
     title = f"How far {looking} look: effective receptive fields"
-    canvas.write(title, _MARGIN, _MARGIN, bold, max_width=width - 2 * _MARGIN)
+    room = width - 2 * _MARGIN
+    # a long name gets smaller letters
+    points = min(12.0, _TITLE_POINTS * room / len(title))
+    bold = Letters(points, INK, bold=True)
+    canvas.write(title, _MARGIN, _MARGIN, bold, max_width=room)
     _draw_key(canvas, images, cmap)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, grid.cell(number), cmap)

@@ -15,6 +15,7 @@ import pytest
 from featviz.drawing import figure, page
 from featviz.drawing.figure import ColorScale, TableRow, TileTable
 from featviz.drawing.sheet import Canvas, Cell, Letters, Tile
+from featviz.inspection.field_picture import FieldTile, drawn_fields
 from featviz.records import Bytes
 
 TOLERANCE = 0.02
@@ -235,13 +236,13 @@ STACK = "encoder.layers.encoder_layer_11"
         ("conv1", ["conv1"]),
         (STACK, ["encoder.layers.", "encoder_layer_11"]),
         (f"{STACK}.outs", ["encoder.layers.", "encoder_layer_11.", "outs"]),
-        (f"{STACK}.out_projections_of_all", ["encoder.layers.", "…", "all"]),
+        (f"{STACK}.out_projections_of_all", ["encoder.layers.", "…", "of_all"]),
     ],
 )
 def test_names_are_broken_behind_dots_and_underscores(
     paper: Paper, name: str, lines: list[str]
 ) -> None:
-    """A line has twenty letters; of more than three lines the first and the last are
+    """A line has eighteen letters; of more than three lines the first and the last are
     left."""
     draw_page([row(name)])
     below = [text for text, cell in paper.texts if cell.left < 0.4 and cell.top > 2.5]
@@ -307,6 +308,25 @@ def test_texts_of_a_figure_stay_apart(paper: Paper, title: str, count: int) -> N
     check(paper)
     assert paper.cell_of("1e−20")
     assert paper.cell_of(title).height <= 10 / 72
+
+
+def test_titles_of_fields_and_of_layers_are_whole(paper: Paper) -> None:
+    """Of a model with random weights, whose layers have names of nineteen letters."""
+    name = "backbone.body.layer"
+    tile = FieldTile(
+        "resnet18 (random weights)",
+        name,
+        np.eye(9),
+        None,
+        {0.2: 1, 0.3: 2, 0.5: 3, 0.99: 9},
+    )
+    drawn_fields([tile], 1, "magma")
+    draw_page([row("backbone.body.conv1")])
+    written = " ".join(text.text for text in paper.texts)
+    assert (
+        "the layers of resnet18 (random weights) look: effective receptive" in written
+    )
+    assert "backbone.body. conv1" in written
 
 
 # Figures for papers
