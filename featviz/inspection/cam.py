@@ -87,7 +87,7 @@ class LayerCam:
     channels: int = 0
     """How many channels the layer's output has."""
     title: str = ""
-    """In place of the layer's name, where it is of several layers."""
+    """What the map is called in place of the layer, where it is of several; else empty."""
 
     @property
     def name(self) -> str:
@@ -144,7 +144,7 @@ class ImageCam:
     shown: Bytes | None = field(default=None, repr=False, compare=False)
     """What the model saw, uint8 [H, W, C]."""
     shown_title: str = "input"
-    """Also what is marked in it."""
+    """What stands above `shown`: `input`, and what is marked in it."""
     weights_note: str = ""
     """` (random weights)` where they are."""
     error: FeatvizError | None = None
@@ -213,8 +213,8 @@ def cam(
         options: without `out` nothing is written, and results have no path.
 
     Raises:
-        FeatvizError: a bad option, no such model, layer or image, no layer with places,
-            or a file cannot be written; nothing was written before.
+        FeatvizError: a bad option, no such model, layer or image, or no layer with
+            places: then nothing was written. Or a picture cannot be written.
     """
     run = _run_options(options)
     # Files are checked twice: before the model is loaded by the images that were named,
@@ -330,7 +330,11 @@ def _check_out(
     samples: Sequence[Sample],
     out: Path,
 ) -> None:
-    """Refuse a file for the pictures that is not a PNG, or somebody else's."""
+    """Refuse a file for the pictures that is not a PNG, or somebody else's.
+
+    Raises:
+        UsageError: `out` is such a file, or holds one.
+    """
     files = picture_files(samples, out, options.target)
     if out.exists() and not out.is_dir() and out not in files.values():
         message = f"--out {quoted(str(out))} is no folder"
@@ -376,13 +380,13 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     tiles = []
     for layer_map in result.maps:
         title = printable(layer_map.caption)
-        # of a map of zeros there is no scale
+        # a map of zeros has no scale
         limits = layer_map.limits if layer_map.values.any() else None
         tiles.append(Tile(title, layer_map.picture, limits, note))
     if result.maximum is not None:
         maximum = result.maximum
         tiles.insert(0, Tile(maximum.name, maximum.picture, maximum.limits, note))
-    title = f"{result.title} at {', '.join(at.caption for at in result.maps)}"
+    title = f"{result.title} at {', '.join(row.caption for row in result.maps)}"
     text = {"Software": "featviz cam", "Title": title}
     with write_file(path) as file:
         height, width = result.shown.shape[:2]
@@ -497,7 +501,7 @@ def _shown_to_model(
         evidence.reverse()  # gradients come from the last layer to the first
     if evidence:
         return _Explanation(evidence, outcome, recorder.skipped)
-    # of several calls of a layer, and of its output and gradient, the last reason
+    # one reason for each layer: the last one of its calls, of output or gradient
     skipped = {quoted(skip.label): skip.reason for skip in recorder.skipped}
     never_ran = [quoted(layer.label) for layer in recorder.never_ran]
     hint = "--layers names another one; `featviz layers MODEL` lists all"
@@ -543,8 +547,8 @@ def _drawn(
 
     Args:
         evidence: the map, in the resolution of its layer.
-        scale: of its values.
-        outcome: its `focus` is marked; of a clip nothing is.
+        scale: how the map's values become levels.
+        outcome: its `focus` is marked, but not in clips.
     """
     picture = draw_maps(evidence.maps, options, scale)
     over = lay_over(picture, image.background(), options, image.window)
@@ -609,14 +613,14 @@ def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
     if signed:
         high = max(float(level.maps.data.abs().max()) for level in evidence)
         low = -high
-    # of maps of zeros there is no range to draw
+    # maps of zeros have no range to draw
     if high <= low:
         return Scale("map")
     return Scale("range", (low, high))
 
 
 def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evidence:
-    """The largest value of all levels at each pixel of the input.
+    """A map with the largest value of all levels at each pixel of the input.
 
     Args:
         evidence: at least one, each in its own resolution.

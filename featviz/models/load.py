@@ -522,7 +522,7 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
     # without a usual prefix, modules have the names of a class of the user's own
     plain = weights.stripped_variants(match.state_dict)[-1]
     arch = weights.class_beside(path, plain.tensors)
-    # its state dict has names of a class of the user's own
+    # a Lightning checkpoint has the weights of a class of the user's own, too
     if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
         message = (
             f"{path.name} is a Lightning checkpoint, and does not say of which class"
@@ -550,7 +550,13 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
 
 def load_torchvision(options: ModelOptions) -> Loaded:
     """Build a model of torchvision or timm with the library's weights, a file's, or
-    random ones."""
+    random ones.
+
+    Raises:
+        UsageError: Where the library has no such model or weights.
+        LoadError: Where the model cannot be built, or its weights cannot be fetched, or
+            do not fit.
+    """
     is_timm = options.spec.startswith("timm:")
     name = options.spec.rpartition(":")[2]
     build = _build_timm if is_timm else build_torchvision
@@ -605,6 +611,10 @@ def _building(
         seed: Of random weights.
         fetching: How the weights can be had otherwise, if the library fetches any.
         arguments: Names of those that the user gives the builder.
+
+    Raises:
+        UsageError: Where the builder does not take one of them.
+        LoadError: Where it fails otherwise.
     """
     try:
         # torch.hub says on stdout what it downloads, and stdout is for results alone
@@ -830,13 +840,16 @@ def _build_timm(
 
 
 def _check_pretrained(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse a timm model without weights (UsageError); warn where its weights are of
-    another number of classes.
+    """Refuse a timm model without weights; warn where its weights are of another number
+    of classes.
 
     Args:
         name: Of the model with its tag.
         config: timm's description of its weights; None where there are none.
         arguments: Of `timm.create_model`.
+
+    Raises:
+        UsageError: Where timm has no weights for it.
     """
     if config is None or not config.has_weights:
         raise UsageError(f"timm has no weights for {name}", "--weights none, or a file")
@@ -967,6 +980,7 @@ def load_factory(options: ModelOptions) -> Loaded:
     """Call the factory; give the model the weights of a file, if one is named.
 
     Raises:
+        UsageError: Where there is no such code, or it does not take one of --model-arg.
         LoadError: Where the factory fails, makes no module, or the weights do not fit.
     """
     spec = options.spec
@@ -1007,6 +1021,10 @@ def _made_by_code(
     Args:
         options: How the model is loaded.
         path: The file of its weights, which may be a Lightning checkpoint.
+
+    Raises:
+        UsageError: Where there is no such code, or it does not take one of --model-arg.
+        LoadError: Where the import or the factory fails, or makes no module.
     """
     hparams = {}
     if options.hparams:

@@ -566,7 +566,11 @@ class Unwrapped(NamedTuple):
 
 
 def read_weights(path: Path, options: ModelOptions) -> Weights:
-    """The tensors of a file by name, of whatever class its module may be."""
+    """The tensors of a file by name, of whatever class its module may be.
+
+    Raises:
+        LoadError: Where it cannot be read, or has no tensors where `options` say.
+    """
     with as_load_errors(path):
         content = read(path, options.trust, complete=False)
         unwrapped = unwrap(

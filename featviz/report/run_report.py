@@ -88,7 +88,7 @@ class RunComparison:
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     """Those of its page, by file."""
     reason: str = ""
-    """Why they cannot."""
+    """Why the runs cannot be compared; else empty."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class RunPage:
     rows: Sequence[TensorRow]
     """The tensors of all layers, in the order in which they ran."""
     missing_layers: Mapping[MissingLayer, int]
-    """With the number of images that lack them."""
+    """How many images lack each of them."""
     comparison: RunComparison | None
     audit: AuditView | None
     max_maps: int | None
@@ -179,7 +179,7 @@ class LayerPage:
     tensors: Sequence[TensorView]
     audit: AuditView | None
     shown_channels: int = 24
-    """How many channels the page shows of a layer of more, until it is unfolded."""
+    """Where a layer has more channels, the page shows so many until it is unfolded."""
 
 
 class _RenderedImage(NamedTuple):
@@ -187,7 +187,7 @@ class _RenderedImage(NamedTuple):
 
     article: Markup
     grids: Mapping[str, Mapping[str, str]]
-    """As JSON, by script and id."""
+    """The grids as JSON, by the name of their script and by their id."""
     stats: Mapping[str, Floats]
     """The statistics of this run, as `ReadImage.stats` has them."""
 
@@ -205,7 +205,7 @@ class RunReport:
     """The most maps that a layer shows, where they are fewer so that one file stays
     small."""
     _totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
-    """By id of the layer's page and stem."""
+    """What `_totals_of` has made so far, by id of the layer's page and stem."""
     _first_stats: Mapping[str, Floats] = field(default_factory=dict)
     """The statistics of the first image, by id of the picture, for the page of the run.
     """
@@ -215,7 +215,10 @@ class RunReport:
         whole, are in memory at a time; a report of one file has its articles.
 
         Args:
-            links: of the form in which the report is written.
+            links: how pages refer to one another, in a folder or in one file.
+
+        Yields:
+            The name and the pieces of each file.
         """
         # the order matters: images fill the totals, which the pages of layers and of the
         # run show
@@ -281,7 +284,7 @@ class RunReport:
                 False: real(self.run.root).name,
                 True: real(compared_run.root).name,
             }
-            # as of `monday/out` and `tuesday/out`
+            # `monday/out` and `tuesday/out` have one name
             if labels[False] == labels[True]:
                 labels = {
                     False: f"{labels[False]} (this)",

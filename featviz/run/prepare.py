@@ -75,6 +75,7 @@ class ModelInput:
     """The arguments of forward, [1, C, H, W] each (or [1, C, T, H, W]), on the CPU."""
     preprocess: Preprocess
     words: str
+    """The preprocessing in words, as the manifest has it."""
     window: Window | None
     """Where the image lies in an input that was padded; None where nothing is padded.
     """
@@ -198,7 +199,7 @@ class Prepared:
 def files_read(
     model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()
 ) -> list[Path]:
-    """The files of images and of a model, where nothing may be written."""
+    """The files that images and a model are read from: nothing may be written there."""
     # thousands of images may be in one archive
     files: dict[Path, None] = {}  # in their order, each once
     for sample in samples:
@@ -215,8 +216,16 @@ def files_read(
 def prepare(
     model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions
 ) -> Prepared:
-    """Load the model, group the images that were found as it takes them, choose the
-    layers."""
+    """Load the model, group the images as it takes them (clips, pairs), and choose the
+    layers.
+
+    Args:
+        images: as `find_images` has found them.
+
+    Raises:
+        FeatvizError: the model cannot be loaded or fails, the first image cannot be
+            read, or an option does not fit the model.
+    """
     # numba is loaded while the model is
     Thread(
         target=import_module, args=(LOOPS,), name="featviz-loops", daemon=True
@@ -242,7 +251,7 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     says how images go in.
 
     Raises:
-        LoadError: a module of a program's has tensors without values.
+        LoadError: a tensor of the module has no values (it is on the device meta).
     """
     refuse_meta(loaded.module)
     preprocess = loaded.preprocess
@@ -274,8 +283,8 @@ def _holds_vector(sample: Sample, features: int) -> bool:
 def find_images(
     images: Sequence[str], options: RunOptions | AuditOptions | ExemplarOptions
 ) -> list[Sample]:
-    """Check the options and find the images; what `--input` gives is one without a
-    file, which has the name of the first tensor.
+    """Check the options and find the images. `--input` counts as one image without a
+    file, by the name of its first tensor.
 
     Raises:
         UsageError: an option is bad, `--input` stands beside images or a transform, or
