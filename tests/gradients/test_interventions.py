@@ -441,3 +441,51 @@ def test_interventions_that_cannot_be_made_are_refused(
         changed(odd(), "a", **{option: text})
     assert caught.value.message == f"{option} {text!r}: {reason}"
     assert not FOLDER.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "channels"),
+    [
+        ("ablate", "a:3,1", (3, 1)),
+        ("edit", "a:channel 3*0", (3,)),
+        ("edit", "a:channels 1-2*0.0", (1, 2)),
+        ("edit", "a:channel 3*2", ()),
+        ("edit", "a:clamp=0,6", ()),
+        ("edit", "a:grad*0", ()),
+    ],
+)
+def test_a_factor_of_zero_sets_channels_to_zero(
+    option: str, text: str, channels: tuple[int, ...]
+) -> None:
+    """A report calls no channel dead that somebody has set to zero."""
+    assert parse(option, text).zeroed == channels
+
+
+def test_a_scaled_gradient_is_that_of_the_layer_alone() -> None:
+    """An identity returns what it was given; its caller uses it under both names."""
+    net = Net(
+        lambda self, x: joined(self.first(x), self.second),
+        first=nn.Conv2d(3, 2, 1),
+        second=nn.Identity(),
+    )
+    image = torch.rand(3, 4, 4)
+    options = {"capture": "grad", "target": "sum", "edit": "second:grad*0"}
+    result = fv.run(net, image, "first", preset="none", tensors=True, **options)
+    (gradient,) = result.captures
+    assert (gradient.tensor == 1).all()
+
+
+def joined(x: Tensor, layer: nn.Module) -> Tensor:
+    """What a layer makes of a tensor, and the tensor itself."""
+    return layer(x) + x
+
+
+def test_effects_are_told_of_changes_beside_those_of_gradients() -> None:
+    """Whichever comes last."""
+    options = {"capture": "grad", "target": "sum", "preset": "none"}
+    net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU())
+    changes = {"ablate": "0:0,1", "edit": "1:grad*2"}
+    result = fv.run(net, torch.rand(3, 4, 4), "0", **changes, **options)
+    outcome = result.images[0].outcome
+    assert outcome.intervened
+    assert outcome.largest_change is not None

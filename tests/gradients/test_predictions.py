@@ -154,5 +154,10 @@ def test_the_largest_change_is_that_of_all_outputs(
 def test_values_that_are_not_finite_change_where_they_become_others(
     before: list[float], after: list[float], change: tuple[float, int]
 ) -> None:
-    """They are counted, and are no part of the largest change."""
-    assert largest_change([torch.tensor(before)], [torch.tensor(after)]) == change
+    """They are counted in all outputs, and are no part of the largest change."""
+    old = torch.tensor(before)
+    new = torch.tensor(after)
+    assert largest_change([old], [new]) == change
+    largest, count = change
+    assert largest_change([old, ONES], [new, ONES]) == change
+    assert largest_change([old, old], [new, new]) == (largest, 2 * count)

@@ -396,3 +396,40 @@ def test_a_target_without_scores_is_refused(
     """The message tells what there is."""
     with pytest.raises(UsageError, match=message):
         parse(target).value(LOGITS, (), key)
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("class:1", "dog"),
+        ("top1", "dog"),
+        ("output[aux]:class:1", "output[aux]:class:1"),
+        ("output[aux]:top1", "output[aux]:top1"),
+    ],
+)
+def test_names_are_those_of_the_models_scores(text: str, title: str) -> None:
+    """Another head may have other classes."""
+    scores = torch.tensor([[1.0, 3.0]])
+    target = parse(text)
+    output = {"aux": scores} if target.keys else scores
+    value = target.value(output, ("cat", "dog"))
+    assert value.title == title
+    assert float(value.number) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "examples"),
+    [
+        ("box", "top1, class:0 to class:4, norm"),
+        ("output[aux]:box", "output[aux]:norm"),
+    ],
+)
+def test_targets_of_other_families_name_those_that_there_are(
+    text: str, examples: str
+) -> None:
+    """Of another tensor of the output nobody knows that it has scores."""
+    target = parse(text)
+    scores = torch.zeros(1, 5)
+    with pytest.raises(UsageError, match=r"this model gives \[1, 5\], and no box") as e:
+        target.value({"aux": scores} if target.keys else scores)
+    assert e.value.hint == f"targets here: {examples}"
