@@ -485,7 +485,8 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
     for sample, folder in zip(samples, folders, strict=True):
         name = sample.name
         if folder in holding:
-            while folder in in_use:
+            # nor may the new one lie around others
+            while folder in in_use or folder in holding:
                 name += "~"
                 folder = safe_way(name).casefold()
             in_use.add(folder)

@@ -84,6 +84,9 @@ def test_transparency_shows_the_background(tmp_path: Path, mode: str) -> None:
         ("LA", "#808080", ("L", 128)),
         ("LA", "#80808000", ("L", 128)),
         ("LA", "#808081", ("RGB", (128, 128, 129))),
+        ("L", "#808080", ("L", 128)),
+        ("L", "#808081", ("RGB", (128, 128, 129))),
+        ("1", "#808080", ("L", 128)),
         ("RGBA", "#808080", ("RGB", (128, 128, 128))),
     ],
 )
@@ -92,10 +95,29 @@ def test_grey_over_grey_stays_grey(
 ) -> None:
     """And is in colour over a colour."""
     path = tmp_path / "clear.png"
-    Image.new(mode, (2, 2)).save(path)
+    options = {} if mode.endswith("A") else {"transparency": 0}
+    Image.new(mode, (2, 2)).save(path, **options)
     (picture,) = decode.decode(Sample("clear", (path,)), background=background)[0]
     assert isinstance(picture, Image.Image)
     assert (picture.mode, picture.getpixel((0, 0))) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a", "a/b"], ["a~", "a/b"]),
+        (["A", "a/b", "a~"], ["A~~", "a/b", "a~"]),
+        (["a/b", "a", "a~/c"], ["a/b", "a~~", "a~/c"]),
+        (["a", "ab"], ["a", "ab"]),
+    ],
+)
+def test_no_folder_of_an_image_holds_that_of_another(
+    names: list[str], expected: list[str]
+) -> None:
+    """Also where the file system makes no difference of case, and the new name is
+    another's."""
+    samples = [Sample(name, (Path(name),)) for name in names]
+    assert [sample.name for sample in find.unnested(samples)] == expected
 
 
 def test_half_transparent_colours_are_mixed(tmp_path: Path) -> None:
@@ -486,3 +508,41 @@ def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
         for suffix in suffixes:
             if name in Image.OPEN:
                 assert Image.EXTENSION[suffix] == name, suffix
+
+
+@pytest.mark.parametrize(
+    ("name", "is_hidden"),
+    [
+        ("a/.b/c.png", True),
+        ("__MACOSX/c.png", True),
+        ("a/__MACOSX/c.png", True),
+        ("../c.png", False),
+        ("a.b/c.png", False),
+    ],
+)
+def test_what_macos_adds_is_hidden(name: str, is_hidden: bool) -> None:
+    """As folders are that begin with a dot; `..` leads up."""
+    assert decode.is_hidden(name) == is_hidden
+
+
+@pytest.mark.parametrize(
+    ("mode", "saved"),
+    [("PA", "RGBA"), ("RGBa", "RGBA"), ("La", "LA"), ("CMYK", "RGB"), ("RGBA", "RGBA")],
+)
+def test_images_in_memory_keep_what_is_transparent(
+    mode: str, saved: str, tmp_path: Path
+) -> None:
+    """In modes that a PNG lacks, too."""
+    (path,) = arrays.to_files([Image.new(mode, (2, 3))], tmp_path)
+    with Image.open(path) as picture:
+        assert (picture.mode, picture.size) == (saved, (2, 3))
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 5)])
+def test_vectors_in_memory_are_files_of_numbers(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """With an axis of images or without."""
+    vector = np.arange(5, dtype=np.float32).reshape(shape)
+    (path,) = arrays.to_files([vector], tmp_path)
+    assert np.array_equal(np.load(path), vector)
