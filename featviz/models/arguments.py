@@ -63,10 +63,11 @@ class Argument(NamedTuple):
 
     name: str
     key: str | None
-    """Where the argument is a dict: a key in it."""
+    """A key in the argument, where that is a dict; None for the argument itself."""
     value: Any
     description: str
-    """For the manifest; of a file its name and sha256, no folder."""
+    """What the manifest says of it. A file is described by its name and sha256, without
+    its folder."""
 
 
 def parse(
@@ -215,7 +216,7 @@ def _argument(name: str, key: str | None, value: Any) -> Argument:
 
     Args:
         name: The argument's.
-        key: Of the value in a dict that is the argument; None for the argument itself.
+        key: A key in the argument, where that is a dict; None for the argument itself.
         value: Anything; `"image"` stands for the image.
     """
     label = f"{name}.{key}" if key else name
@@ -234,9 +235,9 @@ def _argument(name: str, key: str | None, value: Any) -> Argument:
 
 
 def digest(value: Any) -> str:
-    """sha256 of a value: of a tensor its values; of a function its bytecode with
-    default and bound values, but not what it calls; of all else what pickle makes of
-    it, or else its `repr`."""
+    """sha256 of a value. A tensor counts by its values; a function by its bytecode, with
+    default and bound values, but not by what it calls; anything else by its pickle, or
+    else by its `repr`."""
     sha256 = hashlib.sha256()
     if isinstance(value, Tensor):
         add_values(value, sha256)

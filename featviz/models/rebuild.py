@@ -119,11 +119,11 @@ endless."""
 
 
 class RefusedError(Exception):
-    """What is not made of a file, as a predicate (`holds a ...`).
+    """Something in a file is not made: it is on no list, or it is broken.
 
     Args:
-        message: The predicate, whose subject is the file.
-        names: What the file would need, and no list here has.
+        message: A predicate, whose subject is the file: `holds a ...`.
+        names: Classes and functions that the file would need, and no list here has.
     """
 
     def __init__(self, message: str, names: Iterable[str] = ()) -> None:
@@ -219,7 +219,11 @@ class Builder:
 
     def _attempt(self, value: Any) -> Any:
         """Make the value of a stand-in; where it is refused, return the error, which
-        `build` raises each time that the stand-in is met."""
+        `build` raises each time that the stand-in is met.
+
+        Raises:
+            UnusableTensorError: A tensor in it has no data.
+        """
         try:
             if type(value) in (list, tuple):
                 return type(value)(self.elements(value))
@@ -232,7 +236,7 @@ class Builder:
             raise
         except RefusedError as error:
             return error
-        except Exception as error:  # of arguments that are none of its maker's
+        except Exception as error:  # its maker does not take these arguments
             reason = quoted(error)
             return RefusedError(f"holds a broken {_name_of(value)}: {reason}")
 
@@ -268,7 +272,11 @@ class Builder:
         return self.mapping(made)
 
     def elements(self, values: Iterable[Any]) -> list[Any]:
-        """What is in a list; None for what is left out."""
+        """What is in a list; None for what is left out.
+
+        Raises:
+            UnusableTensorError: A tensor in it has no data.
+        """
         built = []
         for value in values:
             try:
@@ -299,7 +307,9 @@ class Builder:
     def key(self, value: Any) -> Any:
         """A key of a dict, or an element of a set: a number, a text, or a tuple of these.
 
-        Anything else is refused, since hashing it could nest as deep as the file says.
+        Raises:
+            RefusedError: It is anything else, whose hash could nest as deep as the file
+                says.
         """
         key = self.build(value)
         for element in key if type(key) is tuple else [key]:

@@ -154,8 +154,8 @@ def _go_back() -> None:
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked safely: macOS's own libraries break in a forked
-    child."""
+    """Whether processes can be forked safely. Not on macOS, whose own libraries break in
+    a forked child; and not in a process that multiprocessing itself has started."""
     return _FORK is not None and multiprocessing.parent_process() is None
 
 
@@ -186,7 +186,8 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def reset_peak_memory() -> int:
-    """Begin to measure the memory that this process takes; the bytes that it has now."""
+    """Begin to measure the memory that this process takes, and return the bytes that it
+    has now."""
     with suppress(OSError):  # the peak that loading the model may have raised
         Path("/proc/self/clear_refs").write_text("5", "ascii")
     return _status_bytes("VmRSS")
@@ -198,7 +199,8 @@ def peak_memory() -> int:
 
 
 def _status_bytes(name: str) -> int:
-    """A size in this process's status (`man 5 proc`): `VmRSS`, or its peak `VmHWM`."""
+    """The bytes of an entry in this process's status (`man 5 proc`): `VmRSS`, or its
+    peak `VmHWM`; 0 where there is no such entry."""
     for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
@@ -268,7 +270,7 @@ def in_processes(
             needs for all of them.
         count: how many processes.
         stop: hands out no further numbers; those that workers have are finished.
-        lost: makes a result of a number whose worker died, twice.
+        lost: makes the result of a number whose worker has died twice.
 
     Raises:
         BaseException: what `work` raised in a worker. All others have been killed then.
@@ -288,7 +290,7 @@ def in_processes(
         raise
     finally:
         crew.end()
-    # of a run that was stopped while an image was to be tried once more
+    # what stands behind an image that was to be tried once more when the run was stopped
     yield from (done[number] for number in order if number in done)
 
 
