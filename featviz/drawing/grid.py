@@ -49,7 +49,6 @@ class Label(NamedTuple):
     """At its upper left: the channel's number."""
     shared_by: str = ""
     """At its lower right: how many channels share it."""
-    mark: int = NONE
 
 
 @lru_cache(1024)
@@ -142,6 +141,7 @@ def strips(
     tiles: Tiles,
     colors: Palette,
     labels: Mapping[int, Label] | None = None,
+    marks: Bytes | None = None,
 ) -> Iterator[Bytes]:
     """Yield the picture from top to bottom in pieces, each of which is overwritten by
     the next one.
@@ -149,6 +149,8 @@ def strips(
     Args:
         tiles: levels uint8 [N, h, w], or RGB [N, h, w, 3], before they are enlarged.
         labels: what is written on tiles, by their numbers, once they are enlarged.
+        marks: what is drawn across each tile below that, uint8 [N]: NONE, ZERO or
+            CONSTANT.
 
     Yields:
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
@@ -174,35 +176,48 @@ def strips(
             piece[:] = colors.pad
         rows = levels.reshape(count, plan.map_size[0], -1)
         loops.lay_tiles(rows, plan.columns, *plan.scale, depth, plan.padding, piece)
-        if labels:
-            pixels = piece.reshape(len(piece), -1, depth)
-            _write_labels(pixels, plan, range(first, first + count), labels, colors)
+        enlarged = _enlarged(piece.reshape(len(piece), -1, depth), plan)
+        if marks is not None:
+            draw_marks(enlarged, marks[first : first + count], colors)
+        for number, label in (labels or {}).items():
+            if first <= number < first + count:
+                tile = enlarged[divmod(number - first, plan.columns)]
+                write(tile, label, colors)
         height = -(-count // plan.columns) * row_height
         yield piece[:height] if first else buffer[: plan.padding + height]
 
 
-def _write_labels(
-    pixels: Bytes,
-    plan: GridPlan,
-    numbers: range,
-    labels: Mapping[int, Label],
-    colors: Palette,
-) -> None:
-    """Write on tiles.
+def _enlarged(pixels: Bytes, plan: GridPlan) -> Bytes:
+    """The tiles in a piece of a picture, a view [rows, columns, h, w, depth].
 
     Args:
-        pixels: uint8 [rows, width, depth], a piece of the picture: whole rows of tiles,
-            each with the padding below it.
-        numbers: of the tiles in it.
-        labels: by number of the tile; most have none.
+        pixels: uint8 [rows, width, depth]: whole rows of tiles, each with the padding
+            below it.
     """
     height, width = plan.tile
-    for position, number in enumerate(numbers):
-        if number in labels:
-            row, column = divmod(position, plan.columns)
-            y = row * (height + plan.padding)
-            x = plan.padding + column * (width + plan.padding)
-            write(pixels[y : y + height, x : x + width], labels[number], colors)
+    padding = plan.padding
+    shape = (-1, height + padding, plan.columns, width + padding, pixels.shape[2])
+    cells = pixels[:, padding:].reshape(shape).swapaxes(1, 2)
+    return cells[:, :, :height, :width]
+
+
+def draw_marks(tiles: Bytes, marks: Bytes, colors: Palette) -> None:
+    """Draw marks across tiles.
+
+    Args:
+        tiles: uint8 [rows, columns, h, w, depth], enlarged.
+        marks: uint8 [N], row by row; the last row may have fewer.
+    """
+    size = (tiles.shape[2], tiles.shape[3])
+    for mark in (ZERO, CONSTANT):
+        numbers = (marks == mark).nonzero()[0]
+        rows, columns = np.divmod(numbers[:, None], tiles.shape[1])
+        # A marked map is constant: its first pixel is what the mark is drawn on, and
+        # half of all levels away it is seen on any.
+        grounds = tiles[rows, columns, 0, 0, :1].astype(int)
+        inks = (grounds + colors.levels // 2) % colors.levels
+        y, x = mark_shapes(size)[mark - 1].nonzero()
+        tiles[rows, columns, y, x] = inks
 
 
 def write(tile: Bytes, label: Label, colors: Palette) -> None:
@@ -212,11 +227,6 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
         tile: uint8 [h, w, depth], enlarged.
     """
     height, width = tile.shape[:2]
-    if label.mark:
-        # A marked map is constant: its first pixel is what the mark is drawn on, and
-        # half of all levels away it is seen on any.
-        ink = (int(tile[0, 0, 0]) + colors.levels // 2) % colors.levels
-        tile[marks((height, width))[label.mark - 1]] = ink
     taken_lines = taken_columns = 0
     if label.corner:
         letters = lettering(label.corner, colors.light, colors.dark)
@@ -256,7 +266,7 @@ def glyphs(text: str) -> np.ndarray:
 
 
 @lru_cache(64)
-def marks(size: tuple[int, int]) -> np.ndarray:
+def mark_shapes(size: tuple[int, int]) -> np.ndarray:
     """The pixels of both marks, bool [2, height, width]: first ZERO, both diagonals, then
     CONSTANT, the diagonal that rises. All are False where a tile has no room for a mark.
 

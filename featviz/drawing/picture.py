@@ -114,11 +114,8 @@ class GridPicture:
     @property
     def tile_labels(self) -> dict[int, Label]:
         """What is written on tiles, by tile number: the channel's number on its first
-        one, how many channels share it on its last one, and marks."""
-        labels = {}
-        marks = self.marks
-        for number in np.flatnonzero(marks).tolist():
-            labels[number] = Label(mark=int(marks[number]))
+        one, and how many channels share it on its last one."""
+        labels: dict[int, Label] = {}
         if not (self.numbered or self.collapsed):
             return labels
         slices = self.slices[0]
@@ -153,7 +150,8 @@ def to_image(picture: GridPicture) -> Image.Image:
     pixels = np.empty((plan.height, plan.width, *picture.tiles.shape[3:]), np.uint8)
     top = 0
     # each piece is overwritten by the next one, so it is copied
-    for piece in strips(plan, picture.tiles, colors, picture.tile_labels):
+    labels = picture.tile_labels
+    for piece in strips(plan, picture.tiles, colors, labels, picture.marks):
         pixels[top : top + len(piece)] = piece.reshape(len(piece), *pixels.shape[1:])
         top += len(piece)
     image = Image.fromarray(pixels)
@@ -192,10 +190,8 @@ def encode(
             plan.pixels // 1_000_000,
         )
     if record.save is None:
-        # most pictures have none
-        has_labels = picture.numbered or picture.collapsed or picture.marked
-        labels = picture.tile_labels if has_labels else None
-        pieces = strips(plan, picture.tiles, colors, labels)
+        marks = picture.marks if picture.marked else None  # most pictures have none
+        pieces = strips(plan, picture.tiles, colors, picture.tile_labels, marks)
         write_png(
             file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
         )

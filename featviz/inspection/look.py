@@ -692,9 +692,9 @@ def _shown_tiles(
     marks = picture.marks[:: picture.slices[0]]
     tiles = []
     for channel in channels:
-        tile = maps[channel][:, :, None].copy()
-        grid.write(tile, grid.Label(mark=int(marks[channel])), picture.palette)
-        tiles.append(colors[tile[:, :, 0]])
+        tile = maps[channel].copy()
+        grid.draw_marks(tile[None, None, ..., None], marks[[channel]], picture.palette)
+        tiles.append(colors[tile])
     return tiles
 
 

@@ -44,7 +44,7 @@ class LegendEntry(NamedTuple):
 
 
 _MARKS = ("M0 0 14 14M0 14 14 0", "M0 14 14 0")
-"""SVG paths of `ScaleMode.marks`, as `grid.marks` draws them."""
+"""SVG paths of `ScaleMode.marks`, as `grid.mark_shapes` draws them."""
 
 
 def legend(

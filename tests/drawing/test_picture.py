@@ -151,7 +151,7 @@ def without_axis(pixels: np.ndarray) -> np.ndarray:
 def expected_grid(tiles: np.ndarray, plan: GridPlan, marked: bool) -> np.ndarray:
     """Tiles enlarged by Kronecker's product, with their marks, and padding elsewhere."""
     picture = np.full((plan.height, plan.width, tiles.shape[-1]), GAP, np.uint8)
-    shapes = grid.marks(plan.tile)
+    shapes = grid.mark_shapes(plan.tile)
     cells = tiles_of(picture, plan)
     for number, tile in enumerate(tiles):
         cells[number][:] = np.kron(tile, np.ones((*plan.scale, 1), np.uint8))
@@ -180,11 +180,11 @@ def example_tiles(depth: int) -> np.ndarray:
 
 def write_grid(tiles: np.ndarray, plan: GridPlan, marked: bool) -> bytes:
     """A PNG of tiles in a plan."""
-    labels = None
+    marks = np.zeros(len(tiles), np.uint8)
     if marked:
-        labels = {number: grid.Label(mark=mark) for number, mark in MARKS.items()}
+        marks[list(MARKS)] = list(MARKS.values())
     palette = Palette(256, GAP, None, None)
-    strips = grid.strips(plan, without_axis(tiles), palette, labels)
+    strips = grid.strips(plan, without_axis(tiles), palette, marks=marks)
     file = io.BytesIO()
     write_png(file, (plan.height, plan.width), strips)
     return file.getvalue()
