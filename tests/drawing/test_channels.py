@@ -296,8 +296,8 @@ def test_channels_that_a_layer_lacks_are_warned_of_once(
 ) -> None:
     """Of two images, too, with the layer and what it has; what it has is shown."""
     SHOWN[name](tmp_path / "out", channels="2,6", **PLAIN)
-    warnings = [text for text in messages.messages if "--channels" in text]
-    assert warnings == ["--channels 2,6: layer 0 has 4 channels (0-3), not 6"]
+    warnings = [text for text in messages.messages if "channels=" in text]
+    assert warnings == ["channels=2,6: layer 0 has 4 channels (0-3), not 6"]
 
 
 def test_images_that_are_kept_are_not_warned_of_again(
@@ -307,7 +307,7 @@ def test_images_that_are_kept_are_not_warned_of_again(
     options = {"channels": "2,6", "resume": True, **PLAIN}
     for _ in range(2):
         fv.run(NARROW_AND_WIDE, RAMP, "Conv2d", tmp_path / "out", **options)
-    assert sum("--channels" in text for text in messages.messages) == 1
+    assert sum("channels=" in text for text in messages.messages) == 1
 
 
 def test_kernels_and_sheets_warn_of_channels_that_are_not_there(
@@ -319,7 +319,7 @@ def test_kernels_and_sheets_warn_of_channels_that_are_not_there(
     fv.sheet(tmp_path / "run", channels="2,3")
     with pytest.raises(FeatvizError, match=r"channels \(1-2\)"):
         fv.sheet(tmp_path / "run", channels="3")  # the error says it all
-    assert [text for text in messages.messages if "--channels" in text] == [
-        "--channels 2,6: layer 0 has 4 channels (0-3), not 6",
-        "--channels 2,3: layer 0 has 2 channels (1-2), not 3",
+    assert [text for text in messages.messages if "channels=" in text] == [
+        "channels=2,6: layer 0 has 4 channels (0-3), not 6",
+        "channels=2,3: layer 0 has 2 channels (1-2), not 3",
     ]
