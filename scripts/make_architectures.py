@@ -6,10 +6,10 @@ Beside it names.txt, for hints that need no torch.
     python scripts/make_architectures.py [--out FILE] [NAME ...]
 
 Each model is built twice on the meta device, with two numbers of classes; what differs
-between the two is its head: [axis, factor, offset] with size = factor · num_classes +
-offset. (RegNet's initialiser copies out of the meta device, so these are built on the
-CPU.) The same torchvision gives the same bytes. Names on the command line limit it to
-these models, for a trial."""
+between the two is its head: [axis, factor] with size = factor · num_classes. (RegNet's
+initialiser copies out of the meta device, so these are built on the CPU.) The same
+torchvision gives the same bytes. Names on the command line limit it to these models,
+for a trial."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def entry(name: str) -> dict[str, Any]:
         for axis, (low, high) in enumerate(zip(shape, many[key], strict=True)):
             if low != high:
                 factor = (high - low) // (CLASSES[1] - CLASSES[0])
-                head[key] = [axis, factor, low - factor * CLASSES[0]]
+                assert low == factor * CLASSES[0], key
+                head[key] = [axis, factor]
     kept = {
         key: shape
         for key, shape in few.items()

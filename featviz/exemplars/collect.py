@@ -76,7 +76,7 @@ class TopImages(NamedTuple):
         """Rank one image more. A channel whose value is not finite does not take it.
 
         Args:
-            image: its number among the samples.
+            image: its number among the samples, above those of all before.
             strongest: what it gives in all C channels.
 
         Returns:
@@ -94,8 +94,8 @@ class TopImages(NamedTuple):
         positions = np.concatenate(
             [self.positions, strongest.positions[:, None]], axis=1
         )
-        # by value, of equal ones by number: the last, which is K + 1, falls out
-        order = np.lexsort((images, -values))[:, :-1]
+        # stable, so that of equal values the earlier image stays first; K + 1 become K
+        order = np.argsort(-values, axis=1, kind="stable")[:, :-1]
         return TopImages(
             np.take_along_axis(values, order, 1),
             np.take_along_axis(images, order, 1),

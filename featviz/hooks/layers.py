@@ -231,7 +231,7 @@ def function_name(function: Callable[..., Any]) -> str:
         full_name = getattr(getattr(function, "__self__", None), "__name__", "")
     full_name = full_name.partition(".")[0]
     name = full_name.strip("_")
-    if not (full_name.startswith("__") and full_name.endswith("__")):
+    if not full_name.startswith("__"):
         return _ALIASES.get(name, name)
     if name in _OPERATORS:
         return _OPERATORS[name]

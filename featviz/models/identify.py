@@ -228,7 +228,7 @@ def _fits(
     Args:
         shape: The tensor's.
         expected: The architecture's.
-        head: Of a tensor whose size follows from the number of classes the three
+        head: Of a tensor whose size follows from the number of classes the two
             numbers that `_arguments` takes: along that axis any size fits.
     """
     if len(shape) != len(expected):
@@ -247,13 +247,13 @@ def _arguments(
         shapes: Of the tensors of a file.
         entry: The builder's in the index: `tensors`, shapes by names, and `head`: for
             each tensor whose size follows from the number of classes, the axis, and the
-            factor and the offset of size = factor * num_classes + offset.
+            factor of size = factor * num_classes.
     """
     arguments = {}
-    for key, (axis, factor, offset) in entry["head"].items():
+    for key, (axis, factor) in entry["head"].items():
         if key in shapes:
             # all tensors of a head say the same
-            arguments["num_classes"] = int((shapes[key][axis] - offset) // factor)
+            arguments["num_classes"] = int(shapes[key][axis] // factor)
             break
     for prefix, argument in _AUXILIARY.items():
         in_file = any(key.startswith(prefix) for key in shapes)
