@@ -150,7 +150,8 @@ def write_figure(
 
     Args:
         title: one line above all tiles; a long one gets small letters.
-        seen: what the model saw, uint8 [H, W, 1] or [H, W, 3].
+        seen: what the model saw, uint8 [H, W, 1] or [H, W, 3]; it stands on the left.
+        tiles: at least one, beside it.
         cmap: the name of the colormap of the colour bars.
         text: what the file says of itself, by keyword.
         aspect: as in `figure_size`.
@@ -162,8 +163,9 @@ def write_figure(
     title = printable(title)
     points = min(10.0, _TITLE_POINTS * width / max(len(title), 1))
     canvas.write(title, width / 2, _TITLE / 2, Letters(points), "middle")
-    height, width = seen.pixels.shape[:2]
-    seen = replace(seen, pixels=np.broadcast_to(seen.pixels, (height, width, 3)))
+    # of one channel, grey is RGB with three equal numbers
+    shape = (*seen.pixels.shape[:2], 3)
+    seen = replace(seen, pixels=np.broadcast_to(seen.pixels, shape))
     _draw_tile(canvas, seen, size.seen, colors)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, size.grid.cell(number), colors)
@@ -225,7 +227,7 @@ class Ticks(NamedTuple):
     factor: str
     """What all numbers are to be multiplied by or added to; empty for nothing."""
     limits: tuple[float, float]
-    """The ends of the bar: a constant is in the middle of one unit."""
+    """The ends of the bar; for a constant, half a unit below and above it."""
 
 
 def ticks(low: float, high: float) -> Ticks:

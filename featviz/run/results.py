@@ -197,7 +197,8 @@ class Captures(tuple[FeatureMaps, ...]):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ImageResult:
-    """What became of one image, whose files are read when they are asked for."""
+    """What became of one image. Its files are read when they are asked for: that raises
+    StoreError where the image failed, or a file is broken or gone."""
 
     name: str
     """Relative to the argument that it came from, with forward slashes."""
@@ -216,7 +217,7 @@ class ImageResult:
     hint: str | None = None
     outcome: Outcome = field(default_factory=Outcome)
     kept: bool = False
-    """It was complete before, and `resume` left it as it was."""
+    """Whether it was complete before, so that `resume` left it as it was."""
     temporary: TemporaryFolder | None = None
     """What holds the run directory, where the caller named none."""
 
@@ -277,10 +278,11 @@ class RunResult:
     """Names of the images that were not begun."""
     interrupted: bool = False
     pictures: int = 0
+    """How many feature maps were drawn."""
     whole: bool = True
-    """Whether no image of the run is missing; like the next, with those of other
-    shards."""
+    """Whether no image of the run is missing, those of other shards included."""
     all_failures: int = 0
+    """How many images failed, those of other shards included."""
     names: tuple[str, ...] = ()
     """Names of all images of the run in their order, those of other shards included."""
     temporary: TemporaryFolder | None = None

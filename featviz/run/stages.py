@@ -114,6 +114,9 @@ def probe(
     Returns:
         The shapes of the tensors at each call of these layers, in the order of the
         pass.
+
+    Raises:
+        FeatvizError: the model fails.
     """
     # shapes alone: the tensors of all layers would fill the memory
     shapes: dict[CallSide, list[list[int]]] = {}
@@ -146,10 +149,13 @@ def first_look(
     Returns:
         Layers in the order of `list_layers`; empty where none of several gives a map or
         a vector.
+
+    Raises:
+        FeatvizError: the model fails.
     """
     layers = list_layers(model.module)
     book = HintBook(model.module, blank[0].shape, tensor_layout)
-    # zeros are followed like an image: of some tensors only the trace tells the layout
+    # zeros are followed like an image: the layout of some tensors is known by that alone
     with book.traced(model.module, layers):
         shapes = probe(model, blank, layers, ("output", "input"))
     # torchvision's detectors resize what they are given, before their layers see it
@@ -171,10 +177,10 @@ def _calls(
     """Each call with the resolution of what it gave, in the order in which they
     finished."""
 
-    def sizes_of(side: CallSide, shapes: Sequence[Sequence[int]]) -> list[Size]:
+    def sizes_of(side: CallSide, tensor_shapes: Sequence[Sequence[int]]) -> list[Size]:
         """The sizes of those tensors that are maps of more than one place."""
         sizes = []
-        for shape in shapes:
+        for shape in tensor_shapes:
             # [steps, height, width]
             maps = map_size(shape, book.of_shape(side.layer, shape, side.kind))
             if maps is not None and maps[1] * maps[2] > 1:
@@ -193,7 +199,7 @@ def _calls(
         ]
         input_sizes = sizes_of(input, features)
         takes_several = len(input_sizes) > 2 or len(set(input_sizes)) > 1
-        # the head of a detector gives its boxes first, and what it took behind them
+        # the head of a detector returns its boxes first, and behind them what it took
         sizes = sizes_of(output, given_shapes[:1] if takes_several else given_shapes)
         size = sizes[0] if sizes else None
         learned = any(True for _ in modules[output.layer.name].parameters())
