@@ -562,7 +562,15 @@ def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_numbers(value: Any, path: str) -> None:
     """Refuse numbers that no processor has, at every depth: they decide how large
-    images become. `path` is that of the file, for messages."""
+    images become.
+
+    Args:
+        value: What the file holds, or a part of it.
+        path: The file's, for messages.
+
+    Raises:
+        LoadError: One of the numbers is larger than _LARGEST, or NaN.
+    """
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list):

@@ -103,7 +103,7 @@ class WrittenRun(WrittenSettings):
     images: CompleteImages
     failures: list[Any]
     kind: Literal["run"] = "run"
-    """Other results have another one; run.json of a run has none."""
+    """The run.json of a run has no `kind`; that of another result names its own."""
 
 
 _RECORDS: dict[str, list[type[msgspec.Struct]]] = {

@@ -121,8 +121,14 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
 
 
 def _check_empty(root: Path, record_name: str) -> None:
-    """Refuse a folder that holds more than locks, events, and what killed commands
-    left: StoreError. `record_name` is that of the result which is to be written."""
+    """Refuse a folder that holds more than locks, events, and what killed commands left.
+
+    Args:
+        record_name: the record of the result which is to be written.
+
+    Raises:
+        StoreError: it holds anything else.
+    """
     for path, _ in walk(root):
         if is_lock(path) or is_hidden(path.partition("/")[0]) or is_events(path):
             continue
@@ -142,6 +148,10 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
     Args:
         record_name: the file that is the result's record.
         overwrite: False refuses to begin where `root` holds an earlier result.
+
+    Raises:
+        StoreError: as of `check_free`, before and after the block; another process holds
+            a lock; or the folder cannot be made or renamed.
     """
     final = real(root)
     with ExitStack() as locks:
@@ -212,10 +222,12 @@ def remove_result(above: Folder, name: str, files: Iterable[str]) -> None:
 
 
 def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
-    """Remove hidden folders that killed processes have left: new results that were to get
-    the name `final`; and earlier results that had it, if there is a result under that
-    name, of which only the files of featviz. A process that still runs holds the lock of
-    its hidden folder, which then stays.
+    """Remove hidden folders that killed processes have left.
+
+    These are new results that were to get the name `final`, and earlier results that had
+    it. An earlier result goes only if there is a result under the name, and only its
+    files that featviz wrote do. A process that still runs holds the lock of its hidden
+    folder, which then stays.
 
     Args:
         above: the folder in which they are.
@@ -272,6 +284,9 @@ def writing(
         kind: an earlier file of this kind is replaced, anything else refused.
         option: the one that names the file, for messages.
         overwrite: replace any file.
+
+    Raises:
+        StoreError: it is a folder or another file, or cannot be written.
     """
     check_file(out, kind, option, overwrite)
     with write_file(out) as file:
@@ -281,7 +296,11 @@ def writing(
 @contextmanager
 def write_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file, which takes its place when all is written. Folders that are missing
-    are made, and a link in the file's place is replaced."""
+    are made, and a link in the file's place is replaced.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     with reported(path):
         folder = Folder.open(path.parent)
     with folder, folder.write(path.name) as file:
