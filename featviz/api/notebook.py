@@ -222,17 +222,17 @@ def _upper_end(study: StudyResult, file: str) -> Image.Image:
     return picture.crop((0, 0, width, height))
 
 
-def _last_white(lines: np.ndarray, most: int) -> int:
-    """Where a sheet ends: at its edge, or behind the last gap before `most`.
+def _last_white(lines: np.ndarray, limit: int) -> int:
+    """Where a sheet ends: at its edge, or behind the last gap before `limit`.
 
     Args:
         lines: whether each row or column of pixels is white."""
-    if len(lines) <= most:
+    if len(lines) <= limit:
         return len(lines)
     # letters are closer together
-    is_gap = np.convolve(lines[:most], np.ones(_GAP), "valid") == _GAP
+    is_gap = np.convolve(lines[:limit], np.ones(_GAP), "valid") == _GAP
     ends = np.flatnonzero(is_gap)
-    return int(ends[-1]) + _GAP if len(ends) else most
+    return int(ends[-1]) + _GAP if len(ends) else limit
 
 
 def _comparison_view(comparison: Comparison) -> View:

@@ -184,10 +184,12 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     x, top, width, height = spot
     canvas.paste(tile.pixels, spot, smooth=share * DPI < 3)
     # it may reach over the colour bar, but not into the factor of the bar's numbers
-    room = width + 2 * _APART
+    max_width = width + 2 * _APART
     if tile.limits is not None and ticks(*tile.limits).factor:
-        room = width + 2 * _BESIDE
-    canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above", room)
+        max_width = width + 2 * _BESIDE
+    canvas.write(
+        tile.title, x + width / 2, top - _ABOVE, Letters(8), "above", max_width
+    )
     if tile.limits is not None:
         bar = Cell(x + width + _BESIDE, top, _BAR, height)
         draw_color_bar(canvas, bar, tile.limits, colors)

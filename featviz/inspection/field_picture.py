@@ -151,11 +151,11 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
         looking = f"the layers of {tiles[0].model}"
         tiles = [tile._replace(model="") for tile in tiles]
     title = f"How far {looking} look: effective receptive fields"
-    room = width - 2 * _MARGIN
+    max_width = width - 2 * _MARGIN
     # a long name gets smaller letters
-    points = min(12.0, _TITLE_POINTS * room / len(title))
+    points = min(12.0, _TITLE_POINTS * max_width / len(title))
     bold = Letters(points, INK, bold=True)
-    canvas.write(title, _MARGIN, _MARGIN, bold, max_width=room)
+    canvas.write(title, _MARGIN, _MARGIN, bold, max_width=max_width)
     _draw_key(canvas, images, cmap)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, grid.cell(number), cmap)

@@ -67,19 +67,22 @@ def legend(
                 entries[LegendEntry(color, meaning)] = None
         # each picture's scale stands beside it
         elif mode and shows_marks and row.overlay is None:
-            cmap = _colormap(row, options)
-            for lines, (level, meaning) in zip(_MARKS, mode.marks, strict=False):
-                # the ink is half of all levels away
-                colors = scale_colors(cmap, (level, (level + 128) % 256))
-                # without matplotlib's colormap there are no colours, and no entries
-                if colors:
-                    color, ink = colors
-                    is_grey = cmap in colormap.GREYS
-                    entry = LegendEntry(color, meaning, lines, ink, is_grey)
-                    entries[entry] = None
+            entries |= dict.fromkeys(_mark_entries(mode, _colormap(row, options)))
     # of every page: magenta is the one colour that all pictures have in common
     magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)
     return [*entries, LegendEntry(magenta, "NaN or infinite")]
+
+
+def _mark_entries(mode: ScaleMode, cmap: str) -> list[LegendEntry]:
+    """The marks on constant maps; none without matplotlib's colormap."""
+    entries = []
+    for lines, (level, meaning) in zip(_MARKS, mode.marks, strict=False):
+        # the ink is half of all levels away
+        colors = scale_colors(cmap, (level, (level + 128) % 256))
+        if colors:
+            is_grey = cmap in colormap.GREYS
+            entries.append(LegendEntry(colors[0], meaning, lines, colors[1], is_grey))
+    return entries
 
 
 def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
