@@ -110,6 +110,31 @@ def test_a_vector_is_one_panel() -> None:
     assert panel.pixels == pytest.approx(viridis(np.arange(10) / 9)[None], abs=4)
 
 
+def test_a_strip_says_what_its_numbers_are() -> None:
+    """Those of a vector, or the value of each constant map."""
+    values = torch.arange(4.0).reshape(1, 4, 1, 1).expand(1, 4, 6, 6)
+    (vector,) = panels_of(torch.arange(10.0)[None])
+    (constants,) = panels_of(values)
+    assert vector.title == "10 numbers"
+    assert constants.title == "4 constant maps, a value each"
+
+
+def test_components_have_no_colour_bar() -> None:
+    """Their colours are no values."""
+    (components,) = panels_of(noise(1, 5, 6, 6), reduce="pca")
+    (mean,) = panels_of(noise(1, 5, 6, 6), reduce="mean")
+    assert components.limits is None
+    assert mean.limits is not None
+
+
+@pytest.mark.parametrize("aspect", [0.5, 1.0, 2.0])
+def test_cells_of_a_figure_have_the_proportions_of_its_maps(aspect: float) -> None:
+    """Of the maps and of the input, high ones and wide ones."""
+    size = page.figure_size(4, aspect)
+    assert size.grid.height == pytest.approx(size.grid.width * aspect)
+    assert size.seen.height == pytest.approx(size.seen.width * aspect)
+
+
 GREEN = (10, 200, 30)
 
 
