@@ -40,7 +40,10 @@ def test_one_picture_an_image_names_prediction_target_and_layer(
     done = featviz("cam", DIGITS_MODEL, FIVE)
     assert done.code == 0
     assert done.out == ""
-    assert done.err == f"{TITLE}\n1 picture in cam-00-5.png\n"
+    warning, title, end = done.err.splitlines()
+    assert warning.startswith("warning: preprocessing is a guess, --preset none")
+    assert title == TITLE
+    assert end == "1 picture in cam-00-5.png"
     assert [path.name for path in tmp_path.iterdir()] == ["cam-00-5.png"]
     with Image.open("cam-00-5.png") as opened:
         assert opened.info == {"Software": "featviz cam", "Title": TITLE}
