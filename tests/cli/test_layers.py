@@ -7,6 +7,7 @@ import json
 import re
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,23 @@ def test_layers_of_a_model_that_cannot_be_run(featviz: Run) -> None:
     counted = [(row["output_shape"], row["calls"], row["macs"]) for row in rows]
     assert counted == [(None, None, None)] * 3
     assert "warning: no shapes: the model failed in 1 (Linear)" in done.err
+
+
+SHARED = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = self.c = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return self.c(self.a(x))
+"""
+
+
+def test_a_shared_module_has_one_line_with_all_its_names(featviz: Run) -> None:
+    """The first name comes first."""
+    Path("shared.py").write_text(SHARED)
+    done = featviz("layers", "shared.py:Net", "-q")
+    assert " a (also b, c)  Conv2d " in done.out

@@ -61,6 +61,17 @@ def test_runs_of_two_models_do_not_stay(
     assert snapshot(tmp_path) == before
 
 
+def test_equal_models_need_no_further_layers(
+    featviz: CLI, models: Pair, photos: Path
+) -> None:
+    """Those that differ do, where nobody chose layers."""
+    images = (photos, *SMALL[:4])
+    equal = featviz("diff", models[0], models[0], *images)
+    assert equal.code == 0
+    assert "--layers '*'" not in equal.err
+    assert "--layers '*'" in featviz("diff", *models, *images).err
+
+
 def test_runs_stay_below_out(featviz: CLI, models: Pair, photos: Path) -> None:
     """They are two run directories beside the difference maps; the last lines say
     where."""

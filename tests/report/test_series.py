@@ -295,6 +295,15 @@ def test_a_step_is_told_wherever_it_counts(opened: Page) -> None:
 
 
 @pytest.mark.slow
+def test_a_step_without_an_audit_has_no_count(browser: Any, series: Path) -> None:
+    """None is not zero."""
+    (series / "step-000100" / "audit.json").unlink()
+    build_report(series, ReportOptions())
+    page = Page(browser, series).open("index.html?step=100")
+    assert page.one("[data-count=dead]").text == "–"
+
+
+@pytest.mark.slow
 def test_a_series_plays_until_the_slider_is_moved(opened: Page) -> None:
     """Behind the last step the first one follows."""
     from selenium.webdriver import Keys
