@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 295206,
+    "nodes": 295219,
     "nodes a code line": 8.7,
     "functions over 300 nodes": 66,
     "functions of complexity over 15": 0,
@@ -41,7 +41,7 @@ PAGE_LINES = 3463
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 133,
     "files that an image passes": 27,
-    "functions that a command passes": 754,
+    "functions that a command passes": 753,
     "files that a command passes": 81,
 }
 

@@ -176,12 +176,12 @@ def strips(
             piece[:] = colors.pad
         rows = levels.reshape(count, plan.map_size[0], -1)
         loops.lay_tiles(rows, plan.columns, *plan.scale, depth, plan.padding, piece)
-        enlarged = _enlarged(piece.reshape(len(piece), -1, depth), plan)
         if marks is not None:
+            enlarged = _enlarged(piece, plan)
             draw_marks(enlarged, marks[first : first + count], colors)
         for number, label in (labels or {}).items():
             if first <= number < first + count:
-                tile = enlarged[divmod(number - first, plan.columns)]
+                tile = _enlarged(piece, plan)[divmod(number - first, plan.columns)]
                 write(tile, label, colors)
         height = -(-count // plan.columns) * row_height
         yield piece[:height] if first else buffer[: plan.padding + height]
@@ -191,13 +191,14 @@ def _enlarged(pixels: Bytes, plan: GridPlan) -> Bytes:
     """The tiles in a piece of a picture, a view [rows, columns, h, w, depth].
 
     Args:
-        pixels: uint8 [rows, width, depth]: whole rows of tiles, each with the padding
+        pixels: uint8 [rows, depth · width]: whole rows of tiles, each with the padding
             below it.
     """
     height, width = plan.tile
     padding = plan.padding
-    shape = (-1, height + padding, plan.columns, width + padding, pixels.shape[2])
-    cells = pixels[:, padding:].reshape(shape).swapaxes(1, 2)
+    depth = pixels.shape[1] // plan.width
+    shape = (-1, height + padding, plan.columns, width + padding, depth)
+    cells = pixels[:, padding * depth :].reshape(shape).swapaxes(1, 2)
     return cells[:, :, :height, :width]
 
 

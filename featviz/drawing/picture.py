@@ -116,8 +116,6 @@ class GridPicture:
         """What is written on tiles, by tile number: the channel's number on its first
         one, and how many channels share it on its last one."""
         labels: dict[int, Label] = {}
-        if not (self.numbered or self.collapsed):
-            return labels
         slices = self.slices[0]
         for position, channel in enumerate(self.drawn):
             first = position * slices
@@ -190,8 +188,11 @@ def encode(
             plan.pixels // 1_000_000,
         )
     if record.save is None:
-        marks = picture.marks if picture.marked else None  # most pictures have none
-        pieces = strips(plan, picture.tiles, colors, picture.tile_labels, marks)
+        # most pictures have neither
+        has_labels = picture.numbered or picture.collapsed
+        labels = picture.tile_labels if has_labels else None
+        marks = picture.marks if picture.marked else None
+        pieces = strips(plan, picture.tiles, colors, labels, marks)
         write_png(
             file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
         )
