@@ -121,5 +121,5 @@ def test_a_rule_without_relu_is_warned_of(messages: pytest.LogCaptureFixture) ->
     """GELU networks have no ReLU at which a rule could do something."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU())
     drawn(model, "0", grad_rule="guided")
-    warning = "--grad-rule guided changes nothing: the model calls no ReLU"
+    warning = "grad_rule guided changes nothing: the model calls no ReLU"
     assert warning in messages.messages

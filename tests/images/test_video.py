@@ -91,7 +91,7 @@ def test_a_model_of_images_takes_the_first_frame(
     result = fv.run(nn.Conv2d(3, 2, 3), path, "Conv2d", preset="none")
     assert numbers([result.images[0].input]) == [0]
     warnings = [message for message in caplog.messages if "frames" in message]
-    assert warnings == [f"{path} has 30 frames; the first is taken (--frames)"]
+    assert warnings == [f"{path} has 30 frames; the first is taken (frames)"]
 
 
 @pytest.fixture

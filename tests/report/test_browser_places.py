@@ -269,8 +269,12 @@ def test_a_layer_without_all_channels_says_so(browser: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("module", "sizes", "reason"),
     [
-        (nn.Identity(), [(20, 20), (24, 24)], "inputs of the first image’s size"),
-        (nn.Upsample(scale_factor=2), [(20, 20)] * 2, "as behind an upsampling"),
+        (nn.Identity(), [(20, 20), (24, 24)], "images of the first one’s size alone"),
+        (
+            nn.Upsample(scale_factor=2),
+            [(20, 20)] * 2,
+            "not be worked out for this layer",
+        ),
     ],
 )
 def test_a_field_that_is_not_known_has_a_reason(
