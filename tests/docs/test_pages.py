@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -270,6 +271,16 @@ def run_code(block: str) -> None:
     if not block.startswith("# ") and "featviz.ray" not in block:
         model = models.resnet18() if "layer4" in block else None
         exec(block, {"model": model, "batch": torch.rand(1, 3, 64, 64)})
+
+
+@pytest.mark.parametrize("page", ["README", "python"])
+def test_the_tensors_that_a_page_names_are_there(page: str, clone: Path) -> None:
+    """Its first snippet keeps them, and predicts a five."""
+    assert (clone / "configs").is_dir()
+    names: dict[str, Any] = {}
+    exec(blocks(page, "python")[-1 if page == "README" else 0], names)
+    assert names["result"].captures[1].tensor.shape == (1, 64, 14, 14)
+    assert names["result"].images[0].prediction[0].text == "class 5 99.6 %"
 
 
 def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
