@@ -327,6 +327,27 @@ def test_pages_can_be_followed_one_after_the_other() -> None:
     assert not [folder for folder, times in made.items() if times > 1]
 
 
+@pytest.mark.parametrize("page", SHOWN)
+def test_no_look_of_a_page_replaces_the_picture_of_another(page: str) -> None:
+    """Of commands with the same model and image, one at most has no `--out`. A variant in
+    the README's words has a file of its own."""
+    pictures = Counter()
+    for line, _ in commands(page):
+        words = shlex.split(line.partition(" && ")[2] or line)
+        if words[:2] == ["featviz", "look"] and "--out" not in words:
+            pictures[words[2], words[3]] += 1
+    assert all(times == 1 for times in pictures.values())
+    variants = re.findall(r"\(`(--layers [^`]+)` draws", read(page))
+    assert all("--out" in variant for variant in variants)
+
+
+@pytest.mark.parametrize("page", ["tutorial", "layers"])
+def test_a_page_explains_the_mark_of_a_taken_layer(page: str) -> None:
+    """A page whose table of layers has a `*` says what it marks, in its words or in the
+    table's last line."""
+    assert re.search(r"A `\*` marks the layers|; \* \d+ taken by", read(page))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
 def test_a_page_says_which_files_the_reader_brings(page: str, furnished: Path) -> None:
