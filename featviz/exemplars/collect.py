@@ -50,6 +50,8 @@ class Strongest(NamedTuple):
     positions: Integers
     """[C, 4]: row and column of the value in the map, rows and columns of the map; -1
     where the tensor is not a map of the input, or the whole map counts."""
+    is_zero: np.ndarray
+    """bool [C]: whether the whole map is zero."""
 
 
 class TopImages(NamedTuple):
@@ -62,6 +64,8 @@ class TopImages(NamedTuple):
     """[C, K]: numbers among the samples; _NO_IMAGE where there is none."""
     positions: Integers
     """[C, K, 4], as in `Strongest`."""
+    is_zero: np.ndarray
+    """bool [C]: whether the map was zero in every image, also in those not among the best."""
 
     @classmethod
     def empty(cls, channels: int, top: int) -> TopImages:
@@ -70,6 +74,7 @@ class TopImages(NamedTuple):
             values=np.full((channels, top), -np.inf, np.float32),
             images=np.full((channels, top), _NO_IMAGE),
             positions=np.full((channels, top, 4), -1),
+            is_zero=np.ones(channels, np.bool_),
         )
 
     def with_image(self, image: int, strongest: Strongest) -> TopImages:
@@ -80,14 +85,14 @@ class TopImages(NamedTuple):
             strongest: what it gives in all C channels.
 
         Returns:
-            The new ranking, or this one where the image is not among the best of any
-            channel.
+            The new ranking.
         """
         finite = np.isfinite(strongest.values)
         new_values = np.where(finite, strongest.values, np.float32(-np.inf))
+        is_zero = self.is_zero & strongest.is_zero
         # the common case after some hundred images: nothing to sort
         if not (new_values >= self.values[:, -1]).any():
-            return self
+            return self._replace(is_zero=is_zero)
         new_images = np.where(finite, image, _NO_IMAGE)
         values = np.concatenate([self.values, new_values[:, None]], axis=1)
         images = np.concatenate([self.images, new_images[:, None]], axis=1)
@@ -100,6 +105,7 @@ class TopImages(NamedTuple):
             np.take_along_axis(values, order, 1),
             np.take_along_axis(images, order, 1),
             np.take_along_axis(positions, order[..., None], 1),
+            is_zero,
         )
 
 
@@ -311,13 +317,14 @@ def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
     """
     flat = maps.data.flatten(1)
     positions = np.full((len(flat), 4), -1)
+    is_zero = (~flat.any(1)).cpu().numpy()  # NaN counts as a value
     if rank_by == "mean":
         means = flat.mean(1)
         finite = flat.isfinite()
         # one NaN in a map would hide what all its other values say
         if not finite.all():
             means = torch.where(finite, flat, 0).sum(1) / finite.sum(1)
-        return Strongest(means.cpu().numpy(), positions)
+        return Strongest(means.cpu().numpy(), positions, is_zero)
     values, at = flat.max(1)
     # NaN is the maximum of what holds one
     if not values.isfinite().all():
@@ -328,4 +335,4 @@ def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
         positions[:, 0] = index // width
         positions[:, 1] = index % width
         positions[:, 2:] = (height, width)
-    return Strongest(values.cpu().numpy(), positions)
+    return Strongest(values.cpu().numpy(), positions, is_zero)

@@ -103,8 +103,11 @@ class CropReader:
         return tiles
 
     def _exemplars(self, top: TopImages, channel: int) -> list[Exemplar]:
-        """A channel's exemplars, as far as they are known without reading images."""
-        exemplars = []
+        """A channel's exemplars, as far as they are known without reading images; none
+        of a channel that is zero in every image."""
+        exemplars: list[Exemplar] = []
+        if top.is_zero[channel]:
+            return exemplars
         for rank in np.flatnonzero(np.isfinite(top.values[channel])).tolist():
             position = MapPosition(*top.positions[channel, rank].tolist())
             row_and_column = None

@@ -307,7 +307,7 @@ def _draw_layer(
             exemplars = [exemplar for exemplar, _ in shown]
             tiles = [tile for _, tile in shown]
             path = None
-            # a channel that no image gave a finite value has no picture of its own
+            # a channel that no image excites has no picture of its own
             if exemplars:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
                 title = (f"{label}, channel {channel}", lines[-1])
@@ -316,7 +316,9 @@ def _draw_layer(
                     folder, path, draw_channel(title, tiles, texts, tiles_per_channel)
                 )
             values = [exemplar.value for exemplar in exemplars]
-            drawn_row = sheet.add_row(channel, tiles, values)
+            # a class of which every image failed has no zeros either
+            is_zero = bool(top.is_zero[channel] and top.values[channel, 0] == 0)
+            drawn_row = sheet.add_row(channel, tiles, values, is_zero=is_zero)
             drawn_channels.append(ExemplarChannel(channel, path, exemplars, drawn_row))
     _save(folder, row.sheet, sheet.image)
     return replace(row, channels=drawn_channels)

@@ -161,7 +161,12 @@ class LayerPicture:
         return self._canvas.image
 
     def add_row(
-        self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]
+        self,
+        channel: int,
+        tiles: Sequence[Image.Image],
+        values: Sequence[float],
+        *,
+        is_zero: bool = False,
     ) -> list[int] | None:
         """Draw the row of a channel, and return where its tiles are: left, top, width
         and height. Beyond the channels that have room, nothing is drawn.
@@ -170,6 +175,7 @@ class LayerPicture:
             channel: its index, for its name.
             tiles: RGB, the best first; those that have no room are left out.
             values: of each tile; none where the channel has no exemplar.
+            is_zero: whether it has none because it is zero in every image.
         """
         if self._drawn == self._channels:
             return None
@@ -180,9 +186,13 @@ class LayerPicture:
         size = self._row.tile
         label_top = cell.top + (size - _LINE) // 2
         self._canvas.write(f"channel {channel}", cell.left, label_top)
-        note = "" if values else "no finite value"
-        # a channel that is dead, or saturated, ranks its images by nothing
-        if len(values) > 1 and values[0] == values[-1]:
+        note = ""
+        if is_zero:
+            note = "zero in all images"
+        elif not values:
+            note = "no finite value"
+        # a channel that is saturated, say, ranks its images by nothing
+        elif len(values) > 1 and values[0] == values[-1]:
             note = "all equal"
         self._canvas.write(note, cell.left, cell.top + (size + _LINE) // 2, _FAINT)
         left = x = round(cell.left) + _LABEL

@@ -319,12 +319,15 @@ def test_units_have_places_in_the_image_where_there_is_one(
 
 
 def test_images_that_a_channel_ranks_by_nothing_are_told() -> None:
-    """A channel of equal values says so below its name; one image equals no other."""
+    """A channel of equal values says so below its name, and one that is zero in all
+    images; one image equals no other."""
 
-    def letters(*values: float) -> int:
+    def letters(*values: float, is_zero: bool = False) -> int:
         """Pixels of the column of names that are not background."""
         picture = pictures.LayerPicture(["title"], 1, 2)
-        picture.add_row(0, [Image.new("RGB", (TILE, TILE))] * len(values), values)
+        picture.add_row(
+            0, [Image.new("RGB", (TILE, TILE))] * len(values), values, is_zero=is_zero
+        )
         names = np.asarray(picture.image)[:, :96]
         return int((names != names[0, 0]).any(2).sum())
 
@@ -333,6 +336,7 @@ def test_images_that_a_channel_ranks_by_nothing_are_told() -> None:
     )
     assert one == different < min(equal, none)
     assert equal != none
+    assert letters(is_zero=True) > none
 
 
 def test_channels_of_a_sheet_run_down_and_then_across() -> None:

@@ -128,7 +128,9 @@ def recorded(channel: Row) -> list[Exemplar]:
 
 def best(maps: list[Tensor], channel: int, by: str) -> list[Exemplar]:
     """The five images that a search over all tensors finds, earlier ones first where
-    they tie."""
+    they tie; none of a channel that is zero in all of them."""
+    if not any(tensor[channel].any() for tensor in maps):
+        return []
     rows = [
         exemplar(number, tensor[channel].numpy(), by)
         for number, tensor in enumerate(maps)
@@ -177,6 +179,29 @@ def test_the_pixels_of_a_box_give_the_value(
                 assert value == pytest.approx(exemplar["value"])
                 checked += 1
     assert checked > 3
+
+
+@pytest.mark.parametrize("by", ["max", "mean"])
+def test_a_channel_that_is_zero_in_all_images_has_no_exemplars(
+    by: str, noise: Path
+) -> None:
+    """Nor a picture; one whose best images alone are zero has both."""
+
+    def planes(self: Any, x: Tensor) -> Tensor:
+        is_first = (x[:, 0, :2] == first[0, :2]).all(dim=(1, 2))[:, None, None]
+        x[:, 0] = 0
+        x[:, 1] = torch.where(is_first, -1.0, 0.0)
+        x[:, 2] = 0.5
+        return self.last(x)
+
+    first = pixels_of(Image.open(pictures(noise)[0]))
+    net = Net(planes, last=nn.Identity())
+    found = search(net, noise, layers="last", top=3, rank_by=by)["layers"]
+    zero, below, equal = channels_of(found)
+    assert (zero["exemplars"], zero["file"]) == ([], None)
+    assert column(below["exemplars"], "value") == [0, 0, 0]
+    assert column(equal["exemplars"], "value") == [0.5, 0.5, 0.5]
+    assert (Path("out") / below["file"]).exists()
 
 
 def test_exemplars_have_the_names_of_their_images(searched: Rows, noise: Path) -> None:
@@ -297,7 +322,7 @@ def layouts(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
     conv = nn.Conv2d(3, 6, 3, padding=1)
     net = Net(way, conv=conv, nhwc=nn.Identity(), tokens=nn.Identity()).eval()
-    net.cls_token = nn.Parameter(torch.zeros(1, 1, 6))
+    net.cls_token = nn.Parameter(torch.ones(1, 1, 6))
     out = tmp_path_factory.mktemp("layouts") / "out"
     return search(net, noise, out, layers="conv,nhwc,tokens", top=3)["layers"]
 
