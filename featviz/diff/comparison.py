@@ -17,13 +17,15 @@ from featviz.errors import CHECK_FAILED
 from featviz.files.urls import Url
 from featviz.options.commands import DiffThresholds
 from featviz.records import CaptureKey, ClassScore, GridPlan, Verdict, finite
-from featviz.text import counted, layer_named
+from featviz.text import counted, layer_named, ranges
 
 SCHEMA_VERSION = 1
 """The version of the JSON document. 1: first release."""
 
 # the columns that name a layer, which the page has as a heading
 _NAMING = ("layer", "type", "tensor")
+# ranges of newly dead channels that are written out
+_MAX_RANGES = 5
 
 
 class ValueSpan(NamedTuple):
@@ -174,6 +176,9 @@ class ComparedLayer:
     """Signal to quantization noise in dB, of the image where it is smallest; infinite
     where nothing differs, NaN unless both runs kept tensors."""
     most_changed: Sequence[int]
+    newly_dead: Sequence[int]
+    """The channels of an activation that are zero in every image of NEW, and not in
+    every one of BASE; none if there is one image alone."""
     image: str
     """The image in which the layer differs most; the next three fields are about it."""
     severity: float
@@ -215,6 +220,7 @@ class ComparedLayer:
             "cosine": "",
             "SQNR": "",
             "most changed": self.reason or "",
+            "newly dead": ranges(self.newly_dead, _MAX_RANGES, comma=", "),
             "by": "",
             "in NEW": in_new,
         }
@@ -469,6 +475,7 @@ def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
         "cosine": finite(layer.cosine),
         "sqnr": finite(layer.sqnr),
         "most_changed": layer.most_changed,
+        "newly_dead": layer.newly_dead,
         "channels": {
             "absolute": layer.channels.absolute.tolist(),
             "relative": layer.channels.relative.tolist(),

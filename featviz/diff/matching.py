@@ -315,11 +315,32 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
         cosine=cosine,
         sqnr=sqnr,
         most_changed=[] if reasons else most_changed[:_MAX_LISTED],
+        newly_dead=_newly_dead(changes),
         image=worst.image,
         severity=worst.extent[0],
         change=np.where(worst.change.unlike > 0, 1.0, worst.change.relative),
         changed=worst_first(worst.change.relative, worst.change.unlike, worst.differs),
     )
+
+
+def _newly_dead(changes: Sequence[TensorChange]) -> list[int]:
+    """The channels of a tensor that are zero in every image of NEW, and were not in
+    BASE.
+
+    Args:
+        changes: one for each image.
+    """
+    # many channels are zero in a single image, and live in the next one
+    if len(changes) == 1:
+        return []
+    lived = set()
+    dead = set(range(len(changes[0].differs)))
+    for change in changes:
+        if change.zero is None:
+            return []
+        lived.update(np.flatnonzero(~change.zero.before).tolist())
+        dead.intersection_update(np.flatnonzero(change.zero.after).tolist())
+    return sorted(lived & dead)
 
 
 def _image_change(change: TensorChange) -> ImageChange:

@@ -10,8 +10,8 @@ from featviz.text import TextTable, counted, listed
 
 # changed predictions that are named, a line each
 _NAMED = 10
-# known of kept tensors alone, and of a network and its graph
-_OPTIONAL = ("SQNR", "in NEW")
+# known of kept tensors alone, of ReLUs of several images, and of a network and its graph
+_OPTIONAL = ("SQNR", "newly dead", "in NEW")
 _NUMBERS = ("images", "channels", "absolute", "relative", "cosine", "SQNR")
 
 

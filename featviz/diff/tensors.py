@@ -35,6 +35,13 @@ STATISTICS = "statistics"
 _HALF = 0.501
 
 
+class ZeroChannels(NamedTuple):
+    """Which channels of a tensor are zero throughout an image; bool [channels]."""
+
+    before: np.ndarray
+    after: np.ndarray
+
+
 @dataclass(frozen=True)
 class TensorChange:
     """One tensor of one image, compared."""
@@ -50,6 +57,8 @@ class TensorChange:
     """bool [channels]; all where there is a reason."""
     reason: str | None = None
     """Why it could not be compared."""
+    zero: ZeroChannels | None = None
+    """None where zeros do not say that a channel is dead."""
 
     @property
     def extent(self) -> tuple[float, float]:
@@ -289,7 +298,21 @@ def measure(pair: TensorPair, tolerance: float) -> TensorChange:
         change=change,
         differs=differs,
         reason=reason,
+        zero=None if reason else _zero_channels(pair),
     )
+
+
+def _zero_channels(pair: TensorPair) -> ZeroChannels | None:
+    """The channels that are zero; None if the layer is no activation that ends at zero,
+    as a ReLU does, or if interventions changed NEW: they may have set zeros."""
+    # a model may have its own class of ReLU, or a block that ends in one
+    has_negatives = any((table[:, 0] < 0).any() for table in pair.stats)
+    is_changed = bool(pair.images[1].manifest.interventions)
+    if has_negatives or is_changed or pair.key.kind != "output":
+        return None
+    # the columns of STAT_COLUMNS: share of zeros, and values that are not finite
+    before, after = ((table[:, 4] == 1) & (table[:, 5] == 0) for table in pair.stats)
+    return ZeroChannels(before, after)
 
 
 def _incomparable(pair: TensorPair) -> str | None:

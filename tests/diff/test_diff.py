@@ -204,6 +204,40 @@ def test_the_first_layer_is_the_first_that_ran(featviz: CLI) -> None:
     assert document["first_divergence"]["layer"] == "conv2"
 
 
+ALIVE, DEAD = (0, 2, 1, 1, 0.5, 0), (0, 0, 0, 0, 1, 0)
+"""Statistics of a map of a ReLU, in the order of `STAT_COLUMNS`."""
+
+
+def test_channels_that_died_are_named(featviz: CLI) -> None:
+    """Those of an activation that are zero in all images of NEW, and were not in BASE;
+    one that is zero in one image lives in the other."""
+
+    def run(name: str, *images: list[tuple[float, ...]]) -> Path:
+        drawn = {}
+        for number, rows in enumerate(images):
+            stats = np.array(rows, np.float32)
+            below = stats - np.eye(6, dtype=np.float32)[:1]  # of a convolution
+            drawn[f"{number}.png"] = [
+                Drawn("relu", 4, stats=stats),
+                Drawn("conv", 4, index=2, type="Conv2d", stats=below),
+            ]
+        return write_run(Path(name), drawn)
+
+    base = run("base", [ALIVE, ALIVE, DEAD, ALIVE], [ALIVE, DEAD, DEAD, ALIVE])
+    new = run("new", [ALIVE, DEAD, DEAD, DEAD], [DEAD, DEAD, DEAD, DEAD])
+    one = [run(f"one-{n}", [row] * 4) for n, row in enumerate((ALIVE, DEAD))]
+
+    table = featviz("diff", base, new).out
+    document = documented(featviz, base, new).document
+    of_one = documented(featviz, *one).document
+
+    died = {row["layer"]: row["newly_dead"] for row in document["layers"]}
+    assert died == {"relu": [1, 3], "conv": []}
+    assert "newly dead" in table.splitlines()[0]
+    assert "  1, 3  " in table
+    assert layer_of(of_one, "relu")["newly_dead"] == []
+
+
 def test_another_number_of_channels_is_a_difference(featviz: CLI) -> None:
     """A layer of another shape cannot be compared: all its channels differ, with the
     reason."""
