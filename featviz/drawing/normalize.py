@@ -12,6 +12,7 @@ from featviz.errors import UsageError
 from featviz.layout.layouts import CHOICES
 from featviz.models.sources import WEIGHTS_HELP
 from featviz.records import CLASS_MAPS, KINDS, SIGNED
+from featviz.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,10 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
     name, _, tail = text.partition(":")
     mode = MODES.get(name)
     if mode is None or bool(tail) != (":" in mode.spelling):
-        spellings = ", ".join(["auto", *(mode.spelling for mode in MODES.values())])
+        spellings = ["auto", *(mode.spelling for mode in MODES.values())]
         raise UsageError(
-            f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
+            f"--normalize {text!r} is no normalization mode",
+            did_you_mean(text, spellings, f"give one of {', '.join(spellings)}"),
         )
     # what is not a number has the wrong count of numbers
     numbers: tuple[float, ...] = ()

@@ -221,7 +221,11 @@ def parse(option: str, text: str) -> Intervention:
                 f": {numbers[0]:g} is above {numbers[1]:g}", "clamp=LOW,HIGH"
             )
         return change
-    raise refusal(option, text, " cannot be read", f"for example {', '.join(examples)}")
+    message = " cannot be read"
+    if re.fullmatch("[^:]*:?", text):
+        lacking = "channels" if option == "ablate" else "change"
+        message = f" has no {lacking} behind a colon"
+    raise refusal(option, text, message, f"for example {', '.join(examples)}")
 
 
 parse_ablate = partial(parse, "ablate")

@@ -13,7 +13,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from featviz.errors import LoadError, UsageError
 from featviz.files import missing_file, misspelt, real
 from featviz.options import ModelOptions
-from featviz.text import did_you_mean, quoted
+from featviz.text import did_you_mean, listed, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +61,9 @@ _LOOKS = {
 _MAX_RATIO = 20
 """A zip that unpacks to more times its size is a bomb; torch.save does not compress at
 all."""
+
+_LONGEST_CODE = 1_000_000
+"""Bytes of a file of Python that is searched for classes."""
 
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
 """In lower case: torch's reader of archives makes no difference."""
@@ -197,9 +200,9 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
         UsageError: Where it belongs to none; the hint names a file of a like name.
     """
     if spec.endswith(".py") and Path(spec).is_file():
-        raise UsageError(
-            f"{option} {spec!r} is code",
-            f"name the class or function that makes the model: {quoted(spec)}:NAME",
+        hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
+        raise _unknown(
+            f"{option} {spec!r} is code", spec, _classes_in(Path(spec)), hint
         )
     # a prefix wins over a file of this name
     for source in SOURCES:
@@ -304,20 +307,58 @@ def unknown_name(
     # 0.65: AlexNet is not what somebody means by a Net of their own
     close_names = difflib.get_close_matches(name.lower(), names, 3, 0.65)
     near = [f"{prefix}{close_name}" for close_name in close_names]
-    module, _, attribute = name.rpartition(".")
-    file = Path(f"{module.replace('.', '/')}.py")
-    if not is_timm and file.is_file():  # `net.Net`, as one would write it in Python
-        near = [f"{file}:{attribute}"]
-    if near:
-        return UsageError(
-            message,
-            f"did you mean {', '.join(near)}?",
-            replace=(f"{prefix}{name}", near[0]),
-        )
+    if not is_timm:
+        near = _own_code(name) or near
     hint = f"a name such as {prefix}resnet18"
     if not is_timm and name.isidentifier():
         hint += f", or FILE.py:{name} for a class of your own"
-    return UsageError(message, hint)
+    return _unknown(message, f"{prefix}{name}", near, hint)
+
+
+def _unknown(
+    message: str, spec: str, near: Sequence[str], otherwise: str
+) -> UsageError:
+    """The error for a MODEL string, with what may be meant, the likeliest first; where
+    nothing is near, with another hint."""
+    if not near:
+        return UsageError(message, otherwise)
+    return UsageError(
+        message,
+        f"did you mean {listed([*map(quoted, near)], 3)}?",
+        replace=(spec, near[0]),
+    )
+
+
+def _own_code(name: str) -> list[str]:
+    """What somebody may mean by a name who has code of their own in the current folder:
+    `net.Net`, as one would write it in Python, the classes of `net`, or the class `Net`.
+    """
+    module, _, attribute = name.rpartition(".")
+    file = Path(f"{module.replace('.', '/')}.py")
+    if file.is_file():
+        return [f"{file}:{attribute}"]
+    named = []
+    for code in sorted(Path().glob("*.py")):
+        for spec in _classes_in(code):
+            if name in (code.stem, spec.rpartition(":")[2]):
+                named.append(spec)
+    return named
+
+
+def _classes_in(code: Path) -> list[str]:
+    """`net.py:Net` of each class with a base that a file of Python defines, the last one
+    first, since a network mostly stands behind its blocks."""
+    names = re.findall(r"^class (\w+)\(", read_code(code), re.MULTILINE)
+    return [f"{code}:{name}" for name in reversed(names)]
+
+
+def read_code(code: Path) -> str:
+    """The text of a file of Python, which may be a stranger's; empty where it is large
+    or no file."""
+    with suppress(OSError):
+        if code.is_file() and code.stat().st_size <= _LONGEST_CODE:
+            return code.read_text("utf-8", errors="replace")
+    return ""
 
 
 def sniff(path: Path) -> str:

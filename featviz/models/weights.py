@@ -29,7 +29,7 @@ from featviz.models import inert, sources
 from featviz.models.classes import classes_of
 from featviz.models.rebuild import RefusedError, UnbuiltModule, lacks, rebuild
 from featviz.models.requirements import first_line
-from featviz.models.sources import FixedInput, importable
+from featviz.models.sources import FixedInput, importable, read_code
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
@@ -164,7 +164,7 @@ def _class_at_hand(path: Path, names: Sequence[str]) -> str:
         if module == "__main__":
             files = [*Path().glob("*.py"), *path.parent.glob("*.py")]
         for code in files:
-            if f"class {class_name}" in _read_code(code):
+            if f"class {class_name}" in read_code(code):
                 return f"{code}:{class_name}"
     return "FILE.py:CLASS"
 
@@ -181,21 +181,12 @@ def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
     modules = {name.partition(".")[0] for name in tensors}
     fitting = {}
     for code in (*path.parent.glob("*.py"), *Path().glob("*.py")):
-        parts = re.split(r"^class (\w+)", _read_code(code), flags=re.MULTILINE)
+        parts = re.split(r"^class (\w+)", read_code(code), flags=re.MULTILINE)
         for class_name, body in zip(parts[1::2], parts[2::2], strict=True):
             if modules <= set(re.findall(r"\bself\.(\w+)", body)):
                 # once where the file of weights lies in the current folder
                 fitting[code.name, class_name] = f"{code}:{class_name}"
     return fitting.popitem()[1] if len(fitting) == 1 else None
-
-
-def _read_code(code: Path) -> str:
-    """The text of a file of Python, which may be a stranger's; empty where it is large
-    or no file."""
-    with suppress(OSError):
-        if code.is_file() and code.stat().st_size <= _LONGEST_CODE:
-            return code.read_text("utf-8", errors="replace")
-    return ""
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
@@ -536,9 +527,6 @@ _PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
 
 _MAX_DEPTH = 4
 """How many usual keys may stand inside each other."""
-
-_LONGEST_CODE = 1_000_000
-"""Bytes of a file of Python that is searched for classes."""
 
 _MAX_MODULES = 100_000
 """The most of a model that is read without its class: shared ones, in shared ones, may be

@@ -67,7 +67,7 @@ BAD = [
     ("format", True, "format=True: expected one of png"),
     ("preset", True, "preset=True: expected one of imagenet"),
     ("std", "1,nan,1", "std=1,nan,1: expected numbers"),
-    ("ablate", "5", "ablate '5' cannot be read"),
+    ("ablate", "5", "ablate '5' has no channels behind a colon"),
     ("device", "gpu", "'gpu' is no device"),
     ("seed", 10**30, f"seed={10**30}: expected an integer from 0 to {2**63 - 1}"),
     ("model_args", "3", "model_args=3: expected KEY=VALUE"),

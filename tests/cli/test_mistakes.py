@@ -243,7 +243,16 @@ MODELS = [
         "featviz run model.pth cat.jpg",
     ),
     ("run org/net cat.jpg", "no model file 'org/net'", "hf download org/net"),
-    ("run net.py cat.jpg", "'net.py' is code", "makes the model: net.py:NAME"),
+    (
+        "run net.py cat.jpg",
+        "'net.py' is code",
+        "mean net.py:Wrapped, net.py:Net? featviz run net.py:Wrapped cat.jpg",
+    ),
+    (
+        "look weights.pth cat.jpg --arch net",
+        "or file named 'net'",
+        "net.py:Net? featviz look weights.pth cat.jpg --arch net.py:Wrapped",
+    ),
     (
         "run weights.pth cat.jpg --arch net.Net --out 'my maps'",
         "no torchvision model or file named 'net.Net'",
@@ -274,7 +283,7 @@ MODELS = [
     (
         "look Net cat.jpg",
         "no torchvision model or file named 'Net'",
-        "a name such as resnet18, or FILE.py:Net for a class of your own",
+        "did you mean net.py:Net? featviz look net.py:Net cat.jpg",
     ),
     ("report .", "is no run directory", "give a run: ran"),
     ("identify gone.pth", "File 'gone.pth' does not exist", "did you mean gan.pth?"),

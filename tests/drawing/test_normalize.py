@@ -308,6 +308,13 @@ def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
     assert caught.value.hint
 
 
+def test_a_misspelt_scale_is_told_the_nearest() -> None:
+    """A slip in `percentile` gets its spelling."""
+    with pytest.raises(UsageError) as caught:
+        normalize.parse_scale("percentil:99")
+    assert caught.value.hint == "did you mean percentile:LO,HI?"
+
+
 EVERY_MODE = pytest.mark.parametrize(
     "mode",
     normalize.MODES.values(),
