@@ -244,6 +244,9 @@ class ComparedLayer:
         """What the page says of it: the cells behind its name that hold something."""
         cells = []
         for heading, cell in self.cells.items():
+            # the maps below it are ranked by one image
+            if heading == "most changed" and len(self.images) > 1 and not self.reason:
+                heading = "most changed, all images"
             if cell and heading not in _NAMING:
                 cells.append((heading, cell))
         return cells

@@ -456,6 +456,26 @@ def test_channels_are_counted_once_for_readers(featviz: CLI, uneven: Pair) -> No
     assert "2 of 6 channels" in page.read_text()
 
 
+def test_the_page_tells_what_is_of_all_images(featviz: CLI) -> None:
+    """Of several images the facts; the maps are of one. With one image both are the
+    same."""
+    pages = []
+    for name, images in (("two", ("a.png", "b.png")), ("one", ("a.png",))):
+        runs = []
+        for title, shift in (("base", 0), ("new", 1)):
+            stats = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1)) + shift
+            drawn = {image: [Drawn("x", stats=stats)] for image in images}
+            runs.append(write_run(Path(f"{name}-{title}"), drawn))
+        featviz("diff", *runs, "--html", f"{name}.html")
+        pages.append(Path(f"{name}.html").read_text("utf-8"))
+    of_two, of_one = pages
+    assert "<dt>most changed, all images</dt><dd>0, 1, 2, 3, 4</dd>" in of_two
+    assert "<dt>differs most in</dt><dd>a.png</dd>" in of_two
+    assert "maps are of the image in which it differs most" in of_two
+    assert "<dt>most changed</dt><dd>0, 1, 2, 3, 4</dd>" in of_one
+    assert "all images" not in of_one
+
+
 def test_channels_are_counted_in_each_image_for_machines(
     featviz: CLI, uneven: Pair
 ) -> None:
