@@ -221,11 +221,17 @@ def parse(option: str, text: str) -> Intervention:
                 f": {numbers[0]:g} is above {numbers[1]:g}", "clamp=LOW,HIGH"
             )
         return change
-    message = " cannot be read"
-    if re.fullmatch("[^:]*:?", text):
-        lacking = "channels" if option == "ablate" else "change"
-        message = f" has no {lacking} behind a colon"
-    raise refusal(option, text, message, f"for example {', '.join(examples)}")
+    raise refusal(
+        option, text, _misread(option, text), f"for example {', '.join(examples)}"
+    )
+
+
+def _misread(option: str, text: str) -> str:
+    """What is wrong with a text of another form."""
+    if re.fullmatch("[^:]*:?", text) is None:
+        return " cannot be read"
+    lacking = "channels" if option == "ablate" else "change"
+    return f" has no {lacking} behind a colon"
 
 
 parse_ablate = partial(parse, "ablate")

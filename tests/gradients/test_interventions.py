@@ -368,10 +368,14 @@ UNREADABLE = {
     [(option, text) for option, texts in UNREADABLE.items() for text in texts],
 )
 def test_unreadable_interventions_are_refused(option: str, text: str) -> None:
-    """With an example."""
+    """With an example. Where nothing stands behind a colon, the message says so."""
+    reason = "cannot be read"
+    if ":" not in text.rstrip(":"):
+        lacking = "channels" if option == "ablate" else "change"
+        reason = f"has no {lacking} behind a colon"
     with pytest.raises(UsageError) as caught:
         parse(option, text)
-    assert caught.value.message == f"{option} {text!r} cannot be read"
+    assert caught.value.message == f"{option} {text!r} {reason}"
     assert caught.value.hint == HINTS[option]
 
 
