@@ -325,6 +325,23 @@ def test_channels_are_chosen_by_their_deviation(
     assert varied.channels["relu"] == descending(shares)[:5]
 
 
+@pytest.mark.parametrize(
+    ("collapse", "channels"), [({}, [0, 1]), ({"collapse": 0.9}, [0, 2])]
+)
+def test_a_rule_takes_one_of_the_maps_that_share_a_tile(
+    collapse: dict[str, float], channels: list[int], tmp_path: Path
+) -> None:
+    """Channel 1 is half of channel 0, and channel 2 varies less than both."""
+    conv = torch.nn.Conv2d(3, 3, 1, bias=False)
+    kernels = [[4.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    conv.weight.data = torch.tensor(kernels)[..., None, None]
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), "uint8")
+    fv.run(conv, pixels, "*", tmp_path / "run", preset="none", **collapse)
+    assert [*sheet_of(tmp_path / "run", channels="varied:2").channels.values()] == [
+        channels
+    ]
+
+
 @pytest.mark.parametrize(("count", "shown"), [(24, 24), (25, 24)])
 def test_all_channels_are_shown_up_to_a_number(count: int, shown: int) -> None:
     """In their order; of more the strongest come first."""
