@@ -14,8 +14,10 @@ are, and `class` of anything but a classifier, is up to the model's family:
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
@@ -24,7 +26,7 @@ from featviz.errors import UsageError
 from featviz.gradients import interventions
 from featviz.layout import to_floats
 from featviz.options import DrawOptions, PassOptions
-from featviz.text import did_you_mean, is_number, listed
+from featviz.text import is_number, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -239,9 +241,14 @@ def class_index(
             f" on each line; {targets_here}"
         )
     else:
-        every_name = f"the classes are {listed(names, _LISTED)}; a number is one, too"
-        # names of ImageNet are long, and easily misspelt
-        hint = did_you_mean(name, lower_names, every_name, most=3)
+        hint = f"the classes are {listed(names, _LISTED)}; a number is one, too"
+        # names of ImageNet are long: known by a word of theirs, and easily misspelt
+        near = [class_name for class_name in lower_names if name in class_name]
+        near = near or get_close_matches(name, lower_names)
+        if near:
+            prefix = f"{_prefix(target)}{target.kind}:"
+            texts = [shlex.quote(prefix + class_name) for class_name in near[:3]]
+            hint = f"did you mean {' or '.join(texts)}?"
     raise target.error(": no class has this name", hint)
 
 
@@ -304,6 +311,10 @@ def parse(text: str | None) -> Target:
     hint = _FORMS
     if text.startswith("layer:"):
         hint = "layer:NAME or layer:NAME:CHANNEL"
+    elif re.fullmatch(r"\w[\w -]*", text) and text not in (*TARGETS, "output", "layer"):
+        # the model is not loaded yet, so its classes are not known
+        as_class = shlex.quote(f"class:{text}")
+        hint = f"a class of this name is written {as_class}; other targets: {_FORMS}"
     raise interventions.refusal("target", text, " cannot be read", hint)
 
 

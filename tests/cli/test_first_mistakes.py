@@ -215,7 +215,8 @@ COMMANDS = [
     (
         "cam resnet18 p.png --target 'tabby cat'",
         "--target 'tabby cat' cannot be read",
-        "class:NAME, class:N, box, mean, output[KEY]:mean or layer:NAME:CHANNEL",
+        "a class of this name is written 'class:tabby cat'; other targets: class:NAME,"
+        " class:N, box, mean, output[KEY]:mean or layer:NAME:CHANNEL",
     ),
     (
         "run resnet18 p.png --layers",

@@ -141,7 +141,13 @@ def test_classes_have_names_in_any_case(target: str, value: float, name: str) ->
 @pytest.mark.parametrize(
     ("target", "scores", "hint"),
     [
-        ("class:tigercat", SCORES, "did you mean tiger cat?"),
+        ("class:tigercat", SCORES, "did you mean 'class:tiger cat'?"),
+        ("class:taby", SCORES, "did you mean class:tabby?"),
+        (
+            "class:cat",
+            SCORES,
+            "did you mean 'class:tiger cat' or 'class:egyptian cat'?",
+        ),
         (
             "class:zebra",
             SCORES,
@@ -237,6 +243,25 @@ def test_unreadable_targets_are_refused(text: str) -> None:
     ) as caught:
         parse(text)
     assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "as_class"),
+    [("tabby", "class:tabby"), ("tiger cat", "'class:tiger cat'")],
+)
+def test_the_bare_name_of_a_class_is_offered_as_a_target(
+    text: str, as_class: str
+) -> None:
+    """As it is typed in a shell, before the other targets; not of a word that begins
+    other targets."""
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert str(caught.value.hint).startswith(
+        f"a class of this name is written {as_class}; "
+    )
+    with pytest.raises(UsageError) as caught:
+        parse("output")
+    assert str(caught.value.hint).startswith("class:NAME")
 
 
 HERE = "targets here: "
