@@ -139,6 +139,15 @@ def test_the_short_comparison_is_a_part_of_the_long_one() -> None:
         assert cells == cells_there, want
 
 
+def test_the_short_comparison_has_what_people_look_for() -> None:
+    """Among its rows are comparing models, gates and exemplars."""
+    assert table("README").keys() >= {
+        "the images that excite a channel most",
+        "two models or runs, layer by layer",
+        "an exit code for CI",
+    }
+
+
 class SpeedRow(NamedTuple):
     """A row of the table in docs/speed.md, in milliseconds an image."""
 
