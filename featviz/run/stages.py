@@ -14,12 +14,15 @@ of it. For ResNet-18:
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from featviz.hooks.capture import forward, hooked
 from featviz.hooks.eval_mode import in_eval_mode
@@ -28,6 +31,9 @@ from featviz.layout import map_size
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import CaptureSite, Layer
+from featviz.text import by, layer_named
+
+log = logging.getLogger(__name__)
 
 Size = tuple[int, int]  # height and width of maps
 ADDS_NOTHING = {
@@ -162,8 +168,11 @@ def first_look(
     seen_size = book.of_layer(layers[0]).input_size
     height, width = seen_size or blank[0].shape[-2:]
     calls = _calls(model, book, shapes, (height, width))
-    chosen = _ends_of_stages(CallTree(calls, (height, width)))
-    if not chosen:
+    tree = CallTree(calls, (height, width))
+    chosen = _ends_of_stages(tree)
+    if chosen:
+        _warn_of_a_small_image(model, tree, shapes)
+    else:
         chosen = _layers_of_vectors(shapes)
     # a model that is one module, which may give anything
     if not chosen and len(layers) == 1:
@@ -205,6 +214,30 @@ def _calls(
         learned = any(True for _ in modules[output.layer.name].parameters())
         calls.append(Ran(output.layer, size, takes_several, learned))
     return calls
+
+
+def _warn_of_a_small_image(model: LoadedModel, tree: CallTree, shapes: Shapes) -> None:
+    """Warn of the first unit that is no stage, since the image is too small for it: a
+    kernel of several places sees one."""
+    units = set()
+    for call in tree.calls:
+        # a detector has such kernels at its smallest level for an image of any size
+        if tree.is_unit(call) and call.size is None and not call.takes_several:
+            units.add(call.layer.name)
+    modules = modules_by_name(model.module)
+    for side, tensors in shapes.items():
+        module = modules[side.layer.name]
+        if side.kind != "input" or not isinstance(module, _ConvNd):
+            continue
+        unit = tree.within(side.layer.name, units)
+        places = [prod(shape[2:]) for shape in tensors]
+        if unit and max(places) == 1 < max(module.kernel_size):
+            message = (
+                "images of %s are too small: maps from %s on are single numbers, and"
+                " not taken; --size makes images larger, --layers takes any layer"
+            )
+            log.warning(message, by(tree.image), layer_named(unit))
+            return
 
 
 def _layers_of_vectors(shapes: Shapes) -> set[Layer]:
@@ -293,6 +326,11 @@ class CallTree:
         """Whether other calls are inside it."""
         return call.layer.name in self.children
 
+    def is_unit(self, call: Ran) -> bool:
+        """Whether it is not opened, and what is around it is."""
+        name = call.layer.name
+        return self.parents[name] in self.opened and name not in self.opened
+
     def is_trunk(self, call: Ran) -> bool:
         """Whether a module holds several stages: its children give maps of at least two
         resolutions that it does not take. A wrapper around such a module is one, too."""
@@ -326,8 +364,7 @@ class CallTree:
         for call in self.calls:
             name = call.layer.name
             parent = self.parents[name]
-            is_unit = parent in self.opened and name not in self.opened
-            if not is_unit or call.size is None:
+            if not self.is_unit(call) or call.size is None:
                 continue
             left_trunk = bool(trunk) and not name.startswith(f"{trunk}.")
             trunk = self.within(parent, self.trunks) or ""

@@ -161,6 +161,26 @@ def test_a_model_of_one_layer_shows_that() -> None:
     assert looked_at(nn.Conv2d(3, 2, 3), 16, 16) == [""]
 
 
+@pytest.mark.parametrize(("side", "first"), [(4, "4"), (8, None)])
+def test_an_image_that_is_too_small_for_a_stage_is_warned_of(
+    side: int, first: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two poolings leave one place of 4 by 4 pixels, in which a kernel of 3 by 3 sees
+    nothing; a kernel of 1 by 1, as behind a global pooling, needs no more."""
+    layers: list[nn.Module] = []
+    for channels in (3, 4, 4):
+        layers += [nn.Conv2d(channels, 4, 3, padding=1), nn.MaxPool2d(2)]
+    layers[-1] = nn.AdaptiveAvgPool2d(1)
+    looked_at(nn.Sequential(*layers, nn.Conv2d(4, 2, 1)), side, side)
+    expected = []
+    if first is not None:
+        expected = [
+            f"images of {side}×{side} are too small: maps from layer {first} on are single"
+            " numbers, and not taken; --size makes images larger, --layers takes any layer"
+        ]
+    assert [text for text in caplog.messages if "too small" in text] == expected
+
+
 def test_dropout_identity_and_poolings_are_no_ends() -> None:
     """The last layer that changes values is taken; a resolution of poolings alone has
     no end."""
