@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import featviz as fv
 from featviz.errors import UsageError
 
-from .drawn import drawn
+from .drawn import AS_IT_IS, drawn
 
 
 @pytest.mark.medium
@@ -34,6 +37,19 @@ def test_layers_are_text_classes_or_lists(
     with fv.capture(tiny, layers) as maps:
         tiny(torch.zeros(1, 3, 8, 8))
     assert list(maps) == names
+
+
+def test_a_module_in_training_mode_runs_in_eval_mode(picture: Path) -> None:
+    """Its maps are those of running statistics and without dropout, as the page says;
+    afterwards it trains on."""
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(0.5)).train()
+    result = fv.run(model, picture, "Dropout", tensors=True, **AS_IT_IS)
+    assert model.training
+    with Image.open(picture) as opened:
+        pixels = opened.convert("RGB").resize((24, 20), Image.Resampling.BILINEAR)
+    values = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None] / 255
+    expected = copy.deepcopy(model).eval()(values)
+    torch.testing.assert_close(result.captures[0].tensor, expected, atol=1e-5, rtol=0)
 
 
 NO_LAYERS = "neither text nor a class of modules"
