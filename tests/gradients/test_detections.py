@@ -118,6 +118,7 @@ def test_a_report_draws_the_boxes_on_the_input(page: str, report: Path) -> None:
     assert f'viewBox="0 0 {SIDE} {SIDE}"' in picture
     drawn = [tuple(map(float, edge)) for edge in re.findall(EDGES, picture)]
     assert drawn == [(square.x, square.y, CELL, CELL) for square in SQUARES]
+    assert re.findall(r">(\d+)</text>", picture) == ["0", "1"]
     table = text.split("<caption>Boxes</caption>")[1].split("</table>")[0]
     headings = re.findall(r'<th scope="row">([^<]*)</th>', table)
     assert headings == ["0 class 1", "1 class 1"]

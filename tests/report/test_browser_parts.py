@@ -83,6 +83,14 @@ TILES = {
         "caption": 0,
         "size": [33, 36],
     },
+    # of a column of five tiles with numbers below them, the last row of each
+    "[65, 146, 227, 308, 389].map((y) => grid.channelAt(3, y, grid.laidOut(100, 1)))": [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ],
     "[0, 1].map((channel) => grid.title(channel))": [
         "Channel 0, and 2, 4 like it",
         "Channel 1",
