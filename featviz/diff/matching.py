@@ -272,7 +272,8 @@ def _absence(image: ReadImage, key: CaptureKey) -> str:
 
 
 def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
-    """One tensor of the model, from its change in each image.
+    """One tensor of the model, from its change in each image. Where images cannot be
+    compared, all channels differ, and the change is 0.
 
     Args:
         changes: at least one, of the same capture key, in the order of the images.

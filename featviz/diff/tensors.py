@@ -206,7 +206,8 @@ class TensorPair:
 
     @property
     def keeps(self) -> bool:
-        """Whether both runs keep a tensor whose channels are all those of the rows."""
+        """Whether both runs kept the tensor in a file, and it holds the channels of the
+        rows and nothing else."""
         for row in self.rows:
             if row.tensor is None:
                 return False

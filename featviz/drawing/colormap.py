@@ -119,7 +119,7 @@ def table(colors: Palette) -> Bytes:
 
 
 def ramp(cmap: str, levels: int = 256) -> Bytes:
-    """A colormap from its darkest to its brightest, uint8 [levels, 3]; KeyError for a
+    """A colormap from its low end to its high end, uint8 [levels, 3]; KeyError for a
     name that is neither of GREYS nor one of matplotlib's."""
     if cmap in GREYS:
         greys = np.round(np.linspace(0, 255, levels)).astype(np.uint8)

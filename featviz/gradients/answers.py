@@ -217,11 +217,12 @@ class Regions:
         return [*texts, _middle(self.input_size)]
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number of `class:NAME`, of the largest region, or of `pixel:X,Y`; None
-        for others.
+        """The number of `class:NAME`, of the largest region besides the background
+        (`top1`), or of `pixel:X,Y`; None for others.
 
         Raises:
-            NothingFoundError: the class wins no pixel of this image.
+            NothingFoundError: the class wins no pixel of this image; a model of one
+                class finds nothing.
             UsageError: the model has no such class, or the input no such pixel.
         """
         if target.kind == "pixel":

@@ -343,10 +343,11 @@ def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
-    """What every module takes for one input; leaves no hook behind.
+    """What every module takes for one input (MACs, bytes, shapes, calls); leaves no
+    hook behind.
 
     Args:
-        blank: the model's arguments, [1, C, H, W] each.
+        blank: the model's arguments, zeros as from `Preprocess.blank`.
 
     Raises:
         ForwardError: the model cannot be run on them.

@@ -368,7 +368,8 @@ def _compared_entries(
 
     Args:
         layers: of the run; their entries are completed.
-        stats: of these images by their names, in the order of the report.
+        stats: by name of the image, one at least, each as `ReadImage.stats` has them;
+            in the order of the report.
     """
     entries: dict[str, list[PlacesEntry | None]] = {}
     for name in stats:

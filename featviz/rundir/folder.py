@@ -211,8 +211,8 @@ class Folder(OpenFolder):
 
     def remove(self, relative: str) -> None:
         """Remove a file, or a folder with all that is in it, and the folders on the way
-        to it that this empties; what is not there, or cannot be removed, stays. No link
-        is followed."""
+        to it that are empty then; what is not there, or cannot be removed, stays. No
+        link is followed."""
         first, _, rest = relative.partition("/")
         if rest:
             with suppress(OSError), self.child(first) as folder:

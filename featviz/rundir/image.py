@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated, BinaryIO, Literal, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,7 +37,14 @@ from featviz.records import (
     Skip,
 )
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, SCHEMA_VERSION, STATS_FILE, schema
-from featviz.rundir.schema import MOST_RECORD, Capture, Channel, Count, Text
+from featviz.rundir.schema import (
+    MOST_RECORD,
+    Capture,
+    Channel,
+    Count,
+    SizeFields,
+    Text,
+)
 from featviz.text import by, quoted
 
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
@@ -73,7 +80,7 @@ class ImageFields:
     """Relative to the argument that it came from; it is a name, and nothing is opened
     by it."""
     sha256: Text
-    size: dict[Literal["width", "height"], Count] | None = None
+    size: SizeFields | None = None
     files: list[Text] | None = None
 
 

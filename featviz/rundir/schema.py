@@ -56,6 +56,13 @@ _SUFFIXES = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
 """The fields of a row of `captures` that name a file, and how these names end."""
 
 
+class SizeFields(TypedDict):
+    """`size` of an image: pixels of its file."""
+
+    width: Annotated[int, Meta(ge=1, le=2**53)]
+    height: Annotated[int, Meta(ge=1, le=2**53)]
+
+
 class GridFields(TypedDict):
     """`grid` of a row of `captures`."""
 

@@ -310,11 +310,11 @@ def _chosen_layers(
     Raises:
         UsageError: they select none, or there are several to choose from.
     """
-    # a manifest names the class of a layer, not its ancestors
     by_label = {}
-    # by the label of the layer, as ordered sets
+    # the labels of a layer's calls, such as relu.call1, as ordered sets
     labels_of_calls: dict[str, dict[str, None]] = defaultdict(dict)
     for key, (_, row) in captures.items():
+        # a manifest names the class of a layer, not its ancestors
         layer = Layer(row.index, row.layer, row.type, classes=(row.type,))
         by_label[row.label] = layer
         labels_of_calls[row.label][key.layer] = None

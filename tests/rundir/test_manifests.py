@@ -38,6 +38,19 @@ def test_a_list_of_files_that_is_not_that_of_the_rows(
         read_manifest(json.dumps(content).encode())
 
 
+@pytest.mark.parametrize("size", [{}, {"width": 8}, {"width": 0, "height": 8}])
+def test_an_image_without_pixels_is_refused(
+    size: dict[str, int], tmp_path: Path
+) -> None:
+    """A report would divide by its sides."""
+    store = RunDirectory(Folder.open(tmp_path))
+    folder = write_image(store, "a.png", [Drawn("relu")])
+    content = json.loads((folder / "manifest.json").read_text())
+    content["image"]["size"] = size
+    with pytest.raises(ValueError, match="size"):
+        read_manifest(json.dumps(content).encode())
+
+
 def test_boxes_lie_in_an_input_that_was_stretched() -> None:
     """An image of 100 x 50 pixels in a window of 200 x 200."""
     manifest = Manifest(

@@ -383,13 +383,14 @@ def attend(token_axis: int) -> FieldRule:
 def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
     """The rule of convolutions, poolings and resizing. Along each axis, the function
     itself says of each position of the result which positions it takes: it is called on
-    `size` rows of numbers, each of which is 1 at one position and 0 elsewhere.
+    as many rows of numbers as the argument has positions, each of which is 1 at one
+    position and 0 elsewhere.
 
         kernel 3, stride 2 on 5 positions    takes     0 1 2          position 0 of the result
                                                            2 3 4      position 1
 
-    The table along that axis is then gathered at these positions, and its minimum over
-    them is the box around what they see.
+    Each of the four tables is then gathered at these positions, one axis after the
+    other, and its minimum over them is an edge of the box around what they see.
 
     Args:
         call: of tensors [N, C, ...].
@@ -397,7 +398,7 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
             slides.
 
     Raises:
-        ValueError: nothing is known of the first tensor; `follow` then knows nothing of
+        ValueError: the first tensor sees nothing; `result_fields` then knows nothing of
             the result.
     """
     tables: Sequence[Tensor] = seen[0]

@@ -183,7 +183,7 @@ class Follower:
             if not isinstance(tensor, Tensor):
                 continue
             self._note(layer, "output", key, tensor)
-            # a sparse tensor has no storage that could have been changed
+            # `_fields_of` asks for the storage, which neither of these has
             if self.constants is None or tensor.is_nested or tensor.layout != _DENSE:
                 continue
             # what sees nothing has no tables
@@ -284,7 +284,7 @@ class Follower:
         fields = result_fields(function.field_rule, call, seen)
         is_in_place = bool(seen and fields) and call.results[0] is call.tensors[0]
         if is_in_place and (fields[0] is None or any(seen[1:])):
-            # x[:, 0] = y: views of x's storage do not learn what they see now
+            # x.add_(y): other views of x's storage do not learn what they see now
             self._forget(call.tensors[0])
         return fields
 
