@@ -205,7 +205,7 @@ class TensorPair:
                 yield cls(key, (base, new), rows, stats)
 
     @property
-    def keeps(self) -> bool:
+    def has_tensors(self) -> bool:
         """Whether both runs kept the tensor in a file, and it holds the channels of the
         rows and nothing else."""
         for row in self.rows:
@@ -220,7 +220,7 @@ class TensorPair:
     def tensors(self) -> ValuePair | None:
         """The values of both kept tensors; None where there are none that show the
         channels."""
-        if not self.keeps:
+        if not self.has_tensors:
             return None
         # tokens behind the grid are a capture of their own, whose size is to be left out
         values = []
@@ -336,7 +336,7 @@ def _measure(pair: TensorPair) -> tuple[str, Change]:
     # so that the statistics have to be as well
     old, now = pair.stats
     if np.array_equal(old, now, equal_nan=True) and _same_files(pair):
-        method = TENSORS if pair.keeps else PIXELS
+        method = TENSORS if pair.has_tensors else PIXELS
         return method, no_change(len(old), map_shape(pair.rows[0]).size)
     scale = scale_of(old, now)
     kept = pair.tensors()
@@ -354,7 +354,7 @@ def _measure(pair: TensorPair) -> tuple[str, Change]:
 
 def _same_files(pair: TensorPair) -> bool:
     """Whether the files that show the values have the same bytes in both runs."""
-    files = [str(row.tensor if pair.keeps else row.file) for row in pair.rows]
+    files = [str(row.tensor if pair.has_tensors else row.file) for row in pair.rows]
     base, new = zip(pair.images, files, strict=True)
     return same_content(base, new)
 

@@ -322,8 +322,8 @@ class Watched:
         return outcome
 
     def _undisturbed(self, inputs: Sequence[Tensor], book: HintBook) -> Any:
-        """The output without interventions, from the same random numbers; None where
-        they change no values. The image is followed here, since what an intervention
+        """The output without interventions, from the same random numbers; None where no
+        intervention changes values. The image is followed here, since what an intervention
         returns is another tensor."""
         if book.is_traced and not self.plan.changes_values:
             return None

@@ -512,7 +512,10 @@ def _saved(image: Image.Image, path: Path) -> str:
 
 
 def to_npy(value: Any, path: Path) -> str:
-    """The path of a tensor or an array, as a file of numbers.
+    """Write a tensor or an array into a file, and give its path as text.
+
+    Args:
+        path: ends in .npy; its stem names the value in messages.
 
     Raises:
         UsageError: Where it is neither a tensor nor an array of numbers.
@@ -521,7 +524,7 @@ def to_npy(value: Any, path: Path) -> str:
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         raise UsageError(
             f"{path.stem} is a {type(value).__name__} and no tensor of numbers",
-            "torch.randn(1, 128)",
+            "give, for example, torch.randn(1, 128)",
         )
     np.save(path, array)
     return str(path)

@@ -247,6 +247,7 @@ def cam(
         explain = partial(_explain, prepared, show, cmap, options.channels)
 
         def explained(samples: Sequence[Sample]) -> Iterator[ImageCam]:
+            """The result of each image: in its file, if it is to have one."""
             for job in visit(samples, read, explain):
                 result = job.result
                 if result is None:
@@ -330,7 +331,8 @@ def _check_out(
     samples: Sequence[Sample],
     out: Path,
 ) -> None:
-    """Refuse a file for the pictures that is not a PNG, or somebody else's.
+    """Refuse a place for the pictures where something else is: a file that is no PNG,
+    the model, an image, or a picture that `cam` did not make.
 
     Raises:
         UsageError: `out` is such a file, or holds one.

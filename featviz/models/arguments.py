@@ -481,7 +481,7 @@ class UserTransform:
             raise UsageError(
                 f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn"
             )
-        function = sources.target(text)
+        function = sources.imported_object(text)
         if not callable(function):
             raise UsageError(
                 f"--transform {text!r} is a {type(function).__name__}",

@@ -55,10 +55,10 @@ from featviz.models.sources import (
     ONNX,
     Loaded,
     code_digest,
+    imported_object,
     load_source,
     sniff,
     source_of,
-    target,
     unknown_name,
 )
 from featviz.options import InputOptions, ModelOptions
@@ -1031,7 +1031,7 @@ def _made_by_code(
         hparams = _hyper_parameters(path, options.trust)
     with _random(options.seed):
         # a module may also be made when its file is imported
-        module = target(options.spec)
+        module = imported_object(options.spec)
         if isinstance(module, nn.Module):
             return module, hparams
         return _made_by_factory(module, hparams, options)

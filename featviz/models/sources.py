@@ -425,7 +425,7 @@ def _sniff_zip(path: Path) -> str:
 # -----------------------
 
 
-def target(spec: str) -> Any:
+def imported_object(spec: str) -> Any:
     """What `pkg.mod:name` or `file.py:name` names, imported.
 
     Raises:
@@ -434,7 +434,7 @@ def target(spec: str) -> Any:
     """
     match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
-    value = _imported(match["module"], spec)
+    value = _user_module(match["module"], spec)
     # named where the attribute is misspelt: what the module itself defines
     public = [
         name
@@ -453,7 +453,8 @@ def target(spec: str) -> Any:
 
 
 def code_digest(spec: str) -> str | None:
-    """sha256 of the file of what `target` has imported; None for a module without one."""
+    """sha256 of the file with the source of what `imported_object` gave for `spec`; None
+    for a module without one."""
     module = spec.rpartition(":")[0]
     file = (
         module
@@ -465,7 +466,7 @@ def code_digest(spec: str) -> str | None:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def _imported(module: str, spec: str) -> ModuleType:
+def _user_module(module: str, spec: str) -> ModuleType:
     """A module by its name or by its file, of which `spec` names something.
 
     Raises:

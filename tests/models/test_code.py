@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
-from featviz.models.sources import target
+from featviz.models.sources import imported_object
 from models.loading import SMALL, load, load_whole, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -247,5 +247,5 @@ def test_a_file_of_a_like_name_is_named_if_it_is_code(
     monkeypatch.chdir(tmp_path)
     Path(file).touch()
     with pytest.raises(UsageError, match=r"no file 'nett\.py'") as caught:
-        target("nett.py:Net")
+        imported_object("nett.py:Net")
     assert caught.value.hint == hint
