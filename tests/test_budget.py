@@ -36,7 +36,7 @@ PACKAGE_AT_LEAST: dict[str, float] = {
     "comment lines in 1,000 lines": 60,
     "docstring lines a code line": 0.35,
 }
-PAGE_LINES = 3463
+PAGE_LINES = 3473
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
     "functions that an image passes": 133,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from featviz.diff.comparison import ComparedLayer
+from featviz.text import counted
 
 
 class PlotBox(NamedTuple):
@@ -27,6 +28,7 @@ class PlotBox(NamedTuple):
 
 
 PLOT_BOX = PlotBox(left=56.0, top=12.0, width=760.0, height=150.0)
+_NAMES_AT = 180.0
 
 
 class DepthPoint(NamedTuple):
@@ -60,6 +62,8 @@ class DepthChart:
     first: str
     """The first layer, at the left end."""
     last: str
+    between: Sequence[DepthPoint]
+    """The names of the other layers; none where they would run into each other."""
     box: PlotBox = PLOT_BOX
 
     @property
@@ -107,7 +111,21 @@ def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
             curves.append(curve)
     if not curves:
         return None
-    return DepthChart(curves, layers[0].label, layers[-1].label)
+    return DepthChart(curves, layers[0].label, layers[-1].label, _between(layers))
+
+
+def _between(layers: Sequence[ComparedLayer]) -> list[DepthPoint]:
+    """The names of all layers but the first and the last, below their points."""
+    step = PLOT_BOX.width / (len(layers) - 1)
+    # A letter is 8 pixels wide; the first name and half of the second lie in one step.
+    longest = max(len(layer.label) for layer in layers)
+    if 12 * longest > step:
+        return []
+    names = []
+    for position, layer in enumerate(layers[1:-1], 1):
+        across = round(PLOT_BOX.left + step * position, 1)
+        names.append(DepthPoint(across, _NAMES_AT, layer.label))
+    return names
 
 
 def _curve(
@@ -148,11 +166,15 @@ def _curve(
     for n in (0, -1, lowest):
         value_text = measure.format.format(values[n])
         ends.append(f"{value_text} at {layers[positions[n]].label}")
+    summary = f"{measure.name} from {ends[0]} to {ends[1]}, lowest {ends[2]}"
+    infinite = sum(measure.of_layer(layer) == math.inf for layer in layers)
+    if infinite:
+        summary += f", infinite (no point) at {counted(infinite, 'layer')}"
     return DepthCurve(
         name=measure.name,
         style=measure.style,
         low=f"{low:g}{measure.unit}",
         high=f"{high:g}{measure.unit}",
         points=points,
-        summary=f"{measure.name} from {ends[0]} to {ends[1]}, lowest {ends[2]}",
+        summary=summary,
     )

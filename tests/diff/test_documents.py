@@ -176,6 +176,8 @@ def test_the_page_has_numbers_of_single_values(featviz: CLI) -> None:
     new = write_run(Path("new"), {"a.png": [changed, Drawn("relu")]})
     text = page_of(featviz, base, new)
     assert re.findall('<th scope="row" class="n">([^<]*)</th>', text) == ["4"]
+    (before, after, difference) = re.findall('<td class="n">([^<]*)</td>', text)[-3:]
+    assert float(after) - float(before) == pytest.approx(float(difference)) == 1
     assert "<small>Linear · grad</small>" in text
     assert 'data-layer="relu" data-change="-1"' in text
     assert "have pictures" not in text

@@ -12,11 +12,13 @@ import pytest
 from featviz.report.depth_chart import DepthChart, depth_chart
 
 
-def chart_of(sqnr: Sequence[float], cosine: Sequence[float]) -> DepthChart | None:
+def chart_of(
+    sqnr: Sequence[float], cosine: Sequence[float], name: str = "l{}"
+) -> DepthChart | None:
     """The chart of layers l0, l1, ... with these numbers."""
     layers: list[Any] = []
     for number, values in enumerate(zip(sqnr, cosine, strict=True)):
-        label = f"l{number}"
+        label = name.format(number)
         layers.append(SimpleNamespace(label=label, sqnr=values[0], cosine=values[1]))
     return depth_chart(layers)
 
@@ -33,13 +35,27 @@ def test_a_layer_without_a_number_leaves_a_gap() -> None:
     assert cosine.points[0].x == 56
 
 
+@pytest.mark.parametrize(
+    ("label", "names"),
+    [("layer{}", [(309.3, "layer1"), (562.7, "layer2")]), ("l" * 21 + "{}", [])],
+)
+def test_layers_have_their_names_below_them_where_there_is_room(
+    label: str, names: list[tuple[float, str]]
+) -> None:
+    """Those between the ends, which have theirs anyway."""
+    chart = chart_of([40, 20, 30, 12.5], [1, 1, 1, 1], label)
+    assert chart is not None
+    assert [(name.x, name.text) for name in chart.between] == names
+
+
 def test_a_chart_says_where_its_curves_begin_end_and_are_lowest() -> None:
     """For who does not see it, without the layers that have no number."""
     chart = chart_of([40, 20, inf, 12.5], [1, 0.96, 0.9, nan])
     assert chart is not None
     assert (chart.first, chart.last) == ("l0", "l3")
     assert chart.description == (
-        "SQNR from 40.0 dB at l0 to 12.5 dB at l3, lowest 12.5 dB at l3;"
+        "SQNR from 40.0 dB at l0 to 12.5 dB at l3, lowest 12.5 dB at l3,"
+        " infinite (no point) at 1 layer;"
         " cosine from 1.0000 at l0 to 0.9000 at l2, lowest 0.9000 at l2"
     )
 
