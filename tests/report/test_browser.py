@@ -149,11 +149,21 @@ def test_search_hides_the_headings_of_what_has_no_result(page: Page) -> None:
     assert set(heads) - set(left) == {"4 images", "Findings"}
 
 
+def test_the_search_for_a_channel_frames_its_map(page: Page) -> None:
+    """Only in the layers that are asked for, until something else is."""
+    framed = ".strip [aria-current]"
+    page.open("index.html?q=relu+4")
+    (link,) = page.all(framed)
+    assert link.get_attribute("aria-label") == "Channel 4 of relu"
+    page.one("[data-filter]").send_keys("1")
+    assert page.all(framed) == []
+
+
 def test_search_says_how_many_match(page: Page) -> None:
     """A type matches too; where nothing does, everything stays."""
     page.open("image-000.html?q=conv2d")
     assert page.layers(".group") == ["conv1"]
-    assert page.one(".count").text == "2 of 6"
+    assert page.one(".count").text == "2 of 6 entries shown"
     page.open("layer-000.html?q=xyz")
     assert page.one(".count").text == "no results for “xyz”"
     assert len(page.shown("figure")) == 5

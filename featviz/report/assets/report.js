@@ -162,8 +162,12 @@ function filter(page) {
     if (terms.length && matching.length && hasItems) stage.open = true;
   }
   hideEmptied(page);
+  for (const map of page.querySelectorAll(".flow .strip > a")) {
+    const isAsked = query !== null && tensors.includes(map.closest("[data-spot]")) && map.href.endsWith(`c${query.channel}`);
+    map.ariaCurrent = isAsked ? "true" : null;
+  }
   let count = "";
-  if (terms.length && matching.length) count = `${matching.length} of ${items.length}`;
+  if (terms.length && matching.length) count = `${matching.length} of ${items.length} entries shown`;
   else if (terms.length) count = `no results for “${search.value.trim()}”`;
   search.closest("header").querySelector(".count").textContent = count;
   showResults(tensors, query);
