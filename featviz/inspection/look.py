@@ -133,6 +133,13 @@ class ShownLayer:
         address = CaptureKey(self.layer, "output", self.call, "")
         return (self.layer or self.type) + address.suffix
 
+    @property
+    def is_crossed(self) -> bool:
+        """Whether a shown map is zero everywhere, and large enough for a cross."""
+        # the strip of constant maps has a row of pixels, one for each
+        has_room = len(self.tiles[0]) >= grid.SMALLEST
+        return has_room and not set(self.all_zero).isdisjoint(self.channels)
+
 
 @dataclass(frozen=True, repr=False)
 class LookResult:
@@ -478,19 +485,23 @@ def _page(
     head = _head(result, outcome, collector)
     # each step gets a line; they stand between commas, but for those inside brackets
     steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
-    return draw_page(
-        Page(
-            title=result.model,
-            subtitle=f"{result.name}   input {by(result.input_shape)}",
-            pictures=head.pictures,
-            bars=head.bars,
-            bars_title=head.bars_title,
-            remarks=[*head.remarks, "preprocessing", *steps],
-            rows=[page_row(layer) for layer in result.layers],
-            key=_KEY if options.channels is None else f"channels {options.channels}",
-            cmap=options.cmap,
-        )
+    page = Page(
+        title=result.model,
+        subtitle=f"{result.name}   input {by(result.input_shape)}",
+        pictures=head.pictures,
+        bars=head.bars,
+        bars_title=head.bars_title,
+        remarks=[*head.remarks, "preprocessing", *steps],
+        rows=[page_row(layer) for layer in result.layers],
+        key=_KEY if options.channels is None else f"channels {options.channels}",
+        cmap=options.cmap,
     )
+    if any(layer.is_crossed for layer in result.layers):
+        page = replace(
+            page,
+            color_key_note="max of each map, without padding's border; cross: all zero",
+        )
+    return draw_page(page)
 
 
 class _Head(NamedTuple):
