@@ -383,6 +383,8 @@ def exemplars(values: Values) -> int:
     for line in gaps(skipped, record.never_ran):
         log.warning("%s", line)
     log.info("%s seen", counted(record.images.seen, "image"))
-    hint = output.to_look_at("them beside a run", "RUN", "--exemplars", options.out)
+    hint = output.to_look_at(
+        "them beside RUN, a folder of featviz run", "RUN", "--exemplars", options.out
+    )
     log.info("results in %s; %s", options.out, hint)
     return 3 if record.images.failures else 0

@@ -140,6 +140,8 @@ class _Sheet(NamedTuple):
     """The highest values of each channel, and their images."""
     row: ExemplarLayer
     """The tensor's record, without channels."""
+    is_framed: bool
+    """Whether tiles may be whole inputs, in which the place of a unit is framed."""
 
 
 def _sheets(
@@ -163,9 +165,13 @@ def _sheets(
             view = FieldOfView(
                 "unknown" if is_map_of_input(model, source) else "no place", input_size
             )
+        # a map of one value has no places that could be told apart
+        has_places = view.how != "no place" and max(source.shape[-2:]) > 1
+        is_framed = has_places and view.size == input_size
         for number, class_name in enumerate(collector.class_names):
             top = collector.tops[source.site, class_name]
-            sheets.append(_Sheet(source, top, _row(source, view, number, class_name)))
+            row = _row(source, view, number, class_name)
+            sheets.append(_Sheet(source, top, row, is_framed))
     return sheets
 
 
@@ -289,7 +295,7 @@ def _draw_layer(
     Raises:
         LayoutError: the tensor has none of the channels of --channels.
     """
-    source, top, row = to_draw
+    source, top, row, _ = to_draw
     top_count = top.values.shape[1]
     chosen = _chosen(options, top)
     warn_of_lacking(options.channels, {row.title: range(len(top.values))})
@@ -297,7 +303,9 @@ def _draw_layer(
     # fewer images than --top leave no empty columns
     tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))
     label = printable(layer_named(row.title))
-    lines = _sheet_title(row, label, channels, options.rank_by, len(reader.study.seen))
+    lines = _sheet_title(
+        to_draw, label, channels, options.rank_by, len(reader.study.seen)
+    )
     sheet = LayerPicture(lines, channels, tiles_per_channel)
     drawn_channels = []
     step = max(1, _MAX_TILES // tiles_per_channel)
@@ -310,7 +318,7 @@ def _draw_layer(
             # a channel that no image excites has no picture of its own
             if exemplars:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
-                title = (f"{label}, channel {channel}", lines[-1])
+                title = (f"{label}, channel {channel}", lines[2])
                 texts = [(exemplar.value, exemplar.image) for exemplar in exemplars]
                 _save(
                     folder, path, draw_channel(title, tiles, texts, tiles_per_channel)
@@ -335,10 +343,10 @@ def _chosen(options: ExemplarOptions, top: TopImages) -> list[int]:
 
 
 def _sheet_title(
-    row: ExemplarLayer, label: str, channels: int, rank_by: str, images_seen: int
+    to_draw: _Sheet, label: str, channels: int, rank_by: str, images_seen: int
 ) -> list[str]:
-    """What a sheet says above its tiles: the layer, what was ranked, and what a unit
-    sees.
+    """What a sheet says above its tiles: the layer, what was ranked, what a unit sees,
+    what frames mean, and where images are named.
 
     Args:
         label: of the tensor, printable.
@@ -346,6 +354,9 @@ def _sheet_title(
         rank_by: `max` or `mean`.
         images_seen: how many were ranked.
     """
+    row = to_draw.row
+    folder = printable(PurePosixPath(row.sheet).stem)
+    notes = []
     of_class = ""
     if row.class_name is not None:
         of_class = f" of class {printable(row.class_name)}"
@@ -358,10 +369,13 @@ def _sheet_title(
         view_note = {
             "no place": "a unit has no place in the image: the whole input is shown",
             "unknown": "what a unit sees is not known: the whole input is shown",
+            # not `by`: the letters of these pictures have no ×
             "computed": (
                 f"a unit sees up to {view.size[0]} x {view.size[1]} pixels of the input"
             ),
         }[view.how]
+        if to_draw.is_framed:
+            notes.append("in a whole input a frame marks the place of the unit")
     return [
         f"{label} ({printable(row.type)}){of_class}",
         (
@@ -369,6 +383,8 @@ def _sheet_title(
             f" {criterion}; {counted(images_seen, 'image')} seen"
         ),
         view_note,
+        *notes,
+        f"{folder}/c*.png show each channel with its images' names",
     ]
 
 

@@ -272,9 +272,18 @@ def _write_page(
     """
     source = loaded.source
     title = str(source.get("name") or source.get("file") or source.get("type"))
+    # of a file of weights, `name` is the architecture
+    if source.get("kind") == "file":
+        title = source["file"]
     key = f"the first {_COLUMNS} channels of each layer"
     if options.channels is not None:
         key = f"the first {_COLUMNS} of channels {options.channels}"
+    color_key = "max of each layer, written beside its kernels"
+    if rows[0].tiles[0].note:
+        color_key = "max of each kernel, written below it"
+    # only the first layer sees the colours of an image
+    if "RGB of three inputs" in rows[0].lines:
+        color_key += "; RGB: for each colour"
     page = Page(
         title=title + loaded.weights_note,
         subtitle=f"kernels of {counted(len(rows), 'layer')}",
@@ -284,7 +293,7 @@ def _write_page(
         rows=rows,
         key=key,
         cmap=_cmap(options),
-        color_key_note="max: the values beside or below",
+        color_key_note=color_key,
     )
     try:
         pixels = draw_page(page)
