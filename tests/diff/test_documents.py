@@ -458,19 +458,22 @@ def test_channels_are_counted_once_for_readers(featviz: CLI, uneven: Pair) -> No
     assert "2 of 6 channels" in page.read_text()
 
 
+def page_of_shifted(featviz: CLI, *images: str) -> str:
+    """The page that compares runs of images whose values differ by 1."""
+    runs = []
+    for shift in (0, 1):
+        stats = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1)) + shift
+        drawn = {image: [Drawn("x", stats=stats)] for image in images}
+        runs.append(write_run(Path(f"{len(images)}-{shift}"), drawn))
+    featviz("diff", *runs, "--html", "page.html")
+    return Path("page.html").read_text("utf-8")
+
+
 def test_the_page_tells_what_is_of_all_images(featviz: CLI) -> None:
     """Of several images the facts; the maps are of one. With one image both are the
     same."""
-    pages = []
-    for name, images in (("two", ("a.png", "b.png")), ("one", ("a.png",))):
-        runs = []
-        for title, shift in (("base", 0), ("new", 1)):
-            stats = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1)) + shift
-            drawn = {image: [Drawn("x", stats=stats)] for image in images}
-            runs.append(write_run(Path(f"{name}-{title}"), drawn))
-        featviz("diff", *runs, "--html", f"{name}.html")
-        pages.append(Path(f"{name}.html").read_text("utf-8"))
-    of_two, of_one = pages
+    of_two = page_of_shifted(featviz, "a.png", "b.png")
+    of_one = page_of_shifted(featviz, "a.png")
     assert "<dt>most changed, all images</dt><dd>0, 1, 2, 3, 4</dd>" in of_two
     assert "<dt>differs most in</dt><dd>a.png</dd>" in of_two
     assert "maps are of the image in which it differs most" in of_two

@@ -196,10 +196,10 @@ def test_the_commands_of_a_page_work(
         run_code(code_block)
     for block in command_blocks(page):
         bring_images(clone, as_in_a_clone=bool(block.shown))
-        for line, code in block.commands:
-            if not is_test_command(line):
-                done = follow(line, clone, featviz, monkeypatch)
-                assert done.code == code, (line, done.err)
+        lines = [line for line in block.commands if not is_test_command(line[0])]
+        for line, code in lines:
+            done = follow(line, clone, featviz, monkeypatch)
+            assert done.code == code, (line, done.err)
         if block.shown:
             check_shown(block.shown, done.out + done.err)
     if page in MADE:
@@ -311,19 +311,31 @@ def folder_of(line: str) -> str | None:
     return words[words.index("--out") + 1] if "--out" in words else default
 
 
+def folders_of_commands(page: str) -> list[str | None]:
+    """What the commands of a page make; None for those that make no folder."""
+    folders = []
+    for line, _ in commands(page):
+        parts = re.findall(r"^featviz [^|&]+|(?<=[|&] )featviz [^|&]+", line)
+        folders += [folder_of(part) for part in parts]
+    return folders
+
+
+def folders_of_code(page: str) -> list[str]:
+    """What the Python of a page makes, but for the texts of files."""
+    folders: list[str] = []
+    for code in blocks(page, "python"):
+        if not code.startswith("# "):
+            folders += re.findall(r'out="([\w-]+)"', code)
+    return folders
+
+
 def test_pages_can_be_followed_one_after_the_other() -> None:
     """No command of a page makes a folder that another one has made."""
-    made = Counter(
-        folder_of(part)
-        for page in PAGES
-        for line, _ in commands(page)
-        for part in re.findall(r"^featviz [^|&]+|(?<=[|&] )featviz [^|&]+", line)
-    )
-    del made[None]
+    made: Counter[str | None] = Counter()
     for page in PAGES:
-        for code in blocks(page, "python"):
-            if not code.startswith("# "):  # the text of a file
-                made.update(re.findall(r'out="([\w-]+)"', code))
+        made.update(folders_of_commands(page))
+        made.update(folders_of_code(page))
+    del made[None]
     assert not [folder for folder, times in made.items() if times > 1]
 
 
@@ -331,12 +343,10 @@ def test_pages_can_be_followed_one_after_the_other() -> None:
 def test_no_look_of_a_page_replaces_the_picture_of_another(page: str) -> None:
     """Of commands with the same model and image, one at most has no `--out`. A variant in
     the README's words has a file of its own."""
-    pictures = Counter()
-    for line, _ in commands(page):
-        words = shlex.split(line.partition(" && ")[2] or line)
-        if words[:2] == ["featviz", "look"] and "--out" not in words:
-            pictures[words[2], words[3]] += 1
-    assert all(times == 1 for times in pictures.values())
+    lines = [shlex.split(line.rpartition(" && ")[2]) for line, _ in commands(page)]
+    looks = [words for words in lines if words[:2] == ["featviz", "look"]]
+    pictures = [tuple(words[2:4]) for words in looks if "--out" not in words]
+    assert len(pictures) == len(set(pictures))
     variants = re.findall(r"\(`(--layers [^`]+)` draws", read(page))
     assert all("--out" in variant for variant in variants)
 

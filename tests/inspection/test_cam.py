@@ -38,8 +38,7 @@ def test_one_picture_an_image_names_prediction_target_and_layer(
 ) -> None:
     """It lies in the current folder, under the image's name, and says the same inside."""
     done = featviz("cam", DIGITS_MODEL, FIVE)
-    assert done.code == 0
-    assert done.out == ""
+    assert (done.code, done.out) == (0, "")
     warning, title, end = done.err.splitlines()
     assert warning.startswith("warning: preprocessing is a guess, --preset none")
     assert title == TITLE
