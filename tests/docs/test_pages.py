@@ -23,6 +23,7 @@ import torch
 from conftest import ROOT, Outcome, Run
 from documents import (
     PAGES,
+    Block,
     blocks,
     command_blocks,
     commands,
@@ -181,6 +182,20 @@ def bring_images(folder: Path, as_in_a_clone: bool) -> None:
         small_images.rename(images)
 
 
+def follow_all(
+    block: Block, clone: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Run the commands of a block but the one that runs these tests; gives what the last
+    one prints."""
+    printed = ""
+    for line, code in block.commands:
+        if not is_test_command(line):
+            done = follow(line, clone, featviz, monkeypatch)
+            assert done.code == code, (line, done.err)
+            printed = done.out + done.err
+    return printed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
 def test_the_commands_of_a_page_work(
@@ -196,12 +211,9 @@ def test_the_commands_of_a_page_work(
         run_code(code_block)
     for block in command_blocks(page):
         bring_images(clone, as_in_a_clone=bool(block.shown))
-        lines = [line for line in block.commands if not is_test_command(line[0])]
-        for line, code in lines:
-            done = follow(line, clone, featviz, monkeypatch)
-            assert done.code == code, (line, done.err)
+        printed = follow_all(block, clone, featviz, monkeypatch)
         if block.shown:
-            check_shown(block.shown, done.out + done.err)
+            check_shown(block.shown, printed)
     if page in MADE:
         MADE[page](clone)
 
@@ -343,9 +355,12 @@ def test_pages_can_be_followed_one_after_the_other() -> None:
 def test_no_look_of_a_page_replaces_the_picture_of_another(page: str) -> None:
     """Of commands with the same model and image, one at most has no `--out`. A variant in
     the README's words has a file of its own."""
-    lines = [shlex.split(line.rpartition(" && ")[2]) for line, _ in commands(page)]
-    looks = [words for words in lines if words[:2] == ["featviz", "look"]]
-    pictures = [tuple(words[2:4]) for words in looks if "--out" not in words]
+    looks = [line for line, _ in commands(page) if "featviz look" in line]
+    pictures = []
+    for look in looks:
+        if "--out" not in look:
+            words = shlex.split(look.rpartition("featviz look ")[2])
+            pictures.append((words[0], words[1]))
     assert len(pictures) == len(set(pictures))
     variants = re.findall(r"\(`(--layers [^`]+)` draws", read(page))
     assert all("--out" in variant for variant in variants)
