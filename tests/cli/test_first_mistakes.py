@@ -320,8 +320,8 @@ def test_the_last_line_says_how_to_look_at_kernels_and_exemplars(featviz: Run) -
         " them: featviz report featviz-kernels --open"
     )
     assert exemplars[-1] == (
-        "results in featviz-exemplars; to look at them beside a run: featviz report RUN"
-        " --exemplars featviz-exemplars"
+        "results in featviz-exemplars; to look at them beside RUN, a folder of featviz"
+        " run: featviz report RUN --exemplars featviz-exemplars"
     )
 
 
