@@ -27,7 +27,7 @@ from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
 from featviz.models import sources
 from featviz.models.preprocess import Chain, Preprocess, input_dtype
-from featviz.models.weights import ADDRESS, add_values, read_tensor
+from featviz.models.weights import ADDRESS, add_values, read_saved_tensor
 from featviz.records import Raster
 from featviz.text import did_you_mean, listed, quoted
 
@@ -54,7 +54,7 @@ _MAX_VALUES = 2**28
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
     ".npy": npy.read_npy,
     ".npz": npy.read_npz,
-    ".pt": read_tensor,
+    ".pt": read_saved_tensor,
 }
 
 

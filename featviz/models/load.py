@@ -500,7 +500,7 @@ def _load_recognised(
     steps = match.state_dict.steps
     log.info("%s: %s", path.name, "; ".join((*steps, match.description)))
     message = f"{path.name} does not fit {name}"
-    loaded = weights.put_into(module, match.state_dict.tensors, message, options)
+    loaded = weights.load_tensors(module, match.state_dict.tensors, message, options)
     record = {
         "kind": "file",
         **weights.record(path),
@@ -573,7 +573,7 @@ def load_torchvision(options: ModelOptions) -> Loaded:
         if is_timm:
             sizes = _sizes_of(name, weights.stripped_variants(state_dict))
         module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
-        record = weights.put_weights(module, state_dict, path, options)
+        record = weights.load_weights(module, state_dict, path, options)
         record = {**source, **sizes, **record}
         return Loaded(module, record, entry, classes=state_dict.classes)
     module, entry = build(name, weights_name, options.seed, options.model_args)
@@ -999,7 +999,7 @@ def load_factory(options: ModelOptions) -> Loaded:
     classes: tuple[str, ...] = ()
     if path is not None:
         state_dict = weights.read_weights(path, options)
-        record |= weights.put_weights(module, state_dict, path, options)
+        record |= weights.load_weights(module, state_dict, path, options)
         classes = state_dict.classes
     else:
         record["seed"] = options.seed

@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -40,12 +40,15 @@ _SHOWN = 4
 
 _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
+_SCRIPT = "__main__."
+"""What the names of classes begin with that the script defined which saved the file."""
+
 # Files
 # -------------------------------------------------------------------------------------------
 
 
 def record(path: Path) -> dict[str, Any]:
-    """What run.json says of a file: its name and sha256, no folder."""
+    """What run.json says of a file: its name without folders, and its sha256."""
     with path.open("rb") as file:
         return {
             "file": path.name,
@@ -78,15 +81,16 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
         path: A file of any of `sources.FILE_FORMATS`.
         trust: Let the file run what it holds; its modules are imported from beside it,
             too.
-        complete: Refuse a module that needs more than may be made without trust. Otherwise
-            it is an UnbuiltModule.
+        complete: Whether a module of a class that is on no list of `models.rebuild` is
+            refused. Where it is False, such a module is returned as an UnbuiltModule.
 
     Returns:
-        A module, or a mapping with tensors somewhere in it.
+        What was saved: a module, or a mapping with tensors somewhere in it; a pickle may
+        also hold anything else.
 
     Raises:
-        LoadError: Where it is not a checkpoint, is truncated, or holds a pickle that
-            needs more.
+        LoadError: Where it is not a checkpoint, is truncated, or needs a class or
+            function that is on no list, and `trust` is False.
     """
     with as_load_errors(path):
         file_format = sources.sniff(path)
@@ -120,7 +124,8 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
 
 
 def _read_trusted(file: Any, path: Path) -> Any:
-    """What torch makes of a file, whatever it runs; classes may lie beside it."""
+    """What torch makes of a file, whatever it runs; classes may lie beside it. A model
+    comes out of its wrappers (`unwrapped`)."""
     with importable(path.parent):
         content = torch.load(file, "cpu", weights_only=False)
     if isinstance(content, nn.Module):
@@ -129,7 +134,7 @@ def _read_trusted(file: Any, path: Path) -> Any:
 
 
 def _refused(path: Path, error: RefusedError) -> LoadError:
-    """The error for content that is on no list."""
+    """The error for a file with a class or function that is on no list."""
     # a YOLO without Ultralytics is the commonest of all refusals
     missing = [quoted(name) for name in error.names if lacks(name)]
     if missing:
@@ -138,9 +143,17 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
             f"{path.name} needs the package {package} for {listed(missing, 3)}",
             f"pip install {package}, or a newer one (-U) if it is there",
         )
+    message = f"{path.name} {error}"
     arch = _class_at_hand(path, error.names)
+    if any(name.startswith(_SCRIPT) for name in error.names):
+        return LoadError(
+            message,
+            "the script that saved the file defined it, where --trust cannot find it;"
+            f" for the weights in the file, --arch {arch}",
+            add=("--arch", arch),
+        )
     return LoadError(
-        f"{path.name} {error}",
+        message,
         f"if you trust the file, --trust; for the weights in it, --arch {arch}",
         add=("--trust",),
         instead=("--arch", arch),
@@ -148,8 +161,9 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
 
 
 def _class_at_hand(path: Path, names: Sequence[str]) -> str:
-    """What --arch may take for a file that needs a class: the first whose code lies in
-    the current folder or beside the file, else a placeholder.
+    """What --arch may take for a file that needs a class: the first of the names whose
+    code lies in the current folder or beside the file, such as `net.py:Net`. Where no
+    code is found, a placeholder.
 
     Args:
         path: The file.
@@ -160,8 +174,8 @@ def _class_at_hand(path: Path, names: Sequence[str]) -> str:
         # by its path, not as a pattern: a stranger may have called it `**/*`
         file = f"{module.replace('.', '/')}.py"
         files = [Path(file), path.parent / file]
-        # a script that saved a model of its own class may be any file
-        if module == "__main__":
+        # the script may be any file
+        if name.startswith(_SCRIPT):
             files = [*Path().glob("*.py"), *path.parent.glob("*.py")]
         for code in files:
             if f"class {class_name}" in read_code(code):
@@ -170,13 +184,13 @@ def _class_at_hand(path: Path, names: Sequence[str]) -> str:
 
 
 def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
-    """What --arch may take for a file of weights: the one class beside it or in the
-    current folder that mentions all the modules of the tensors, such as `net.py:Net`;
-    None where there is none, or several.
+    """What --arch may take for a file of weights, such as `net.py:Net`: the one class
+    beside it or in the current folder that has, as `self.NAME`, all outermost modules of
+    the tensors. None where there is no such class, or several.
 
     Args:
         path: The file.
-        tensors: Their names.
+        tensors: The names of the tensors: `conv1.weight` is of the module `conv1`.
     """
     modules = {name.partition(".")[0] for name in tensors}
     fitting = {}
@@ -190,8 +204,7 @@ def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
-    """The error for content that is broken, whatever a broken pickle made somebody
-    raise."""
+    """The error for a file whose content made some library raise `error`."""
     failure = f"{path.name} cannot be loaded"
     if isinstance(error, RecursionError):
         return LoadError(
@@ -207,10 +220,14 @@ def _damaged(path: Path, error: Exception) -> LoadError:
         )
     # torch's errors are paragraphs, of which the first sentence says what is wrong
     text = quoted(re.split(r"(?<=\w)\. |\n", str(error).strip())[0])
-    if isinstance(error, AttributeError) and "__main__" in text:
+    # of a file that is trusted: here `__main__` is featviz, not the script
+    absent = re.match(r"Can't get attribute '(\w+)' on <module '[\w.]*__main__'", text)
+    if absent is not None:
+        name = f"{_SCRIPT}{absent[1]}"
         return LoadError(
-            f"{path.name} was saved by the script of its class: {text}",
-            "save its state_dict(), and give --arch SCRIPT.py:CLASS",
+            f"{path.name} needs {name}, which the script that saved the file defined",
+            f"without --trust, --arch {_class_at_hand(path, [name])} takes the weights"
+            " in it",
         )
     return LoadError(
         f"{failure}: {type(error).__name__}: {text}".removesuffix(": "),
@@ -218,17 +235,20 @@ def _damaged(path: Path, error: Exception) -> LoadError:
     )
 
 
-def read_tensor(data: bytes) -> np.ndarray:
-    """Read an image that torch.save wrote.
+def read_saved_tensor(data: bytes) -> np.ndarray:
+    """Read the one tensor of a file that torch.save wrote: an image, or an argument of
+    forward.
 
     Args:
-        data: A file with one tensor, or with a dict of which one is called `image`.
+        data: The file's content: a tensor, or a dict with one tensor, or a dict with
+            several of which one is called `image`.
 
     Returns:
         The tensor as an array; what numpy lacks (bfloat16) as float32.
 
     Raises:
-        FileError: Where there is no such tensor, or the file is broken.
+        FileError: Where there is no such tensor, it is complex, or the file is broken or
+            a checkpoint.
     """
     try:
         content = rebuild(inert.read(io.BytesIO(data)))
@@ -258,13 +278,12 @@ def read_tensor(data: bytes) -> np.ndarray:
     tensor = content.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
-    array = tensor.numpy()
-    return array
+    return tensor.numpy()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's
-    wrapper."""
+    """The module inside the wrappers of torch.compile, DataParallel and
+    DistributedDataParallel, however many there are; a module without one as it is."""
     inner = getattr(module, "_orig_mod", None)
     if inner is None and isinstance(
         module, (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -309,17 +328,17 @@ def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
 # torch.export programs, .pt2, as modules whose layers take hooks
 # ---------------------------------
 
-Shape = tuple[int | None, ...]
-"""The sizes of a tensor; None for any."""
 
 _NEEDED = re.compile(
     rb'(?<=\\"type\\": \\")[\w.]+(?=\.\w+\\")'
     rb"|(?<=torch\.ops\.)(?:torchvision|quantized_decomposed)(?=\.)"
 )
-"""Modules that have classes of a program's outputs, and namespaces of operators."""
+"""In the JSON of a program: modules of the classes that it returns, and namespaces of the
+operators that it calls."""
 
 _OPERATOR_HOMES = {"quantized_decomposed": "torch.ao.quantization.fx._decomposed"}
-"""Modules whose import makes a namespace of operators: that of programs of PT2E."""
+"""The modules whose import makes a namespace of operators (this one of programs of PT2E),
+where the module has another name than the namespace."""
 
 
 def read_program(
@@ -371,15 +390,13 @@ def read_program(
         ) from error
     finally:
         logging.disable(disabled_level)
-    _, channels, height, width = _input_shape(path, program)
-    if height is None or width is None:
-        return module, FixedInput(channels)
-    return module, FixedInput(channels, (height, width))
+    return module, _fixed_input(path.name, program)
 
 
 def _import_needed(path: Path) -> None:
-    """Import the modules that a program names, since torch finds operators and classes of
-    outputs only in modules that are imported. That runs code: the file must be trusted.
+    """Import the modules that a program names, since torch finds operators, and classes
+    that the program returns, only in modules that are imported. That runs code: the file
+    must be trusted.
 
     Args:
         path: The program, a zip file.
@@ -396,35 +413,34 @@ def _import_needed(path: Path) -> None:
         import_module(_OPERATOR_HOMES.get(name, name))
 
 
-def _input_shape(path: Path, program: Any) -> Shape:
-    """The shape [1, C, H, W] of a program's input; LoadError where this is not just one
-    image."""
+def _fixed_input(file_name: str, program: Any) -> FixedInput:
+    """The channels and the size of the images that a program takes.
+
+    Raises:
+        LoadError: Where it takes anything but one float32 image [1, C, H, W].
+    """
     names = program.graph_signature.user_inputs
+    inputs = ", ".join(map(str, names)) or "no input"
     one_positional = torch.utils._pytree.tree_structure(((0,), {}))
     if program.module_call_graph[0].signature.in_spec == one_positional:
-        values = {
-            n.name: n.meta.get("val")
-            for n in program.graph.nodes
-            if n.op == "placeholder"
-        }
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         value = values.get(names[0])
         dtype = getattr(value, "dtype", None)
-        sizes = getattr(value, "shape", ())
         # a free size is a symbol
-        shape = tuple(size if isinstance(size, int) else None for size in sizes)
+        shape = [
+            size if isinstance(size, int) else None
+            for size in getattr(value, "shape", ())
+        ]
         if len(shape) == 4 and shape[0] in (1, None) and dtype == torch.float32:
-            return shape
-        inputs = f"{dtype} {_shape_text(shape)}"
-    else:
-        inputs = ", ".join(map(str, names)) or "no input"
+            _, channels, height, width = shape
+            if height is None or width is None:
+                return FixedInput(channels)
+            return FixedInput(channels, (height, width))
+        inputs = f"{dtype} {shape}".replace("None", "any")
     raise LoadError(
-        f"{path.name} takes {inputs}, not one image",
+        f"{file_name} takes {inputs}, not one image",
         "export it for one positional argument, an image torch.float32 [1, C, H, W]",
     )
-
-
-def _shape_text(shape: Sequence[int | None]) -> str:
-    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
 
 
 # Digests
@@ -435,13 +451,14 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
 def digest(module: nn.Module) -> str:
-    """sha256 of a module: of the names, classes and settings (`extra_repr`) of all modules
-    in it, and of all parameters and buffers; code does not count."""
+    """sha256 of the names, classes and settings (`extra_repr`) of all modules in a module,
+    and of its parameters and buffers. Their code does not count. A tensor whose values
+    cannot be read counts without them."""
     sha256 = hashlib.sha256()
     for name, submodule in module.named_modules():
         try:
             settings = ADDRESS.sub("0x", str(submodule.extra_repr()))
-        except Exception:  # the user's own code
+        except Exception:  # the user's own code fails
             settings = ""
         text = f"{name}: {type(submodule).__qualname__}({settings})\n"
         sha256.update(text.encode("utf-8", "backslashreplace"))
@@ -526,11 +543,11 @@ _PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
 """Buffers that profilers (thop) leave in modules."""
 
 _MAX_DEPTH = 4
-"""How many usual keys may stand inside each other."""
+"""How many of these keys may stand inside each other."""
 
 _MAX_MODULES = 100_000
-"""The most of a model that is read without its class: shared ones, in shared ones, may be
-without end."""
+"""Modules of a model that is read without its class, each as often as it is reached:
+shared ones inside shared ones make a small file endless."""
 
 
 class Weights(NamedTuple):
@@ -550,7 +567,7 @@ class Unwrapped(NamedTuple):
 
     weights: Weights
     module: nn.Module | UnbuiltModule | None
-    """The module that they are of, where the file holds it as a whole."""
+    """The module that they are of; None where the checkpoint holds mere tensors."""
 
 
 def read_weights(path: Path, options: ModelOptions) -> Weights:
@@ -611,7 +628,7 @@ def unwrap(
         raise LoadError(f"{name} holds no {subject}: {_describe(content)}", hint)
     weights = Weights(tensors, tuple(steps), classes_of(content))
     if prefix:
-        weights = _without(weights, prefix)
+        weights = _strip_prefix(weights, prefix)
     module = inner if isinstance(inner, (nn.Module, UnbuiltModule)) else None
     return Unwrapped(weights, module)
 
@@ -623,7 +640,7 @@ def _without_counters(
 
     Args:
         tensors: By name.
-        steps: What was done, for people; gets a line.
+        steps: What was done, for people; gets a line where counters are left out.
     """
     model_tensors = {
         n: tensor for n, tensor in tensors.items() if not _PROFILED.fullmatch(n)
@@ -657,13 +674,15 @@ def _at(content: Any, key: str) -> Any:
 def _dig(
     content: Any, ema: bool | None, steps: list[str], depth: int = _MAX_DEPTH
 ) -> Any:
-    """What lies under the first usual key with more tensors than lie beside it.
+    """The innermost value under usual keys of a checkpoint, such as `state_dict` in
+    `model`; the checkpoint itself where it has none. A key counts where more tensors lie
+    under it than beside it.
 
     Args:
         content: A checkpoint, or what lies under a usual key of one.
         ema: As of `unwrap`.
         steps: What was done, for people; gets a line for each key.
-        depth: How many usual keys inside each other are left.
+        depth: The most keys that are gone through.
     """
     if not isinstance(content, Mapping) or not depth:
         return content
@@ -671,14 +690,16 @@ def _dig(
     count = len(_tensors(content))  # a loss, a running mean
     for name in names:
         inner = content.get(name)
-        if any(len(_tensors(value)) > count for value in _nested(inner)):
+        if any(len(_tensors(value)) > count for value in _with_inner(inner)):
             steps.append(f"took {name!r}")
+            # averaged weights have plain keys inside
             return _dig(inner, ema if name in _PLAIN else None, steps, depth - 1)
     return content
 
 
-def _nested(content: Any) -> Iterator[Any]:
-    """A value and all that is in it, in mappings, each object once."""
+def _with_inner(content: Any) -> Iterator[Any]:
+    """A value, and all values in it where it is a mapping, at every depth; each object
+    once. An UnbuiltModule is one value."""
     # checkpoints may hold themselves; a walk with a memory ends
     reached = [content]
     seen = {id(content)}
@@ -693,8 +714,9 @@ def _nested(content: Any) -> Iterator[Any]:
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:
-    """The tensors of a module or mapping; anything else in it (an epoch) does not
-    matter."""
+    """The tensors of a module or a mapping, by name; also its arrays of numpy, as tensors.
+    Other values in it (an epoch) are left out; anything but a module or a mapping has no
+    tensors."""
     # a trusted file, or one of listed classes, may hold the module itself
     if isinstance(content, nn.Module):
         content = content.state_dict()
@@ -711,14 +733,17 @@ def _tensors(content: Any) -> dict[str, Tensor]:
 
 
 def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
-    """What state_dict() would say of a module, without its class.
+    """The tensors that state_dict() of a module would have, read from its attributes
+    without its class.
 
     Raises:
-        RefusedError: Where it has too many modules.
+        RefusedError: Where it has more than _MAX_MODULES modules.
     """
     tensors = {}
+    # grows while it is gone through: each module adds its children
     reached: list[tuple[str, Mapping[str, Any]]] = [("", module)]
     for prefix, attributes in reached:
+        # a state dict leaves these buffers out
         hidden = attributes.get("_non_persistent_buffers_set") or ()
         values = dict(attributes.get("_parameters") or {})
         values |= attributes.get("_buffers") or {}
@@ -748,8 +773,13 @@ def _describe(content: Any) -> str:
     return "nothing"
 
 
-def _without(weights: Weights, prefix: str) -> Weights:
-    """The tensors whose names begin with a prefix, without it; LoadError if none does."""
+def _strip_prefix(weights: Weights, prefix: str) -> Weights:
+    """The tensors whose names begin with a prefix, under their names without it; the
+    others are left out, and a step says so.
+
+    Raises:
+        LoadError: Where no name begins with it.
+    """
     kept = {
         name.removeprefix(prefix): tensor
         for name, tensor in weights.tensors.items()
@@ -767,13 +797,14 @@ def _without(weights: Weights, prefix: str) -> Weights:
 
 
 def stripped_variants(weights: Weights) -> list[Weights]:
-    """The tensors as they are, then without one usual prefix after the other, and
-    without wrappers."""
+    """The same tensors under different names: first those of the file, then with one
+    usual prefix after the other stripped, then each of these without the names of
+    wrappers of submodules. The last variant has the most taken out of its names."""
     variants = [weights]
     prefix = _common_prefix(weights)
     while prefix is not None:
         # wrappers stand in each other: `module._orig_mod.`
-        variants.append(_without(variants[-1], prefix))
+        variants.append(_strip_prefix(variants[-1], prefix))
         prefix = _common_prefix(variants[-1])
     for wrapper in _WRAPPERS:
         for variant in [*variants]:
@@ -790,6 +821,8 @@ def stripped_variants(weights: Weights) -> list[Weights]:
 
 
 def _common_prefix(weights: Weights) -> str | None:
+    """The first of _PREFIXES with which most of the names begin; None where there is
+    none."""
     for prefix in _PREFIXES:
         count = sum(name.startswith(prefix) for name in weights.tensors)
         if count >= _PREFIXED_SHARE * len(weights.tensors):
@@ -797,22 +830,23 @@ def _common_prefix(weights: Weights) -> str | None:
     return None
 
 
-def put_weights(
+def load_weights(
     module: nn.Module, weights: Weights, path: Path, options: ModelOptions
 ) -> dict[str, Any]:
-    """Load the tensors of a file into a module, under the names that fit it best.
+    """Load the tensors of a file into a module, under those of the `stripped_variants`
+    of their names that fit it best.
 
     Args:
         module: Changed in place.
         weights: The tensors.
         path: Their file.
-        options: How the model is loaded: `spec` for messages, and `partial`.
+        options: How the model is loaded: `spec` for messages, `model_args` and `partial`.
 
     Returns:
         What run.json says of the weights.
 
     Raises:
-        LoadError: Where they do not fit.
+        LoadError: As from `load_tensors`.
     """
     names = module.state_dict().keys()
     # the prefixes to strip are those that leave names of the module
@@ -826,11 +860,11 @@ def put_weights(
             "the file is a whole model, which runs by itself: give it as MODEL, without"
             " --arch"
         )
-    loaded = put_into(module, best.tensors, message, options, instead)
+    loaded = load_tensors(module, best.tensors, message, options, instead)
     return {**record(path), "taken": [*best.steps, loaded]}
 
 
-def put_into(
+def load_tensors(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
     message: str,
@@ -844,20 +878,23 @@ def put_into(
         tensors: By names of the module's state dict.
         message: The beginning of the error.
         options: How the model was built: `model_args` for the hint, and `partial`.
-        instead: The hint where nothing fits; by default it names other modules.
+        instead: The hint where not a single tensor fits; where it is empty, the hint
+            names options.
 
     Returns:
-        How many of its tensors there were, for people.
+        How many of the module's tensors were loaded, for people: `loaded 120 of 122`.
 
     Raises:
-        LoadError: Where a tensor does not fit or is missing; with `--partial` where not a
-            single one fits.
+        LoadError: Where a tensor does not fit, is missing or is unexpected; with
+            `--partial` where not a single one fits.
     """
     state = module.state_dict()
     fit = _fit(state, tensors)
     counts = f"{len(fit.tensors)} of {fit.total}"
     if fit.misfits and not (options.partial and fit.tensors):
-        argument = _fitting_arguments(module, options.model_args, fit.sizes)
+        argument = _fitting_arguments(
+            module, options.model_args, fit.differing.values()
+        )
         hint = instead or f"another --arch, or {argument}"
         if fit.tensors:
             hint = f"another --arch, {argument}, or --partial for what fits"
@@ -877,77 +914,97 @@ def put_into(
     return f"loaded {counts}"
 
 
+class _Shapes(NamedTuple):
+    """The two shapes of a tensor that does not fit."""
+
+    expected: torch.Size
+    """The module's."""
+    in_file: torch.Size
+
+
 class _Fit(NamedTuple):
-    """How tensors fit a module."""
+    """How tensors fit a module; names are those of its state dict."""
 
     tensors: OrderedDict[str, Tensor]
-    """Those that fit, by names of its state dict."""
-    total: int
-    """How many tensors the module has."""
-    misfits: str
-    """What is missing, unexpected or of another shape, for people; empty where all fit.
-    """
-    sizes: dict[int, set[int]]
-    """Where shapes differ: for each size along an axis of channels, those in the file."""
+    """Those that fit."""
+    missing: list[str]
+    """What the module has, and the tensors have not."""
+    unexpected: list[str]
+    differing: dict[str, _Shapes]
+
+    @property
+    def total(self) -> int:
+        """How many tensors the module expects."""
+        return len(self.tensors) + len(self.missing) + len(self.differing)
+
+    @property
+    def misfits(self) -> str:
+        """What is missing, unexpected or of another shape, for people; empty where all
+        fit."""
+        shapes = [
+            f"{quoted(name)} is {list(pair.in_file)}, not {list(pair.expected)}"
+            for name, pair in self.differing.items()
+        ]
+        texts = []
+        if self.missing:
+            texts.append(f"missing {listed([*map(quoted, self.missing)], _SHOWN)}")
+        if self.unexpected:
+            texts.append(
+                f"unexpected {listed([*map(quoted, self.unexpected)], _SHOWN)}"
+            )
+        if shapes:
+            texts.append(listed(shapes, _SHOWN))
+        return "; ".join(texts)
 
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     """Compare tensors with a module's state dict, by names and shapes."""
+    # a state dict may also have an extra state, which can be anything
+    expected = {
+        name: value for name, value in state.items() if isinstance(value, Tensor)
+    }
     fitting = OrderedDict()
     missing = []
-    differing = []
-    sizes: dict[int, set[int]] = {}
-    for name, expected in state.items():
+    differing = {}
+    for name, own_tensor in expected.items():
         tensor = tensors.get(name)
-        if not isinstance(expected, Tensor):  # an extra state
-            continue
         if tensor is None:
-            # old checkpoints lack BatchNorm's step counter, and nothing depends on it
-            # here
-            if not name.endswith("num_batches_tracked"):
-                missing.append(quoted(name))
-        elif tensor.shape != expected.shape:
-            shapes = f"{list(tensor.shape)}, not {list(expected.shape)}"
-            differing.append(f"{quoted(name)} is {shapes}")
-            # of a kernel the channels: its own size is seldom an argument
-            for size, in_file in zip(
-                expected.shape[:2], tensor.shape[:2], strict=False
-            ):
-                sizes.setdefault(size, set()).add(in_file)
+            missing.append(name)
+        elif tensor.shape != own_tensor.shape:
+            differing[name] = _Shapes(own_tensor.shape, tensor.shape)
         else:
             fitting[name] = tensor
-    unexpected = [quoted(n) for n in tensors if not isinstance(state.get(n), Tensor)]
-    misfits = [
-        f"{title}{listed(names, _SHOWN)}"
-        for title, names in (
-            ("missing ", missing),
-            ("unexpected ", unexpected),
-            ("", differing),
-        )
-        if names
-    ]
-    total = len(fitting) + len(missing) + len(differing)
-    return _Fit(fitting, total, "; ".join(misfits), sizes)
+    # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here
+    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in tensors if name not in expected]
+    return _Fit(fitting, missing, unexpected, differing)
 
 
 def _fitting_arguments(
-    module: nn.Module, given: Mapping[str, Any], sizes: Mapping[int, set[int]]
+    module: nn.Module, model_args: Mapping[str, Any], differing: Iterable[_Shapes]
 ) -> str:
-    """`--model-arg num_classes=7` for a class of which this argument alone has a size that
-    is 7 in the file; `--model-arg` where no argument has such a size.
+    """The options that would make a module's shapes those of the file, such as
+    `--model-arg num_classes=7`: where a size is the value of a single argument, and is 7
+    wherever the file has another. `--model-arg` alone where there is no such argument.
 
     Args:
         module: What was built.
-        given: The arguments that the user gave.
-        sizes: As in `_Fit`.
+        model_args: The arguments that the user gave its class; the others have their
+            defaults.
+        differing: The shapes that differ.
     """
+    sizes = defaultdict[int, set[int]](set)
+    for expected, in_file in differing:
+        # of a kernel the channels: its own size is seldom an argument
+        for size, size_in_file in zip(expected[:2], in_file[:2], strict=False):
+            sizes[size].add(size_in_file)
     parameters = inspect.signature(type(module)).parameters
     # as text: a default may be an array, which has no plain `==`
     values = {name: repr(parameter.default) for name, parameter in parameters.items()}
-    values |= {name: repr(value) for name, value in given.items()}
+    values |= {name: repr(value) for name, value in model_args.items()}
     texts = []
-    for size, in_file in sizes.items():
+    for size, sizes_in_file in sizes.items():
         names = [name for name in values if values[name] == str(size)]
-        if len(names) == len(in_file) == 1 and size not in in_file:
-            texts.append(f"--model-arg {names[0]}={in_file.pop()}")
+        if len(names) == len(sizes_in_file) == 1 and size not in sizes_in_file:
+            texts.append(f"--model-arg {names[0]}={sizes_in_file.pop()}")
     return " ".join(texts) or "--model-arg"

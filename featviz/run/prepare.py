@@ -34,7 +34,7 @@ from featviz.models.load import LoadedModel, load_model, refuse_meta
 from featviz.models.preprocess import Preprocess, Window
 from featviz.models.presets import first_features
 from featviz.models.requirements import require_matplotlib
-from featviz.models.weights import read_tensor
+from featviz.models.weights import read_saved_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import Bytes, Detection, Layer, Outcome, Raster, Sample
@@ -272,7 +272,9 @@ def _holds_vector(sample: Sample, features: int) -> bool:
     which is an error of this image when its turn comes."""
     with suppress(ImageError):
         raw = ExpectedImage(0, raw=True)
-        (image,), _ = decode.decode(sample, "white", 1, raw, read_tensor, quiet=True)
+        (image,), _ = decode.decode(
+            sample, "white", 1, raw, read_saved_tensor, quiet=True
+        )
         return isinstance(image, Raster) and image.values.shape in (
             (features,),
             (1, features),
@@ -337,7 +339,7 @@ def read_input(
         chain.channels, frames is not None, preprocess.transform is not None
     )
     images, sha256 = decode.decode(
-        sample, inputs.background, frames, expected, read_tensor, quiet
+        sample, inputs.background, frames, expected, read_saved_tensor, quiet
     )
     if not sample.paths:  # --input
         images = (preprocess.empty(),)

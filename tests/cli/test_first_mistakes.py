@@ -125,8 +125,8 @@ TRUST = [
         "look script.pth p.png",
         "script.pth needs __main__.Twice, which could run any code; nothing was"
         " executed",
-        "if you trust the file, --trust: featviz look script.pth p.png --trust; for the"
-        " weights in it, --arch net.py:Twice: featviz look script.pth p.png --arch"
+        "the script that saved the file defined it, where --trust cannot find it; for the"
+        " weights in the file, --arch net.py:Twice: featviz look script.pth p.png --arch"
         " net.py:Twice",
     ),
     (

@@ -20,7 +20,7 @@ from pixels import assert_same_pixels
 from featviz.errors import ImageError
 from featviz.images import decode
 from featviz.images.arrays import ExpectedImage
-from featviz.models.weights import read_tensor
+from featviz.models.weights import read_saved_tensor
 from featviz.records import Sample
 
 
@@ -63,7 +63,9 @@ def read(tmp_path: Path) -> Read:
     def read(data: bytes, channels: int, **options: Any) -> Any:
         path.write_bytes(data)
         expected = ExpectedImage(channels, **options)
-        (image,) = decode.decode(sample, expected=expected, tensors=read_tensor)[0]
+        (image,) = decode.decode(sample, expected=expected, tensors=read_saved_tensor)[
+            0
+        ]
         return image
 
     return read

@@ -204,11 +204,11 @@ def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     with contextlib.chdir(tmp_path):
         runpy.run_path("train.py", run_name="__main__")
-    with pytest.raises(
-        FeatvizError, match=r"was saved by the script of its class: .*Net"
-    ) as caught:
-        load(tmp_path / "net.pth", trust=True)
-    assert "--arch SCRIPT.py:CLASS" in str(caught.value.hint)
+        with pytest.raises(LoadError, match=r"needs __main__.Net, which the") as caught:
+            load("net.pth", trust=True)
+    assert caught.value.hint == (
+        "without --trust, --arch train.py:Net takes the weights in it"
+    )
 
 
 def test_arguments_of_code_are_kept_in_the_record(factory_file: Path) -> None:

@@ -25,7 +25,7 @@ from featviz.models.load import adopt
 from featviz.models.weights import (
     Weights,
     class_beside,
-    put_weights,
+    load_weights,
     stripped_variants,
     unwrap,
 )
@@ -121,7 +121,7 @@ def test_own_names_that_look_like_a_prefix_are_kept(
     file = tmp_path / "weights.pth"
     file.touch()
     weights = Weights(prefixed(expected, prefix))
-    source = put_weights(module, weights, file, ModelOptions("net"))
+    source = load_weights(module, weights, file, ModelOptions("net"))
     assert source["taken"] == [*steps, "loaded 2 of 2"]
     assert same_weights(module, expected)
 
@@ -157,7 +157,7 @@ def test_partial_weights_of_which_none_fits_are_an_error(tmp_path: Path) -> None
     weights = Weights({"weight": torch.zeros(7), "other": torch.zeros(1)})
     options = ModelOptions("x", partial=True)
     with pytest.raises(LoadError, match="0 of 2 tensors; missing bias; unexpected oth"):
-        put_weights(nn.Linear(2, 2), weights, tmp_path / "w.pth", options)
+        load_weights(nn.Linear(2, 2), weights, tmp_path / "w.pth", options)
 
 
 def test_counters_of_a_profiler_are_weights_where_there_are_no_others() -> None:
