@@ -10,7 +10,7 @@ dB 40 |--.                       | 1.00 cosine
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,10 @@ class PlotBox(NamedTuple):
 
 PLOT_BOX = PlotBox(left=56.0, top=12.0, width=760.0, height=150.0)
 _NAMES_AT = 180.0
+_LETTER = 8.0
+"""The width of a letter of a name."""
+_GAP = 16.0
+"""Between two names."""
 
 
 class DepthPoint(NamedTuple):
@@ -37,11 +41,11 @@ class DepthPoint(NamedTuple):
     x: float
     y: float
     text: str
-    """`layer1.relu: 31.2 dB`."""
+    """`layer1.relu: 31.2 dB`; of a name below the chart, the name alone."""
 
 
 class DepthCurve(NamedTuple):
-    """A measure of all layers in which it is known and finite."""
+    """The line of a measure, through all layers where it is known and finite."""
 
     name: str
     style: str
@@ -63,7 +67,7 @@ class DepthChart:
     """The first layer, at the left end."""
     last: str
     between: Sequence[DepthPoint]
-    """The names of the other layers; none where they would run into each other."""
+    """Names of layers between these, as many as there is room for."""
     box: PlotBox = PLOT_BOX
 
     @property
@@ -98,11 +102,11 @@ _MEASURES = (
 
 
 def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
-    """The chart of some layers in the model's order; None where no line has two points.
+    """The chart of some layers; None where no line would have two points.
 
     Args:
-        layers: may be empty; those without a number leave a gap in x, so that both lines
-            have a layer at the same place.
+        layers: in the model's order; may be empty. Each has its place on the x axis,
+            whether or not it has a point there: both lines have it at the same x.
     """
     curves = []
     for measure in _MEASURES:
@@ -115,16 +119,20 @@ def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
 
 
 def _between(layers: Sequence[ComparedLayer]) -> list[DepthPoint]:
-    """The names of all layers but the first and the last, below their points."""
+    """Names of layers between the first and the last, each below its point; those for
+    which there is room, from left to right."""
     step = PLOT_BOX.width / (len(layers) - 1)
-    # A letter is 8 pixels wide; the first name and half of the second lie in one step.
-    longest = max(len(layer.label) for layer in layers)
-    if 12 * longest > step:
-        return []
+    # The first name begins at its point, the last one ends there, and those between
+    # have theirs in the middle.
+    free = PLOT_BOX.left + _LETTER * len(layers[0].label) + _GAP
+    end = PLOT_BOX.left + PLOT_BOX.width - _LETTER * len(layers[-1].label) - _GAP
     names = []
-    for position, layer in enumerate(layers[1:-1], 1):
-        across = round(PLOT_BOX.left + step * position, 1)
-        names.append(DepthPoint(across, _NAMES_AT, layer.label))
+    for position, layer in enumerate(layers):
+        across = PLOT_BOX.left + step * position
+        half = _LETTER / 2 * len(layer.label)
+        if free <= across - half and across + half <= end:
+            names.append(DepthPoint(round(across, 1), _NAMES_AT, layer.label))
+            free = across + half + _GAP
     return names
 
 
@@ -132,25 +140,22 @@ def _curve(
     measure: _DepthMeasure, layers: Sequence[ComparedLayer]
 ) -> DepthCurve | None:
     """The line of one measure; None where fewer than two layers have a number."""
-    values = []
-    positions = []
+    values = {}
     for position, layer in enumerate(layers):
         value = measure.of_layer(layer)
-        # an equal layer has an infinite SQNR, and no place on an axis
+        # an equal layer has an infinite SQNR, and no point
         if math.isfinite(value):
-            positions.append(position)
-            values.append(value)
+            values[position] = value
     if len(values) < 2:
         return None
-    # Ends are round numbers. All values may be equal, and lie on one: then the axis is
-    # one step long.
-    low = math.floor(min(values) / measure.axis_step) * measure.axis_step
-    # an axis has a length, also where all values are at its top
-    low = min(low, measure.top - measure.axis_step)
-    high = math.ceil(max(values) / measure.axis_step) * measure.axis_step
-    high = min(max(high, low + measure.axis_step), measure.top)
+    # both ends of the axis are round numbers, one step apart at least
+    step = measure.axis_step
+    low = math.floor(min(values.values()) / step) * step
+    low = min(low, measure.top - step)
+    high = math.ceil(max(values.values()) / step) * step
+    high = min(max(high, low + step), measure.top)
     points = []
-    for position, value in zip(positions, values, strict=True):
+    for position, value in values.items():
         across = position / (len(layers) - 1)
         # pixels count downwards
         down = 1 - (value - low) / (high - low)
@@ -160,21 +165,33 @@ def _curve(
             text=f"{layers[position].label}: {measure.format.format(value)}",
         )
         points.append(point)
-    lowest = values.index(min(values))
-    # in words the first layer, the last and the worst
-    ends = []
-    for n in (0, -1, lowest):
-        value_text = measure.format.format(values[n])
-        ends.append(f"{value_text} at {layers[positions[n]].label}")
-    summary = f"{measure.name} from {ends[0]} to {ends[1]}, lowest {ends[2]}"
-    infinite = sum(measure.of_layer(layer) == math.inf for layer in layers)
-    if infinite:
-        summary += f", infinite (no point) at {counted(infinite, 'layer')}"
     return DepthCurve(
         name=measure.name,
         style=measure.style,
         low=f"{low:g}{measure.unit}",
         high=f"{high:g}{measure.unit}",
         points=points,
-        summary=summary,
+        summary=_summary(measure, layers, values),
     )
+
+
+def _summary(
+    measure: _DepthMeasure, layers: Sequence[ComparedLayer], values: Mapping[int, float]
+) -> str:
+    """A line in words: its ends, its lowest point, and how many layers are infinite.
+
+    Args:
+        values: of the layers that have a point, by their position in `layers`.
+    """
+
+    def at(position: int) -> str:
+        value = measure.format.format(values[position])
+        return f"{value} at {layers[position].label}"
+
+    first, *_, last = values
+    lowest = min(values, key=lambda position: values[position])
+    summary = f"{measure.name} from {at(first)} to {at(last)}, lowest {at(lowest)}"
+    infinite = sum(measure.of_layer(layer) == math.inf for layer in layers)
+    if infinite:
+        summary += f", infinite (no point) at {counted(infinite, 'layer')}"
+    return summary

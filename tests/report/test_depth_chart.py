@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,19 @@ def test_layers_have_their_names_below_them_where_there_is_room(
     chart = chart_of([40, 20, 30, 12.5], [1, 1, 1, 1], label)
     assert chart is not None
     assert [(name.x, name.text) for name in chart.between] == names
+
+
+def test_a_deep_network_has_the_names_for_which_there_is_room() -> None:
+    """A letter takes 8 pixels, and names do not run into each other."""
+    chart = chart_of([20] * 100, [1] * 100, "layer{}")
+    assert chart is not None
+    names = [(name.x - 4 * len(name.text), name.text) for name in chart.between]
+    names = [(56, chart.first), *names, (816 - 8 * len(chart.last), chart.last)]
+    gaps = []
+    for (left, text), (right, _) in pairwise(names):
+        gaps.append(right - left - 8 * len(text))
+    assert len(names) > 8
+    assert min(gaps) > 8 and max(gaps) < 56
 
 
 def test_a_chart_says_where_its_curves_begin_end_and_are_lowest() -> None:
