@@ -238,12 +238,12 @@ def _last_white(lines: np.ndarray, limit: int) -> int:
 def _comparison_view(comparison: Comparison) -> View:
     """The maps before and after, and their difference, as far as they were written."""
     shots = []
-    for layer in comparison.layers:
-        maps = layer.difference
+    for tensor in comparison.layers:
+        maps = tensor.difference
         if comparison.out is not None and maps is not None:
             files = maps.before_file, maps.after_file, maps.file
             load = partial(_side_by_side, comparison.out, files)
-            caption = f"{layer.label} in {maps.image}: before, after, difference"
+            caption = f"{tensor.label} in {maps.image}: before, after, difference"
             shots.append(Shot(load, caption))
     lines = []
     if comparison.out is None and not comparison.equal:

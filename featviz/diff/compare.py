@@ -1,15 +1,15 @@
 """How far two arrays are apart, channel by channel.
 
-A difference is set against the value itself and the layer's largest magnitude:
+The relative difference is a share of the larger value and the layer's largest magnitude
+together, since small values among large ones are not exact (threads and libraries move
+them):
 
     |new - base| / (max(|new|, |base|) + scale)        0..1
 
-since small values among large ones are not exact: threads and libraries move them.
-Of a whole layer there are two more measures, which quantization is judged by:
+Two more measures, of a whole tensor, tell how good a quantized model is:
 
     cosine    base · new / (|base| |new|)               -1..1
-    SQNR      10·log10(|base|² / |new - base|²)         dB; 20 dB is a tenth of the signal
-
+    SQNR      10·log10(|base|² / |new - base|²)         dB; 20 dB: noise a tenth of the signal
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from featviz.records import Floats
 
 # values compared at a time: they stay in a core's cache
 _BLOCK = 2**17
-# columns of `Change.products`
+# the columns of `Change.products`
 _DOT, _BASE, _NEW, _NOISE = range(4)
 
 
@@ -43,24 +43,25 @@ class Change:
     """How many values are NaN or infinite in one tensor, and something else in the
     other."""
     products: np.ndarray
-    """[channels, 4]: base · new, base · base, new · new and the difference · itself, of
-    finite values in one unit for all channels; NaN where only statistics are known."""
+    """[channels, 4]: base · new, base · base, new · new, and (new - base) · (new - base).
+    Values are divided by the layer's scale before, and count as 0 where one of the two is
+    not finite. NaN where only statistics are known."""
 
     @property
     def layer_cosine(self) -> float:
-        """The cosine over all channels together; NaN where only statistics are known."""
+        """The cosine over all channels whose products are known; NaN where none are."""
         products = self._layer_products
         return math.nan if products is None else float(_cosine(products)[0])
 
     @property
     def layer_sqnr(self) -> float:
-        """Signal to quantization noise over all channels together, in dB: 10·log10 of
-        the power of base over that of the difference. Infinite where nothing differs,
-        NaN where only statistics are known."""
+        """Signal to quantization noise in dB over all channels whose products are known:
+        10·log10 of the power of base over that of the difference. Infinite where nothing
+        differs, minus infinite where base is zero, NaN where no products are known."""
         products = self._layer_products
         if products is None:
             return math.nan
-        # the unit of the products cancels out
+        # the scale of the products cancels out
         signal = products[0, _BASE]
         noise = products[0, _NOISE]
         if noise == 0:
@@ -69,35 +70,35 @@ class Change:
 
     @property
     def _layer_products(self) -> np.ndarray | None:
-        """The products [1, 4] of all channels together; None where none is known."""
+        """The products [1, 4], added over the channels; None where none are known."""
         # of a picture only the drawn channels are known
         measured = self.products[~np.isnan(self.products).any(1)]
         return measured.sum(0, keepdims=True) if len(measured) else None
 
     def differs(self, tolerance: float) -> np.ndarray:
-        """Which channels have a value beyond the tolerance, or one that is finite on
-        one side."""
+        """Which channels have a relative difference above the tolerance, or a value that
+        is finite in one tensor only; bool [channels]."""
         return np.asarray((self.relative > tolerance) | (self.unlike > 0))
 
 
 def worst_first(
     relative: np.ndarray, unlike: np.ndarray, among: np.ndarray
 ) -> list[int]:
-    """The channels of a mask, the most changed first: those with values that are finite
-    in one run alone, then by the largest relative difference.
+    """Some channels, the most changed first: by the number of unlike values, then by the
+    largest relative difference.
 
     Args:
         relative: [channels], 0..1.
-        unlike: [channels], how many values are finite in one run alone.
-        among: bool [channels].
+        unlike: [channels], `Change.unlike`.
+        among: bool [channels], the channels to sort; the others are left out.
     """
     order = np.lexsort((-relative, -unlike))
     return [int(channel) for channel in order if among[channel]]
 
 
 def scale_of(*stats: Floats) -> float:
-    """The largest finite magnitude among statistics [channels, 6] of several tensors; 0
-    where there is no finite value. Arrays whose first two columns are values do as well.
+    """The largest finite magnitude in the first two columns of some arrays; 0 where there
+    is none. Of statistics [channels, 6] these are the least and the greatest value.
     """
     extremes = np.abs(np.concatenate([table[:, :2] for table in stats]))
     return float(np.max(extremes, initial=0.0, where=np.isfinite(extremes)))
@@ -110,7 +111,7 @@ def no_change(channels: int, size: int) -> Change:
         channels: how many they have.
         size: values of a channel.
     """
-    # any vector that is equal to itself will do: ones, and no noise
+    # the products of any vector and itself will do: those of ones, without noise
     zeros = np.zeros(channels)
     products = np.ones((channels, 4))
     products[:, _NOISE] = 0
@@ -126,13 +127,14 @@ def no_change(channels: int, size: int) -> Change:
 def compare(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray | None = None
 ) -> Change:
-    """Compare values [channels, N]. NaN equals NaN, and an infinity itself.
+    """Compare two tensors. NaN equals NaN, and an infinity equals itself.
 
     Args:
-        base: of any number type; N is not 0.
+        base: values [channels, N] of any number type; N is not 0.
         new: of the same shape.
         scale: the layer's largest magnitude, 0 if all is zero.
-        slack: [channels], differences up to which values are equal; None for 0.
+        slack: [channels], how much of a difference is taken off it, since values are not
+            known more exactly; None for nothing.
     """
     if slack is None:
         slack = np.zeros(len(base))
@@ -156,17 +158,15 @@ def compare(
 def _compare_block(
     old: np.ndarray, now: np.ndarray, scale: float, slack: np.ndarray
 ) -> Change:
-    """The change of some channels.
+    """The change of some channels; arguments as of `compare`.
 
     Args:
-        old: values before, float64 [C, N].
-        now: values after, float64 [C, N].
-        scale: the layer's largest magnitude.
-        slack: [C], differences up to which values are equal.
+        old: values of base, float64 [C, N].
+        now: values of new, float64 [C, N].
     """
     differences = _differences(old, now, scale, slack)
     finite = np.isfinite(old) & np.isfinite(now)
-    # a share of the layer's largest magnitude, whose square no double is too small for
+    # shares of the layer's largest magnitude, whose squares a double can hold
     old = np.where(finite, old, 0.0) / (scale or 1.0)
     now = np.where(finite, now, 0.0) / (scale or 1.0)
     # the noise by itself: as base² - 2·base·new + new² it would drown in rounding
@@ -187,14 +187,14 @@ def _compare_block(
 
 
 def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
-    """Compare statistics, from which no cosine follows.
+    """Compare two tensors by their statistics, from which no cosine follows.
 
     Args:
         base: [channels, 6], in the order of `records.STAT_COLUMNS`.
         new: the same, of as many channels.
         scale: the layer's largest magnitude.
     """
-    # not the share of zeros: rounding makes some of them 1e-9
+    # min, max, mean and std; not the share of zeros, which rounding to 1e-9 takes away
     moments = compare(base[:, :4], new[:, :4], scale)
     nonfinite = abs(new[:, 5] - base[:, 5]).astype(np.int64)
     return Change(
@@ -213,9 +213,9 @@ def signed(
 
     Args:
         base: [channels, N].
-        new: the same shape; where it is larger, the result is positive.
+        new: of the same shape; where it is larger, the result is positive.
         scale: the layer's largest magnitude.
-        slack: [channels], differences up to which values are equal.
+        slack: [channels], as of `compare`.
 
     Returns:
         float64 [channels, N], -1..1.
@@ -232,11 +232,11 @@ class _Differences(NamedTuple):
     """How each value differs, [channels, N]."""
 
     difference: np.ndarray
-    """new - base beyond the slack; 0 where one is not finite."""
+    """new - base, brought towards 0 by the slack; 0 where one is not finite."""
     relative: np.ndarray
-    """`difference` as a share of the larger value and the scale, -1..1."""
+    """`difference` as a share of the larger magnitude and the scale together, -1..1."""
     unlike: np.ndarray
-    """Whether only one is finite, or neither and they are not alike."""
+    """Whether only one is finite, or neither is and they differ (inf and NaN)."""
 
 
 def _differences(
@@ -263,14 +263,13 @@ def _differences(
 
 
 def _cosine(products: np.ndarray) -> np.ndarray:
-    """Cosine similarities -1..1 from rows of `Change.products`, float64 [rows]. Of a row
-    of NaN, of which no sums are known, it is 0."""
+    """The cosine similarity -1..1 of each row of `Change.products`; 1 where both vectors
+    are zero, 0 where one of them is."""
     base = products[:, _BASE]
     new = products[:, _NEW]
     # two roots, since the product of two squares may be beyond what a double holds
     norms = np.sqrt(base) * np.sqrt(new)
     dot = products[:, _DOT]
-    # 0 where only one of the vectors is zero
     cosine = np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
     # Exactly 1 of two equal vectors, also of zeros. The quotient may be less, since
     # sqrt(8) * sqrt(8) is 8.000000000000002, and a gate `cosine<1` would fail.

@@ -1,5 +1,5 @@
-"""The result of a comparison of two runs: each layer, what only one run has, and the
-verdict."""
+"""The result of a comparison of two runs: each compared tensor, what only one run has,
+and the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from featviz.text import counted, layer_named, ranges
 SCHEMA_VERSION = 1
 """The version of the JSON document. 1: first release."""
 
-# the columns that name a layer, which the page has as a heading
+# the columns that name a tensor, which the page has as a heading
 _NAMING = ("layer", "type", "tensor")
 # ranges of newly dead channels that are written out
 _MAX_RANGES = 5
@@ -54,24 +54,25 @@ class NumberedTile(NamedTuple):
 
 @dataclass(frozen=True)
 class DifferenceMap:
-    """Pictures of a layer's most changed channels: before, after, and the signed
-    difference, all with the same tiles."""
+    """Three pictures of a tensor's most changed channels: in BASE, in NEW, and the signed
+    difference. All have the same tiles."""
 
     file: str
-    """The picture of the difference; all three are names in the folder of the maps."""
+    """The picture of the difference, by its name in the folder of the maps."""
     before_file: str
     after_file: str
     image: str
-    """The image of which the values are: the one in which the layer differs most."""
+    """The image whose values are shown: the one in which the tensor differs most."""
     label: str
+    """`ComparedTensor.label`."""
     stem: str
-    """`output`, `output.call1`."""
+    """Which tensor of the layer it is: `output`, `output.call1`."""
     channels: tuple[int, ...]
     """The drawn channels in tile order: the most changed first."""
     source: str
     """What shows the values: `kept tensors` or `pixels`."""
     limit: float
-    """The relative difference at the ends of the colours."""
+    """The relative difference at the ends of the colours, -limit and limit."""
     range: ValueSpan
     """The scale of before and after."""
     plan: GridPlan
@@ -87,13 +88,13 @@ class DifferenceMap:
 
     @property
     def numbered_tiles(self) -> list[NumberedTile]:
-        """The numbers of the channels below their tiles."""
+        """Where the number of each channel is written: below the middle of its tiles."""
         # The gap below a tile is as high as the padding: letters of 0.72 of it that stand
         # at 0.8 have room above and below.
         tiles = []
         padding = self.plan.padding
-        for slot, channel in enumerate(self.channels):
-            left, top, width, height = self.plan.box(slot * self.slices)
+        for position, channel in enumerate(self.channels):
+            left, top, width, height = self.plan.box(position * self.slices)
             # the slices with the gaps between them, but not the one behind
             across = self.slices * (width + padding) - padding
             baseline = top + height + 0.8 * padding
@@ -103,18 +104,17 @@ class DifferenceMap:
 
 @dataclass(frozen=True)
 class PredictionChange:
-    """What a classifier says of an image before and after; the likeliest class first.
-    Both name at least one class."""
+    """The classes that a classifier predicts for an image, in BASE and in NEW."""
 
     image: str
     before: Sequence[ClassScore]
+    """The likeliest class first; at least one."""
     after: Sequence[ClassScore]
 
     @property
     def changed(self) -> bool:
         """Whether another class is the likeliest."""
-        tops = {score.index for score in (*self.before[:1], *self.after[:1])}
-        return len(tops) > 1
+        return self.before[0].index != self.after[0].index
 
     @property
     def text(self) -> str:
@@ -123,10 +123,11 @@ class PredictionChange:
 
 
 class ImageChange(NamedTuple):
-    """How far a tensor changed in one image; None where that is not known."""
+    """How far a tensor changed in one image; None where that is not known. `absolute` and
+    `relative` are the largest differences (`diff.compare`)."""
 
     differing: int
-    """Channels that differ."""
+    """How many channels differ."""
     absolute: float | None = None
     relative: float | None = None
     cosine: float | None = None
@@ -135,8 +136,8 @@ class ImageChange(NamedTuple):
 
 
 class ChannelChanges(NamedTuple):
-    """The worst of each channel over the images that could be compared; arrays
-    [channels], as in `diff.compare.Change`."""
+    """The fields of `diff.compare.Change`, arrays [channels], at their worst over the
+    images that could be compared."""
 
     absolute: np.ndarray
     relative: np.ndarray
@@ -152,35 +153,39 @@ class ChannelCount(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ComparedLayer:
-    """One tensor of the model in both runs, over all images."""
+class ComparedTensor:
+    """One tensor of a layer (its output at one call, say) in both runs, over all images."""
 
     key: CaptureKey
     type: str
+    """Of the layer: `Conv2d`."""
     index: int
+    """The layer's position in the model."""
     by: Sequence[str]
-    """What its tensors were compared by: `tensors`, `statistics and pixels`,
+    """What was compared, in some image: `tensors`, `statistics and pixels`,
     `statistics`."""
     reason: str | None
     """Why it could not be compared, in the first image where it could not."""
     images: Mapping[str, ImageChange]
+    """By name of the image."""
     count: ChannelCount
     """A channel differs if it does in some image."""
     channel_images: ChannelCount
-    """The same, with each channel counted in each image."""
+    """The same, with each channel counted once for each image."""
     channels: ChannelChanges
     cosine: float
-    """The smallest of a whole tensor; NaN where only statistics are known, also of a
-    channel that differs."""
+    """Of the whole tensor, in the image where it is smallest; NaN where it is not known:
+    only statistics are, or they are all that is known of a channel that differs."""
     sqnr: float
     """Signal to quantization noise in dB, of the image where it is smallest; infinite
     where nothing differs, NaN unless both runs kept tensors."""
     most_changed: Sequence[int]
+    """At most five channels that differ, over all images, the most changed first."""
     newly_dead: Sequence[int]
     """The channels of an activation that are zero in every image of NEW, and not in
     every one of BASE; none if there is one image alone."""
     image: str
-    """The image in which the layer differs most; the next three fields are about it."""
+    """The image in which it differs most; the next three fields are about this image."""
     severity: float
     """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
     change: np.ndarray
@@ -188,6 +193,7 @@ class ComparedLayer:
     changed: Sequence[int]
     """The channels that differ, the most changed first."""
     difference: DifferenceMap | None = None
+    """Its pictures; None where none were drawn."""
     pair: LayerPair | None = None
     """How its tensor of NEW was found; None where it has the same name in both runs."""
 
@@ -203,12 +209,8 @@ class ComparedLayer:
 
     @property
     def cells(self) -> dict[str, str]:
-        """A row of a table, by heading."""
-        # all cells, empty or not: the table leaves out columns that are empty throughout
+        """A row of a table, by heading. Cells that do not apply are empty."""
         differing_images = sum(change.differing > 0 for change in self.images.values())
-        in_new = ""
-        if self.pair is not None:
-            in_new = self.pair.description
         row = {
             "layer": self.label,
             "type": self.type,
@@ -222,7 +224,7 @@ class ComparedLayer:
             "most changed": self.reason or "",
             "newly dead": ranges(self.newly_dead, _MAX_RANGES, comma=", "),
             "by": "",
-            "in NEW": in_new,
+            "in NEW": "" if self.pair is None else self.pair.description,
         }
         if self.reason is None:
             unlike = self.channels.unlike.max()
@@ -241,10 +243,11 @@ class ComparedLayer:
 
     @property
     def page_cells(self) -> list[tuple[str, str]]:
-        """What the page says of it: the cells behind its name that hold something."""
+        """The facts that the page lists: headings and cells, without empty ones and those
+        that name the tensor."""
         cells = []
         for heading, cell in self.cells.items():
-            # the maps below it are ranked by one image
+            # by its side on the page, maps are ranked by one image
             if heading == "most changed" and len(self.images) > 1 and not self.reason:
                 heading = "most changed, all images"
             if cell and heading not in _NAMING:
@@ -257,14 +260,16 @@ class MissingCapture(NamedTuple):
 
     key: CaptureKey
     type: str
+    """Of its layer."""
     reason: str
+    """`skipped: ...`, `never ran` or `not there`, of the run that lacks it."""
 
 
 class OnlyIn(NamedTuple):
     """What one run has and the other has not."""
 
     images: Mapping[str, str]
-    """Names and reasons."""
+    """Reasons (`failed: ...`, `incomplete`, `not there`) by name."""
     captures: Sequence[MissingCapture]
 
     @property
@@ -283,18 +288,20 @@ class Comparison:
     """Two runs compared."""
 
     base: Path | Url | str
-    """The run directory; of a model that was run for this what it is called."""
+    """The run directory, or the name of the model that was run for the comparison."""
     new: Path | Url | str
     thresholds: DiffThresholds
     images: tuple[str, ...]
-    layers: tuple[ComparedLayer, ...]
-    """In the order in which the model ran."""
+    """Names of the compared images."""
+    layers: tuple[ComparedTensor, ...]
+    """One for each tensor, in the order in which the model ran: a layer may have
+    several."""
     only_in_base: OnlyIn
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
     """Names of images that are left out as incomplete, under `base` and `new`."""
     predictions: tuple[PredictionChange, ...] = ()
-    """The predictions of the images of which both runs have one."""
+    """Of the images that have a prediction in both runs."""
     folded: tuple[str, ...] = ()
     """See `diff.pairing.Alignment`."""
     gates: tuple[Verdict, ...] = ()
@@ -307,23 +314,17 @@ class Comparison:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        # The first layer of which a channel differs; the counts are those of
-        # `channel_images`, in the layers as well, so that they add up.
+        """What `--json` prints, and the content of diff.json. All its counts of channels
+        are those of `channel_images`, so that they add up."""
         differing, total = self.channel_images
-        layers = [_layer_json(layer) for layer in self.layers]
-        # in the order of the pass: what lies behind it inherits its difference
-        first = next((row for row in layers if row["differing"]), None)
-        if first is not None:
-            names = ("layer", "type", "index", "kind", "call", "key", "image")
-            first = {name: first[name] for name in names}
+        first = self.first
         predictions = []
         for change in self.predictions:
             predictions.append({**asdict(change), "changed": change.changed})
         maps = []
-        for layer in self.layers:
-            if layer.difference is not None:
-                maps.append(_map_json(layer.difference))
+        for tensor in self.layers:
+            if tensor.difference is not None:
+                maps.append(_map_json(tensor.difference))
         return {
             "schema_version": SCHEMA_VERSION,
             "base": str(self.base),
@@ -334,8 +335,8 @@ class Comparison:
             "images": list(self.images),
             "predictions": predictions,
             "channels": {"differing": differing, "total": total, "ratio": self.ratio},
-            "first_divergence": first,
-            "layers": layers,
+            "first_divergence": None if first is None else _name_json(first),
+            "layers": [_tensor_json(tensor) for tensor in self.layers],
             "only_in_base": _only_in_json(self.only_in_base),
             "only_in_new": _only_in_json(self.only_in_new),
             "folded": list(self.folded),
@@ -344,33 +345,33 @@ class Comparison:
         }
 
     @property
-    def differing(self) -> tuple[ComparedLayer, ...]:
-        """The layers that differ."""
-        return tuple(layer for layer in self.layers if layer.differs)
+    def differing(self) -> tuple[ComparedTensor, ...]:
+        """The tensors that differ, in the order in which the model ran."""
+        return tuple(tensor for tensor in self.layers if tensor.differs)
 
     @property
-    def first(self) -> ComparedLayer | None:
-        """The first layer that diverges."""
+    def first(self) -> ComparedTensor | None:
+        """The first tensor that differs. Those behind it inherit its difference."""
         return self.differing[0] if self.differing else None
 
     @property
     def changed_predictions(self) -> list[PredictionChange]:
-        """The images' predictions that have another class on top."""
+        """The predictions in which another class is the likeliest."""
         return [change for change in self.predictions if change.changed]
 
     @property
     def channels(self) -> ChannelCount:
-        """How many channels of all layers differ in some image."""
-        return _sum(layer.count for layer in self.layers)
+        """How many channels of all tensors differ in some image."""
+        return _sum(tensor.count for tensor in self.layers)
 
     @property
     def channel_images(self) -> ChannelCount:
-        """How many channels of all layers differ, each counted in each image."""
-        return _sum(layer.channel_images for layer in self.layers)
+        """How many channels of all tensors differ, each counted once for each image."""
+        return _sum(tensor.channel_images for tensor in self.layers)
 
     @property
     def ratio(self) -> float:
-        """Share of channels that differ, each counted in each image."""
+        """The share of channels that differ, 0..1, each counted once for each image."""
         count = self.channel_images
         return count.differing / count.total if count.total else 0.0
 
@@ -381,27 +382,28 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the runs are equal, as far as the thresholds ask."""
-        # --ignore-added excuses what only NEW has; what it lacks is always a difference
+        """Whether no more channels differ than allowed, and both runs have the same images
+        and tensors. What only NEW has is excused by --ignore-added."""
         added = self.only_in_new.lines and not self.thresholds.ignore_added
         return self.within and not self.only_in_base.lines and not added
 
     @property
     def passed(self) -> bool:
         """Whether all gates held; without gates, whether the runs are equal."""
+        # gates replace the rule that runs are equal: a quantised model differs everywhere
         if self.gates:
             return all(verdict.held for verdict in self.gates)
         return self.equal
 
     @property
     def exit_code(self) -> int:
-        """0, or 4 where a gate failed, or without gates the runs differ."""
-        # gates replace the rule that runs are equal: a quantised model differs everywhere
+        """4 where a gate failed, or without gates the runs differ; else 0."""
         return 0 if self.passed else CHECK_FAILED
 
     @property
     def verdict(self) -> str:
-        """`equal`, `different`, or the limit within which channels differ."""
+        """`equal`, `different`, or `within --max-diff-ratio 0.1` where channels differ, but
+        no more than allowed."""
         if not self.equal:
             return "different"
         if self.first is None:
@@ -419,7 +421,8 @@ class Comparison:
 
     @property
     def extent(self) -> str:
-        """How much was compared, and how much of it differs."""
+        """How much was compared, and how much of it differs: `2 tensors of 1 image compared,
+        3 of 8 channels differ (37.50%)`."""
         tensors = counted(len(self.layers), "tensor")
         images = counted(len(self.images), "image")
         # The verdict counts channels, and the limit is on the share counted in each image:
@@ -430,7 +433,7 @@ class Comparison:
             share = f"{differing:,} of {total:,} counted in each image, {share}"
         most = ""
         if self.first is not None and self.equal:
-            largest = max(layer.severity for layer in self.differing)
+            largest = max(tensor.severity for tensor in self.differing)
             most = f" by at most {largest:.3g} relative"
         differing, total = self.channels
         return (
@@ -440,7 +443,8 @@ class Comparison:
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
-        """What only one run has, or has in part, under titles."""
+        """What was not compared, under titles: what only one run has, layers inside another
+        one, and incomplete images. Lists may be empty."""
         lists = {
             "Only in BASE": self.only_in_base.lines,
             "Only in NEW": self.only_in_new.lines,
@@ -452,7 +456,7 @@ class Comparison:
 
 
 def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
-    """The counts of several layers together."""
+    """The counts of several tensors together."""
     differing = 0
     total = 0
     for count in counts:
@@ -461,29 +465,37 @@ def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
     return ChannelCount(differing, total)
 
 
-def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
-    """An entry of `layers`; JSON has no NaN and no infinity, which become null."""
-    differing, total = layer.channel_images
+def _name_json(tensor: ComparedTensor) -> dict[str, Any]:
+    """Which tensor it is, and the image in which it differs most."""
     return {
-        "type": layer.type,
-        "index": layer.index,
-        **layer.key._asdict(),
-        "image": layer.image,
-        "by": layer.by,
-        "in_new": None if layer.pair is None else layer.pair.document,
-        "reason": layer.reason,
-        "images": {name: change._asdict() for name, change in layer.images.items()},
+        "type": tensor.type,
+        "index": tensor.index,
+        **tensor.key._asdict(),
+        "image": tensor.image,
+    }
+
+
+def _tensor_json(tensor: ComparedTensor) -> dict[str, Any]:
+    """An entry of `layers`; JSON has no NaN and no infinity, which become null."""
+    differing, total = tensor.channel_images
+    changes = tensor.channels
+    return {
+        **_name_json(tensor),
+        "by": tensor.by,
+        "in_new": None if tensor.pair is None else tensor.pair.document,
+        "reason": tensor.reason,
+        "images": {name: change._asdict() for name, change in tensor.images.items()},
         "differing": differing,
         "total": total,
-        "cosine": finite(layer.cosine),
-        "sqnr": finite(layer.sqnr),
-        "most_changed": layer.most_changed,
-        "newly_dead": layer.newly_dead,
+        "cosine": finite(tensor.cosine),
+        "sqnr": finite(tensor.sqnr),
+        "most_changed": tensor.most_changed,
+        "newly_dead": tensor.newly_dead,
         "channels": {
-            "absolute": layer.channels.absolute.tolist(),
-            "relative": layer.channels.relative.tolist(),
-            "unlike": layer.channels.unlike.tolist(),
-            "cosine": [finite(value) for value in layer.channels.cosine.tolist()],
+            "absolute": changes.absolute.tolist(),
+            "relative": changes.relative.tolist(),
+            "unlike": changes.unlike.tolist(),
+            "cosine": [finite(value) for value in changes.cosine.tolist()],
         },
     }
 
@@ -497,7 +509,7 @@ def _only_in_json(only_in: OnlyIn) -> dict[str, Any]:
 
 
 def _map_json(difference: DifferenceMap) -> dict[str, Any]:
-    """A difference map as an entry of diff.json."""
+    """An entry of `maps`."""
     return {
         "file": difference.file,
         "before": difference.before_file,

@@ -1,5 +1,5 @@
-"""The story of `diff`: read two runs, compare them, and write the page, the maps and
-JUnit."""
+"""The story of `diff`: read two runs, compare them, and write the page, the pictures of
+what changed, and the JUnit file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ log = logging.getLogger(__name__)
 Render = Callable[
     [Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]
 ]
-"""Takes a comparison, both runs, the page and the folder of the maps; returns the text
-of the page, and the texts of files that are to lie with the maps, by name."""
+"""Takes a comparison, BASE, NEW, the path of the page and the folder of the maps. Returns
+the text of the page, and by name the texts of files that it loads from that folder."""
 
 
 class OutputFile(NamedTuple):
     """A file outside of the folder of maps."""
 
     option: str
+    """The option that names it: `--html`."""
     path: Path
     file_kind: outputs.FileKind
 
@@ -49,17 +50,21 @@ def diff(
     render: Render | None = None,
     titles: tuple[str, str] | None = None,
 ) -> Comparison:
-    """Compare two runs, here or in object stores, and write what `files` names.
+    """Compare two runs, and write the files that the user asks for.
 
     Args:
-        base: a run directory, or the URL of one, which is copied for as long as it takes.
-        new: the same; may be of another runtime, whose layers are then paired.
-        render: makes the page, where `files.html` names one; it is an argument since
-            `report`, which has the pages, stands above `diff`.
-        titles: what BASE and NEW are called in place of their folders.
+        base: a run directory, or the URL of one, which is copied for the time being.
+        new: the same. If its model ran elsewhere (in ONNX Runtime, say), its layers are
+            paired with those of `base`.
+        thresholds: what counts as different, and gates.
+        files: where the page, the folder of maps and the JUnit file go; None for none.
+        render: makes the page of `files.html`; None writes no page. It is an argument
+            since `report`, which has the pages, stands above `diff`.
+        titles: what BASE and NEW are called; None takes their folders.
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
+        UsageError: a gate cannot be checked, or `files.html` goes with a URL.
         FeatvizError: a run cannot be read, or a file of `files` cannot be written.
     """
     _refuse_page_of_url((base, new), files)
@@ -67,17 +72,13 @@ def diff(
     with copied(base) as base_root, copied(new) as new_root:
         # all that can be refused is refused before the runs are read, which takes long
         output_files = checked_files(files, (base_root, new_root))
-        before = _read("BASE", base_root, base)
-        after = _read("NEW", new_root, new)
-        aligned = align(before, after)
-        before = aligned.base
-        after = aligned.new
-        result = compare_runs(before, after, thresholds)
-        # the comparison knows the layers of NEW by their names in BASE; tables and
-        # documents also say what they are called in NEW
+        aligned = align(_read("BASE", base_root, base), _read("NEW", new_root, new))
+        result = compare_runs(aligned.base, aligned.new, thresholds)
+        # The comparison knows the layers of NEW by their names in BASE; tables and
+        # documents also say what they are called in NEW.
         paired = []
-        for layer in result.layers:
-            paired.append(replace(layer, pair=aligned.pairs.get(layer.key)))
+        for tensor in result.layers:
+            paired.append(replace(tensor, pair=aligned.pairs.get(tensor.key)))
         result = replace(
             result, layers=tuple(paired), folded=aligned.folded, out=folder
         )
@@ -87,15 +88,17 @@ def diff(
             outputs.JUNIT: junit({str(result.new): output.verdicts(result)}, "diff")
         }
         if folder is not None:
-            layers, contents = maps.draw(result.layers, before, after)
-            result = replace(result, layers=layers)
+            tensors, contents = maps.draw(result.layers, aligned.base, aligned.new)
+            result = replace(result, layers=tensors)
             if files.html is not None and render is not None:
-                page, assets = render(result, before, after, files.html, folder)
+                page, assets = render(
+                    result, aligned.base, aligned.new, files.html, folder
+                )
                 texts[outputs.PAGE] = page.encode("utf-8", "replace")
                 for name, text in assets.items():
                     contents[name] = text.encode("utf-8", "replace")
             _write_folder(folder, result, contents)
-        # after the pictures, which the page links
+        # behind the pictures, which the page links
         for option, path, file_kind in output_files:
             with outputs.writing(path, file_kind, option, files.overwrite) as file:
                 file.write(texts[file_kind])
@@ -103,7 +106,7 @@ def diff(
 
 
 def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None:
-    """Refuse a page with pictures that lie in a store.
+    """Refuse --html where a run lies in a store: the page would link its pictures.
 
     Args:
         origins: BASE and NEW.
@@ -118,11 +121,15 @@ def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None
 
 
 def checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]:
-    """The files to write outside of the folder of maps. Refuses what is inside a run, or
-    in the place of somebody's own file or folder.
+    """The files to write outside of the folder of maps, after a check of all that is
+    written.
 
     Args:
+        files: the paths that the user gave.
         runs: the folders of BASE and NEW.
+
+    Raises:
+        StoreError: a path is inside a run, or somebody else's file or folder is there.
     """
     output_files = []
     if files.html is not None:
@@ -156,19 +163,20 @@ def _write_folder(
 
 
 def _maps_folder(files: DiffFiles) -> Path | None:
-    """The folder of the maps; None where nobody asked for them."""
+    """The folder of the maps: of `--out`, or beside the page of `--html`; None without
+    both."""
     if files.out is not None or files.html is None:
         return files.out
     return files.html.with_name(f"{files.html.stem}-maps")
 
 
 def _read(title: str, root: Path, origin: Path | Url) -> ReadRun:
-    """Read a run, and warn of what it lacks.
+    """Read a run, and warn of images that are damaged or were not drawn.
 
     Args:
         title: BASE or NEW, for the warnings.
         root: its folder, or the folder of a copy.
-        origin: where the user finds it, which is elsewhere if it is a copy.
+        origin: the folder or the URL that the user gave.
     """
     run = replace(read_run(root), url=origin if isinstance(origin, Url) else None)
     warn_of(run.left_out, f"{title}: ", ", and left out")

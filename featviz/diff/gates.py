@@ -1,4 +1,4 @@
-"""Limits on how far layers may be apart, which the user sets: `sqnr<20`.
+"""Gates: limits on how far layers may be apart, which the user sets: `sqnr<20`.
 
 Gates take the place of the rule that nothing may differ: a quantized model differs in
 every channel, and is good where no layer is worse than its limit."""
@@ -11,37 +11,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from featviz.diff.comparison import ComparedLayer, ImageChange
+from featviz.diff.comparison import ComparedTensor, ImageChange
 from featviz.errors import UsageError
 from featviz.records import Verdict
 from featviz.text import did_you_mean, listed
 
-# layers that the message of a gate names
+# tensors that the message of a gate names
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a layer that gates limit from below."""
+    """A number of a compared tensor that gates limit from below."""
 
-    of_layer: Callable[[ComparedLayer], float]
-    """NaN where it is not known."""
+    of_tensor: Callable[[ComparedTensor], float]
+    """The number over all images; NaN where it is not known."""
     of_image: Callable[[ImageChange], float | None]
+    """The number in one image; None where it is not known."""
     unit: str
+    """With a space before it, or empty."""
     remedy: str
-    """How it becomes known."""
+    """The hint of messages: how it becomes known."""
 
 
 MEASURES = {
     "sqnr": Measure(
         # of pictures it is NaN: their grey levels have noise of their own
-        of_layer=lambda layer: layer.sqnr,
+        of_tensor=lambda tensor: tensor.sqnr,
         of_image=lambda image: image.sqnr,
         unit=" dB",
         remedy="run both with --tensors npy, which keeps the values themselves",
     ),
     "cosine": Measure(
-        of_layer=lambda layer: layer.cosine,
+        of_tensor=lambda tensor: tensor.cosine,
         of_image=lambda image: image.cosine,
         unit="",
         remedy=(
@@ -58,23 +60,25 @@ _GATE = re.compile(
 
 @dataclass(frozen=True)
 class DiffGate:
-    """A limit below which no layer may fall."""
+    """A limit below which no tensor of some layers may fall."""
 
     text: str
+    """As the user typed it."""
     measure: str
+    """A key of MEASURES."""
     limit: float
     layers: str
-    """A pattern of names or types."""
+    """A pattern (`fnmatch`) of names or types of layers; `*` is all of them."""
 
 
 def parse_gate(text: str) -> DiffGate:
     """Read `[LAYERS:]MEASURE<NUMBER`.
 
     Args:
-        text: as behind `--fail-on`; `dB` may stand behind the number.
+        text: a value of `--fail-on`; `dB` may stand behind the number.
 
     Raises:
-        UsageError: another form, or no such measure.
+        UsageError: the text has another form, or there is no such measure.
     """
     match = _GATE.fullmatch(text.strip())
     if match is None:
@@ -96,47 +100,49 @@ def parse_gate(text: str) -> DiffGate:
     )
 
 
-def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
-    """Whether no layer that a gate is about falls below its limit. A layer that could
-    not be compared fails each gate: its shapes differ, or it differs in an image of
-    which the number is not known.
+def check_gate(gate: DiffGate, tensors: Sequence[ComparedTensor]) -> Verdict:
+    """Whether no tensor that a gate is about falls below its limit. A tensor also fails
+    where its runs could not be compared, or where it differs in an image in which the
+    number is not known.
+
+    Args:
+        tensors: all that were compared.
 
     Raises:
-        UsageError: there is no such layer, or the number of none is known, so that the
-            gate could never fail.
+        UsageError: the gate is about none of them, or its number is known of none, so
+            that it could never fail.
     """
     measure = MEASURES[gate.measure]
-    lowest = math.inf
     failed = []
-    unknown_layers = []
-    known_keys = set()
-    for layer in _matching_layers(gate, layers):
-        value = measure.of_layer(layer)
-        fault = _fault_of(layer, value, gate.limit, measure.unit)
+    unknown = []
+    known_values = {}
+    for tensor in _matching(gate, tensors):
+        value = measure.of_tensor(tensor)
+        fault = _fault_of(tensor, value, gate.limit, measure.unit)
         if fault is not None:
-            failed.append(f"{layer.label} ({fault})")
-        elif _lacks(layer, measure):
-            unknown_layers.append(layer)
+            failed.append(f"{tensor.label} ({fault})")
+        elif _lacks(tensor, measure):
+            unknown.append(tensor)
         if not math.isnan(value):
-            known_keys.add(layer.key)
-            lowest = min(lowest, value)
-    if not known_keys and not failed:
+            known_values[tensor.key] = value
+    if not known_values and not failed:
         raise UsageError(
             f"--fail-on {gate.text!r}: the {gate.measure} of no layer is known",
             measure.remedy,
         )
     note = ""
-    for layer in unknown_layers:
-        # No file shows a token beside a grid by itself: the tensor that it is a piece of
+    for tensor in unknown:
+        # A token beside a grid has no file of its own: the tensor that it is a piece of
         # is judged without it.
-        whole_key = layer.key._replace(key=layer.key.key.rpartition(".")[0])
-        if whole_key != layer.key and whole_key in known_keys:
+        whole_key = tensor.key._replace(key=tensor.key.key.rpartition(".")[0])
+        if whole_key != tensor.key and whole_key in known_values:
             note = f"; the {gate.measure} of single tokens is not known"
         else:
-            failed.append(f"{layer.label} ({gate.measure} not known)")
+            failed.append(f"{tensor.label} ({gate.measure} not known)")
             note = f"; {measure.remedy}"
     message = f"{listed(failed, _NAMED)} below {gate.limit:g}{measure.unit}"
     if not failed:
+        lowest = min(known_values.values())
         message = f"lowest {lowest:.4g}{measure.unit}"
         if lowest == math.inf:
             message = "nothing differs"
@@ -144,44 +150,44 @@ def check_gate(gate: DiffGate, layers: Sequence[ComparedLayer]) -> Verdict:
 
 
 def _fault_of(
-    layer: ComparedLayer, value: float, limit: float, unit: str
+    tensor: ComparedTensor, value: float, limit: float, unit: str
 ) -> str | None:
-    """Why a layer fails a gate, for a message; None where it does not, as far as is
-    known.
+    """Why a tensor fails a gate, for a message; None where it holds, or where nothing is
+    known that speaks against it.
 
     Args:
-        value: the gate's measure of the layer; NaN where it is not known.
-        limit: below which the gate fails.
-        unit: of both, with a space before it, or empty.
+        value: the gate's measure of the tensor; NaN where it is not known.
+        limit: of the gate; a value below it fails.
+        unit: of `value` and `limit`, with a space before it, or empty.
     """
-    if layer.reason is not None:
-        return layer.reason
-    # both measures pass over such values
-    if layer.channels.unlike.any():
+    if tensor.reason is not None:
+        return tensor.reason
+    # both measures leave out such values
+    if tensor.channels.unlike.any():
         return "values that are finite in one run alone"
     if value < limit:
         return f"{value:.4g}{unit}"
     return None
 
 
-def _lacks(layer: ComparedLayer, measure: Measure) -> bool:
-    """Whether a layer differs in an image of which the number is not known."""
-    images = layer.images.values()
+def _lacks(tensor: ComparedTensor, measure: Measure) -> bool:
+    """Whether a tensor differs in an image in which the measure is not known."""
+    images = tensor.images.values()
     return any(image.differing and measure.of_image(image) is None for image in images)
 
 
-def _matching_layers(
-    gate: DiffGate, layers: Sequence[ComparedLayer]
-) -> list[ComparedLayer]:
-    """The layers that a gate is about; UsageError where there is none."""
+def _matching(
+    gate: DiffGate, tensors: Sequence[ComparedTensor]
+) -> list[ComparedTensor]:
+    """The tensors of the layers that a gate names; UsageError where there are none."""
     matching = []
-    for layer in layers:
+    for tensor in tensors:
         # as a selector: `layer4.*` by name, `Conv2d` by type
-        names = (layer.label, layer.type)
+        names = (tensor.label, tensor.type)
         if any(fnmatchcase(name, gate.layers) for name in names):
-            matching.append(layer)
+            matching.append(tensor)
     if not matching:
-        labels = listed([layer.label for layer in layers], 8)
+        labels = listed([tensor.label for tensor in tensors], 8)
         raise UsageError(
             f"--fail-on {gate.text!r}: no compared layer is called {gate.layers!r}",
             f"there is {labels}",

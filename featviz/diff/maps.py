@@ -1,18 +1,17 @@
-"""Pictures of what changed: of each layer that differs the most changed channels as
-they are in BASE, as they are in NEW, and the signed difference.
+"""Pictures of what changed. Each tensor that differs has three: its most changed channels
+in BASE, the same channels in NEW, and the signed difference.
 
     before          after           difference
     [5] [12] [3]    [5] [12] [3]    [5] [12] [3]     the most changed channel first
 
-Before and after share a scale, so that a grey is one value in both; the differences of
-all layers share one, so that layers can be compared. The gaps are wide enough for the
+Before and after share a scale, so that a grey is one value in both. The differences of
+all tensors share a scale, so that tensors can be compared. The gaps are wide enough for the
 number of a channel below its tile.
 """
 
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 from featviz.diff.compare import scale_of, signed
 from featviz.diff.comparison import (
     ChangedNumber,
-    ComparedLayer,
+    ComparedTensor,
     DifferenceMap,
     ValueSpan,
 )
@@ -37,8 +36,8 @@ from featviz.records import Bytes, GridPlan
 from featviz.rundir.read import ReadRun
 from featviz.text import printable, safe_name
 
-# layers that are drawn at most, each in the image in which it differs most
-_MAX_LAYERS = 60
+# tensors that are drawn at most, each in the image in which it differs most
+_MAX_TENSORS = 60
 _MAX_CHANNELS = 16
 _DRAW_OPTIONS = DrawOptions(min_tile=96)
 # A page scales a picture to its column, and the numbers with it: their size is a share
@@ -51,78 +50,84 @@ _GAP_GREY = 51
 
 
 class DrawnMaps(NamedTuple):
-    """The layers of a comparison, and the pictures of those that were drawn."""
+    """The tensors of a comparison, and the pictures of those that were drawn."""
 
-    layers: tuple[ComparedLayer, ...]
+    tensors: tuple[ComparedTensor, ...]
     pictures: dict[str, bytes]
     """PNG files by name."""
 
 
 class _ChangedValues(NamedTuple):
-    """The values of a layer's most changed channels, each [C, S, H, W]."""
+    """The values of a tensor's most changed channels; arrays [C, S, H, W], of S slices."""
 
     channels: list[int]
+    """Their numbers, the most changed first."""
     base: np.ndarray
     new: np.ndarray
     signed: np.ndarray
-    """NEW - BASE, relative; NaN where only one is finite."""
+    """NEW - BASE, relative (-1..1); NaN where only one is finite."""
     source: str
+    """`DifferenceMap.source`."""
 
 
-def draw(layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun) -> DrawnMaps:
-    """Draw the layers that differ most, and the first one that differs in model order.
+def draw(tensors: Sequence[ComparedTensor], base: ReadRun, new: ReadRun) -> DrawnMaps:
+    """Draw the tensors that differ most, and the first one that differs.
 
     Args:
-        layers: of the comparison of `base` and `new`, in the model's order.
+        tensors: of the comparison of `base` and `new`, in the model's order.
 
     Returns:
-        All layers, in their order, those that were drawn with their maps.
+        All tensors, in their order, each with the `difference` that was drawn of it.
     """
-    # The values of all layers first: the end of the colours is the largest difference of
-    # any of them. They are small, 16 channels a layer.
+    # The values of all tensors first: the end of the colours is the largest difference of
+    # any of them. They are small, 16 channels a tensor.
     changed = {}
-    for position in _drawn_positions(layers):
-        values = _changed_values(layers[position], base, new)
+    for position in _drawn_positions(tensors):
+        values = _changed_values(tensors[position], base, new)
         if values is not None:
             changed[position] = values
     limit = 0.0
     for values in changed.values():
         limit = max(limit, scale_of(values.signed.reshape(-1, 1)))
-    drawn = list(layers)
+    drawn = list(tensors)
     pictures: dict[str, bytes] = {}
     # `changed` is in the model's order, and so are the names of the files
     for number, (position, values) in enumerate(changed.items()):
-        layer = layers[position]
-        stem = safe_name(f"{number:02d}_{layer.label}.{layer.key.stem}")
-        difference = _difference_map(layer, values, stem, limit or 1.0)
-        drawn[position] = replace(layer, difference=difference)
-        pictures |= _pictures(difference, layer, values)
+        tensor = tensors[position]
+        stem = safe_name(f"{number:02d}_{tensor.label}.{tensor.key.stem}")
+        difference = _difference_map(tensor, values, stem, limit or 1.0)
+        drawn[position] = replace(tensor, difference=difference)
+        pictures |= _pictures(difference, tensor.type, values)
     return DrawnMaps(tuple(drawn), pictures)
 
 
-def _drawn_positions(layers: Sequence[ComparedLayer]) -> list[int]:
-    """The first layer that differs and the worst of the others, in the model's order."""
+def _drawn_positions(tensors: Sequence[ComparedTensor]) -> list[int]:
+    """Indices of the tensors that are drawn, ascending: the first that differs, and the
+    worst of the others."""
     # tensors of two shapes have no difference that could be drawn
     differing = []
-    for position, layer in enumerate(layers):
-        if layer.differs and layer.reason is None:
+    for position, tensor in enumerate(tensors):
+        if tensor.differs and tensor.reason is None:
             differing.append(position)
 
-    def rank(position: int) -> tuple[float, float]:
-        layer = layers[position]
-        return -layer.severity, -len(layer.changed) / len(layer.change)
+    def extent(position: int) -> tuple[float, float]:
+        """The largest difference, and the share of channels that differ."""
+        tensor = tensors[position]
+        return tensor.severity, len(tensor.changed) / len(tensor.change)
 
-    worst = sorted(differing[1:], key=rank)
-    return sorted([*differing[:1], *worst][:_MAX_LAYERS])
+    worst = sorted(differing[1:], key=extent, reverse=True)
+    return sorted([*differing[:1], *worst][:_MAX_TENSORS])
 
 
 def _changed_values(
-    layer: ComparedLayer, base: ReadRun, new: ReadRun
+    tensor: ComparedTensor, base: ReadRun, new: ReadRun
 ) -> _ChangedValues | None:
-    """The values of a layer's most changed channels; None where no file shows them: the
-    runs kept no tensors, and their pictures are lossy, reduced or drawn on two scales.
+    """The values of a tensor's most changed channels in the image in which it differs
+    most. None where no file shows them: the runs kept no tensors, and their pictures are
+    lossy, reduced, drawn on two scales, or lack these channels.
     """
-    pair = _pair(layer, base, new)
+    pairs = TensorPair.read(base.images[tensor.image], new.images[tensor.image])
+    pair = next(pair for pair in pairs if pair.key == tensor.key)
     row = pair.rows[0]
     layout = LAYOUTS.get(row.layout)
     slices, height, width = map_shape(row)
@@ -140,20 +145,16 @@ def _changed_values(
         return None
     # a picture may lack some of the changed channels, as under --channels
     index_of = {channel: index for index, channel in enumerate(values.channels)}
-    channels: list[int] = []
-    index = []
-    for channel in layer.changed:
-        if channel in index_of and len(channels) < _MAX_CHANNELS:
-            channels.append(channel)
-            index.append(index_of[channel])
+    channels = [channel for channel in tensor.changed if channel in index_of]
+    channels = channels[:_MAX_CHANNELS]
     if not channels:
         return None
+    index = [index_of[channel] for channel in channels]
     old = values.base[index]
     now = values.new[index]
     # of a single number, eight bits of a pixel know less than the statistics
     if source == "pixels" and old.size == len(channels):
-        means = [stats[channels, MEAN].reshape(old.shape) for stats in pair.stats]
-        old, now = means
+        old, now = (stats[channels, MEAN].reshape(old.shape) for stats in pair.stats)
     differences = signed(old, now, scale_of(*pair.stats), values.slack[index])
     shape = (len(channels), slices, height, width)
     shown = slice(_DRAW_OPTIONS.max_slices)
@@ -166,33 +167,28 @@ def _changed_values(
     )
 
 
-def _pair(layer: ComparedLayer, base: ReadRun, new: ReadRun) -> TensorPair:
-    """The layer's tensor in the image in which it differs most."""
-    pairs = TensorPair.read(base.images[layer.image], new.images[layer.image])
-    return next(pair for pair in pairs if pair.key == layer.key)
-
-
 def _difference_map(
-    layer: ComparedLayer, values: _ChangedValues, stem: str, limit: float
+    tensor: ComparedTensor, values: _ChangedValues, stem: str, limit: float
 ) -> DifferenceMap:
-    """What is known of the pictures of a layer, before they are drawn.
+    """Describe the pictures of a tensor, before they are drawn.
 
     Args:
+        values: what the pictures show.
         stem: how the names of the three files begin.
         limit: the relative difference at the ends of the colours, above 0.
     """
     numbers = []
-    # squares of one grey each would show less than the numbers
-    if math.prod(values.base.shape[1:]) == 1:
-        for old, now in zip(values.base.ravel(), values.new.ravel(), strict=True):
+    # where a channel is one number, a square of one grey would show less than it
+    if values.base.size == len(values.channels):
+        for old, now in zip(values.base.flat, values.new.flat, strict=True):
             numbers.append(ChangedNumber(float(old), float(now)))
     return DifferenceMap(
         file=f"{stem}.png",
         before_file=f"{stem}.before.png",
         after_file=f"{stem}.after.png",
-        image=layer.image,
-        label=layer.label,
-        stem=layer.key.stem,
+        image=tensor.image,
+        label=tensor.label,
+        stem=tensor.key.stem,
         channels=tuple(values.channels),
         source=values.source,
         limit=limit,
@@ -226,19 +222,22 @@ def _plan(shape: tuple[int, ...]) -> GridPlan:
 
 
 def _pictures(
-    difference: DifferenceMap, layer: ComparedLayer, values: _ChangedValues
+    difference: DifferenceMap, layer_type: str, values: _ChangedValues
 ) -> dict[str, bytes]:
-    """The three pictures of a layer as PNG files, by name: before, after, difference.
+    """Draw before, after and difference.
 
     Args:
         difference: the names of the files, how tiles are laid out, and the limits.
-        layer: of which the type is named.
-        values: what is drawn, [C, S, H, W] each.
+        layer_type: for the text of the pictures.
+        values: what is drawn.
+
+    Returns:
+        The three PNG files by name.
     """
     # the text chunks say what a picture is if it is taken out of its folder
     text = {
         "Software": "featviz",
-        "Layer": f"{difference.label} ({layer.type})",
+        "Layer": f"{difference.label} ({layer_type})",
         "Image": difference.image,
         "Channels": ",".join(map(str, difference.channels)),
         "Source": difference.source,
@@ -248,21 +247,21 @@ def _pictures(
     # One scale for both: on a scale of its own, a map times one half looks the same.
     scale = ValueLimits.fixed(low, high)
     greys = colormap.colored("grey", _GAP_GREY)
-    pictures = {}
-    for file, data in (
-        (difference.before_file, values.base),
-        (difference.after_file, values.new),
-    ):
-        described = {**text, "Range": f"{low:.3g} (black) to {high:.3g} (white)"}
-        pictures[file] = _png(difference.plan, data, scale, greys, described)
+    described = {**text, "Range": f"{low:.3g} (black) to {high:.3g} (white)"}
+    before = _png(difference.plan, values.base, scale, greys, described)
+    after = _png(difference.plan, values.new, scale, greys, described)
     signed_scale = ValueLimits.fixed(-limit, limit)
     signed_colors = colormap.colored("coolwarm", _GAP_GREY)
     ends = f"{-limit:.3g} (blue) to {limit:.3g} (red)"
     described = {**text, "Range": f"NEW - BASE, relative: {ends}"}
-    pictures[difference.file] = _png(
+    change = _png(
         difference.plan, values.signed, signed_scale, signed_colors, described
     )
-    return pictures
+    return {
+        difference.before_file: before,
+        difference.after_file: after,
+        difference.file: change,
+    }
 
 
 def _png(
@@ -272,12 +271,15 @@ def _png(
     colors: colormap.Palette,
     text: Mapping[str, str],
 ) -> bytes:
-    """A grid as a PNG file.
+    """Draw a grid, and return it as a PNG file.
 
     Args:
+        plan: how its tiles are laid out.
         data: [C, S, H, W]; the slices of a channel stand side by side.
         limits: the values of the darkest and the brightest colour.
-        text: chunks, by keyword.
+        colors: of the tiles and the gaps.
+        text: chunks of the file, by keyword; `Layer` and `Range` are also written into
+            the picture.
     """
     maps = data.reshape(-1, *data.shape[2:])
     tiles = to_levels(maps, limits, colors.levels, colors.nonfinite)
@@ -296,12 +298,12 @@ def _png(
 
 
 def _write_above(gap: Bytes, text: str, level: int) -> None:
-    """Write a line into the gap above all tiles, where it has room; the text chunks say
-    the same.
+    """Write a line of text into the gap above all tiles. Nothing is written where it has
+    no room: the text chunks of the file say the same.
 
     Args:
-        gap: levels [H, W].
-        level: of the letters: there is no colour that is not one of values.
+        gap: levels [H, W] of the gap, into which is written.
+        level: of the letters; it has the colour of some value, as all levels have.
     """
     letters = pixel_font(max(8, int(0.6 * len(gap))))
     # without grey edges, which would be values, too

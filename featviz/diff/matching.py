@@ -1,4 +1,5 @@
-"""Match two runs by image, layer, kind, call and key, and compare what both have."""
+"""Compare the tensors that two runs have under the same image, layer, kind, call and
+key."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from featviz.diff.compare import worst_first
 from featviz.diff.comparison import (
     ChannelChanges,
     ChannelCount,
-    ComparedLayer,
+    ComparedTensor,
     Comparison,
     ImageChange,
     MissingCapture,
@@ -30,24 +31,25 @@ from featviz.rundir.read import ReadRun, warn_of
 from featviz.text import by, listed
 
 _DEFAULTS = DiffThresholds()
-# most changed channels that a layer lists
+# most changed channels that a tensor lists
 _MAX_LISTED = 5
 
 
 def compare_runs(
     base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _DEFAULTS
 ) -> Comparison:
-    """Compare two runs. Images of which a file turns out to be broken are left out.
+    """Compare two runs. An image is left out, with a warning, where one of its files turns
+    out to be broken.
 
     Args:
         base: the run before; its order of images and layers is that of the result.
-        new: the run after, under the names that layers have in `base`.
+        new: the run after, whose layers have the names of `base` (see `pairing.align`).
         thresholds: what counts as different, and gates.
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
-        UsageError: a gate cannot be read, or is about no compared layer, or about a
-            number that is not known of any.
+        UsageError: a gate of the thresholds cannot be read, or no compared layer has its
+            name, or the number that it limits is known of none.
     """
     # before any file is read: a misspelt gate should not cost a comparison
     gates = [parse_gate(text) for text in thresholds.fail_on]
@@ -70,21 +72,22 @@ def compare_runs(
         raise _nothing_shared(
             "layer", base_layers, new_layers, "compare runs with the same --layers"
         )
-    # keys first, and in the order in which the model ran: an image may lack a layer, and
-    # the first one that diverges has to be the first of the model
+    # All keys first, in the order in which the model ran: an image may lack a layer, and
+    # the first tensor that diverges has to be the first of the model.
     by_key: dict[CaptureKey, list[TensorChange]] = {key: [] for key in keys}
     for image_changes in changes.values():
         for change in image_changes:
             by_key[change.key].append(change)
-    layers = [compared_layer(group) for group in by_key.values() if group]
+    # a key that NEW lacks has no changes
+    tensors = [compared_tensor(group) for group in by_key.values() if group]
     return Comparison(
         base=base.location,
         new=new.location,
         thresholds=thresholds,
         images=tuple(changes),
-        layers=tuple(layers),
+        layers=tuple(tensors),
         predictions=tuple(_predictions(base, new, changes)),
-        gates=tuple(check_gate(gate, layers) for gate in gates),
+        gates=tuple(check_gate(gate, tensors) for gate in gates),
         only_in_base=_only_in(base, new, changes),
         only_in_new=_only_in(new, base, changes),
         incomplete={"base": tuple(base.left_out), "new": tuple(new.left_out)},
@@ -102,9 +105,17 @@ class _ComparedImages(NamedTuple):
 
 
 def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedImages:
-    """Compare the tensors of all images that both runs have."""
+    """Compare the tensors of all images that both runs have.
+
+    Args:
+        tolerance: the relative difference up to which values are equal, 0..1.
+
+    Raises:
+        CompareError: settings, files of images or inputs of the model differ.
+    """
     images = [name for name in base.images if name in new.images]
-    # without any image in common, that is what is to be said, and not that settings differ
+    # Runs that share no image are refused for that by the caller, and not because their
+    # settings differ.
     if images:
         _check_settings(base, new, images)
     compared = _ComparedImages({}, {}, {})
@@ -125,7 +136,8 @@ def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedI
 def _predictions(
     base: ReadRun, new: ReadRun, images: Iterable[str]
 ) -> Iterator[PredictionChange]:
-    """What both runs say of images: the scores in their manifests."""
+    """The classes that both runs predicted for images, as their manifests have them; an
+    image without a prediction in one of them is passed over."""
     for name in images:
         before = base.images[name].manifest.prediction
         after = new.images[name].manifest.prediction
@@ -134,7 +146,8 @@ def _predictions(
 
 
 def _capture_keys(run: ReadRun, images: Iterable[str]) -> dict[CaptureKey, None]:
-    """What a run captured of some images, in the order in which the model ran."""
+    """The keys of all captures of some images, as an ordered set: in the order in which
+    the model ran."""
     keys = {}
     for name in images:
         keys.update(dict.fromkeys(run.images[name].captures))
@@ -160,7 +173,7 @@ def _few(names: Iterable[str]) -> str:
     return listed(list(names), 3) or "none"
 
 
-# What keeps runs from being compared
+# Why runs cannot be compared
 
 
 def _nothing_shared(
@@ -182,12 +195,14 @@ def _incomparable(reason: str) -> CompareError:
 
 
 def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
-    """Refuse runs of other preprocessing, another scale mode or other files.
+    """Refuse runs whose preprocessing, scale mode or files of images differ.
 
     Args:
-        images: at least one, which both have.
+        images: names of images that both runs have; at least one.
+
+    Raises:
+        CompareError: one of these differs.
     """
-    # by name an image may be another file, and every layer would differ
     for name, title in (
         ("preprocessing", "preprocessing"),
         ("normalize", "scale mode"),
@@ -196,6 +211,7 @@ def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
         now = _setting(new, name)
         if old != now:
             raise _incomparable(f"the {title} is {old!r} in BASE and {now!r} in NEW")
+    # of two files of one name every layer would differ
     replaced = []
     for name in images:
         old_sum = base.images[name].manifest.image.sha256
@@ -208,13 +224,20 @@ def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
 
 
 def _setting(run: ReadRun, name: str) -> object:
-    """A fact of run.json, which stands at its top (preprocessing) or among options."""
+    """A value in run.json, from its top level (preprocessing) or else from its options;
+    None where neither has it."""
     options = run.record.get("options") or {}
     return run.record.get(name, options.get(name))
 
 
 def _check_input(base: ReadImage, new: ReadImage) -> None:
-    """Refuse runs whose model saw something else of an image."""
+    """Refuse runs whose models got different inputs of an image.
+
+    Raises:
+        CompareError: the shapes of the inputs differ, or the pixels of input.png do by
+            more than one level.
+        DamagedError: an input.png cannot be read.
+    """
     old_size = by(base.manifest.input.shape)
     new_size = by(new.manifest.input.shape)
     if old_size != new_size:
@@ -231,12 +254,12 @@ def _check_input(base: ReadImage, new: ReadImage) -> None:
 
 
 def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> OnlyIn:
-    """What one run has and the other has not.
+    """The images and captures that a run has and the other one has not.
 
     Args:
-        run: that which has it.
-        compared_run: the other one, which may say why it lacks it.
-        images: those that were compared.
+        run: the run that has them.
+        compared_run: the other one, whose records may give a reason.
+        images: names of the compared images, among whose captures is looked.
     """
     lacking = {}
     for name in run.images:
@@ -244,10 +267,10 @@ def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> Only
             continue
         if name in compared_run.failures:
             lacking[name] = f"failed: {compared_run.failures[name]}"
+        elif name in compared_run.left_out:
+            lacking[name] = "incomplete"
         else:
             lacking[name] = "not there"
-            if name in compared_run.left_out:
-                lacking[name] = "incomplete"
     captures = {}
     for name in images:
         counterpart = compared_run.images[name]
@@ -260,7 +283,8 @@ def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> Only
 
 
 def _absence(image: ReadImage, key: CaptureKey) -> str:
-    """Why an image has no such capture."""
+    """Why an image has no capture of this key: the reason in its manifest, where that has
+    one, else `not there`."""
     for skip in image.manifest.skipped:
         if (skip.layer, skip.kind, skip.call) == (key.layer, key.kind, key.call):
             return f"skipped: {skip.reason}"
@@ -268,42 +292,34 @@ def _absence(image: ReadImage, key: CaptureKey) -> str:
     return "never ran" if key.layer in image.manifest.never_ran else "not there"
 
 
-# From images to layers
+# One tensor over all images
 
 
-def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
-    """One tensor of the model, from its change in each image. Where images cannot be
-    compared, all channels differ, and the change is 0.
+def compared_tensor(changes: Sequence[TensorChange]) -> ComparedTensor:
+    """Join the changes of one tensor in all images. It is as good as its worst image:
+    differences are maxima over the images, cosine and SQNR minima.
+
+    An image in which the tensors cannot be compared has all channels counted as
+    differing, and adds nothing to these numbers.
 
     Args:
         changes: at least one, of the same capture key, in the order of the images.
     """
-    # A layer is as good as its worst image: differences are maxima over the images,
-    # cosine and SQNR minima. fmin passes over NaN, which stands for not known.
     first = changes[0]
     worst = max(changes, key=lambda change: change.extent)
-    # a channel differs if it does in one image: so few changes are not averaged away
+    # a channel differs if it does in one image; that of another shape may have more
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
-    differing = 0
-    total = 0
-    comparable = []
-    reasons = []
-    cosine = math.nan
-    sqnr = math.nan
     for change in changes:
-        # an image of another shape may have other channels
         differs[: len(change.differs)] |= change.differs
-        differing += int(change.differs.sum())
-        total += len(change.differs)
-        if change.reason is not None:
-            reasons.append(change.reason)
-            continue
-        comparable.append(change)
-        cosine = float(np.fmin(cosine, change.cosine))
-        sqnr = float(np.fmin(sqnr, change.sqnr))
+    in_each_image = ChannelCount(
+        differing=sum(int(change.differs.sum()) for change in changes),
+        total=sum(len(change.differs) for change in changes),
+    )
+    reasons = [change.reason for change in changes if change.reason is not None]
+    comparable = [change for change in changes if change.reason is None]
     channels = _worst_of_channels(comparable)
     most_changed = worst_first(channels.relative, channels.unlike, differs)
-    return ComparedLayer(
+    return ComparedTensor(
         key=first.key,
         type=first.type,
         index=first.index,
@@ -311,10 +327,10 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
         reason=reasons[0] if reasons else None,
         images={change.image: _image_change(change) for change in changes},
         count=ChannelCount(int(differs.sum()), len(differs)),
-        channel_images=ChannelCount(differing, total),
+        channel_images=in_each_image,
         channels=channels,
-        cosine=cosine,
-        sqnr=sqnr,
+        cosine=_least([change.cosine for change in comparable]),
+        sqnr=_least([change.sqnr for change in comparable]),
         most_changed=[] if reasons else most_changed[:_MAX_LISTED],
         newly_dead=_newly_dead(changes),
         image=worst.image,
@@ -324,9 +340,15 @@ def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
     )
 
 
+def _least(values: Sequence[float]) -> float:
+    """The smallest number, NaN not counted; NaN where there is no other."""
+    return float(np.fmin.reduce(values, initial=math.nan))
+
+
 def _newly_dead(changes: Sequence[TensorChange]) -> list[int]:
-    """The channels of a tensor that are zero in every image of NEW, and were not in
-    BASE.
+    """The channels of a tensor that are zero in every image of NEW, and not in every
+    image of BASE. None are listed of a single image, nor where zeros do not say that a
+    channel is dead (`TensorChange.zero`).
 
     Args:
         changes: one for each image.
@@ -345,10 +367,10 @@ def _newly_dead(changes: Sequence[TensorChange]) -> list[int]:
 
 
 def _image_change(change: TensorChange) -> ImageChange:
-    """The change of a tensor in one image, as numbers; None for each where the tensors
-    could not be compared."""
+    """The change of a tensor in one image as numbers; where the tensors could not be
+    compared, only the number of channels."""
     differing = int(change.differs.sum())
-    if change.reason:
+    if change.reason is not None:
         return ImageChange(differing)
     return ImageChange(
         differing=differing,
@@ -360,12 +382,11 @@ def _image_change(change: TensorChange) -> ImageChange:
 
 
 def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
-    """The worst of each channel over some images, of the channels that all of them
-    have; empty arrays without any image.
+    """The largest differences and the smallest cosine of each channel over some images.
+    Only the channels that all of these have count; without any image arrays are empty.
 
     Args:
-        changes: of one tensor, one for each image, without those that could not be
-            compared (that have a `reason`).
+        changes: of one tensor, one for each image, none of them with a `reason`.
     """
     common = min((len(change.differs) for change in changes), default=0)
     absolute = np.zeros(common)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 
-from featviz.diff.comparison import ComparedLayer, Comparison
+from featviz.diff.comparison import ComparedTensor, Comparison
 from featviz.records import Verdict
 from featviz.text import TextTable, counted, listed
 
 # changed predictions that are named, a line each
 _NAMED = 10
-# known of kept tensors alone, of ReLUs of several images, and of a network and its graph
+# Columns that are left out where all of their cells are empty.
 _OPTIONAL = ("SQNR", "newly dead", "in NEW")
 _NUMBERS = ("images", "channels", "absolute", "relative", "cosine", "SQNR")
 
 
 def diff_table(result: Comparison) -> TextTable:
-    """A row for each layer that differs, for people; without any only the lines below."""
-    rows = [layer.cells for layer in result.differing]
+    """The comparison for people: a row for each tensor that differs, and closing lines. If
+    none differs, there are only the lines."""
+    rows = [tensor.cells for tensor in result.differing]
     headings = []
     for heading in rows[0] if rows else ():
         if heading not in _OPTIONAL or any(row[heading] for row in rows):
@@ -54,8 +55,10 @@ def _closing_lines(result: Comparison) -> list[str]:
 
 
 def _pairing_lines(result: Comparison) -> list[str]:
-    """How the layers of a network and of its graph were paired."""
-    counts = Counter(layer.pair.found_by for layer in result.layers if layer.pair)
+    """How many tensors of a network and of its graph each rule has paired, and which
+    layers were left out; no lines for runs of one runtime."""
+    pairs = [tensor.pair for tensor in result.layers if tensor.pair is not None]
+    counts = Counter(pair.found_by for pair in pairs)
     lines = []
     if counts:
         found = ", ".join(f"{count} by {rule}" for rule, count in counts.most_common())
@@ -67,12 +70,12 @@ def _pairing_lines(result: Comparison) -> list[str]:
 
 
 def verdicts(result: Comparison) -> list[Verdict]:
-    """What JUnit reports: the gates, where the user set any. Else a verdict for each
-    layer, one on what only BASE has, and one on what only NEW has."""
-    # JUnit has to fail where the exit code does: with gates these alone decide
+    """The test cases of the JUnit file. With gates they are the gates, which alone decide
+    the exit code. Without gates there is a verdict for each tensor, one on what only BASE
+    has, and one on what only NEW has."""
     if result.gates:
         return list(result.gates)
-    checks = [_layer_verdict(layer, result.within) for layer in result.layers]
+    checks = [_tensor_verdict(tensor, result.within) for tensor in result.layers]
     removed = result.only_in_base.lines
     added = result.only_in_new.lines
     added_held = not added or result.thresholds.ignore_added
@@ -81,20 +84,20 @@ def verdicts(result: Comparison) -> list[Verdict]:
     return checks
 
 
-def _layer_verdict(layer: ComparedLayer, is_within: bool) -> Verdict:
-    """Whether a layer is equal, or the runs as a whole are within their limit.
+def _tensor_verdict(tensor: ComparedTensor, is_within: bool) -> Verdict:
+    """Whether a tensor is equal, or the runs as a whole are within their limit.
 
     Args:
         is_within: whether no more channels differ than --max-diff-ratio allows; then
-            every layer has passed, so that JUnit and the exit code say the same.
+            every tensor has passed, so that JUnit and the exit code say the same.
     """
-    differing, total = layer.count
+    differing, total = tensor.count
     message = f"{differing:,} of {counted(total, 'channel')} differ"
-    if layer.reason:
-        message += f": {layer.reason}"
+    if tensor.reason is not None:
+        message += f": {tensor.reason}"
     else:
-        absolute = layer.channels.absolute.max(initial=0)
-        relative = layer.channels.relative.max(initial=0)
+        absolute = tensor.channels.absolute.max(initial=0)
+        relative = tensor.channels.relative.max(initial=0)
         message += f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
-    is_equal = is_within or not layer.differs
-    return Verdict(f"{layer.label} {layer.key.stem}", is_equal, message)
+    has_passed = is_within or not tensor.differs
+    return Verdict(f"{tensor.label} {tensor.key.stem}", has_passed, message)

@@ -1,5 +1,5 @@
-"""Which layers of two runs are the same one, where one model was made from the other
-and runs elsewhere: a network of PyTorch, and the graph of ONNX that was exported of it.
+"""Pair the layers of a network of PyTorch with those of the ONNX graph that was exported
+from it.
 
     PyTorch                     graph                  found by
     relu           ReLU         relu          Relu     name
@@ -9,7 +9,7 @@ and runs elsewhere: a network of PyTorch, and the graph of ONNX that was exporte
     layer1.0/fn:add             layer1.0/Add           module path
     model.9.m.act  SiLU         model.9.act   Mul      order, among equal shapes
 
-Runs of one kind of model have the same names, and need none of this."""
+Two runs of one runtime need no pairing: a layer of the same name is the same layer."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class LayerPair(NamedTuple):
     base: CaptureKey
     new: CaptureKey
     found_by: str
-    """`name`, `folded norm`, `module path` or `order`."""
+    """The rule: BY_NAME, BY_FOLDED_NORM, BY_PATH or BY_ORDER."""
 
     @property
     def description(self) -> str:
-        """What it is called in NEW, where that is another name: `conv1 (folded norm)`."""
+        """What it is called in NEW, `conv1 (folded norm)`; empty where the name is that in
+        BASE."""
         if self.base == self.new:
             return ""
         call = f".call{self.new.call}" if self.new.call else ""
@@ -53,34 +54,35 @@ class LayerPair(NamedTuple):
 
     @property
     def document(self) -> dict[str, Any]:
-        """For `--json`."""
+        """`in_new` of the JSON document."""
         return {**self.new._asdict(), "found_by": self.found_by}
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two runs of which NEW has the names of BASE."""
+    """Two runs whose layers have the same names."""
 
     base: ReadRun
     new: ReadRun
     pairs: Mapping[CaptureKey, LayerPair] = field(default_factory=dict)
-    """By the key in BASE; empty for runs that have the same names anyway."""
+    """By the key in BASE; empty for runs of one runtime."""
     folded: tuple[str, ...] = ()
-    """Layers whose output exists in one of the models alone, since it is inside a layer
-    of the other: convolutions of the network with their norm folded in, and nodes that
-    make up one module (the Sigmoid of a SiLU)."""
+    """Layers that are inside a layer of the other model, and so have no partner: the
+    convolutions of a network whose graph has norms folded into them, and nodes of the
+    graph that make up one module (the Sigmoid of a SiLU)."""
 
 
 @dataclass(frozen=True)
 class RenamedImage(ReadImage):
-    """An image of a run under the names of another one."""
+    """An image of a run whose captures have the names of another run."""
 
     names: Mapping[CaptureKey, CaptureKey | None] = field(default_factory=dict)
-    """By the image's own key; None for a tensor that is left out."""
+    """The new key by the key in its manifest; None leaves the capture out, and captures
+    that are not in here keep their keys."""
 
     @cached_property
     def captures(self) -> Rows:
-        """In the order of the model."""
+        """By new key, in the order of the model."""
         renamed = {}
         for row in self.manifest.captures:
             key = self.names.get(row.capture_key, row.capture_key)
@@ -89,7 +91,11 @@ class RenamedImage(ReadImage):
         return renamed
 
     def stats(self) -> Mapping[str, Floats]:
-        """All statistics, float32 [maps, 6] under the new keys."""
+        """All statistics, float32 [maps, 6], under the new keys.
+
+        Raises:
+            DamagedError: they cannot be read.
+        """
         # rows keep their own keys, under which the file has its arrays
         arrays = super().stats()
         renamed = {}
@@ -102,21 +108,21 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
     """Give the layers of NEW the names that they have in BASE.
 
     Returns:
-        The runs themselves where both are of one runtime: then a layer of the same name
-        is the same layer. Else tensors inside a layer of the other model are left out of
-        both, and what has no partner is only in one of them.
+        The runs as they are, where one runtime computed both. Else tensors that are
+        inside a layer of the other model are left out, and those without a partner keep
+        their names.
     """
     base_runtime = _runtime(base)
     new_runtime = _runtime(new)
     if base_runtime == new_runtime:
         return Alignment(base, new)
 
-    def in_order(one: T, other: T) -> tuple[T, T]:
-        """What is known of the network and of the graph, as that of BASE and of NEW; and
-        the other way round."""
-        return (other, one) if new_runtime is None else (one, other)
+    def in_order(first: T, second: T) -> tuple[T, T]:
+        """Turns (network, graph) into (BASE, NEW), and the other way round: it swaps both
+        where NEW is the network."""
+        return (second, first) if new_runtime is None else (first, second)
 
-    # the rules tell a network from a graph, whichever of them is BASE
+    # the rules of pairing are for a network and a graph, whichever of them is BASE
     network, graph = in_order(_rows(base, new), _rows(new, base))
     paired = _Pairing(network, graph).pairs()
     left_out_base, left_out_new = in_order(paired.of_network, paired.of_graph)
@@ -136,14 +142,14 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
 
 
 def _runtime(run: ReadRun) -> object:
-    """What computed the model of a run, if torch did not."""
+    """The name of what computed the model of a run; None for torch."""
     model = run.record.get("model")
     return model.get("runtime") if isinstance(model, dict) else None
 
 
 def _rows(run: ReadRun, compared_run: ReadRun) -> Rows:
-    """The rows of the images that both runs have, in the order of the model; of a tensor
-    that several images have, the row of the first."""
+    """The captures of a run's images that the other run has, too, in the order of the
+    model. If several images have a capture, its row is that of the first."""
     rows: dict[CaptureKey, Capture] = {}
     for name, image in run.images.items():
         if name in compared_run.images:
@@ -155,7 +161,7 @@ def _renamed(run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]) -> Rea
     """A run whose captures have other names.
 
     Args:
-        names: the new key of each capture; None leaves the capture out.
+        names: as `RenamedImage.names`.
     """
     images = {}
     for name, image in run.images.items():
@@ -173,38 +179,39 @@ def _renamed(run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]) -> Rea
 
 
 class _Partner(NamedTuple):
-    """The tensor of a graph that stands for one of a network."""
+    """The tensor of a graph that is paired with one of a network."""
 
     of_graph: CaptureKey
     found_by: str
 
 
 class _Partners(NamedTuple):
-    """What was found of two runs."""
+    """The result of pairing a network with a graph."""
 
     partners: dict[CaptureKey, _Partner]
     """By key of the network."""
     of_network: list[CaptureKey]
-    """Convolutions whose norm is folded in."""
+    """Left out of the network: convolutions whose norm is folded in."""
     of_graph: list[CaptureKey]
-    """Nodes inside a module that is paired."""
+    """Left out of the graph: nodes inside a module that is paired."""
 
 
 class _Pairing:
-    """Looks for the tensors of a network among those of a graph, by one rule after the
-    other; each takes what the earlier ones have left."""
+    """Pairs the tensors of a network with those of a graph. Each rule looks only at what
+    the earlier ones have left; `pairs` applies all of them."""
 
     def __init__(self, network: Rows, graph: Rows) -> None:
-        # copies, which the rules empty: what is left at the end has no partner
+        # copies, from which the rules take what they pair
         self.network = dict(network)
         self.graph = dict(graph)
         self.norm_behind = _norms_behind(network)
         self.found = _Partners({}, [], [])
 
     def pairs(self) -> _Partners:
-        """Pair all that can be paired."""
-        # From the surest to the weakest. Folded norms come before names: a Conv that is
-        # called as in the network gives what the norm behind it gives there.
+        """Pair all that can be paired. To be called once."""
+        # From the surest rule to the weakest. Folded norms come before names: a Conv of
+        # the graph that has a norm folded in may have the name of the network's
+        # convolution, and has the output of its norm.
         self.by_folded_norms()
         for key in [key for key in self.graph if key in self.network]:
             self.pair(key, key, BY_NAME)
@@ -214,15 +221,15 @@ class _Pairing:
         return self.found
 
     def pair(self, of_network: CaptureKey, of_graph: CaptureKey, found_by: str) -> None:
-        """Note a pair, which no later rule looks at."""
+        """Note a pair, and take it from what is left for later rules."""
         del self.network[of_network]
         del self.graph[of_graph]
         self.found.partners[of_network] = _Partner(of_graph, found_by)
 
     def by_folded_norms(self) -> None:
         """Pair a convolution of the graph with the norm behind it in the network, where the
-        graph has no such norm: it was folded in, so that the convolution gives what the
-        norm gives."""
+        graph has no such norm. It was folded into the convolution, whose output is
+        therefore that of the norm."""
         layers = {key.layer for key in self.graph}
         for key in [*self.graph]:
             norm = self.norm_behind.get(key.layer)
@@ -233,8 +240,8 @@ class _Pairing:
                 self.pair(of_norm, key, BY_FOLDED_NORM)
 
     def by_paths(self) -> None:
-        """Pair a node that stands in a module itself with a function that the module calls:
-        `layer1.0/Add` with `layer1.0/fn:add`."""
+        """Pair a node of the graph with a function that the same module calls in the
+        network: `layer1.0/Add` with `layer1.0/fn:add`."""
         for key in [*self.graph]:
             path, _, operator = key.layer.rpartition("/")
             # an operator may stand for several functions, as Clip for relu6 and clamp
@@ -245,9 +252,8 @@ class _Pairing:
                     break
 
     def leave_out_folded(self) -> None:
-        """Leave out what has no partner of its own: convolutions of the network whose norm
-        is paired with a convolution, and nodes of the graph inside a module that is
-        paired."""
+        """Set aside what can have no partner: convolutions of the network whose norm is
+        paired, and nodes of the graph inside a module that is paired."""
         paired_layers = {key.layer for key in self.found.partners}
         for key in [*self.network]:
             if self.norm_behind.get(key.layer) in paired_layers:
@@ -262,8 +268,8 @@ class _Pairing:
                 del self.graph[key]
 
     def by_order(self) -> None:
-        """Pair what is left of one family and shape in its order, if both have as many:
-        graphs without names of modules still run in the network's order."""
+        """Pair what is left of one family and shape by its order, if network and graph
+        have as many of it. Graphs without names of modules run in the network's order."""
         families = defaultdict[object, list[CaptureKey]](list)
         for key, row in self.network.items():
             families[_family(key, row)].append(key)
@@ -271,25 +277,22 @@ class _Pairing:
         for key, row in self.graph.items():
             of_graph[_family(key, row)].append(key)
         for family, keys in families.items():
-            # one more or less, and all behind it would be paired with the wrong one
+            # with one more or less, all behind it would get the wrong partner
             if len(keys) == len(of_graph[family]):
                 for key, partner in zip(keys, of_graph[family], strict=True):
                     self.pair(key, partner, BY_ORDER)
 
 
-def _is_convolution(row: Capture) -> bool:
-    return "Conv" in row.type
-
-
 def _norms_behind(network: Rows) -> dict[str, str]:
-    """The norm that stands right behind each convolution in its module, by name."""
+    """The name of the norm that stands right behind each convolution, by the name of the
+    convolution."""
     # right behind in the list of modules, and below the same parent: such a norm is what
     # exporters fold into the convolution
     norms = {row.index: row.layer for row in network.values() if "Norm" in row.type}
     behind = {}
     for row in network.values():
         norm = norms.get(row.index + 1)
-        if norm is None or not _is_convolution(row):
+        if norm is None or "Conv" not in row.type:
             continue
         if norm.rpartition(".")[0] == row.layer.rpartition(".")[0]:
             behind[row.layer] = norm
@@ -304,11 +307,13 @@ _FAMILIES = {
     "addition": "add Add",
     "pool": "Pool pool ReduceMean",
 }
-"""Endings and pieces of the names of classes, functions and operators."""
+"""Kinds of layers, by pieces of the names of their classes, functions and operators. The
+first family that has a piece of a name is taken."""
 
 
 def _family(key: CaptureKey, row: Capture) -> object:
-    """What two tensors have in common that may be paired by their order."""
+    """A key that two tensors must share to be paired by their order: capture kind, family
+    (or type), number of maps, and their shape."""
     name = row.type
     for family, pieces in _FAMILIES.items():
         if any(piece in row.type for piece in pieces.split()):

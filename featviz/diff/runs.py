@@ -24,22 +24,26 @@ MAPS = "diff-maps"
 
 
 class ModelRuns(NamedTuple):
-    """The run directories of two models, and what is written of the comparison."""
+    """Where two models are run, and where their comparison is written."""
 
     base: Path
+    """The run directory of BASE."""
     new: Path
     files: DiffFiles
+    """With `out` as the folder of the difference maps."""
 
 
 @contextmanager
 def model_runs(files: DiffFiles) -> Iterator[ModelRuns]:
-    """The folders into which two models are run; temporary ones are removed at the end.
+    """The folders into which two models are run. Temporary ones are removed at the end
+    of the block.
 
     Args:
-        files: what the user wants to have written.
+        files: the paths that the user gave.
 
     Raises:
-        StoreError: a folder holds an earlier run, which `files.overwrite` would replace.
+        StoreError: a folder holds an earlier run, and `files.overwrite` is False; or it
+            holds something else.
     """
     root = files.out
     if root is not None:

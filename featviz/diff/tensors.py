@@ -1,9 +1,9 @@
 """One tensor of an image in two runs: what their files say of its values, and how far
 it changed.
 
-The values come from the best source that both runs have: kept tensors, else the pixels
-of grids, which are exact to half a level, together with the statistics; else the
-statistics alone."""
+They are compared by the best that both runs have: kept tensors; else the statistics
+together with the pixels of grids, which are exact to half a level; else the statistics
+alone."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TENSORS = "tensors"
 PIXELS = "statistics and pixels"
 STATISTICS = "statistics"
 
-# half a level by which a value may be off the drawn one, and float32's rounding
-_HALF = 0.501
+# levels by which a value may be off the drawn one: half a level, and float32's rounding
+_HALF_LEVEL = 0.501
 
 
 class ZeroChannels(NamedTuple):
-    """Which channels of a tensor are zero throughout an image; bool [channels]."""
+    """Which channels of a tensor are zero everywhere in an image; bool [channels]."""
 
     before: np.ndarray
     after: np.ndarray
@@ -51,19 +51,20 @@ class TensorChange:
     type: str
     index: int
     by: str
-    """TENSORS, PIXELS or STATISTICS."""
+    """What was compared: TENSORS, PIXELS or STATISTICS."""
     change: Change
     differs: np.ndarray
-    """bool [channels]; all where there is a reason."""
+    """bool [channels]; True for all where there is a reason."""
     reason: str | None = None
-    """Why it could not be compared."""
+    """Why it could not be compared; then `change` says that nothing differs."""
     zero: ZeroChannels | None = None
-    """None where zeros do not say that a channel is dead."""
+    """None where zeros do not say that a channel is dead: the tensor is not the output of
+    a ReLU or its like."""
 
     @property
     def extent(self) -> tuple[float, float]:
-        """How much changed, for comparing images: the largest relative difference, 0..1
-        (1 where there is none to be measured), and the share of channels that differ."""
+        """How much changed, to rank images by: the largest relative difference, 0..1 (1
+        where it cannot be measured), and the share of channels that differ."""
         incomparable = bool(self.reason) or bool(self.change.unlike.any())
         largest = 1.0 if incomparable else float(self.change.relative.max())
         return largest, float(self.differs.mean())
@@ -84,42 +85,45 @@ class TensorChange:
 
 
 class ChannelValues(NamedTuple):
-    """The values of some channels, as far as a file shows them."""
+    """The values of some channels, as a picture shows them."""
 
     channels: list[int]
+    """Their indices in the tensor."""
     values: np.ndarray
     """[channels, N]."""
     slack: np.ndarray
-    """[channels]: how far a value may be off; 0 where values are exact."""
+    """[channels]: how far a value may be off."""
 
 
 class ValuePair(NamedTuple):
     """The values of some channels in both runs."""
 
     channels: list[int]
+    """Their indices in the tensor."""
     base: np.ndarray
     """[channels, N]."""
     new: np.ndarray
     slack: np.ndarray
-    """[channels]: how far the difference of two values may be off."""
+    """[channels]: how far the difference of two values may be off; 0 for kept tensors."""
 
 
 class MapShape(NamedTuple):
-    """What each channel of a tensor holds."""
+    """The shape of each channel of a tensor."""
 
     slices: int
+    """Maps side by side, as the time steps of a clip; 1 of most tensors."""
     height: int
     width: int
 
     @property
     def size(self) -> int:
-        """How many values that are."""
+        """How many values a channel has."""
         return self.slices * self.height * self.width
 
 
 def map_shape(row: Capture) -> MapShape:
-    """The maps of a tensor, drawn or not; of maps of one value each, which are drawn as
-    stripes, the shape that they have in the tensor."""
+    """The shape of the maps in the tensor, of which fewer slices may be drawn. Maps that
+    are drawn as stripes, since each has one value, count in full size."""
     if row.constant is not None:
         return MapShape(*row.constant)
     slices = row.slices[1] if row.slices else 1
@@ -127,14 +131,14 @@ def map_shape(row: Capture) -> MapShape:
 
 
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
-    """The values of each channel in a kept tensor, [channels, N]; None where the layout
-    does not make the manifest's channels of it.
+    """The values of each channel in a kept tensor, [channels, N]; None where the array
+    has not the channels that the manifest says.
 
     Args:
-        array: of any shape: a file may be another one than its manifest says.
+        array: the kept tensor, of any shape: its file may have been exchanged.
         row: the tensor in the manifest.
-        behind: tokens behind the grid. Like those before it they are left out: they
-            have rows of their own.
+        behind: how many tokens stand behind the grid. They are left out, as those before
+            it are: they have rows of their own.
     """
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
@@ -155,9 +159,9 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
 ) -> ChannelValues | None:
-    """The values behind a grid's pixels, within half a level, NaN where not finite;
-    None where the picture has another size than the manifest says, or a palette with
-    labels, which cover values.
+    """The values of a picture's tiles, within half a level; NaN where they are not
+    finite. None where the picture has another size than the manifest says, or a palette
+    with labels, which cover values.
 
     Args:
         levels: [height, width], indices into the palette.
@@ -176,7 +180,7 @@ def from_picture(
     # one stripe stands for a whole map
     if row.constant is not None:
         values = values.repeat(map_shape(row).size, axis=1)
-    return ChannelValues(channels, values, step * _HALF)
+    return ChannelValues(channels, values, step * _HALF_LEVEL)
 
 
 @dataclass(frozen=True)
@@ -206,8 +210,8 @@ class TensorPair:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether both runs kept the tensor in a file, and it holds the channels of the
-        rows and nothing else."""
+        """Whether both runs kept the tensor in a file that holds no more than its
+        channels."""
         for row in self.rows:
             if row.tensor is None:
                 return False
@@ -218,11 +222,11 @@ class TensorPair:
         return True
 
     def tensors(self) -> ValuePair | None:
-        """The values of both kept tensors; None where there are none that show the
-        channels."""
+        """The values of both kept tensors; None where they were not kept, or do not hold
+        the channels of the manifest."""
         if not self.has_tensors:
             return None
-        # tokens behind the grid are a capture of their own, whose size is to be left out
+        # tokens behind the grid are a capture of their own, whose size is left out here
         values = []
         behind_key = self.key._replace(key=f"{self.key.key}.{BEHIND}".lstrip("."))
         for image, row in zip(self.images, self.rows, strict=True):
@@ -239,10 +243,11 @@ class TensorPair:
         return ValuePair(list(range(count)), values[0], values[1], np.zeros(count))
 
     def pixels(self) -> ValuePair | None:
-        """The values behind both pictures, of the channels that both show; None where a
-        picture does not show values, or the two show other ones."""
-        # of other slices each channel would hold other values; on another kind of scale a
-        # level is another value, and half a level another slack
+        """The values in both pictures, of the channels that both show. None where a
+        picture does not show values, or the two differ in slices or scale mode, or share
+        no channel."""
+        # of other slices each channel would hold other values; on another kind of scale
+        # half a level would be another slack
         base_row, new_row = self.rows
         if (
             base_row.drawn_slices != new_row.drawn_slices
@@ -272,18 +277,19 @@ class TensorPair:
 
 
 def measure(pair: TensorPair, tolerance: float) -> TensorChange:
-    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels.
+    """Compare a tensor of an image. Where shapes or layouts differ, the result has a
+    `reason`, and all its channels differ.
 
     Args:
         tolerance: the relative difference up to which values are equal, 0..1.
 
-    Returns:
-        With a `reason` where shapes or layouts differ; all channels differ then.
+    Raises:
+        DamagedError: a file of an image cannot be read.
     """
     base, _ = pair.rows
     reason = _incomparable(pair)
     if reason is not None:
-        # Tensors of two shapes differ, and there is no number for by how much.
+        # tensors of two shapes differ, and no number says by how much
         method = STATISTICS
         change = no_change(base.maps, 1)
         differs = np.ones(base.maps, np.bool_)
@@ -304,9 +310,9 @@ def measure(pair: TensorPair, tolerance: float) -> TensorChange:
 
 
 def _zero_channels(pair: TensorPair) -> ZeroChannels | None:
-    """The channels that are zero; None if the layer is no activation that ends at zero,
-    as a ReLU does, or if interventions changed NEW: they may have set zeros."""
-    # a model may have its own class of ReLU, or a block that ends in one
+    """The channels that are zero in both runs. None if the tensor is not the output of a
+    ReLU or its like, or if interventions changed NEW: they may have set zeros."""
+    # told by values: a model may have its own class of ReLU, or a block that ends in one
     has_negatives = any((table[:, 0] < 0).any() for table in pair.stats)
     is_changed = bool(pair.images[1].manifest.interventions)
     if has_negatives or is_changed or pair.key.kind != "output":
@@ -331,9 +337,10 @@ def _incomparable(pair: TensorPair) -> str | None:
 
 
 def _measure(pair: TensorPair) -> tuple[str, Change]:
-    """What a pair is compared by, and its change."""
-    # equal files need not be decoded; pictures by themselves may be equal on two scales,
-    # so that the statistics have to be as well
+    """Compare two tensors of one shape: what was compared (TENSORS, PIXELS or STATISTICS),
+    and the change."""
+    # Equal files need not be decoded. Equal pictures may be of two scales, so that the
+    # statistics have to be equal, too.
     old, now = pair.stats
     if np.array_equal(old, now, equal_nan=True) and _same_files(pair):
         method = TENSORS if pair.has_tensors else PIXELS
@@ -360,10 +367,11 @@ def _same_files(pair: TensorPair) -> bool:
 
 
 def _larger(statistics: Change, pixels: Change, channels: list[int]) -> Change:
-    """In each channel the larger difference of two comparisons; only pixels have cosines.
+    """The larger difference of two comparisons in each channel. Cosines and products are
+    those of pixels: statistics have none.
 
     Args:
-        statistics: of all channels; becomes the result.
+        statistics: of all channels; it is changed in place, and returned.
         pixels: of `channels` alone, in their order.
         channels: indices of the channels whose pixels are known in both runs.
     """

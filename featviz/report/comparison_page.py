@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from featviz.diff.comparison import (
-    ComparedLayer,
+    ComparedTensor,
     Comparison,
     DifferenceMap,
     PredictionChange,
@@ -57,7 +57,7 @@ class ComparedSide(NamedTuple):
 
 
 class MapColumn(NamedTuple):
-    """One of the three pictures of a layer."""
+    """One of the three pictures of a tensor."""
 
     id: str
     """The id of its grid, for the scripts."""
@@ -69,11 +69,12 @@ class MapColumn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ComparedLayerView:
-    """A layer on the page."""
+class ComparedTensorView:
+    """A compared tensor on the page."""
 
     number: int
-    layer: ComparedLayer
+    """Its position in the comparison."""
+    tensor: ComparedTensor
     is_first: bool
     """Whether it is the first that diverges."""
     columns: Sequence[MapColumn] = ()
@@ -92,7 +93,7 @@ class ComparisonPage:
     result: Comparison
     title: str
     sides: Sequence[ComparedSide]
-    layers: Sequence[ComparedLayerView]
+    tensors: Sequence[ComparedTensorView]
     settings: Sequence[SettingChange]
     predictions: Sequence[PredictionChange]
     """Changed ones first."""
@@ -104,13 +105,13 @@ class ComparisonPage:
 
     @property
     def first_id(self) -> str:
-        """The id of the first layer that diverges; empty where none does."""
-        return next((view.id for view in self.layers if view.is_first), "")
+        """The id of the first tensor that diverges; empty where none does."""
+        return next((view.id for view in self.tensors if view.is_first), "")
 
     @property
     def pictured(self) -> int:
-        """How many layers have pictures."""
-        return sum(view.layer.difference is not None for view in self.layers)
+        """How many tensors have pictures."""
+        return sum(view.tensor.difference is not None for view in self.tensors)
 
 
 def comparison_page(
@@ -123,20 +124,20 @@ def comparison_page(
     """Gather what the page shows.
 
     Args:
-        result: has a `difference` for each layer that is to have pictures.
+        result: has a `difference` for each tensor that is to have pictures.
         base: with `new` the runs, under the names that they have in the result.
         inputs: what the models saw, by image.
         address: the address of a picture of a `DifferenceMap`, by its file.
     """
     grids: dict[str, str] = {}
     views = []
-    for position, layer in enumerate(result.layers):
+    for position, tensor in enumerate(result.layers):
         columns = []
-        if layer.difference is not None:
-            columns = _columns(position, layer.difference, address)
-            grids |= _grids(columns, layer, layer.difference, (base, new))
-        is_first = layer is result.first
-        views.append(ComparedLayerView(position, layer, is_first, columns))
+        if tensor.difference is not None:
+            columns = _columns(position, tensor.difference, address)
+            grids |= _grids(columns, tensor, tensor.difference, (base, new))
+        is_first = tensor is result.first
+        views.append(ComparedTensorView(position, tensor, is_first, columns))
     return ComparisonPage(
         result=result,
         title=" → ".join(_names(result)),
@@ -144,7 +145,7 @@ def comparison_page(
             ComparedSide("BASE", base, str(result.base)),
             ComparedSide("NEW", new, str(result.new)),
         ),
-        layers=views,
+        tensors=views,
         settings=_changed_settings(base, new),
         # changed ones first: they are what a reader looks for
         predictions=sorted(result.predictions, key=lambda change: not change.changed),
@@ -222,10 +223,10 @@ def _names(result: Comparison) -> list[str]:
 def _columns(
     position: int, maps: DifferenceMap, address: Callable[[str], str]
 ) -> list[MapColumn]:
-    """The three pictures of a layer.
+    """The three pictures of a tensor.
 
     Args:
-        position: of the layer in the result, for ids.
+        position: of the tensor in the result, for ids.
         address: of a picture, by its file.
     """
     # Two keys for three pictures: a grey is one value before and after, and a colour one
@@ -260,22 +261,22 @@ def _columns(
 
 def _grids(
     columns: Sequence[MapColumn],
-    layer: ComparedLayer,
+    tensor: ComparedTensor,
     maps: DifferenceMap,
     runs: tuple[ReadRun, ReadRun],
 ) -> dict[str, str]:
-    """What the scripts know of a layer's pictures, as JSON by id.
+    """What the scripts know of a tensor's pictures, as JSON by id.
 
     Args:
         columns: before, after and the difference.
         runs: BASE and NEW.
     """
-    stats = [run.images[maps.image].stats()[layer.key.stats_key] for run in runs]
+    stats = [run.images[maps.image].stats()[tensor.key.stats_key] for run in runs]
     grids = {}
     # a difference has no statistics
     for column, numbers in zip(columns, [*stats, None], strict=True):
         grids[column.id] = changed_grid(
-            maps, layer.change, numbers, is_grey=column.key.is_grey
+            maps, tensor.change, numbers, is_grey=column.key.is_grey
         )
     return grids
 

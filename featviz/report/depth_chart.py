@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from featviz.diff.comparison import ComparedLayer
+from featviz.diff.comparison import ComparedTensor
 from featviz.text import counted
 
 
@@ -81,7 +81,7 @@ class _DepthMeasure(NamedTuple):
 
     name: str
     style: str
-    of_layer: Callable[[ComparedLayer], float]
+    of_layer: Callable[[ComparedTensor], float]
     format: str
     unit: str
     """Behind the ends of the axis."""
@@ -101,7 +101,7 @@ _MEASURES = (
 )
 
 
-def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
+def depth_chart(layers: Sequence[ComparedTensor]) -> DepthChart | None:
     """The chart of some layers; None where no line would have two points.
 
     Args:
@@ -118,7 +118,7 @@ def depth_chart(layers: Sequence[ComparedLayer]) -> DepthChart | None:
     return DepthChart(curves, layers[0].label, layers[-1].label, _between(layers))
 
 
-def _between(layers: Sequence[ComparedLayer]) -> list[DepthPoint]:
+def _between(layers: Sequence[ComparedTensor]) -> list[DepthPoint]:
     """Names of layers between the first and the last, each below its point; those for
     which there is room, from left to right."""
     step = PLOT_BOX.width / (len(layers) - 1)
@@ -137,7 +137,7 @@ def _between(layers: Sequence[ComparedLayer]) -> list[DepthPoint]:
 
 
 def _curve(
-    measure: _DepthMeasure, layers: Sequence[ComparedLayer]
+    measure: _DepthMeasure, layers: Sequence[ComparedTensor]
 ) -> DepthCurve | None:
     """The line of one measure; None where fewer than two layers have a number."""
     values = {}
@@ -176,7 +176,9 @@ def _curve(
 
 
 def _summary(
-    measure: _DepthMeasure, layers: Sequence[ComparedLayer], values: Mapping[int, float]
+    measure: _DepthMeasure,
+    layers: Sequence[ComparedTensor],
+    values: Mapping[int, float],
 ) -> str:
     """A line in words: its ends, its lowest point, and how many layers are infinite.
 

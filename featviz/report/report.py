@@ -168,8 +168,8 @@ def _compared(run: ReadRun, base: ReadRun) -> RunComparison:
         other = quoted(str(base.location))
         log.warning("not compared with %s: %s", other, error.message)
         return RunComparison(base, reason=error.message)
-    layers, pictures = maps.draw(result.layers, base, run)
-    return RunComparison(base, replace(result, layers=layers), pictures)
+    tensors, pictures = maps.draw(result.layers, base, run)
+    return RunComparison(base, replace(result, layers=tensors), pictures)
 
 
 class _Fitted(NamedTuple):

@@ -26,7 +26,7 @@ from featviz.diff.compare import (
     worst_first,
 )
 from featviz.diff.comparison import Comparison, OnlyIn, PredictionChange
-from featviz.diff.matching import compared_layer
+from featviz.diff.matching import compared_tensor
 from featviz.diff.output import diff_table
 from featviz.diff.tensors import (
     TensorChange,
@@ -442,7 +442,7 @@ def changed(image: str, new: list[list[float]]) -> TensorChange:
 
 def test_a_channel_that_lost_its_numbers_has_changed_as_far_as_can_be() -> None:
     """Its largest difference of finite values would say that nothing did."""
-    layer = compared_layer([changed("a.png", [[1, 1], [1, np.nan], [1, 3]])])
+    layer = compared_tensor([changed("a.png", [[1, 1], [1, np.nan], [1, 3]])])
     assert layer.severity == 1
     assert layer.change.tolist() == [0, 1, 0.5]
     assert layer.changed == layer.most_changed == [1, 2]
@@ -455,7 +455,7 @@ def test_a_layer_is_shown_in_the_image_where_it_differs_most() -> None:
         changed("b.png", [[1, np.inf], [1, np.nan], [1, 1]]),
         changed("c.png", [[9, 9], [9, 9], [9, 9]]),
     ]
-    layer = compared_layer(images)
+    layer = compared_tensor(images)
     assert layer.image == "b.png"
     assert (layer.count, layer.channel_images) == ((3, 3), (6, 9))
 
