@@ -19,7 +19,6 @@ from featviz.drawing.channels import choose_channels
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture, lay_over
 from featviz.drawing.values import (
-    MAX,
     MEAN,
     MIN,
     NONFINITE,
@@ -43,7 +42,7 @@ from featviz.records import (
     Hints,
 )
 
-PHASE = {
+_PHASE = {
     "cmap": "twilight",
     "normalize": f"range:{-math.pi},{math.pi}",
     "overlay": None,
@@ -51,7 +50,7 @@ PHASE = {
 """How phases are drawn: in colours that meet where −π and π do, which no mixing keeps
 apart."""
 
-ONE_PICTURE = {
+_ONE_PICTURE = {
     "reduce": "max-abs",
     "order": "index",
     "labels": False,
@@ -59,7 +58,7 @@ ONE_PICTURE = {
     "channels": None,
     "collapse": None,
 }
-"""How the gradient of an image is drawn beside its channels: as one map."""
+"""How the saliency picture is drawn: the gradient of an image as one map."""
 
 
 def is_saliency(
@@ -69,11 +68,10 @@ def is_saliency(
     options: DrawOptions,
 ) -> bool:
     """Whether a capture is the gradient of an image, which gets a picture of all its
-    channels, too.
+    channels, too; not with `--reduce`, which makes one picture anyhow.
 
     Args:
-        site: of the capture.
-        shape: of its tensor.
+        shape: of the capture's tensor.
         inputs: shapes of the model's inputs.
     """
     if site.kind != "grad-input" or options.reduce is not None or len(shape) < 4:
@@ -93,14 +91,14 @@ class RealCapture(NamedTuple):
 def magnitude_and_phase(
     site: CaptureSite, tensor: Tensor, hints: Hints, options: DrawOptions
 ) -> Iterator[RealCapture]:
-    """Complex numbers as two captures of real ones: `abs`, and `angle`, which has no
-    `--reduce`.
+    """Complex numbers as captures of real ones: `abs`, and, unless `options` have a
+    `reduce`, `angle`.
 
     Raises:
-        LayoutError: the tensor is not dense, or has no values.
+        LayoutError: the tensor is nested, sparse or on the device meta.
     """
     if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
-        to_floats(tensor)  # raises
+        to_floats(tensor)  # always raises here, with a message for people
     if tensor.dtype == torch.complex32:  # has neither abs nor angle
         tensor = tensor.to(torch.complex64)
     yield RealCapture(site.inside("abs"), tensor.abs(), hints)
@@ -111,31 +109,31 @@ def magnitude_and_phase(
 
 
 @lru_cache(64)
-def settled(
-    options: DrawOptions, capture: str, aligned: bool, phase: bool
+def _settled(
+    options: DrawOptions, capture_kind: str, aligned: bool, phase: bool
 ) -> tuple[DrawOptions, Scale]:
     """Options and scale with `auto` decided, and without an overlay where maps cannot lie
     over the input.
 
     Args:
-        capture: the kind of the capture, or SALIENCY.
-        aligned: whether its maps are pictures of the input; not those of tokens beside
-            the grid, vectors and attention.
+        capture_kind: one of `records.KINDS`, or SALIENCY.
+        aligned: whether its maps are pictures of the input; those of tokens beside the
+            grid, of vectors and of attention are not.
         phase: whether they are the phases of complex numbers.
     """
     if phase:
-        options = structs.replace(options, **PHASE)
+        options = structs.replace(options, **_PHASE)
     if not aligned:
         options = structs.replace(options, overlay=None)
     scale = options.normalize
-    if capture == SALIENCY:
-        options = structs.replace(options, **ONE_PICTURE)
+    if capture_kind == SALIENCY:
+        options = structs.replace(options, **_ONE_PICTURE)
         if scale == "auto":
             scale = "percentile:1,99"  # its values have no sign
     is_over = options.overlay is not None
-    cmap = colormap.resolved(options.cmap, capture, is_over, options.reduce)
+    cmap = colormap.resolved(options.cmap, capture_kind, is_over, options.reduce)
     options = structs.replace(options, cmap=cmap)
-    return options, normalize.parse_scale(scale, capture, options.reduce)
+    return options, normalize.parse_scale(scale, capture_kind, options.reduce)
 
 
 def draw(
@@ -155,19 +153,20 @@ def draw(
         options: how maps are drawn.
         site: the capture whose tensor it is.
         tensor: of any shape that a layout fits, real, of one image.
-        hints: on its layout.
+        hints: on its layout; None for those of a tensor of which nothing is known.
         background: uint8 [H, W, 3] each, what the maps may lie over: see `lay_over`.
         window: top, left, height and width in pixels of the part of `background` that
             is drawn; None for all.
         inputs: shapes of the model's inputs: a gradient of such a shape is that of the
             image.
-        gradient: of the target at this tensor, in its shape, for class activation maps.
+        gradient: of the target at this tensor, in its shape, where `options.reduce` is a
+            class activation map; for ATTENTION_MAPS the map itself. None otherwise.
         inner: as in `draw_tiles`.
 
     Returns:
-        The picture of the maps under the empty key, and those of tokens beside the grid
-        under their names. The gradient of the image has one more under SALIENCY, of all
-        its channels.
+        The picture of the maps under the empty key, and, without `gradient`, those of
+        tokens beside the grid under their names. The gradient of the image has one more
+        under SALIENCY, of all its channels.
 
     Raises:
         LayoutError: no layout fits the tensor, or `draw_maps` refuses its maps.
@@ -183,16 +182,16 @@ def draw(
         maps_by_key[SALIENCY] = maps_by_key[""]
     pictures = {}
     for key, maps in maps_by_key.items():
-        capture = SALIENCY if key == SALIENCY else site.kind
+        capture_kind = SALIENCY if key == SALIENCY else site.kind
         aligned = LAYOUTS[maps.layout].aligned
-        settled_options, scale = settled(options, capture, aligned, hints.phase)
+        settled_options, scale = _settled(options, capture_kind, aligned, hints.phase)
         picture = draw_maps(
             maps, settled_options, scale, weights, hints.border, inner=inner
         )
         if hints.phase:
             picture = replace(picture, cmap=settled_options.cmap)
         # a gradient behind a pooling is constant by nature, which is not a finding
-        if picture.marked and capture in BACKWARD:
+        if picture.marked and capture_kind in BACKWARD:
             picture = replace(picture, marked=(grid.ZERO,))
         if settled_options.overlay is not None and picture.constant is None:
             picture = lay_over(picture, background, settled_options, window)
@@ -208,18 +207,20 @@ def draw_maps(
     border: int = 1,
     inner: bool = False,
 ) -> GridPicture:
-    """Draw the maps of a tensor: a tile for each channel and slice, or one for all
-    channels.
+    """Draw the maps of a tensor: a tile for each channel and slice, or, with
+    `options.reduce`, one of all channels for each slice. A vector is not reduced by its
+    own values.
 
     Args:
-        gradient: of the target at the tensor, where `options.reduce` is a class
-            activation map.
+        options, scale: with `auto` decided.
+        gradient: as in `draw`, as maps of the same shape.
         border: pixels at the edges of maps that rankings leave out.
-        inner: as in `draw_tiles`, of maps that are not reduced.
+        inner: as in `draw_tiles`; without effect on maps that are reduced.
 
     Raises:
-        LayoutError: there is no such class activation map, none of the channels that
-            the options name, or the picture is too large.
+        LayoutError: no class activation map can be made of the maps (see `class_map`),
+            they have none of the channels that the options name, or the picture is too
+            large.
     """
     layout = LAYOUTS[maps.layout]
     border = border if layout.aligned else 0
@@ -237,11 +238,12 @@ def draw_maps(
             inner=inner,
         )
     # Components and class activation maps are those of all slices, of which then a few
-    # are drawn: a step of a clip looks the same, however many are drawn beside it.
+    # are drawn: a step of a clip looks the same, however many are drawn beside it. Of
+    # REDUCTIONS each slice is reduced by itself.
     slices = maps.data.shape[1]
-    steps = _steps(maps.layout, slices, options.max_slices)
+    steps = _drawn_slices(maps.layout, slices, options.max_slices)
     if options.reduce == "pca":
-        reduced = principal_components(maps.data)[:, steps].transpose(0, 1)[None]
+        reduced = component_maps(maps.data)[:, steps].transpose(0, 1)[None]
         scale = Scale("range", (-values.PCA_SPAN, values.PCA_SPAN))
     elif gradient is not None:
         reduced = class_map(options.reduce, maps, gradient)[:, steps, None]
@@ -272,22 +274,26 @@ def draw_tiles(
     inner: bool = False,
 ) -> GridPicture:
     """Draw maps. The tiles of a channel share its limits; statistics and limits are
-    those of all slices.
+    those of all slices and channels, also of those that are not drawn, so that a tile
+    looks the same, however many are drawn beside it.
 
     Args:
         data: float32 [C, S, K, H, W]: S tiles for each channel in K colours, 1 or 3. In
             RGB, the colours share limits too, and a pixel that is not finite in one of
             them is magenta.
         layout: of LAYOUTS, or what a kernel's tiles show.
+        options: with `cmap` decided.
         strip: the maps are the numbers of a vector, in their order.
         alone: it is the one tile of all channels.
         as_values: maps that are all constant, and not all zero, become a strip of their
-            values.
-        border: pixels at the edges of maps that rankings leave out.
-        inner: whether maps with limits of their own are scaled without the border.
+            values; not without `options.marks`.
+        border: pixels at the edges of maps that rankings leave out; 0 for none.
+        inner: whether limits are those of the maps without the border. With it, a
+            bright frame would leave the rest of a map one colour.
 
     Raises:
-        LayoutError: it has none of the channels that the options name.
+        LayoutError: there are none of the channels that the options name, or the picture
+            is too large.
     """
     # without gaps: all that follows would make copies of its own
     data = data.contiguous()
@@ -297,38 +303,28 @@ def draw_tiles(
     is_flat = is_constant(stats)
     drawn = data
     constant = None
-    may_be_strip = as_values and options.marks and is_flat.all()
-    if may_be_strip and _are_worth_a_strip(data, stats):
+    if as_values and options.marks and _are_worth_a_strip(data, stats, is_flat):
         constant = (data.shape[1], *data.shape[3:])
         drawn = data[:, :1, :, :1, :1]
         strip = True
-    channels, groups = choose(maps, stats, deviations, options, strip)
+    channels, groups = _choose_maps(maps, stats, deviations, options, strip)
     if channels is not None:
         drawn = drawn[channels]
     slices = drawn.shape[1]
-    steps: list[int] | slice = slice(None)
-    if slices > 1:
-        steps = _steps(layout, slices, options.max_slices)
-        drawn = drawn[:, steps]
+    steps = _drawn_slices(layout, slices, options.max_slices)
+    drawn = drawn[:, steps]
     count, shown_slices, colors, height, width = drawn.shape
-    # Limits are those of all slices and channels, also of those that are not drawn, so
-    # that a tile looks the same, however many are drawn beside it. With its border,
-    # a bright frame would leave the rest of a map one colour.
-    scaling = values.inner_statistics(data, border) if inner else stats
-    lows = scaling[:, MIN]
-    highs = scaling[:, MAX]
-    ends = limits(scale, maps, lows, highs, together=strip or alone)
-    if channels is not None or shown_slices > 1:
-        ends = ends.of_tiles(channels, shown_slices)
     if inner:
-        ends = replace(ends, clips=True)
+        ends = _inner_limits(scale, data, border, together=strip or alone)
+    else:
+        ends = limits(scale, maps, stats, together=strip or alone)
+    ends = ends.of_tiles(channels, shown_slices)
     has_holes = bool(stats[:, NONFINITE].any())
     palette = colormap.chosen(options, has_holes, rgb=colors == 3)
+    shape = (count, shown_slices, height, width)
     return GridPicture(
         layout=layout,
-        plan=grid.plan(
-            (count, shown_slices, height, width), options, strip=strip, alone=alone
-        ),
+        plan=grid.plan(shape, options, strip=strip, alone=alone),
         tiles=_tiles(drawn.flatten(0, 1), ends, palette),
         palette=palette,
         limits=ends,
@@ -346,10 +342,27 @@ def draw_tiles(
     )
 
 
-def _are_worth_a_strip(data: Tensor, stats: Floats) -> bool:
-    """Whether constant maps say more as a strip of their values: not one alone, not
-    maps of one number. Maps that are all zero are a finding, and stay a grid."""
-    return len(data) > 1 and data[0].numel() > 1 and bool(stats[:, MIN].any())
+def _are_worth_a_strip(data: Tensor, stats: Floats, is_flat: np.ndarray) -> bool:
+    """Whether maps say more as a strip of their values: all are constant, and neither
+    one map alone nor maps of one number. Maps that are all zero are a finding, and stay
+    a grid.
+
+    Args:
+        data: [C, S, K, H, W].
+        stats: float32 [C, 6].
+        is_flat: bool [C], which maps are constant.
+    """
+    has_maps = len(data) > 1 and data[0].numel() > 1
+    return has_maps and bool(is_flat.all()) and bool(stats[:, MIN].any())
+
+
+def _inner_limits(
+    scale: Scale, data: Tensor, border: int, together: bool
+) -> ValueLimits:
+    """The `limits` of maps without their border, beyond which values of the border may
+    lie."""
+    stats = values.inner_statistics(data, border)
+    return replace(limits(scale, data, stats, together), clips=True)
 
 
 def _tiles(maps: Tensor, ends: ValueLimits, palette: colormap.Palette) -> Bytes:
@@ -364,13 +377,13 @@ def _tiles(maps: Tensor, ends: ValueLimits, palette: colormap.Palette) -> Bytes:
     return tiles
 
 
-def _steps(layout: str, slices: int, limit: int) -> list[int] | slice:
-    """Which slices of each channel are drawn, where there are more than `limit`. A clip
-    or a volume is cut into equal parts, and the slice in the middle of each is drawn; of
-    a batch the first ones are, which may be its best.
+def _drawn_slices(layout: str, slices: int, limit: int) -> list[int] | slice:
+    """Which slices of each channel are drawn: all, if they are at most `limit`. Else a
+    clip or a volume is cut into `limit` equal parts, and the slice in the middle of each
+    is drawn; of a batch the first ones are, which may be its best.
 
     Args:
-        layout: the name of the tensor's layout.
+        layout: the name of the tensor's layout, or what a kernel's tiles show.
         slices: how many each channel has.
 
     Returns:
@@ -389,11 +402,11 @@ _ROUNDING = 1e-5
 """By which the correlation of a map with its own copy may miss 1 in float32."""
 
 
-def choose(
+def _choose_maps(
     maps: Tensor, stats: Floats, deviations: Floats, options: DrawOptions, strip: bool
 ) -> tuple[list[int] | None, dict[int, list[int]]]:
-    """Choose channels: near-equal maps share a tile, then `--channels` chooses (all
-    that is done for a strip), then the tiles are ordered.
+    """Choose channels: near-equal maps share a tile, then `--channels` chooses, then the
+    tiles are ordered. For a strip only `--channels` chooses.
 
     Args:
         maps: float32 [C, values].
@@ -402,8 +415,12 @@ def choose(
         strip: whether the maps are the numbers of a vector.
 
     Returns:
-        The channels that are drawn, in their order (None where simply all are), and
-        those of them that stand for several.
+        The channels that are drawn, in the order of their tiles (None for all in their
+        own order); and for each of them that stands for several, all of these, itself
+        included.
+
+    Raises:
+        LayoutError: there are none of the channels that `--channels` names.
     """
     groups: dict[int, list[int]] = {}
     # most options choose nothing, and lists of thousands of channels take time
@@ -426,7 +443,7 @@ def choose(
 def _ordered(
     channels: list[int], maps: Tensor, stats: Floats, options: DrawOptions
 ) -> list[int]:
-    """Channels in the order of their tiles."""
+    """Channels in the order of `options.order`; `maps` and `stats` are of all."""
     if options.order == "index":
         return channels
     if options.order == "similarity":
@@ -521,15 +538,15 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 has three and is not among them."""
 
 
-def principal_components(data: Tensor) -> Tensor:
-    """The three directions in which the channels vary most over the finite pixels, as
-    three maps; see `values.principal_components`.
+def component_maps(data: Tensor) -> Tensor:
+    """Three principal components of the channels over the pixels that are finite in
+    all of them; see `values.principal_components`.
 
     Args:
-        data: float32 [C, ...].
+        data: float32 [C, ...], on any device.
 
     Returns:
-        float32 [3, ...]; NaN where a channel is not finite.
+        float32 [3, ...] on the CPU; NaN where a channel is not finite.
     """
     pixels = data.flatten(1).cpu().numpy().T
     finite = np.isfinite(pixels).all(1)
@@ -609,10 +626,12 @@ def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:
     Args:
         method: a name of METHODS.
         output: of the layer, [C, S, H, W].
-        gradient: of the target at the output, of the same shape.
+        gradient: of the target at the output, of the same shape; for ATTENTION_MAPS the
+            map itself, [1, S, H, W].
 
     Raises:
-        LayoutError: the output has no places of the image, or the gradient is zero.
+        LayoutError: the output has no places of the image, or the gradient is zero
+            everywhere.
     """
     check_places(output)
     if not gradient.data.any():

@@ -297,7 +297,7 @@ class ValueLimits:
             channels: those that are drawn; None for all.
             slices: tiles of each channel.
         """
-        if len(self.low) == 1:
+        if len(self.low) == 1 or (channels is None and slices == 1):
             return self
         drawn = slice(None) if channels is None else channels
         low = self.low[drawn].repeat(slices)
@@ -305,15 +305,18 @@ class ValueLimits:
 
 
 def limits(
-    scale: Scale, maps: Tensor, low: Floats, high: Floats, together: bool = False
+    scale: Scale, maps: Tensor, stats: Floats, together: bool = False
 ) -> ValueLimits:
     """The limits of each map. Maps of one number each share the layer's scale.
 
     Args:
-        maps: float32 [N, ...].
-        low, high: the finite extremes of each map, float32 [N]; NaN where it has none.
+        maps: float32 [N, ...], of which percentiles are taken.
+        stats: float32 [N, 6], whose extremes are the limits of other modes.
         together: whether maps share the layer's scale in the mode `map`, too.
     """
+    low = stats[:, MIN]
+    high = stats[:, MAX]
+    # no map has a finite value
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
     mode, numbers = scale

@@ -29,7 +29,7 @@ def random_maps(seed: int, *shape: int) -> Tensor:
 def limits_of(text: str, maps: Tensor) -> ValueLimits:
     """The values that are drawn darkest and brightest under a scale."""
     stats, _ = values.statistics(maps)
-    return values.limits(normalize.parse_scale(text), maps, stats[:, 0], stats[:, 1])
+    return values.limits(normalize.parse_scale(text), maps, stats)
 
 
 def drawn(

@@ -280,7 +280,7 @@ def mixed(request: pytest.FixtureRequest) -> Tensor:
 def test_principal_components_are_numpys_svd(mixed: Tensor) -> None:
     """The first three components are numpy's scores, in standard deviations."""
     values = mixed.flatten(1).double()
-    components = drawer.principal_components(values)
+    components = drawer.component_maps(values)
     assert components.numpy() == pytest.approx(by_svd(values.numpy()), abs=1e-5)
 
 
