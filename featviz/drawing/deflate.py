@@ -34,11 +34,11 @@ and ends with the last such unit.
 
 Three loops do the work, compiled by numba. For each block:
 
-    count       how often does each symbol occur?
-    find_codes  which code has each symbol? Frequent ones get short codes; none is
-                longer than _MAX_BITS, so that four codes fit the 57 bits that one store
-                can take
-    put         write the symbols' codes
+    count_symbols  how often does each symbol occur?
+    find_codes     which code has each symbol? Frequent ones get short codes; none is
+                   longer than _MAX_BITS, so that four codes fit the 57 bits that one
+                   store can take
+    write_block    write the symbols' codes
 
 In all tables an entry is a code above its length in bits, one number of 64 bits:
 
@@ -70,9 +70,9 @@ RFC 1951 would allow 15."""
 _SAMPLE = 64
 """Units in a row that are counted as one sample of a long block."""
 _EVERY = 16
-"""In a long block, one in so many samples is counted, at most."""
-_DENSE = 4096
-"""Blocks of fewer units are counted whole."""
+"""In a long block at least one of so many samples is counted."""
+_COUNTED = 4096
+"""Units of a block, about, that are counted at least; of a short block all are."""
 _BLOCK = 2**20
 """Bytes that share their codes at most."""
 _HEAD = (
@@ -175,7 +175,7 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[list[bytes]]:
         checksum = isal_zlib.adler32(data.data, checksum)
         for start in range(0, len(data), _BLOCK):
             block = data[start : start + _BLOCK]
-            step = max(1, min(_EVERY, len(block) // 8 // _DENSE))
+            step = max(1, min(_EVERY, len(block) // 8 // _COUNTED))
             before = last
             last = _deflated_block(block, step, before, out)
             if step > 1 and len(last.data) >= len(block):
@@ -197,15 +197,15 @@ def _deflated_block(
 
     Args:
         block: uint8 [n], at a multiple of eight bytes.
-        step: one of `step` samples of the block is counted.
-        before: the block before.
+        step: one of `step` samples of the block is counted; 1 counts all.
+        before: the block before, whose unfinished byte is completed.
         out: uint8 [2 n + 512 or more], to be written over.
     """
     rest_at = len(block) // 8 * 8
     units = block[:rest_at].view(np.uint64)
     rest = block[rest_at:]
     counts = np.zeros((4, _SYMBOLS), np.int64)
-    count(units, rest, step, counts)
+    count_symbols(units, rest, step, counts)
     # numpy sorts faster than a loop of ours, and is not compiled on a fresh machine
     keys = counts.sum(0) << 13 | _UNSEEN
     keys[_END] = 1 << 9 | _END
@@ -213,7 +213,7 @@ def _deflated_block(
     codes = np.empty(_SYMBOLS, np.uint64)
     find_codes(keys, np.zeros((2, 2 * _SYMBOLS), np.int64), _MIRRORED, codes)
     carried = np.array([before.bits, before.length], np.uint64)
-    size = put(units, rest, codes, carried, out)
+    size = write_block(units, rest, codes, carried, out)
     bits, length = carried.tolist()
     return _Deflated(out[:size].tobytes(), bits, length)
 
@@ -230,7 +230,7 @@ def _next_match(run):
 
 @partial(compiled, "void(uint64[::1],uint8[::1],int64,int64[:,::1])")
 @no_type_check
-def count(units, rest, step, counts):
+def count_symbols(units, rest, step, counts):
     """Add how often each symbol occurs.
 
     A unit that is zero begins a run: its first byte is a symbol, and the bytes behind
@@ -382,7 +382,7 @@ def find_codes(keys, nodes, mirrored, entries):
 
 @inlined
 @no_type_check
-def _put(out, at, carry, carry_bits, code, bits):
+def _write_bits(out, at, carry, carry_bits, code, bits):
     """Write a code of at most 57 bits behind the bits of an unfinished byte.
 
     Args:
@@ -408,7 +408,15 @@ def _put(out, at, carry, carry_bits, code, bits):
 
 @inlined
 @no_type_check
-def _joined(entries, unit):
+def _write_entry(out, at, carry, carry_bits, entry):
+    """Write the code of an entry, as `_write_bits` does."""
+    code = entry >> _CODE
+    return _write_bits(out, at, carry, carry_bits, code, entry & _LENGTH)
+
+
+@inlined
+@no_type_check
+def _joined_codes(entries, unit):
     """The codes of a unit's four lowest bytes, one behind the other, and their bits."""
     a = entries[unit & _BYTE]
     b = entries[unit >> _U(8) & _BYTE]
@@ -420,14 +428,35 @@ def _joined(entries, unit):
     return first | second << (a + b & _LENGTH), a + b + c + d & _LENGTH
 
 
+@inlined
+@no_type_check
+def _write_zeros(out, at, carry, carry_bits, entries, run):
+    """Write a zero and the matches of `run` more zeros, as `_write_bits` does; the zero
+    goes out with the first match."""
+    code = entries[0] >> _CODE
+    bits = entries[0] & _LENGTH
+    while run > 0:
+        length = _next_match(run)
+        entry = entries[_MATCH_SYMBOLS[length]]
+        code |= entry >> _CODE << bits
+        bits += entry & _LENGTH
+        tail = _MATCH_TAILS[length]
+        code |= tail >> _CODE << bits
+        bits += tail & _LENGTH
+        at, carry, carry_bits = _write_bits(out, at, carry, carry_bits, code, bits)
+        run -= length
+        code = _U(0)
+        bits = _U(0)
+    return at, carry, carry_bits
+
+
 @partial(compiled, "uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint8[::1])")
 @no_type_check
-def put(units, rest, entries, carried, out):
-    """Write a block: its head, which lists the length of each code, its bytes and its
-    end; gives how many bytes of `out` are whole.
+def write_block(units, rest, entries, carried, out):
+    """Write a block: its head, which lists the length of each code, its bytes, and its
+    end.
 
-    Bytes go out by fours, whose codes are joined before they are stored; a zero and the
-    match behind it go out as one.
+    Bytes go out by fours, whose codes are joined before they are stored.
 
     Args:
         units: uint64 [n], the bytes of the block, eight by eight.
@@ -436,55 +465,48 @@ def put(units, rest, entries, carried, out):
         carried: uint64 [2], the bits of an unfinished byte and how many they are:
             before and, afterwards, behind the block. Before the first block they are
             the stream's head, of two bytes.
-        out: uint8, twice the bytes of the block and 256 more.
+        out: uint8, twice the bytes of the block and 256 more, to be written over.
+
+    Returns:
+        How many bytes of `out` are whole.
     """
     at = _U(0)
     carry = carried[0]
     carry_bits = carried[1]
-    for i in range(2 + _SYMBOLS + 1):
-        if i < 2:
+    # the head: its first bits, the lengths of the symbols' codes, and that of the one
+    # distance's code; in one loop, since each call is pasted in and costs compilation
+    for i in range(_HEADS.size + _SYMBOLS + 1):
+        if i < _HEADS.size:
             entry = _HEADS[i]
-        elif i < 2 + _SYMBOLS:
-            entry = _LENGTHS[entries[i - 2] & _LENGTH]
+        elif i < _HEADS.size + _SYMBOLS:
+            entry = _LENGTHS[entries[i - _HEADS.size] & _LENGTH]
         else:
-            entry = _LENGTHS[1]  # of the one distance
-        code = entry >> _CODE
-        bits = entry & _LENGTH
-        at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
+            entry = _LENGTHS[1]
+        at, carry, carry_bits = _write_entry(out, at, carry, carry_bits, entry)
     number = _U(0)
     total = _U(units.size)
     while number < total:
         unit = units[number]
         number += _U(1)
         if unit == 0:
-            run = 7
+            run = 7  # without the first zero
             while number < total and units[number] == 0:
                 run += 8
                 number += _U(1)
-            code = entries[0] >> _CODE
-            bits = entries[0] & _LENGTH
-            while run > 0:
-                length = _next_match(run)
-                entry = entries[_MATCH_SYMBOLS[length]]
-                code |= entry >> _CODE << bits
-                bits += entry & _LENGTH
-                code |= _MATCH_TAILS[length] >> _CODE << bits
-                bits += _MATCH_TAILS[length] & _LENGTH
-                at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
-                run -= length
-                code = _U(0)
-                bits = _U(0)
+            at, carry, carry_bits = _write_zeros(
+                out, at, carry, carry_bits, entries, run
+            )
         else:
             for _ in range(2):
-                code, bits = _joined(entries, unit)
-                at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
+                code, bits = _joined_codes(entries, unit)
+                at, carry, carry_bits = _write_bits(
+                    out, at, carry, carry_bits, code, bits
+                )
                 unit >>= _U(32)
     # the bytes that fill no unit, and the end
     for i in range(rest.size + 1):
         entry = entries[rest[i]] if i < rest.size else entries[_END]
-        code = entry >> _CODE
-        bits = entry & _LENGTH
-        at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
+        at, carry, carry_bits = _write_entry(out, at, carry, carry_bits, entry)
     carried[0] = carry
     carried[1] = carry_bits
     return at
