@@ -41,7 +41,7 @@ from featviz.gradients.passes import PassPlan
 from featviz.images import decode
 from featviz.records import CaptureSite, Floats, Hints, Outcome, Sample, finite
 from featviz.run import workers
-from featviz.run.encoders import Encoders, InRows, shared_cores
+from featviz.run.encoders import Encoders, InRows, encoder_threads
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
 from featviz.run.results import ImageResult
 from featviz.run.visit import ImageJob, visit
@@ -124,7 +124,7 @@ def draw_all(
     drawn = None
     with (
         run.prepared.watched() as run.show_model,
-        shared_cores() as run.encoders,
+        encoder_threads() as run.encoders,
         closing(visit(samples, run.read, run.show, kept=kept, stop=stop)) as jobs,
     ):
         # None: the last image has no other behind it, and is yielded all the same

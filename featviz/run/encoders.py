@@ -1,22 +1,20 @@
-"""What goes on beside the model: encoders behind a queue that is bounded in bytes, and
-readers of what is needed next.
+"""Encoders: what is left to do for the files of an image, while the model is at the next
+one.
 
-These threads serve what no worker processes divide (`run/workers.py`): a few images, a
-GPU, TensorBoard. In a worker process everything is done in one thread (`InRows`)."""
+Threads behind a queue that is bounded in bytes (`Background`) serve what no worker
+processes divide (`run/workers.py`): a few images, a GPU, TensorBoard. A worker process
+does everything in one thread (`InRows`)."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from threading import Condition
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 QUEUE_BYTES = 64 * 2**20  # tiles that may wait for an encoder
@@ -28,33 +26,33 @@ class Background:
     faster than its encoders would fill the memory with tiles."""
 
     def __init__(self, threads: int, max_bytes: int) -> None:
-        """Begin without any thread; `shared_cores` also ends them."""
+        """Begin without any thread; `encoder_threads` also ends them."""
         self.pool = ThreadPoolExecutor(threads, "featviz-writer")
         self.max_bytes = max_bytes
-        self._bytes = 0  # of tasks that wait or run
-        self._freed = Condition()
+        self._sizes: dict[Future[Any], int] = {}
+        """Bytes of the tasks that were not found done yet."""
+        self._bytes = 0  # their sum
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
-        """Run a task in a thread, after those that were submitted before it.
+        """Run a task in a thread, after those that were submitted before it. Tasks come
+        from one thread at a time.
 
         Args:
             size: bytes that the task holds until it is done. This waits until there is
                 room for them; a task larger than the bound goes alone.
         """
         limit = max(self.max_bytes, size)
-        with self._freed:
-            self._freed.wait_for(lambda: self._bytes + size <= limit)
-            self._bytes += size
-        future = self.pool.submit(work)
-        # also called for a task that is cancelled
-        future.add_done_callback(lambda _: self._free(size))
-        return future
-
-    def _free(self, size: int) -> None:
-        """Give the bytes of a task back, which is done, has failed or was cancelled."""
-        with self._freed:
-            self._bytes -= size
-            self._freed.notify_all()
+        while self._bytes + size > limit:
+            # done, failed or cancelled
+            ended = [future for future in self._sizes if future.done()]
+            if not ended:
+                wait(self._sizes, return_when=FIRST_COMPLETED)
+            for future in ended:
+                self._bytes -= self._sizes.pop(future)
+        task = self.pool.submit(work)
+        self._sizes[task] = size
+        self._bytes += size
+        return task
 
 
 class InRows:
@@ -120,7 +118,7 @@ def usable_cores() -> int:
 
 
 @contextmanager
-def shared_cores(
+def encoder_threads(
     threads: int | None = None, max_bytes: int = QUEUE_BYTES
 ) -> Iterator[Background]:
     """Encoders beside the model. Leaving the block waits for all tasks, also after an
@@ -135,27 +133,3 @@ def shared_cores(
         yield background
     finally:
         background.pool.shutdown(wait=True)
-
-
-def read_ahead(
-    items: Iterable[K], read: Callable[[K], T], readers: int = 1, ahead: int = 1
-) -> Generator[Future[T], None, None]:
-    """What is read of each item, in their order. Threads read while the caller is busy.
-
-    Closing it waits for what is being read, and drops the rest.
-
-    Args:
-        read: what it raises, the future raises where its result is asked for.
-        readers: how many threads.
-        ahead: how many items behind the one that the caller has are being read.
-    """
-    pool = ThreadPoolExecutor(readers, "featviz-reader")
-    waiting = deque[Future[T]]()
-    try:
-        for item in items:
-            waiting.append(pool.submit(read, item))
-            if len(waiting) > ahead:
-                yield waiting.popleft()
-        yield from waiting
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -242,7 +242,7 @@ class Study:
     def _read(self, sample: Sample) -> ModelInput:
         return read_input(sample, self.model.preprocess, self.options.inputs)
 
-    def batches(self, numbers: Iterable[int]) -> Iterator[Batch]:
+    def batches(self, numbers: Sequence[int]) -> Iterator[Batch]:
         """The images of these numbers once more."""
         size = self.options.batch_size
         return batches(
@@ -279,7 +279,7 @@ def batches(
     inputs: InputOptions,
     size: int,
     failed: Callable[[int, FeatvizError], None],
-    numbers: Iterable[int] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Images as the model takes them.
 
@@ -292,7 +292,7 @@ def batches(
     def read(sample: Sample) -> ModelInput:
         return read_input(sample, model.preprocess, inputs)
 
-    for jobs in in_batches(read_jobs(samples, read, numbers, ahead=size), size):
+    for jobs in in_batches(read_jobs(samples, read, numbers, size), size):
         for job in jobs:
             if job.error is not None:
                 failed(job.number, job.error)

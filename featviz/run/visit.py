@@ -7,7 +7,9 @@ counter or a top list."""
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Event
@@ -21,7 +23,6 @@ from featviz.errors import (
     UsageError,
 )
 from featviz.records import Sample
-from featviz.run.encoders import read_ahead
 from featviz.run.results import ImageResult
 
 Input = TypeVar("Input")  # what is read of an image, as the model takes it
@@ -54,7 +55,7 @@ def visit(
     read: Callable[[Sample], Input],
     show: Callable[[Sequence[ImageJob[Input, T]]], T],
     *,
-    numbers: Iterable[int] | None = None,
+    numbers: Sequence[int] | None = None,
     kept: Callable[[Sample], ImageResult | None] | None = None,
     batch_size: int = 1,
     stop: Event | None = None,
@@ -72,12 +73,14 @@ def visit(
         batch_size: how many neighbours are shown together at most.
         stop: ends the loop before the next image.
     """
-    jobs = read_jobs(samples, read, numbers, ahead=batch_size, kept=kept, stop=stop)
+    jobs = read_jobs(samples, read, numbers, batch_size, kept)
     batches: Iterator[list[ImageJob[Input, T]]] = ([job] for job in jobs)
     if batch_size > 1:
         batches = in_batches(jobs, batch_size)
     with closing(jobs):
         for batch in batches:
+            if stop is not None and stop.is_set():
+                return
             readable = [job for job in batch if job.input is not None]
             if readable:
                 _show_together(readable, show)
@@ -108,19 +111,18 @@ def _show_together(
 def read_jobs(
     samples: Sequence[Sample],
     read: Callable[[Sample], Input],
-    numbers: Iterable[int] | None = None,
-    *,
-    ahead: int = 1,
+    numbers: Sequence[int] | None,
+    ahead: int,
     kept: Callable[[Sample], ImageResult | None] | None = None,
-    stop: Event | None = None,
 ) -> Generator[ImageJob[Input, Any], None, None]:
-    """Read images ahead of the caller, and yield them in order.
+    """Read images in threads, ahead of the caller, and yield them in order. To close it
+    waits for what is being read, and drops the rest.
 
     Args:
         numbers: indices of the samples that are read, in this order; None reads all of
             them.
-        ahead: how many images are read while the caller has one.
-        kept, stop: as in `visit`.
+        ahead: how many images are read while the caller has one; more from a store.
+        kept: as in `visit`.
     """
 
     def read_job(number: int) -> ImageJob[Input, Any]:
@@ -137,21 +139,26 @@ def read_jobs(
             job.error = error
         return job
 
-    # a store answers after a tenth of a second, and many requests at once
-    is_remote = bool(samples) and samples[0].is_remote
-    readers = READERS_OF_STORES if is_remote else 1
     numbers = range(len(samples)) if numbers is None else numbers
     # There is no model to read one image beside, and the thread would cost a worker
     # process, which gets one at a time, a tenth of resnet18's time for an image.
-    if len(samples) == 1 and stop is None:
+    if len(numbers) == 1:
         yield from map(read_job, numbers)
         return
-    reading = read_ahead(numbers, read_job, readers, ahead=max(ahead, readers))
-    with closing(reading) as futures:
-        for future in futures:
-            if stop is not None and stop.is_set():
-                return
+    # a store answers after a tenth of a second, and many requests at once
+    is_remote = bool(samples) and samples[0].is_remote
+    readers = READERS_OF_STORES if is_remote else 1
+    pool = ThreadPoolExecutor(readers, "featviz-reader")
+    waiting = deque[Future[ImageJob[Input, Any]]]()
+    try:
+        for number in numbers:
+            waiting.append(pool.submit(read_job, number))
+            if len(waiting) > max(ahead, readers):
+                yield waiting.popleft().result()
+        for future in waiting:
             yield future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def in_batches(

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from featviz.errors import ImageError
+from featviz.records import Sample
 from featviz.run.encoders import (
     Background,
     InRows,
-    read_ahead,
-    shared_cores,
+    encoder_threads,
     usable_cores,
 )
+from featviz.run.visit import read_jobs
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""
@@ -78,7 +80,7 @@ def test_all_tasks_are_run_before_the_block_ends() -> None:
     """Leaving the block waits for every task, whatever its size, also after an
     exception."""
     ran: list[int] = []
-    with pytest.raises(KeyError, match="stop"), shared_cores(2, 100) as background:
+    with pytest.raises(KeyError, match="stop"), encoder_threads(2, 100) as background:
         for i in range(50):
             background.submit(i, partial(ran.append, i))
         raise KeyError("stop")
@@ -90,7 +92,7 @@ def test_submit_waits_where_there_is_no_room(gate: threading.Event) -> None:
     """What would exceed the bound waits until tasks under way are done; then it runs
     after those that were submitted before it."""
     ran: list[int] = []
-    with shared_cores(1, 10) as background:
+    with encoder_threads(1, 10) as background:
         kept_busy(background, gate, 4)
         background.submit(6, partial(ran.append, 1))
         third = started(lambda: background.submit(3, partial(ran.append, 2)))
@@ -103,7 +105,7 @@ def test_submit_waits_where_there_is_no_room(gate: threading.Event) -> None:
 
 def test_a_cancelled_task_frees_its_bytes(gate: threading.Event) -> None:
     """The files of an image that is given up are not written, and hold no room."""
-    with shared_cores(1, 10) as background:
+    with encoder_threads(1, 10) as background:
         kept_busy(background, gate, 4)
         cancelled = background.submit(6, lambda: None)
         assert cancelled.cancel()
@@ -113,7 +115,7 @@ def test_a_cancelled_task_frees_its_bytes(gate: threading.Event) -> None:
 
 def test_what_a_task_raises_is_raised_where_its_result_is_asked_for() -> None:
     """And not where it is submitted."""
-    with shared_cores(1, 10) as background:
+    with encoder_threads(1, 10) as background:
         failing = background.submit(1, lambda: 1 // 0)
         fine = background.submit(1, lambda: 1)
         with pytest.raises(ZeroDivisionError):
@@ -161,7 +163,7 @@ def test_a_task_in_a_row_that_was_cancelled_is_not_run() -> None:
 @pytest.mark.medium
 def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
     """An oversize task is taken when nothing else is under way, and nothing beside it."""
-    with shared_cores(4, 10) as background:
+    with encoder_threads(4, 10) as background:
         background.submit(1, lambda: gate.wait(LONG))
         second = threading.Event()
         big = started(lambda: background.submit(99, lambda: second.wait(LONG)))
@@ -182,46 +184,67 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def samples_of(*names: object) -> list[Sample]:
+    """Images without files."""
+    return [Sample(str(name), ()) for name in names]
+
+
 def test_each_is_read_once_beside_the_caller() -> None:
     """In their order, one ahead of the caller."""
-    read: list[tuple[int, bool]] = []
+    read: list[tuple[str, bool]] = []
 
-    def times_ten(key: int) -> int:
-        read.append((key, threading.current_thread() is threading.main_thread()))
-        return key * 10
+    def twice(sample: Sample) -> str:
+        is_main = threading.current_thread() is threading.main_thread()
+        read.append((sample.name, is_main))
+        return sample.name * 2
 
-    values = []
-    with closing(read_ahead([3, 2, 1], times_ten)) as reader:
-        for future in reader:
-            values.append(future.result())
-            ahead = min(len(values) + 1, 3)
+    inputs = []
+    with closing(read_jobs(samples_of("c", "b", "a"), twice, None, 1)) as jobs:
+        for job in jobs:
+            inputs.append(job.input)
+            ahead = min(len(inputs) + 1, 3)
             wait_until(lambda ahead=ahead: len(read) >= ahead)
             assert len(read) == ahead
-    assert values == [30, 20, 10]
-    assert read == [(3, False), (2, False), (1, False)]
+    assert inputs == ["cc", "bb", "aa"]
+    assert read == [("c", False), ("b", False), ("a", False)]
 
 
-def test_what_could_not_be_read_says_so_where_it_is_asked_for() -> None:
+def test_one_image_is_read_by_the_caller_itself() -> None:
+    """A thread would cost a worker process, which gets one at a time."""
+    jobs = read_jobs(samples_of(1, 2), lambda _: threading.current_thread(), [1], 1)
+    (job,) = jobs
+    assert job.number == 1
+    assert job.input is threading.main_thread()
+
+
+def test_what_could_not_be_read_says_so() -> None:
     """The others are read all the same."""
-    with closing(read_ahead([2, 0, 1], lambda key: 10 // key)) as reader:
-        assert next(reader).result() == 5
-        with pytest.raises(ZeroDivisionError):
-            next(reader).result()
-        assert next(reader).result() == 10
+
+    def share(sample: Sample) -> int:
+        if sample.name == "0":
+            raise ImageError("0 is damaged")
+        return 10 // int(sample.name)
+
+    first, second, third = read_jobs(samples_of(2, 0, 1), share, None, 1)
+    assert first.input == 5
+    assert second.input is None
+    assert isinstance(second.error, ImageError)
+    assert third.input == 10
 
 
 @pytest.mark.medium
 def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) -> None:
     """Leaving waits for what is being read, and no thread stays."""
-    read: list[int] = []
+    read: list[str] = []
 
-    def wait(key: int) -> None:
-        gate.wait(LONG)
-        read.append(key)
+    def wait(sample: Sample) -> None:
+        if sample.name != "0":
+            gate.wait(LONG)
+        read.append(sample.name)
 
-    with closing(read_ahead(range(5), wait, ahead=4)) as reader:
-        next(reader)
+    with closing(read_jobs(samples_of(*range(5)), wait, None, 4)) as jobs:
+        next(jobs)
         threading.Timer(SOON, gate.set).start()
-    assert read == [0]
+    assert read == ["0", "1"]
     names = [thread.name for thread in threading.enumerate()]
     assert not any(name.startswith("featviz-reader") for name in names)
