@@ -249,7 +249,8 @@ def _check_page(page: Any) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What a decoder says of a broken file, unless that is a number or of its own code."""
+    """What a decoder says of a broken file; `it is damaged` where that is a number, or of
+    the decoder's own code."""
     if isinstance(error, (IndexError, KeyError, TypeError, struct.error)):
         return "it is damaged"
     line = str(error).partition("\n")[0]
@@ -268,16 +269,6 @@ class Frames(NamedTuple):
     images: Sequence[Image.Image | Raster]
     total: int
     """How many the file has."""
-
-
-class _Packet(NamedTuple):
-    """One frame as it lies in a video file."""
-
-    time: int | None
-    """When it is shown, in the units of its stream; None where the file does not say.
-    """
-    is_key: bool
-    """Whether it is decoded without those before."""
 
 
 def read_frames(
@@ -303,23 +294,25 @@ def read_frames(
             if not file.streams.video:
                 raise ImageError("is a video file without pictures")
             stream: Any = file.streams.video[0]
-            packets = [
-                _Packet(packet.pts, packet.is_keyframe)
-                for packet in file.demux(stream)
-                if packet.size
-            ]
-            if not packets:
+            times = []
+            key_times = []
+            for packet in file.demux(stream):
+                if packet.size:
+                    times.append(packet.pts)
+                    if packet.is_keyframe:
+                        key_times.append(packet.pts)
+            if not times:
                 raise ImageError("is a video without frames")
-            numbers = list(choose(len(packets)))
+            numbers = choose(len(times))
             _check_frames(stream, numbers)
-            reader = _FrameReader(file, stream, packets)
+            reader = _FrameReader(file, stream, times, key_times)
             # in their order, each once: frames are decoded forwards
             images = {number: reader.frame(number) for number in sorted(set(numbers))}
     except ImageError:
         raise
     except Exception as error:  # the file decides what is raised
         raise ImageError("is a video that cannot be read: it is damaged") from error
-    return Frames([images[number] for number in numbers], len(packets))
+    return Frames([images[number] for number in numbers], len(times))
 
 
 def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
@@ -339,29 +332,25 @@ class _FrameReader:
     """Decodes frames of a video one after the other; where a key frame lies ahead on
     the way to the next one, it goes on from there."""
 
-    def __init__(self, file: Any, stream: Any, packets: Sequence[_Packet]) -> None:
+    def __init__(
+        self, file: Any, stream: Any, times: list[Any], key_times: list[Any]
+    ) -> None:
         """Begin at the first frame.
 
         Args:
             file: an open container of PyAV.
             stream: its video.
-            packets: all of the video's.
+            times: when each frame is shown, in the units of the stream, in the order in
+                which the file stores frames; None where it does not say.
+            key_times: of the frames that can be decoded without those before.
         """
         self.file = file
         self.stream = stream
-        self.times: list[int] = []
+        self.is_timed = None not in times
+        # frames are stored in the order of decoding, which is another one
+        self.times = sorted(times) if self.is_timed else range(len(times))
         """When each frame is shown; of a file that does not say, its number."""
-        self.key_times: list[int] = []
-        # containers store frames in the order of decoding, which is another one
-        for packet in sorted(packets, key=lambda packet: packet.time or 0):
-            if packet.time is not None:
-                self.times.append(packet.time)
-                if packet.is_key:
-                    self.key_times.append(packet.time)
-        self.is_timed = len(self.times) == len(packets)
-        if not self.is_timed:
-            self.times = list(range(len(packets)))
-            self.key_times = []
+        self.key_times = sorted(key_times) if self.is_timed else []
         file.seek(0)
         self.frames = file.decode(stream)
         self.last: Any = None
@@ -531,10 +520,11 @@ def to_npy(value: Any, path: Path) -> str:
 
 
 def _levels(array: np.ndarray, name: str) -> np.ndarray:
-    """An array [H, W], [H, W, C] or [N, H, W, C] as integers that Pillow takes.
+    """An array as integers that Pillow takes: floats 0..1 and bools as 0..255, uint8 and
+    grey of uint16 as they are.
 
     Args:
-        array: The values, as `to_images` takes them.
+        array: [H, W], [H, W, C] or [N, H, W, C]; C is 1, 3 or 4.
         name: For messages.
 
     Raises:
@@ -542,15 +532,15 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
     """
     shape = list(array.shape)
     dtype = array.dtype
-    has_no_count = array.ndim > 2 and shape[-1] not in _COUNTS
-    if not array.size or array.ndim not in (2, 3, 4) or has_no_count:
+    channels = shape[-1] if array.ndim > 2 else 1
+    if not array.size or array.ndim not in (2, 3, 4) or channels not in _COUNTS:
         raise UsageError(
             f"{name} of height, width and channels {shape} is no image",
             "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3"
             " or 4",
         )
-    is_grey = array.ndim == 2 or shape[-1] == 1
-    if dtype == np.uint8 or (dtype == np.uint16 and is_grey):
+    # Pillow holds 16 bits of grey, and not of colours
+    if dtype == np.uint8 or (dtype == np.uint16 and channels == 1):
         return array
     if dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)

@@ -200,13 +200,14 @@ def _format_of_zip(data: bytes) -> str | None:
 
 
 def is_archive(path: FilePath) -> bool:
-    """Whether a file's name says that it is an archive of files."""
-    return _ARCHIVE.fullmatch(path.name) is not None and split(path) is None
+    """Whether a file's name says that it is an archive of files. A file in an archive,
+    which may be an archive itself, is not asked about."""
+    return _ARCHIVE.fullmatch(path.name) is not None
 
 
-def split(path: FilePath) -> tuple[FilePath, str] | None:
-    """The archive and the member that a path leads to; None where it leads to a plain
-    file."""
+def split_member(path: FilePath) -> tuple[FilePath, str] | None:
+    """Split the path of a file in an archive into the archive and the member's name;
+    None where it is the path of a plain file."""
     if isinstance(path, Url):
         if path.member is None:
             return None
@@ -215,13 +216,13 @@ def split(path: FilePath) -> tuple[FilePath, str] | None:
     # a plain file may be called `x.tar::y.png`
     if match is None or os.path.lexists(path):
         return None
-    return Path(match[1]), _normal(match[2])
+    return Path(match[1]), member_name(match[2])
 
 
 def member(archive: FilePath, name: str) -> FilePath:
     """The path of a file in an archive."""
     if isinstance(archive, Url):
-        return replace(archive, member=_normal(name))
+        return replace(archive, member=member_name(name))
     return Path(f"{archive}{SEPARATOR}{name}")
 
 
@@ -232,20 +233,21 @@ def members(path: FilePath) -> list[str]:
     if isinstance(path, Url):
         _opened.cache_clear()
         _content.cache_clear()
-    return [*_opened(path, *_state(path)).members]
+    return [*_opened(path, *_version(path)).members]
 
 
 def read(path: FilePath) -> bytes:
     """The bytes of a file, on its own or in an archive.
 
     Raises:
-        OSError: Or KeyError, or one of DAMAGED, where it cannot be read.
+        FileNotFoundError: There is no such file.
+        OSError: Or one of DAMAGED, where it cannot be read.
     """
-    inside = split(path)
+    inside = split_member(path)
     if inside is not None:
         archive, name = inside
         with _READING:
-            return _content(archive, name, *_state(archive))
+            return _content(archive, name, *_version(archive))
     if isinstance(path, Url):
         return urls.read(path, MAX_FILE_BYTES)
     with files.open_regular(path) as file:
@@ -258,7 +260,7 @@ def read(path: FilePath) -> bytes:
         return file.read(size)
 
 
-def _normal(name: str) -> str:
+def member_name(name: str) -> str:
     """One spelling for `a/b.jpg`, `./a/b.jpg`, `/a//b.jpg` and `a\\b.jpg`."""
     return PurePosixPath(name.replace("\\", "/").lstrip("/")).as_posix()
 
@@ -272,8 +274,9 @@ def is_hidden(name: str) -> bool:
     )
 
 
-def _state(path: FilePath) -> tuple[int, ...]:
-    """What changes with a file of this machine."""
+def _version(path: FilePath) -> tuple[int, ...]:
+    """Numbers that change when a file of this machine is written anew; none for one in
+    a store."""
     if isinstance(path, Url):
         return ()
     state = path.stat()
@@ -295,7 +298,7 @@ def _opened(path: FilePath, *state: int) -> _Archive:
 
     Args:
         path: A tar or zip file, here or in a store.
-        state: What changes with the file (`_state`): then it is opened anew.
+        state: `_version` of the file: where it is another one, the file is opened anew.
 
     Raises:
         OSError: Or one of DAMAGED, where it cannot be read.
@@ -304,7 +307,7 @@ def _opened(path: FilePath, *state: int) -> _Archive:
     if path.name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)
         infos = [info for info in archive.infolist() if not info.is_dir()]
-        return _Archive(archive, {_normal(info.filename): info for info in infos})
+        return _Archive(archive, {member_name(info.filename): info for info in infos})
     mode = _MODES.get(file.read(2), "r:")
     file.seek(0)
     tar = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115 - stays as long as cached
@@ -323,8 +326,8 @@ def _members_of_tar(tar: Any, path: FilePath) -> dict[str, Any]:
         links += info.issym() or info.islnk()
         if info.isfile():
             # of two of one name the later one counts, also for the order
-            members.pop(_normal(info.name), None)
-            members[_normal(info.name)] = info
+            members.pop(member_name(info.name), None)
+            members[member_name(info.name)] = info
     # tarfile takes a damaged header for the end of the file, which is a block of zeros
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(512).strip(b"\0"):
@@ -345,9 +348,12 @@ def _content(path: FilePath, name: str, *state: int) -> bytes:
         state: As `_opened` takes it.
 
     Raises:
-        OSError: Or KeyError, or one of DAMAGED, where it cannot be read.
+        FileNotFoundError: The archive has no such member.
+        OSError: Or one of DAMAGED, where it cannot be read.
     """
     archive = _opened(path, *state)
+    if name not in archive.members:
+        raise FileNotFoundError(name)
     info = archive.members[name]
     is_tar = isinstance(info, tarfile.TarInfo)
     size = info.size if is_tar else info.file_size
@@ -435,7 +441,10 @@ def decode(
     Raises:
         ImageError: Names the file.
     """
-    contents = [_read(sample, path) for path in sample.paths]
+    contents = []
+    for path in sample.paths:
+        with _errors_named(sample, path):
+            contents.append(read(path))
     numbers: Sequence[int] = range(len(contents))
     # --frames divides either the files of a folder, or the frames of one file
     frames_of_file = frames
@@ -460,7 +469,7 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
     file_format = format_of(data)
     expected = decoding.expected
     if file_format in VIDEOS:
-        return _stills(data, file_format, decoding)
+        return _video_frames(data, file_format, decoding)
     if file_format is not None or not (expected.channels in (1, 3) or expected.raw):
         array = _array(data, file_format, decoding)
         if array is not None:
@@ -474,7 +483,7 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
         return Frames([_frame(opened, number, decoding) for number in numbers], total)
 
 
-def _stills(data: bytes, container: str, decoding: _Decoding) -> Frames:
+def _video_frames(data: bytes, container: str, decoding: _Decoding) -> Frames:
     """Frames of a video: those that are asked for, else the first.
 
     Args:
@@ -527,26 +536,15 @@ def digest(sample: Sample) -> str:
     read."""
     sha256 = hashlib.sha256()
     for path in sample.paths:
-        sha256.update(_read(sample, path))
+        with _errors_named(sample, path):
+            sha256.update(read(path))
     return sha256.hexdigest()
-
-
-def _read(sample: Sample, path: FilePath) -> bytes:
-    """The content of one of a sample's files; ImageError where it cannot be read."""
-    with _errors_named(sample, path):
-        try:
-            return read(path)
-        except (FileNotFoundError, KeyError):
-            raise ImageError("is no file") from None
-        except FileError as error:  # which names the path
-            message, _, reason = error.message.partition(" cannot be read: ")
-            message = f"cannot be read: {reason or message}"
-            raise ImageError(message, error.hint) from error
 
 
 @contextmanager
 def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
-    """Turn errors of reading a file of a sample into ImageErrors that name both."""
+    """Turn errors of reading or decoding a file into ImageErrors with the name of its
+    sample, and of several files that of the file."""
     name = sample.name
     if len(sample.paths) > 1:
         name += f": {path.name}"
@@ -554,6 +552,13 @@ def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
         yield
     except ImageError as error:
         raise ImageError(f"{name} {error.message}", error.hint) from error
+    except FileNotFoundError:
+        raise ImageError(f"{name} is no file") from None
+    except FileError as error:
+        # the message of a file here names its path, that of a store does not
+        message, _, reason = error.message.partition(" cannot be read: ")
+        message = f"{name} cannot be read: {reason or message}"
+        raise ImageError(message, error.hint) from error
     except UnidentifiedImageError as error:
         raise ImageError(f"{name} {error}", EXPECTED) from error
     except Image.DecompressionBombError:

@@ -20,7 +20,7 @@ from featviz.errors import FileError, UsageError
 from featviz.files import missing_file, real, urls
 from featviz.files.urls import Url, is_url
 from featviz.images import decode
-from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, FilePath, split
+from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, FilePath, split_member
 from featviz.records import Sample
 from featviz.text import counted, is_number, quoted, safe_way
 
@@ -73,7 +73,7 @@ def find_samples(
     names = told_apart({path: name for name, path in named.values()}, full_path)
     samples = []
     for path, name in names.items():
-        inside = split(path)
+        inside = split_member(path)
         archive = _identity(inside[0]) if inside is not None else None
         samples.append(Sample(name, (path,), archive))
     return samples
@@ -96,7 +96,7 @@ def _identity(path: FilePath) -> str:
     A link that leads nowhere is a file of its own, so that each is reported."""
     if isinstance(path, Url):
         return f"{path.protocol}://{path.key}::{path.member or ''}"
-    inside = split(path)
+    inside = split_member(path)
     if inside is not None:
         archive, member = inside
         return f"{os.path.realpath(str(archive))}/{member}"
@@ -121,7 +121,7 @@ def _expand(
             url = quoted(str(Url(argument)))
             raise FileError(f"{url}: {error.message}", error.hint) from error
     path = Path(argument)
-    inside = split(path)
+    inside = split_member(path)
     if inside is not None:
         return _in_archive(argument, *inside)
     if os.path.exists(path):  # noqa: PTH110 - takes any name
@@ -151,7 +151,7 @@ def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
         path: FilePath = Path(text)
         if is_url(text):
             path = Url.of_file(text)
-        inside = split(path)
+        inside = split_member(path)
         name = path.name
         if inside is not None:
             name = inside[1].rpartition("/")[2]
@@ -195,25 +195,29 @@ def _in_store(text: str) -> list[Named]:
         FileError: Where the store does not answer, or refuses.
     """
     # `s3://bucket/a.tar::b.png`; other URLs with `::` chain protocols of fsspec
-    archive, separator, member = text.partition(decode.SEPARATOR)
-    if separator and is_url(archive) and decode.is_archive(Url.of_file(archive)):
-        inside = decode.member(Url.of_file(archive), member)
-        return _in_archive(str(inside), *(split(inside) or (inside,)))
+    archive_text, separator, member = text.partition(decode.SEPARATOR)
+    if separator and is_url(archive_text):
+        archive = Url.of_file(archive_text)
+        if decode.is_archive(archive):
+            inside = decode.member(archive, member)
+            return _in_archive(str(inside), archive, decode.member_name(member))
     url = Url.of_file(text)
     if decode.is_archive(url):
         return _in_archive(str(url), url)
-    # a `?` in a web address begins a query
-    if glob.has_magic(url.shown_path) and not url.is_web:
+    # a web server lists no files, and a `?` in its addresses begins a query
+    if url.is_web:
+        if text.endswith("/"):
+            raise UsageError(
+                f"{str(url)!r} is a page of a web server", "give the files on it"
+            )
+        return [Named(url.name, url)]
+    if glob.has_magic(url.shown_path):
         named = [Named(name, file) for name, file in urls.matching(url)]
         if not named:
             raise UsageError(
                 f"no image matches {quoted(str(url))!r}", "check the pattern"
             )
         return named
-    if url.is_web and text.endswith("/"):
-        raise UsageError(
-            f"{str(url)!r} is a page of a web server", "give the files on it"
-        )
     if not _is_folder_of_store(text, url):
         return [Named(url.name, url)]
     visible = [
@@ -225,12 +229,12 @@ def _in_store(text: str) -> list[Named]:
 
 
 def _is_folder_of_store(text: str, url: Url) -> bool:
-    """Whether a URL is of a folder; the store is asked where its name does not tell."""
+    """Whether the URL in a text is of a folder; the store is asked where the name does
+    not tell."""
     if text.endswith("/"):
         return True
     # one request for each file of a list would be slow
-    is_named_as_file = "/" in url.shown_path and PurePath(url.name).suffix
-    if is_named_as_file or url.is_web:
+    if "/" in url.shown_path and PurePath(url.name).suffix:
         return False
     is_folder: bool = urls.asked(url, lambda: url.filesystem().isdir(url.key))
     return is_folder
@@ -364,6 +368,7 @@ def told_apart(
         added += 1
         for index, key in enumerate(clashing):
             path = paths[key]
+            # as many parts as its first name has, and the folders that were added
             unique[key] = "/".join(path[-(names[key].count("/") + 1 + added) :])
             if alike["/".join(path).casefold()] > 1:
                 unique[key] = f"{index + added}/{names[key]}"
@@ -451,7 +456,7 @@ def _is_whole(path: FilePath) -> bool:
         return False
 
 
-def together(samples: Sequence[Sample], count: int) -> list[Sample]:
+def in_groups(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if a
     group is not full."""
     if len(samples) % count:
@@ -473,7 +478,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     return joined
 
 
-def unnested(samples: Sequence[Sample]) -> list[Sample]:
+def rename_nested(samples: Sequence[Sample]) -> list[Sample]:
     """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes
     `a~`."""
     folders = [safe_way(sample.name).casefold() for sample in samples]  # on any system

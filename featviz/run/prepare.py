@@ -204,7 +204,7 @@ def files_read(
     files: dict[Path, None] = {}  # in their order, each once
     for sample in samples:
         for path in sample.paths:
-            inside_archive = decode.split(path)
+            inside_archive = decode.split_member(path)
             file = inside_archive[0] if inside_archive else path
             if isinstance(file, Path):
                 files[file] = None
@@ -323,8 +323,8 @@ def grouped(
     if preprocess.frames is not None:
         samples = find.clips(samples)
     elif preprocess.inputs > 1:
-        samples = find.together(samples, preprocess.inputs)
-    return find.unnested(samples)
+        samples = find.in_groups(samples, preprocess.inputs)
+    return find.rename_nested(samples)
 
 
 def read_input(

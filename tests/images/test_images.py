@@ -117,7 +117,7 @@ def test_no_folder_of_an_image_holds_that_of_another(
     """Also where the file system makes no difference of case, and the new name is
     another's."""
     samples = [Sample(name, (Path(name),)) for name in names]
-    assert [sample.name for sample in find.unnested(samples)] == expected
+    assert [sample.name for sample in find.rename_nested(samples)] == expected
 
 
 def test_half_transparent_colours_are_mixed(tmp_path: Path) -> None:
