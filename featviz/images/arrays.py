@@ -294,25 +294,23 @@ def read_frames(
             if not file.streams.video:
                 raise ImageError("is a video file without pictures")
             stream: Any = file.streams.video[0]
-            times = []
-            key_times = []
-            for packet in file.demux(stream):
-                if packet.size:
-                    times.append(packet.pts)
-                    if packet.is_keyframe:
-                        key_times.append(packet.pts)
-            if not times:
+            packets = [
+                (packet.pts, packet.is_keyframe)
+                for packet in file.demux(stream)
+                if packet.size
+            ]
+            if not packets:
                 raise ImageError("is a video without frames")
-            numbers = choose(len(times))
+            numbers = choose(len(packets))
             _check_frames(stream, numbers)
-            reader = _FrameReader(file, stream, times, key_times)
+            reader = _FrameReader(file, stream, packets)
             # in their order, each once: frames are decoded forwards
             images = {number: reader.frame(number) for number in sorted(set(numbers))}
     except ImageError:
         raise
     except Exception as error:  # the file decides what is raised
         raise ImageError("is a video that cannot be read: it is damaged") from error
-    return Frames([images[number] for number in numbers], len(times))
+    return Frames([images[number] for number in numbers], len(packets))
 
 
 def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
@@ -333,17 +331,19 @@ class _FrameReader:
     the way to the next one, it goes on from there."""
 
     def __init__(
-        self, file: Any, stream: Any, times: list[Any], key_times: list[Any]
+        self, file: Any, stream: Any, packets: Sequence[tuple[Any, bool]]
     ) -> None:
         """Begin at the first frame.
 
         Args:
             file: an open container of PyAV.
             stream: its video.
-            times: when each frame is shown, in the units of the stream, in the order in
-                which the file stores frames; None where it does not say.
-            key_times: of the frames that can be decoded without those before.
+            packets: for each frame, in the order in which the file stores them, when it
+                is shown, in the units of the stream (None where the file does not say),
+                and whether it can be decoded without those before.
         """
+        times = [time for time, _ in packets]
+        key_times = [time for time, is_key in packets if is_key]
         self.file = file
         self.stream = stream
         self.is_timed = None not in times

@@ -81,9 +81,7 @@ def visit(
         for batch in batches:
             if stop is not None and stop.is_set():
                 return
-            readable = [job for job in batch if job.input is not None]
-            if readable:
-                _show_together(readable, show)
+            _show_together(batch, show)
             yield from batch
 
 
@@ -91,20 +89,23 @@ def _show_together(
     jobs: Sequence[ImageJob[Input, T]],
     show: Callable[[Sequence[ImageJob[Input, T]]], T],
 ) -> None:
-    """Show images to the model in one pass, and give each job the result, which they
-    share, or the error. Where a pass of several images fails, each is shown once more
-    alone, since nothing else tells which of them is at fault."""
+    """Show the images that could be read to the model in one pass, and give each job the
+    result, which they share, or the error. Where a pass of several images fails, each
+    is shown once more alone, since nothing else tells which of them is at fault."""
+    readable = [job for job in jobs if job.input is not None]
+    if not readable:
+        return
     try:
-        result = show(jobs)
+        result = show(readable)
     except (ForwardError, UsageError) as error:
-        if len(jobs) > 1:
-            for job in jobs:
+        if len(readable) > 1:
+            for job in readable:
                 _show_together([job], show)
             return
-        log.debug("%s failed", jobs[0].sample.name, exc_info=error)
-        jobs[0].error = error
+        log.debug("%s failed", readable[0].sample.name, exc_info=error)
+        readable[0].error = error
         return
-    for job in jobs:
+    for job in readable:
         job.result = result
 
 
