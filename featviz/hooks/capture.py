@@ -362,10 +362,9 @@ def leaves(value: Any, key: str = "") -> Iterator[Leaf]:
         yield from leaves(item, f"{key}.{name}" if key else str(name))
 
 
-def tensors(value: Any, dense: bool = False) -> list[Tensor]:
-    """The tensors among `leaves`, in their order; `dense` leaves out nested ones."""
-    found = [leaf.value for leaf in leaves(value) if isinstance(leaf.value, Tensor)]
-    return [tensor for tensor in found if not tensor.is_nested] if dense else found
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors among `leaves`, in their order."""
+    return [leaf.value for leaf in leaves(value) if isinstance(leaf.value, Tensor)]
 
 
 def _why_none(value: Any) -> str:

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import featviz as fv
 from featviz.hooks.capture import forward
@@ -88,3 +88,31 @@ def test_the_receptive_field_of_a_position() -> None:
     assert field.box(3, 2) == (2, 4, 7, 9)
     assert field.box(0, 0) == (0, 0, 3, 3)
     assert field.largest == (5, 5)
+
+
+class Adjacency(nn.Module):
+    """Multiplies a map by a sparse matrix that is made of it, and changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        matrix = x[0, 0].to_sparse().mul_(2)
+        return (matrix @ x[0, 0])[None, None]
+
+
+def test_no_receptive_field_behind_a_sparse_tensor() -> None:
+    """A sparse tensor has no storage to follow: nobody knows what its product sees."""
+    model = Adjacency()
+    image = torch.rand(1, 1, 8, 8)
+    layers = list_layers(model)
+    book = HintBook(model, image.shape)
+    with torch.no_grad(), book.traced(model, layers, fields=True):
+        forward(model, [image])
+    of_product, of_conv = (CaptureSite(layer, "output", 0, "") for layer in layers)
+    assert book.receptive_field(of_product) is None
+    field = book.receptive_field(of_conv)
+    assert field is not None
+    assert field.box(4, 4) == (3, 3, 6, 6)

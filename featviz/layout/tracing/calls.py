@@ -30,9 +30,9 @@ class FollowedCall:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     tensors: Sequence[Tensor]
-    """The dense tensors among its arguments."""
+    """The tensors among its arguments, but for nested ones."""
     results: Sequence[Tensor]
-    """The dense tensors that it returned."""
+    """The tensors that it returned, but for nested ones."""
 
     @property
     def shape(self) -> Sequence[int]:

@@ -189,7 +189,7 @@ EdgeRule: TypeAlias = Callable[[FollowedCall, Tables], Sequence[Tensor]]
 """The same for one of the four tables; None for a tensor that sees nothing."""
 
 
-def result_fields(
+def apply_rule(
     rule: FieldRule | None, call: FollowedCall, seen: Sequence[Fields | None]
 ) -> list[Fields | None]:
     """What each result of a call sees; None where nobody knows.
@@ -398,7 +398,7 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
             slides.
 
     Raises:
-        ValueError: the first tensor sees nothing; `result_fields` then knows nothing of
+        ValueError: the first tensor sees nothing; `apply_rule` then knows nothing of
             the result.
     """
     tables: Sequence[Tensor] = seen[0]

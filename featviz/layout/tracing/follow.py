@@ -31,15 +31,12 @@ from featviz.layout.tracing.fields import (
     CONSTANT,
     Fields,
     FieldTables,
+    apply_rule,
     of_image,
-    result_fields,
 )
 from featviz.layout.tracing.functions import FUNCTIONS, FollowedFunction
 from featviz.layout.tracing.positions import SourceMaps, shared_positions
 from featviz.records import Layer, Trace
-
-_DENSE = torch.strided
-"""The layout of tensors that are followed."""
 
 MadeBy: TypeAlias = Callable[[Tensor], int | None]
 """The number of the call that made a tensor; None where no call did."""
@@ -126,13 +123,13 @@ class Follower:
         if layer.is_function:
             if layer.type == "fn:setitem" and self.constants is not None:
                 # it returns None, so that `leave` does not hear of it
-                arguments = tensors([args, kwargs], dense=True)
+                arguments = _shaped([args, kwargs])
                 if any(self._fields_of(tensor) != CONSTANT for tensor in arguments):
                     self._forget(arguments[0])
             return
         with unwatched(), torch.no_grad():
             if layer.index == 0:
-                for image in tensors(args, dense=True):
+                for image in _shaped(args):
                     self._begin(image)
             if self._is_asked_for(layer):
                 for key, tensor in given_tensors(args, kwargs):
@@ -147,15 +144,13 @@ class Follower:
         # what is done to tables is not a call of the model's
         with unwatched(), torch.no_grad():
             if layer.is_function:
-                arguments = tensors([args, kwargs], dense=True)
+                arguments = _shaped([args, kwargs])
                 name = layer.type.removeprefix("fn:")
-                results = tensors(output, dense=True)
-                call = FollowedCall(name, args, kwargs, arguments, results)
+                call = FollowedCall(name, args, kwargs, arguments, _shaped(output))
                 self._pass_on(layer, call)
             elif layer.name in self.mixer_names and isinstance(output, Tensor):
                 # tokens come out where they went in
-                inputs = tensors(args, dense=True)
-                tables = [self._tag(tensor).positions for tensor in inputs]
+                tables = [self._tag(tensor).positions for tensor in _shaped(args)]
                 positions = shared_positions(tables, output.shape)
                 self._tags[output] = replace(self._tag(output), positions=positions)
             if self.listener is not None:
@@ -183,11 +178,8 @@ class Follower:
             if not isinstance(tensor, Tensor):
                 continue
             self._note(layer, "output", key, tensor)
-            # `_fields_of` asks for the storage, which neither of these has
-            if self.constants is None or tensor.is_nested or tensor.layout != _DENSE:
-                continue
             # what sees nothing has no tables
-            fields = self._fields_of(tensor)
+            fields = None if self.constants is None else self._fields_of(tensor)
             if fields:
                 self.fields[layer.name, number, key] = fields
 
@@ -241,8 +233,8 @@ class Follower:
             layer: in which the function ran.
         """
         function = FUNCTIONS.get(call.name, FollowedFunction())
-        positions = self._result_positions(function, call)
-        fields = self._result_fields(function, call)
+        positions = self._positions_of_results(function, call)
+        fields = self._fields_of_results(function, call)
         # the first argument's alone: scores @ values are values
         is_weights = bool(call.tensors) and self._tag(call.tensors[0]).is_weights
         weights = function.are_weights(call, is_weights, self.in_attention(layer))
@@ -256,7 +248,7 @@ class Follower:
                 made_by=self._made_by(result),
             )
 
-    def _result_positions(
+    def _positions_of_results(
         self, function: FollowedFunction, call: FollowedCall
     ) -> list[Tensor | None]:
         """The table of each result of a call; None for those that lie nowhere in the
@@ -274,14 +266,18 @@ class Follower:
                     positions[index] = table
         return positions
 
-    def _result_fields(
+    def _fields_of_results(
         self, function: FollowedFunction, call: FollowedCall
     ) -> list[Fields | None]:
-        """What each result of a call sees; None where nobody knows."""
+        """What each result of a call sees; None where nobody knows.
+
+        Where the call changed a tensor in place, and its views cannot know how, what
+        they see is forgotten, too.
+        """
         if self.constants is None:
             return [None] * len(call.results)
         seen = [self._fields_of(tensor) for tensor in call.tensors]
-        fields = result_fields(function.field_rule, call, seen)
+        fields = apply_rule(function.field_rule, call, seen)
         is_in_place = bool(seen and fields) and call.results[0] is call.tensors[0]
         if is_in_place and (fields[0] is None or any(seen[1:])):
             # x.add_(y): other views of x's storage do not learn what they see now
@@ -289,9 +285,13 @@ class Follower:
         return fields
 
     def _fields_of(self, tensor: Tensor) -> Fields | None:
-        """What a tensor's values see now; nothing, if it is a parameter."""
+        """What a tensor's values see: CONSTANT, if it is a parameter or a buffer; None
+        where nobody knows, as of a tensor that is sparse, or whose storage was changed
+        since it was tagged."""
         if id(tensor) in (self.constants or ()):
             return CONSTANT
+        if not _has_storage(tensor):
+            return None
         tag = self._tag(tensor)
         change = self._changes.get(tensor.untyped_storage()._cdata)
         if change is not None and tag.step < change.step:
@@ -299,8 +299,22 @@ class Follower:
         return tag.fields
 
     def _forget(self, tensor: Tensor) -> None:
-        """Whatever shares memory with a tensor sees something unknown from now on."""
+        """What shares memory with a tensor sees something unknown from now on."""
+        if not _has_storage(tensor):
+            return
         self._step += 1
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self._changes[storage._cdata] = StorageChange(self._step, reference)
+
+
+def _shaped(value: Any) -> list[Tensor]:
+    """The tensors in a value, as `leaves` finds them, but for nested ones: these have no
+    shape."""
+    return [tensor for tensor in tensors(value) if not tensor.is_nested]
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    """Whether a tensor's values lie in a storage of its own or one that it shares;
+    those of a sparse or nested one do not."""
+    return tensor.layout == torch.strided and not tensor.is_nested
