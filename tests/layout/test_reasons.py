@@ -1,4 +1,4 @@
-"""Why a tensor has its layout: the first candidate of an ordered list, with its reason."""
+"""Why a tensor has its layout: the first that fits, with its reason."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_each_layout_has_its_reason(
 ) -> None:
     """What the user says goes before what was traced, and that before what the shape
     suggests."""
-    candidate = decide(shape, hints)
-    assert candidate.arrangement.layout == layout
-    assert candidate.reason == reason
+    decision = decide(shape, hints)
+    assert decision.arrangement.layout == layout
+    assert decision.reason == reason
 
 
 @pytest.mark.medium

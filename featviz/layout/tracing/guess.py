@@ -7,15 +7,15 @@ image, else by its shape and what is known of its layer.
     [1, 12, 16, 24]   of a convolution: 12 maps; else, of a 96 × 128 input, which is as wide for its
                       height as 12 × 16: 24 maps with channels last
 
-Each decision is an ordered list of candidates with the reason for each; the first one
-counts, and `featviz run -v` prints its reason. A wrong layout draws noise without
-complaint, so a shape that fits none is refused. What shapes occur was read off
+The layouts are tried in order, the likeliest first; the first that fits counts, and
+`featviz run -v` prints its reason. A wrong layout draws noise without complaint, so a
+shape that fits none is refused. What shapes occur was read off
 torchvision, timm, transformers and Ultralytics; tests/layout has models that make them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -41,8 +41,8 @@ _MANY_TOKENS = 36
 so many rows that make a grid, outside attention, they are taken for tokens."""
 
 
-class Candidate(NamedTuple):
-    """An arrangement that a tensor may have."""
+class Decision(NamedTuple):
+    """The arrangement of a tensor."""
 
     arrangement: Arrangement
     reason: str
@@ -63,7 +63,7 @@ def recognise(shape: Sequence[int], hints: Hints) -> Arrangement:
     return decide(shape, hints).arrangement
 
 
-def decide(shape: Sequence[int], hints: Hints) -> Candidate:
+def decide(shape: Sequence[int], hints: Hints) -> Decision:
     """The layout of a shape, and why.
 
     Args:
@@ -74,22 +74,22 @@ def decide(shape: Sequence[int], hints: Hints) -> Candidate:
         LayoutError: no layout fits.
     """
     if hints.arrangement is not None:
-        return Candidate(hints.arrangement, "it was decided")
+        return Decision(hints.arrangement, "it was decided")
     if 0 in shape:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.override is not None:
-        return Candidate(_overridden(shape, hints), "--tensor-layout says so")
-    candidates = [*_by_shape(shape, hints)]
+        return Decision(_overridden(shape, hints), "--tensor-layout says so")
+    decision = _by_shape(shape, hints)
     if hints.trace is not None:
-        candidates = _by_trace(shape, hints, hints.trace, candidates[:1])
-    if not candidates and len(shape) == 3 and hints.input_size is not None:
-        return Candidate(Arrangement("sequence"), "its rows make no grid of the input")
-    if not candidates:
-        raise LayoutError(
-            f"shape {list(shape)} is neither a map, a vector nor a grid of tokens"
-            " of one image; see --tensor-layout"
-        )
-    return candidates[0]
+        decision = _by_trace(shape, hints, hints.trace, decision)
+    if decision is not None:
+        return decision
+    if len(shape) == 3 and hints.input_size is not None:
+        return Decision(Arrangement("sequence"), "its rows make no grid of the input")
+    raise LayoutError(
+        f"shape {list(shape)} is neither a map, a vector nor a grid of tokens"
+        " of one image; see --tensor-layout"
+    )
 
 
 def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
@@ -196,76 +196,73 @@ def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
 # By the shape
 
 
-def _by_shape(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
-    """The candidates of a shape, the likeliest first; none where it fits no layout."""
-    if len(shape) in (1, 2):
-        yield Candidate(Arrangement("vector"), "it has one or two axes")
-    elif len(shape) == 3 and shape[0] == 1:
-        yield from _of_three_axes(shape, hints)
-    elif len(shape) == 4:
-        yield from _of_four_axes(shape, hints)
-    elif len(shape) == 5 and shape[0] != 1:
-        # queries of windows [3, windows, heads, T, D] have five axes, too
-        if hints.channels == "first":
-            yield Candidate(Arrangement("batch"), "the first of five axes counts items")
-    elif len(shape) == 5:
-        if _has_proportions(shape[2:4], hints) and not _has_proportions(
-            shape[3:5], hints
-        ):
-            yield Candidate(
-                Arrangement("nthwc"), "axes 2 and 3 have the input's proportions"
-            )
-        yield Candidate(Arrangement("ncthw"), "it has five axes")
+def _by_shape(shape: Sequence[int], hints: Hints) -> Decision | None:
+    """What a shape says; None where it fits no layout."""
+    axes = len(shape)
+    if axes in (1, 2):
+        return Decision(Arrangement("vector"), "it has one or two axes")
+    if axes == 3 and shape[0] == 1:
+        return _of_three_axes(shape, hints)
+    if axes == 4:
+        return _of_four_axes(shape, hints)
+    if axes == 5 and shape[0] == 1:
+        last_are_map = _has_proportions(shape[3:5], hints)
+        if _has_proportions(shape[2:4], hints) and not last_are_map:
+            reason = "axes 2 and 3 have the input's proportions"
+            return Decision(Arrangement("nthwc"), reason)
+        return Decision(Arrangement("ncthw"), "it has five axes")
+    # queries of windows [3, windows, heads, T, D] have five axes, too
+    if axes == 5 and hints.channels == "first":
+        return Decision(Arrangement("batch"), "the first of five axes counts items")
+    return None
 
 
-def _of_three_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
-    """Candidates of three axes: tokens [1, T, D] or [1, D, T], or attention weights
-    [1, T, T] that were averaged over heads."""
+def _of_three_axes(shape: Sequence[int], hints: Hints) -> Decision | None:
+    """Tokens [1, T, D] or [1, D, T], or attention weights [1, T, T] that were averaged
+    over heads."""
     if shape[1] in (1, len(hints.prefix_tokens)):
-        yield Candidate(
+        return Decision(
             Arrangement("vector"), "it has one row, or one for each token of the model"
         )
-    elif hints.channels == "first":
-        yield from _tokens(shape, hints, "ncl")
-    elif hints.in_attention and not hints.features_last and shape[1] == shape[2]:
-        yield Candidate(Arrangement("attention"), "it is square, inside an attention")
-    elif shape[2] < _FEW_TOKENS:
-        yield from _tokens(shape, hints, "tokens")
-    else:
-        yield from _tokens(shape, hints, "tokens", "ncl")
+    if hints.channels == "first":
+        return _tokens(shape, hints, "ncl")
+    if hints.in_attention and not hints.features_last and shape[1] == shape[2]:
+        return Decision(Arrangement("attention"), "it is square, inside an attention")
+    if shape[2] < _FEW_TOKENS:
+        return _tokens(shape, hints, "tokens")
+    return _tokens(shape, hints, "tokens", "ncl")
 
 
-def _of_four_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
-    """Candidates of four axes: maps [1, C, H, W] or [1, H, W, C], heads of tokens
-    [1, heads, T, D] or [1, T, heads, D], attention weights [1, heads, T, T] or
-    [1, T, T, heads], or a batch [N, C, H, W]."""
+def _of_four_axes(shape: Sequence[int], hints: Hints) -> Decision:
+    """Maps [1, C, H, W] or [1, H, W, C], heads of tokens [1, heads, T, D] or
+    [1, T, heads, D], attention weights [1, heads, T, T] or [1, T, T, heads], or a batch
+    [N, C, H, W]."""
     # windows are told from a batch by the trace
     if shape[0] != 1:
-        yield Candidate(Arrangement("batch"), "its first axis counts items")
+        return Decision(Arrangement("batch"), "its first axis counts items")
     if hints.channels is not None:
         name = "nchw" if hints.channels == "first" else "nhwc"
-        yield Candidate(Arrangement(name), f"its layer has channels {hints.channels}")
+        return Decision(Arrangement(name), f"its layer has channels {hints.channels}")
     # a linear layer of as many features as tokens makes no weights
     if not hints.features_last and _pairs_tokens(shape[2:], hints):
-        yield Candidate(
-            Arrangement("attention"), "the last two axes count tokens, in an attention"
-        )
+        reason = "the last two axes count tokens, in an attention"
+        return Decision(Arrangement("attention"), reason)
     last_are_map = _has_proportions(shape[2:], hints)
     if _has_proportions(shape[1:3], hints) and not last_are_map:
-        yield Candidate(
-            Arrangement("nhwc"), "axes 1 and 2 have the input's proportions"
-        )
+        reason = "axes 1 and 2 have the input's proportions"
+        return Decision(Arrangement("nhwc"), reason)
     if _pairs_tokens(shape[1:3], hints) and shape[3] < shape[1]:
-        yield Candidate(
-            Arrangement("attention"), "axes 1 and 2 count tokens, in an attention"
-        )
+        reason = "axes 1 and 2 count tokens, in an attention"
+        return Decision(Arrangement("attention"), reason)
+    tokens = None
     if not last_are_map and (hints.in_attention or _is_column(shape[2:], hints)):
-        yield from _tokens(shape, hints, "heads", "tokens")
-    yield Candidate(Arrangement("nchw"), "it has four axes")
+        tokens = _tokens(shape, hints, "heads", "tokens")
+    return tokens or Decision(Arrangement("nchw"), "it has four axes")
 
 
 def _pairs_tokens(sizes: Sequence[int], hints: Hints) -> bool:
-    """Whether two axes are those of an attention's weights, tokens by tokens."""
+    """Whether two axes of these lengths are those of an attention's weights, tokens by
+    tokens."""
     is_square = sizes[0] == sizes[1] > 1
     return hints.in_attention and is_square and find_grid(sizes[0], hints) is not None
 
@@ -287,9 +284,9 @@ def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
     return sizes[0] * width >= 2 * sizes[1] * height
 
 
-def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candidate]:
-    """The layouts of tokens whose token axis can make a grid, as candidates; first the one
-    that makes the grid of the patches, where their size is known.
+def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Decision | None:
+    """The first layout of tokens whose token axis can make a grid; but the one that makes
+    the grid of the patches, where their size is known.
 
     Args:
         names: of layouts of tokens, the likelier first.
@@ -303,24 +300,21 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candida
         tokens = find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name)
         if tokens is not None:
             arrangements.append(tokens)
+    if not arrangements:
+        return None
     # 196 tokens of 64 numbers make grids along both axes, [14, 14] and [8, 8]
-    arrangements.sort(key=lambda grid: (grid.height, grid.width) != patch_grid)
-    for tokens in arrangements:
-        size = f"{tokens.height} × {tokens.width}"
-        yield Candidate(tokens, f"its tokens make a grid of {size} of the input")
+    tokens = min(arrangements, key=lambda grid: (grid.height, grid.width) != patch_grid)
+    size = f"{tokens.height} × {tokens.width}"
+    return Decision(tokens, f"its tokens make a grid of {size} of the input")
 
 
 # By the trace
 
 
-_TOLD_BY_SHAPE = ("nchw", "nhwc", "vector")
-"""Layouts of shapes that no tokens, weights or batches have."""
-
-
 def _by_trace(
-    shape: Sequence[int], hints: Hints, trace: Trace, by_shape: list[Candidate]
-) -> list[Candidate]:
-    """The candidates of a tensor that was followed.
+    shape: Sequence[int], hints: Hints, trace: Trace, by_shape: Decision | None
+) -> Decision | None:
+    """What is decided of a tensor that was followed.
 
     The trace proves where values lie, so it goes first where a shape proves little: of
     tokens, of weights, of batches. A map whose rows and columns the shape shows is left
@@ -328,63 +322,74 @@ def _by_trace(
 
     Args:
         trace: of the tensor; empty where it lies nowhere in the image.
-        by_shape: what its shape says, one candidate or none.
+        by_shape: what its shape says; None where it fits no layout.
     """
-    layout = by_shape[0].arrangement.layout if by_shape else ""
-    is_tokens = layout in LAYOUTS and LAYOUTS[layout].token_axis is not None
-    if is_tokens and hints.token_count:
-        # the model's modules say that so many tokens are mixed
+    layout = "" if by_shape is None else by_shape.arrangement.layout
+    # the model's modules say that so many tokens are mixed
+    if hints.token_count and layout in ("tokens", "ncl", "heads"):
         return by_shape
-    if trace.is_weights and _pairs_rows(shape, trace):
-        return [
-            Candidate(Arrangement("attention"), "a softmax inside an attention made it")
-        ]
-    on_grid = [*_row_by_row(shape, hints, trace)]
-    in_pieces = [*_in_pieces(shape, hints, trace)]
-    if layout == "attention" and len(shape) == 4:
-        # a square map with as many rows as there are tokens only looks like their
-        # weights
-        return [*filter(_is_map, on_grid), *in_pieces, *by_shape]
-    # five axes are a clip where the input is one
-    is_clip = layout in ("ncthw", "nthwc") and hints.time_steps is not None
-    if is_clip or layout in _TOLD_BY_SHAPE:
-        if not _is_folded(shape, hints, trace, layout):
-            return by_shape
-        return [*on_grid, *in_pieces, *by_shape]
-    rows = []
-    if len(shape) in (3, 4) and layout != "batch":
-        rows.append(
-            Candidate(Arrangement("sequence"), "its rows lie nowhere in the image")
+    if _are_weights(shape, trace):
+        return Decision(
+            Arrangement("attention"), "a softmax inside an attention made it"
         )
-    return [*on_grid, *in_pieces, *rows, *by_shape]
+    if _is_shown(layout, hints) and not _is_folded(shape, hints, trace, layout):
+        return by_shape
+    in_image = _in_image(shape, hints, trace, layout)
+    if in_image is None and (len(shape) == 3 or layout in ("tokens", "heads")):
+        reason = "its rows lie nowhere in the image"
+        return Decision(Arrangement("sequence"), reason)
+    return in_image or by_shape
 
 
-def _pairs_rows(shape: Sequence[int], trace: Trace) -> bool:
-    """Whether the last two axes can pair queries with keys. Where the values along both
-    go through the image, a map was multiplied by weights."""
+def _in_image(
+    shape: Sequence[int], hints: Hints, trace: Trace, layout: str
+) -> Decision | None:
+    """What the positions of a tensor's values say; None where they make no map.
+
+    Args:
+        layout: what the shape alone says.
+    """
+    on_grid = _row_by_row(shape, hints, trace)
+    # A square map with as many rows as there are tokens only looks like their weights;
+    # positions along one axis are those of the weights' queries.
+    are_weights = layout == "attention" and len(shape) == 4 and len(trace.axes) == 1
+    if on_grid is None or are_weights:
+        return _in_pieces(shape, hints, trace)
+    return on_grid
+
+
+def _are_weights(shape: Sequence[int], trace: Trace) -> bool:
+    """Whether a tensor is the weights of an attention, whose last two axes pair queries
+    with keys. Where the values along both go through the image, a map was multiplied by
+    weights."""
     last_axes = {len(shape) - 2, len(shape) - 1}
-    return min(shape[-2:]) > 1 and not last_axes <= {*trace.axes}
+    has_pairs = min(shape[-2:]) > 1 and not last_axes <= {*trace.axes}
+    return trace.is_weights and has_pairs
 
 
-def _is_map(candidate: Candidate) -> bool:
-    return candidate.arrangement.layout in ("nchw", "nhwc")
+def _is_shown(layout: str, hints: Hints) -> bool:
+    """Whether a shape alone shows this layout, since no tokens, weights or batches have
+    such a shape. Five axes are a clip where the input is one."""
+    if layout in ("ncthw", "nthwc"):
+        return hints.time_steps is not None
+    return layout in ("nchw", "nhwc", "vector")
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
-    """Whether what a layout takes for rows and columns are neither the rows nor the
-    columns of a map: MobileViTV2 carries [1, C, 4, N], the offset in a patch by the
-    patch."""
+    """Whether the axes that a layout takes for rows and columns are not those of the map:
+    MobileViTV2 carries [1, C, 4, N], the offset in a patch by the patch. False where
+    the trace does not tell."""
     axes = LAYOUTS[layout].spatial_axes
     if axes is None or trace.positions is None or trace.grid is None:
         return False
-    if bool((trace.positions < 0).any()):
+    if (trace.positions < 0).any():
         return False
     sizes = [shape[axis] for axis in axes]
     if hints.in_attention and len(trace.axes) == 1 and sizes[0] == sizes[1]:
         return False  # scores of queries and keys
     if trace.axes != tuple(axis for axis in axes if shape[axis] > 1):
         return True
-    # Of a map, all values of a row lie in one row of the image, and so do columns.
+    # all values of a row of a map lie in one row of the image, and so do columns
     rows, columns = divmod(trace.positions.reshape(sizes), trace.grid[2])
     return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
 
@@ -402,52 +407,49 @@ _BY_AXES = {
 has and along which of them the positions change."""
 
 
-def _row_by_row(
-    shape: Sequence[int], hints: Hints, trace: Trace
-) -> Iterator[Candidate]:
+def _row_by_row(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | None:
     """Tokens and maps of one image whose positions go row by row, between the model's
-    own tokens:
+    own tokens; None for others:
 
     [-1, 0, 1, 2, 3, -1]    a class token, a grid of 2 × 2, a token behind it
     """
     name = _BY_AXES.get((len(shape), trace.axes))
     if name is None or trace.positions is None or trace.grid is None or shape[0] != 1:
-        return
+        return None
     (in_grid,) = (trace.positions >= 0).nonzero()
     before = int(in_grid[0])
     end = int(in_grid[-1]) + 1
     # a token amid the grid has -1, less than the position before it
     on_grid = trace.positions[before:end]
-    if bool((on_grid[1:] <= on_grid[:-1]).any()):
-        return
+    if (on_grid[1:] <= on_grid[:-1]).any():
+        return None
     time, height, width = trace.grid
     reason = "its values lie in the image row by row"
     if LAYOUTS[name].token_axis is None:
-        if time == 1 and len(on_grid) == len(trace.positions):
-            yield Candidate(Arrangement(name), reason)
-        return
+        is_whole = time == 1 and len(on_grid) == len(trace.positions)
+        return Decision(Arrangement(name), reason) if is_whole else None
     names = hints.prefix_tokens[:before]
     # others stand in front of the model's own
     prefix = (BEFORE,) * (before - len(names)) + names
     suffix = (BEHIND,) * (len(trace.positions) - end)
-    yield Candidate(Arrangement(name, height, width, time, prefix, suffix), reason)
+    return Decision(Arrangement(name, height, width, time, prefix, suffix), reason)
 
 
-def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Candidate]:
+def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | None:
     """Pieces of a map in whatever order, with channels along one axis, heads along
-    another; the model's own tokens may stand in front of each piece:
+    another; the model's own tokens may stand in front of each piece; None for others:
 
     [-1, 0, 1, 4, 5]
     [-1, 2, 3, 6, 7]        two windows of 2 × 2 in a grid of 2 × 4, a class token before each
     """
     if trace.grid is None or trace.positions is None or len(shape) < 3:
-        return
+        return None
     time, height, width = trace.grid
-    is_ordered = bool((trace.positions[1:] > trace.positions[:-1]).all())
+    is_ordered = (trace.positions[1:] > trace.positions[:-1]).all()
     if time > 1 and len(trace.axes) == 3 and is_ordered:
-        return  # a clip, or whole frames
+        return None  # a clip, or whole frames
     if not _has_channels(shape, trace):
-        return
+        return None
     # the model's own tokens lie nowhere in all pieces, padding in a few
     pieces = trace.positions.reshape(-1, shape[trace.axes[-1]])
     lies_nowhere = pieces.max(0) < 0
@@ -455,9 +457,9 @@ def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Can
     if not lies_nowhere[: len(prefix)].all():
         prefix = ()
     if len(trace.axes) == 1 and lies_nowhere[len(prefix) :].any():
-        return
+        return None
     arrangement = Arrangement("windows", height, width, time, prefix, trace=trace)
-    yield Candidate(arrangement, "it holds each position of a map once, in pieces")
+    return Decision(arrangement, "it holds each position of a map once, in pieces")
 
 
 def _has_channels(shape: Sequence[int], trace: Trace) -> bool:
