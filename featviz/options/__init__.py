@@ -36,4 +36,3 @@ from featviz.options.run import (
     RunOptions,
     flag,
 )
-from featviz.options.values import LONGEST_SIDE

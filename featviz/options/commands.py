@@ -47,12 +47,16 @@ from featviz.records.tables import ATTENTION_MAPS, CLASS_MAPS
 
 MOST_TOP = 1000  # images of a channel that exemplars ranks
 
-OUT_FLAGS = ("-o", "--out")
+
+def _out(default_text: str = "") -> Meta:
+    """Annotate --out; see `FieldNotes.default_text`."""
+    flags = ("-o", "--out")
+    return option(OUTPUT, first=True, flags=flags, default_text=default_text)
 
 
 # Where several commands have an option of one name, it means the same in each; the text
 # and the default may differ.
-OutFolder = Annotated[AnyPath, option(OUTPUT, first=True, flags=OUT_FLAGS)]
+OutFolder = Annotated[AnyPath, _out()]
 BatchSize = Annotated[PositiveInt, option(LIMITS)]
 Gates = Annotated[Texts, option(FINDINGS, "GATE", first=True)]
 JUnit = Annotated[File | None, option(OUTPUT)]
@@ -66,12 +70,7 @@ class LookOptions(Struct, frozen=True):
         Selectors | None,
         option(LAYERS, first=True, default_text="one for each stage, at most 10"),
     ] = None
-    out: Annotated[
-        File | None,
-        option(
-            OUTPUT, first=True, flags=OUT_FLAGS, default_text="look-MODEL-IMAGE.png"
-        ),
-    ] = None
+    out: Annotated[File | None, _out("look-MODEL-IMAGE.png")] = None
     overwrite: Overwrite = False
     maps: Annotated[PositiveInt, option(LAYERS, first=True)] = 8
     channels: Annotated[Channels | None, option(LAYERS, first=True)] = None
@@ -86,9 +85,7 @@ class CamOptions(Struct, frozen=True):
         Selectors | None,
         option(LAYERS, first=True, default_text="what explains the target"),
     ] = None
-    out: Annotated[
-        AnyPath | None, option(OUTPUT, first=True, flags=OUT_FLAGS, default_text=".")
-    ] = None
+    out: Annotated[AnyPath | None, _out(".")] = None
     """In Python, None writes nothing."""
     overwrite: Overwrite = False
     nul_separated: NulSeparated = False
@@ -113,10 +110,7 @@ class FieldOptions(Struct, frozen=True):
 
     layers: StageLayers = None
     also: Annotated[Texts, option(OPTIONS, "MODEL", first=True, is_path=True)] = ()
-    out: Annotated[
-        File | None,
-        option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="field-MODEL.png"),
-    ] = None
+    out: Annotated[File | None, _out("field-MODEL.png")] = None
     """In Python, None writes nothing."""
     overwrite: Overwrite = False
     nul_separated: NulSeparated = False
@@ -218,15 +212,7 @@ class DiffModels(Struct, frozen=True):
 class DiffFiles(Struct, frozen=True):
     """What `diff` writes."""
 
-    out: Annotated[
-        Folder | None,
-        option(
-            OUTPUT,
-            first=True,
-            flags=OUT_FLAGS,
-            default_text="with --html, PAGE-maps beside the page",
-        ),
-    ] = None
+    out: Annotated[Folder | None, _out("with --html, PAGE-maps beside the page")] = None
     html: Annotated[File | None, option(OUTPUT, first=True)] = None
     junit: JUnit = None
     overwrite: Overwrite = False
@@ -236,13 +222,7 @@ class ReportOptions(Struct, frozen=True):
     """The options of `report`."""
 
     out: Annotated[
-        AnyPath | None,
-        option(
-            OUTPUT,
-            first=True,
-            flags=OUT_FLAGS,
-            default_text="RUN/report, RUN/report.html or RUN/report.zip",
-        ),
+        AnyPath | None, _out("RUN/report, RUN/report.html or RUN/report.zip")
     ] = None
     overwrite: Overwrite = False
     single_file: Annotated[bool, option(OPTIONS)] = False
@@ -282,9 +262,6 @@ class SheetOptions(Struct, frozen=True):
     ] = None
     dpi: Annotated[Annotated[int, Meta(ge=20, le=2400)], option(DRAWING)] = 100
     fps: Annotated[Annotated[float, Meta(ge=0.1, le=60)], option(DRAWING, "N")] = 4.0
-    out: Annotated[
-        File | None,
-        option(OUTPUT, first=True, flags=OUT_FLAGS, default_text="sheet.png"),
-    ] = None
+    out: Annotated[File | None, _out("sheet.png")] = None
     """In Python, None writes nothing."""
     overwrite: Overwrite = False

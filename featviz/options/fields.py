@@ -123,7 +123,7 @@ class Option(FieldNotes):
             return self.default
         try:
             return self.read(value)
-        except (msgspec.ValidationError, ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError):
             raise self._refused(value) from None
         # a reader that knows better what is wrong says so
         except UsageError as error:
@@ -153,7 +153,8 @@ def declared(record_type: type[Struct]) -> dict[str, Option]:
 
     Returns:
         By the name of the field, in the order of fields, which is that of help. Left out
-        are the options of records in it, see `every_option`.
+        are the options of records in it, see `every_option`. The dict is cached, so
+        nobody may change it.
     """
     # a field without a text is not an option: it is for programs alone
     help_texts: dict[str, str] = {}

@@ -1,8 +1,9 @@
 """What options take: how a value is read from text or from Python, and what help calls
 it.
 
-A reader raises ValueError or TypeError for what it cannot read; `Option.value` makes
-one message of either."""
+A reader raises ValueError, TypeError or AttributeError for what it cannot read;
+`Option.value` makes one message of all of them. One that knows better what is wrong
+raises UsageError."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class ValueReader:
     """For messages: `a file, not a folder`."""
     read: Callable[[Any], Any]
     """Takes what a user typed (a text, or a list of texts where it is repeatable), what
-    a TOML file holds, or what a program passes. Raises ValueError or TypeError."""
+    a TOML file holds, or what a program passes. Raises as the module says."""
     metavar: str = ""
     """For help: `FILE`."""
     repeatable: bool = False
@@ -107,7 +108,8 @@ def split_list(value: Any) -> list[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value of a program is a single one; also in a tensor without axes."""
+    """Whether a value is one number and no sequence of them; an array or tensor without
+    axes is one number."""
     return not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
 
 
@@ -186,7 +188,8 @@ def channel_choice(text: str) -> ChannelChoice:
 
 
 def _read_channels(value: Any) -> str:
-    """The text that `channel_choice` reads, of a text, a number or several."""
+    """Turn a text, a number or several numbers into a text that `channel_choice` reads;
+    ValueError where there is none."""
     if isinstance(value, str):
         text = value.strip().lower()
     else:
@@ -227,9 +230,16 @@ def _read_path(value: Any) -> Path:
 
 
 def _read_place(value: Any, is_folder: bool) -> Path:
-    """A path at which a folder is, or a file, or nothing; UsageError where the system
-    does not say what is there, since a name is too long, or a folder may not be
-    searched."""
+    """A path of a folder, or of a file. Nothing need be there.
+
+    Args:
+        is_folder: whether it is to be a folder.
+
+    Raises:
+        ValueError: a file is there in place of a folder, or a folder in place of a file.
+        UsageError: it is a URL; or the system does not say what is there, since a name
+            is too long, or a folder may not be searched.
+    """
     path = _read_path(value)
     try:
         if path.exists() and path.is_dir() != is_folder:
@@ -242,7 +252,8 @@ def _read_place(value: Any, is_folder: bool) -> Path:
 
 
 def _read_run_location(value: Any) -> Path | Url:
-    """Where a run directory is: a path, or the URL of a folder in an object store."""
+    """Where a run directory is, or will be: a path, or the URL of a folder in an object
+    store."""
     if isinstance(value, Url):
         return value
     if isinstance(value, str) and is_url(value):
@@ -353,9 +364,12 @@ def read_text(value: Any) -> str:
 # what needs a reader of its own has it in its annotation.
 
 
-def _typed(reader: ValueReader) -> Meta:
-    """What the annotation of a type carries for `options.fields`."""
-    return Meta(extra={"reader": reader})
+def _typed(
+    expects: str, read: Callable[[Any], Any], metavar: str = "", **flags: bool
+) -> Meta:
+    """Annotate a type with its reader, which `options.fields` gets back. The arguments
+    are the fields of ValueReader."""
+    return Meta(extra={"reader": ValueReader(expects, read, metavar, **flags)})
 
 
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -368,133 +382,101 @@ Texts = tuple[str, ...]
 Size = Annotated[
     int | tuple[int, int],  # the shorter side, or height and width
     _typed(
-        ValueReader(
-            f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320",
-            _read_size,
-            metavar="PIXELS",
-            repeatable=True,
-        )
+        f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320",
+        _read_size,
+        "PIXELS",
+        repeatable=True,
     ),
 ]
 Numbers = Annotated[
     tuple[float, ...],
     _typed(
-        ValueReader(
-            "numbers, such as 0.5,0.5,0.5",
-            _read_numbers,
-            metavar="N,N,N",
-            repeatable=True,
-        )
+        "numbers, such as 0.5,0.5,0.5",
+        _read_numbers,
+        "N,N,N",
+        repeatable=True,
     ),
 ]
 AutoInt = Annotated[
     int | None,  # None is auto
-    _typed(ValueReader("an integer ≥ 1, or auto", _read_auto, metavar="N")),
+    _typed("an integer ≥ 1, or auto", _read_auto, "N"),
 ]
 RunLocation = Annotated[
     Any,  # a Path, or the `files.urls.Url` of a folder in an object store
     _typed(
-        ValueReader(
-            "a path, or a URL of a store",
-            _read_run_location,
-            metavar="PATH",
-            is_path=True,
-        )
+        "a path, or a URL of a store",
+        _read_run_location,
+        "PATH",
+        is_path=True,
     ),
 ]
-AnyPath = Annotated[
-    Path, _typed(ValueReader("a path", _read_path, metavar="PATH", is_path=True))
-]
+AnyPath = Annotated[Path, _typed("a path", _read_path, "PATH", is_path=True)]
 File = Annotated[
     Path,
     _typed(
-        ValueReader(
-            "a file, not a folder",
-            partial(_read_place, is_folder=False),
-            metavar="FILE",
-            is_path=True,
-        )
+        "a file, not a folder",
+        partial(_read_place, is_folder=False),
+        metavar="FILE",
+        is_path=True,
     ),
 ]
 Folder = Annotated[
     Path,
     _typed(
-        ValueReader(
-            "a folder, not a file",
-            partial(_read_place, is_folder=True),
-            metavar="FOLDER",
-            is_path=True,
-        )
+        "a folder, not a file",
+        partial(_read_place, is_folder=True),
+        metavar="FOLDER",
+        is_path=True,
     ),
 ]
 Selectors = Annotated[
     str,
     _typed(
-        ValueReader(
-            "selectors, such as Conv2d,layer1.*",
-            _read_selectors,
-            metavar="SELECTORS",
-            repeatable=True,
-        )
+        "selectors, such as Conv2d,layer1.*",
+        _read_selectors,
+        "SELECTORS",
+        repeatable=True,
     ),
 ]
 Target = Annotated[
-    str,
-    _typed(
-        ValueReader(
-            "a target, such as class:281 or mean", _read_target, metavar="TARGET"
-        )
-    ),
+    str, _typed("a target, such as class:281 or mean", _read_target, "TARGET")
 ]
 Captures = Annotated[
     Texts,
     _typed(
-        ValueReader(
-            f"some of {', '.join(KINDS)}",
-            _read_captures,
-            metavar="KINDS",
-            repeatable=True,
-        )
+        f"some of {', '.join(KINDS)}",
+        _read_captures,
+        "KINDS",
+        repeatable=True,
     ),
 ]
-Names = Annotated[
-    Texts, _typed(ValueReader("names or globs", _read_names, repeatable=True))
-]
+Names = Annotated[Texts, _typed("names or globs", _read_names, repeatable=True)]
 Channels = Annotated[
     str,  # of which `channel_choice` makes a record
     _typed(
-        ValueReader(
-            "numbers such as 12,40-43, or top:9, varied:16, first:16 or spread:16",
-            _read_channels,
-            metavar="CHANNELS",
-        )
+        "numbers such as 12,40-43, or top:9, varied:16, first:16 or spread:16",
+        _read_channels,
+        "CHANNELS",
     ),
 ]
 WeightsSource = Annotated[
     str,
     _typed(
-        ValueReader(
-            "default, none, a weights entry or a file",
-            _read_weights,
-            metavar="WEIGHTS",
-            is_path=True,
-        )
+        "default, none, a weights entry or a file",
+        _read_weights,
+        "WEIGHTS",
+        is_path=True,
     ),
 ]
 Arguments = Annotated[
     Mapping[str, Any],
     _typed(
-        ValueReader(
-            "KEY=VALUE, such as num_classes=7",
-            _read_arguments,
-            metavar="KEY=VALUE",
-            repeatable=True,
-        )
+        "KEY=VALUE, such as num_classes=7",
+        _read_arguments,
+        "KEY=VALUE",
+        repeatable=True,
     ),
 ]
 ShardNumber = Annotated[
-    Shard,
-    _typed(
-        ValueReader("I/N with I from 1 to N, such as 2/8", _read_shard, metavar="I/N")
-    ),
+    Shard, _typed("I/N with I from 1 to N, such as 2/8", _read_shard, "I/N")
 ]
