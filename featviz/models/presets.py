@@ -246,7 +246,9 @@ class FirstLayer(NamedTuple):
 
 
 def first_layer(module: nn.Module) -> FirstLayer:
-    """Input channels of the first convolution, and whether it is of clips."""
+    """Input channels of the first convolution in the order of modules, and whether it is
+    of clips. Transposed ones do not count: generators, which begin with one, take
+    vectors and no images."""
     for part in module.modules():
         if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             takes_clips = isinstance(part, nn.Conv3d)

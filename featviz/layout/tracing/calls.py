@@ -40,7 +40,11 @@ class FollowedCall:
         return self.results[0].shape
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """An argument by its index among those given by position, else by its name."""
+        """An argument by its index among those given by position, else by its name.
+
+        Args:
+            default: the argument's value where the call leaves it out.
+        """
         if len(self.args) > index:
             return self.args[index]
         return self.kwargs.get(name, default)
@@ -101,14 +105,6 @@ def varies(table: Tensor, axis: int) -> bool:
     if table.shape[axis] < 2 or table.stride(axis) == 0:
         return False
     return not torch.equal(table, table.narrow(axis, 0, 1).expand_as(table))
-
-
-def spread(table: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """A table expanded to a shape, as a smaller operand is; None where it does not fit."""
-    try:
-        return table.expand(shape)
-    except RuntimeError:
-        return None
 
 
 def einsum_factors(

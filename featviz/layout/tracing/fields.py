@@ -186,7 +186,8 @@ FieldRule: TypeAlias = Callable[[FollowedCall, Sequence[Fields]], Sequence[Field
 """Takes a call and what its tensors see. Returns what its results see."""
 
 EdgeRule: TypeAlias = Callable[[FollowedCall, Tables], Sequence[Tensor]]
-"""The same for one of the four tables; None for a tensor that sees nothing."""
+"""The same for one of the four edges: takes the table of each tensor, None for one that
+sees nothing; returns the table of each result."""
 
 
 def apply_rule(
@@ -302,7 +303,11 @@ def join_fields(function: Callable[..., Any]) -> FieldRule:
 
 def mix_fields(axes_of: Callable[[FollowedCall, Tensor], Iterable[int]]) -> FieldRule:
     """A rule for a function of one tensor that mixes values along some axes and keeps
-    the shape, or makes another size of the last axis."""
+    the shape, or makes another size of the last axis.
+
+    Args:
+        axes_of: takes a call and a table of its tensor; returns the axes.
+    """
 
     def mix(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
         table = _only(tables)

@@ -24,14 +24,14 @@ class FollowedFunction:
     field_rule: fields.FieldRule | None = None
     """None where it is not known what the results see."""
     weights: Literal["kept", "lost", "softmax", "second"] = "kept"
-    """What it does to the weights of an attention: a function that makes new values of
-    them loses them; `softmax` makes them; a whole attention has them as its second
-    result."""
+    """What it does to the weights of an attention. `kept`: its result is weights where
+    its first tensor is. `lost`: it makes other values of them. `softmax`: it makes
+    weights. `second`: it is a whole attention, whose second result they are."""
 
     def are_weights(
         self, call: FollowedCall, is_weights: bool, in_attention: bool
     ) -> list[bool]:
-        """Whether each result of a call is the weights of an attention.
+        """Tell for each result of a call whether it is the weights of an attention.
 
         Args:
             is_weights: whether the call's first tensor is.
@@ -82,12 +82,14 @@ def _item(table: Tensor, index: Any) -> Tensor:
 
 
 def _pad(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    """Whatever the value that is padded with, it lies nowhere and sees nothing: 0."""
+    """Pad a table with 0 in place of `value`: what is padded lies nowhere, and sees
+    nothing."""
     return functional.pad(table, pad, mode)
 
 
 def _unfold(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Both functions of this name: the tensor's own takes axis, size and step."""
+    """Do what either function of this name does: the method of a tensor, which takes
+    axis, size and step, or `functional.unfold`."""
     is_method = len(args) == 3 and all(isinstance(number, int) for number in args)
     if is_method or "dimension" in kwargs:
         return table.unfold(*args, **kwargs)

@@ -87,7 +87,7 @@ class HintBook:
         """Tensors whose layout was logged."""
         self._follower: Follower | None = None
         self.follows_fields = False
-        """Whether `field_lines` is wanted of the pass that is followed."""
+        """Whether `traced` is to fill `field_lines`; set by the caller before it."""
         self.field_lines: dict[tuple[str, int, str], list[int]] = {}
         """Receptive fields as `Capture.receptive_field`, by layer, call and key of an
         output."""
@@ -142,8 +142,12 @@ class HintBook:
     def of_shape(
         self, layer: Layer, shape: Sequence[int], side: str = "output"
     ) -> Hints:
-        """The hints for the first tensor of this shape that a layer gave, or took
-        (`input`)."""
+        """The hints for a layer's tensor of this shape, with what was followed to the first
+        one.
+
+        Args:
+            side: `output`, or `input` for a tensor among its arguments.
+        """
         hints = self.of_layer(layer)
         for key, trace in self._traces(layer).items():
             if key.side == side and key.shape == tuple(shape):
@@ -157,6 +161,9 @@ class HintBook:
         Returns:
             None where a function on the way cannot be followed, for clips, and where
             `traced` was not asked for receptive fields.
+
+        Raises:
+            LayoutError: the output makes no maps.
         """
         fields = {} if self._follower is None else self._follower.fields
         edges = []
@@ -174,8 +181,9 @@ class HintBook:
         return ReceptiveField(torch.stack(edges)) if edges else None
 
     def settle_as(self, other: HintBook) -> None:
-        """Follow no pass of this shape, where one of another shape was followed and the
-        layout of no layer depends on it: following takes as long as the pass."""
+        """Let `traced` do nothing, where the other book followed a pass of another shape,
+        and no layout depended on what it followed: following takes as long as the
+        pass."""
         self.is_traced = other.is_traced and not other.depends_on_traces
 
     @contextmanager
@@ -186,69 +194,75 @@ class HintBook:
         fields: bool = False,
         listener: Listener | None = None,
     ) -> Iterator[None]:
-        """Follow the image through the forward pass in this block, once for all passes.
-        Hooks that ask for hints are placed inside the block, so that they are called
-        later.
+        """Follow the image through the forward pass in this block. It is followed once:
+        in later blocks nothing happens. Hooks that ask for hints are placed inside the
+        block, so that they are called later.
 
         Args:
             layers: those whose tensors will be asked for.
-            fields: whether their receptive fields will be, too.
+            fields: whether `receptive_field` will be asked for, too.
             listener: takes all calls of modules and functions.
         """
-        # without functions to follow nothing is known: the shapes tell the layouts
+        # a model that another library computes calls no functions that can be followed:
+        # its layouts follow from the shapes
         is_followed = computed_by(model) is None
         if self.is_traced or not (is_followed or listener):
             self.is_traced = True
             yield
             return
+        follower = self._new_follower(model, layers, fields, listener)
+        self._follower = follower if is_followed else None
+        # hooks cost time: without a listener only where somebody will ask
+        modules = list_layers(model)
+        if listener is None:
+            names = {"", *follower.layer_names, *follower.mixer_names}
+            modules = [layer for layer in modules if layer.name in names]
+        placing = placed(
+            model,
+            follower.leave,
+            follower.enter,
+            modules,
+            functions=lambda layer: True,
+            opaque=(),
+            first=True,
+        )
+        with placing as mode, mode:
+            yield
+        self.is_traced = True
+        if self.follows_fields:
+            self._keep_lines(follower, layers)
+
+    def _new_follower(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        fields: bool,
+        listener: Listener | None,
+    ) -> Follower:
+        """A follower of one pass. The arguments are those of `traced`."""
         constants = None
         if fields or self.follows_fields:
             constants = set(map(id, (*model.parameters(), *model.buffers())))
-        mixer_names = {
-            name for name, hints in self._by_module.items() if hints.token_count
-        }
-        follower = Follower(
+        return Follower(
             layer_names={layer.name for layer in layers},
-            mixer_names=mixer_names,
+            mixer_names={
+                name for name, hints in self._by_module.items() if hints.token_count
+            },
             in_attention=lambda layer: self.of_layer(layer).in_attention,
             channel_axis=_channel_axis(_first_convolution(model), self.input_shape),
             constants=constants,
             listener=listener,
         )
-        self._follower = follower if is_followed else None
-        # hooks cost time: without a listener only where somebody will ask
-        modules = list_layers(model)
-        if listener is None:
-            names = {"", *follower.layer_names, *mixer_names}
-            modules = [layer for layer in modules if layer.name in names]
-        with (
-            placed(
-                model,
-                follower.leave,
-                follower.enter,
-                modules,
-                functions=lambda layer: True,
-                opaque=(),
-                first=True,
-            ) as mode,
-            mode,
-        ):
-            yield
-        self.is_traced = True
-        if self.follows_fields:
-            self._draw_lines(follower, layers)
 
-    def _draw_lines(self, follower: Follower, layers: Sequence[Layer]) -> None:
+    def _keep_lines(self, follower: Follower, layers: Sequence[Layer]) -> None:
         """Keep the receptive field of each output as six numbers (`ReceptiveField.lines`),
         and drop the follower's tables, which take much memory."""
         by_name = {layer.name: layer for layer in layers}
         for name, call, key in follower.fields:
             site = CaptureSite(by_name[name], "output", call, key)
-            with suppress(LayoutError):
-                receptive_field = self.receptive_field(site)
-                lines = None
-                if receptive_field is not None:
-                    lines = receptive_field.lines(self.input_shape[-2:])
+            with suppress(LayoutError):  # what makes no maps has no field
+                field = self.receptive_field(site)
+                lines = None if field is None else field.lines(self.input_shape[-2:])
                 if lines is not None:
                     self.field_lines[name, call, key] = lines
         follower.fields.clear()
@@ -369,7 +383,8 @@ def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:
 
 
 def _detection_transform(model: nn.Module) -> Any:
-    """What resizes and pads images in torchvision's detectors; None in other models."""
+    """The module that resizes and pads images in torchvision's detectors; None in other
+    models."""
     for child in model.children():
         if type(child).__name__ == "GeneralizedRCNNTransform":
             return child
@@ -402,7 +417,8 @@ def _input_size(input_shape: tuple[int, ...], transform: Any) -> Size | None:
 
 
 def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
-    """The convolution that sees the image first, in the order of modules."""
+    """The first convolution in the order of modules, which sees the image. Transposed ones
+    do not count, as in `models.presets.first_layer`."""
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
             return module

@@ -34,7 +34,6 @@ from featviz.layout.tracing.calls import (
     FollowedCall,
     Tables,
     einsum_factors,
-    spread,
     varies,
 )
 from featviz.records import Trace
@@ -195,14 +194,14 @@ class SourceMaps:
                 positions % source.width, return_inverse=True
             )
             is_even = _is_even(kept_rows, source.height)
-            if not is_even or not _is_even(kept_columns, source.width):
+            if not (is_even and _is_even(kept_columns, source.width)):
                 return Trace()
             grid = (1, len(kept_rows), len(kept_columns))
             positions = rows * len(kept_columns) + columns
         count = prod(grid)
         if len(positions) != count or len(torch.unique(positions)) != count:
             return Trace()
-        everywhere = torch.full(numbers.shape, -1, dtype=torch.long)
+        everywhere = torch.full_like(numbers, -1).long()
         everywhere[in_image] = positions
         return Trace(grid=grid, axes=axes, positions=everywhere.numpy())
 
@@ -266,21 +265,23 @@ def keep_positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tabl
 
 
 def shared_positions(tables: Tables, shape: Sequence[int]) -> Tensor | None:
-    """The first table of this shape, or the first that can be spread out to it."""
+    """The first table of this shape, or the first that can be expanded to it; None where
+    there is none."""
     traced = [table for table in tables if table is not None]
     for table in traced:
         if table.shape == shape:
             return table
-    # a smaller operand, which the function itself would spread out
+    # a smaller operand, which the function itself would broadcast
     for table in traced:
-        expanded = spread(table, shape)
-        if expanded is not None:
-            return expanded
+        with suppress(RuntimeError):
+            return table.expand(shape)
     return None
 
 
 def _keep_rows(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
-    """The positions behind a function that mixes the last axis, from those before it."""
+    """The positions of the result of a function that mixes the last axis, such as a
+    linear layer. Those along the other axes stay; where each row of the last axis is a
+    patch, the patch gets one position. ValueError where the rows are no patches."""
     last = table.ndim - 1
     if not varies(table, last):
         return table[..., :1].expand(call.shape)
@@ -317,11 +318,10 @@ def multiply(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     # queries @ keys, scores @ values: a row of the product is that of a query
     first = tables[0]
     second = tables[-1]  # the same, where a tensor is multiplied with itself
-    rows = None
     if first is not None and not varies(first, -1):
-        rows = spread(first.narrow(-1, 0, 1), call.shape)
-    if rows is not None:
-        return [_in_windows(rows, second, call.shape)]
+        with suppress(RuntimeError):  # the product with a vector has no such rows
+            rows = first.narrow(-1, 0, 1).expand(call.shape)
+            return [_in_windows(rows, second, call.shape)]
     if second is None or varies(second, -2):
         return []
     return [second[..., :1, :].expand(call.shape)]
@@ -347,7 +347,8 @@ def _in_windows(rows: Tensor, keys: Tensor | None, shape: Sequence[int]) -> Tens
 
 
 def _sum_over(table: Tensor, *axes: int) -> Tensor:
-    """One position along axes that are summed over; ValueError where there are more."""
+    """A table with one value along the axes that are summed over; ValueError where
+    positions change along one of them."""
     for axis in axes:
         if varies(table, axis):
             raise ValueError("positions are mixed")
