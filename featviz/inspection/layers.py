@@ -259,22 +259,22 @@ def _module_rows(
     return rows
 
 
-def _totals(network: nn.Module, whole: LayerRow) -> Totals:
+def _totals(network: nn.Module, row: LayerRow) -> Totals:
     """The figures of a network.
 
     Args:
-        whole: the network's own row, which includes all modules inside it.
+        row: the network's own row, which includes all modules inside it.
     """
     sizes = [p.numel() * p.element_size() for p in _initialised(network)]
     return Totals(
         # `modules()` names each shared module once, as the parameters are counted
         modules=sum(1 for _ in network.modules()),
-        parameters=whole.parameters,
-        trainable=whole.trainable,
+        parameters=row.parameters,
+        trainable=row.trainable,
         parameter_bytes=sum(sizes),
-        macs=whole.macs,
-        flops=whole.flops,
-        activation_bytes=whole.activation_bytes,
+        macs=row.macs,
+        flops=row.flops,
+        activation_bytes=row.activation_bytes,
     )
 
 

@@ -249,10 +249,10 @@ def first_layer(module: nn.Module) -> FirstLayer:
     """Input channels of the first convolution in the order of modules, and whether it is
     of clips. Transposed ones do not count: generators, which begin with one, take
     vectors and no images."""
-    for part in module.modules():
-        if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-            takes_clips = isinstance(part, nn.Conv3d)
-            channels = part.in_channels  # 0 in a lazy one; a file can say anything
+    for inner in module.modules():
+        if isinstance(inner, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            takes_clips = isinstance(inner, nn.Conv3d)
+            channels = inner.in_channels  # 0 in a lazy one; a file can say anything
             if type(channels) is int and 0 < channels <= _MAX_CHANNELS:
                 return FirstLayer(channels, takes_clips)
             return FirstLayer(takes_clips=takes_clips)

@@ -127,10 +127,10 @@ def _read_size(value: Any) -> int | tuple[int, int]:
             (msgspec.ValidationError is one).
     """
     pixels = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
-    sides = [convert(item, pixels) for item in split_list(value)]
-    if len(sides) == 1:
-        return int(sides[0])
-    height, width = sides  # ValueError for more
+    numbers = [convert(item, pixels) for item in split_list(value)]
+    if len(numbers) == 1:
+        return int(numbers[0])
+    height, width = numbers  # ValueError for more
     return height, width
 
 
