@@ -22,7 +22,7 @@ from featviz.audit.counting import (
     Census,
     Tally,
 )
-from featviz.audit.gates import Evidence, parse_gate
+from featviz.audit.gates import Evidence, Gate, parse_gate
 from featviz.audit.parts import Call
 from featviz.audit.plan import AuditPlan, CountedCall, plan_audit
 from featviz.errors import CHECK_FAILED, StoreError, UsageError
@@ -43,14 +43,15 @@ log = logging.getLogger(__name__)
 
 
 class AuditResult(NamedTuple):
-    """What became of an audit."""
+    """The result of an audit."""
 
     document: dict[str, Any]
-    """The content of audit.json, but for its pictures and files."""
+    """The content of audit.json, without `drawn` and `files`."""
     verdicts: tuple[Verdict, ...]
-    """Those of the gates, and of the baseline if there is one."""
+    """On each gate, and on the baseline if there is one."""
     exit_code: int
-    """0 all held, 3 some images failed, 4 a gate failed or something got worse."""
+    """0 all held, 3 some images failed, 4 a gate failed or something got worse; 4 outranks
+    3."""
 
 
 def audit(
@@ -59,18 +60,21 @@ def audit(
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
 ) -> AuditResult:
-    """Audit a model on images.
+    """Audit a model on images, and write the folder of the audit and the files that
+    `options` names.
 
     Args:
-        model: a loaded one, or the options by which it is loaded.
+        model: a loaded model, or the options by which it is loaded.
         images: files, folders, archives, URLs or globs, as on the command line.
         options: what is counted and judged, and where files go.
         progress: called with each image's name, its error if it failed, and the number
             of images.
 
     Raises:
-        UsageError: no layer can be counted, a gate is about none, or the baseline is no
-            audit.
+        UsageError: there is no image, no layer can be counted, a gate could never fail,
+            the baseline is no audit, or a file may not be written where it is to be.
+        FeatvizError: the model cannot be loaded, no image goes through it, or a file
+            cannot be written.
     """
     # Gates and the baseline are read before the model: loading it takes longest, and a
     # typing error should not have to wait for it.
@@ -84,20 +88,17 @@ def audit(
     with begun(model, images, options, AUDIT, files) as (folder, loaded, samples):
         blank = blank_input(loaded, samples, options.inputs)[0]
         plan = plan_audit(loaded, options.layers, blank)
-        # Refuse gates that could never fail before any image is seen: a misspelt layer
-        # would otherwise hold for ever.
-        expected = _rows_without_channels(plan, options.thresholds)
-        for gate in gates:
-            findings.judged_rows(gate, expected)
+        _refuse_idle_gates(gates, plan, options.thresholds)
         study = Study(loaded, samples, options, progress)
-        census, document = _counted(study, plan, options)
+        census = _count(study, plan, options)
+        document = _judged(study, plan, census, options)
         _warn(plan, census, document)
         rows = document["layers"]
         sheets = suspects.choose_suspects(
             plan, rows, census.tallies, options.max_suspects
         )
-        # a second pass over the images of the suspects alone: to keep the maps of all
-        # channels in the first one would take memory by the image
+        # Another pass, over the images of the suspects alone: to keep the maps of all
+        # channels in the first one would take memory by the image.
         drawn = suspects.draw_suspects(
             folder, sheets, loaded, plan, samples, options.inputs
         )
@@ -106,7 +107,7 @@ def audit(
         verdicts = [findings.check_gate(gate, rows) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.check_baseline(rows, baseline))
-    # when the folder is complete
+    # only now that the folder is complete
     texts = {
         PRUNING: write.json_bytes(document["prune"]),
         JUNIT: junit({_model_label(model): verdicts}),
@@ -118,7 +119,7 @@ def audit(
 
 
 def _exit_code(document: Mapping[str, Any], verdicts: Sequence[Verdict]) -> int:
-    """The end of an audit for the shell; see `AuditResult`."""
+    """See `AuditResult.exit_code`."""
     # a failed gate outranks failed images: it is what CI asked for
     if not all(verdict.held for verdict in verdicts):
         return CHECK_FAILED
@@ -126,10 +127,10 @@ def _exit_code(document: Mapping[str, Any], verdicts: Sequence[Verdict]) -> int:
 
 
 def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:
-    """The channels of each finding, by label of the layer.
+    """The channels of each finding, by its name, by label of the layer.
 
     Args:
-        path: an audit.json, which need not be called so.
+        path: an audit.json under any name.
 
     Raises:
         UsageError: it is not there, or no audit.
@@ -143,16 +144,23 @@ def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:
     return {row.label: row.findings for row in audit_and_pictures[0].layers}
 
 
-def _rows_without_channels(
-    plan: AuditPlan, thresholds: Thresholds
-) -> list[findings.AuditedRow]:
-    """The rows of an audit that has seen nothing: they say for which findings a layer
-    is judged."""
+def _refuse_idle_gates(
+    gates: Sequence[Gate], plan: AuditPlan, thresholds: Thresholds
+) -> None:
+    """Refuse gates that could never fail, before any image is seen.
+
+    Raises:
+        UsageError: no layer of a gate's name is audited, or none can be judged for its
+            finding.
+    """
+    # the rows of an audit of no channels say for which findings each layer is judged
     nothing = Tally.empty(
         0, saturates=True, correlates=thresholds.redundant_at is not None
     )
     tallies = dict.fromkeys(plan.counted_calls, nothing)
-    return [layer_row(target, tallies, thresholds) for target in plan.targets]
+    rows = [layer_row(target, tallies, thresholds) for target in plan.targets]
+    for gate in gates:
+        findings.judged_rows(gate, rows)
 
 
 def _model_label(model: ModelOptions | LoadedModel) -> str:
@@ -163,13 +171,13 @@ def _model_label(model: ModelOptions | LoadedModel) -> str:
 
 
 def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
-    """Warn of layers that are not audited, or not for everything.
+    """Warn of layers that are not audited, or not judged for `dead`.
 
     Args:
         document: the content of audit.json.
     """
-    # An activation that cannot be judged for dead (a sigmoid is never zero) is no news:
-    # its own row says so.
+    # Of activations that cannot be judged for dead only their rows tell: that a sigmoid
+    # is never zero is no news.
     activations = {target.call.label for target in plan.targets if target.activation}
     skipped = {row["layer"]: row["reason"] for row in document["skipped"]}
     not_judged = []
@@ -191,10 +199,10 @@ def _note_left_out(
     document: Mapping[str, Any],
     options: AuditOptions,
 ) -> None:
-    """Say how many suspects have no picture.
+    """Log how many suspects have no picture.
 
     Args:
-        drawn: rows of the pictures of suspects.
+        drawn: `drawn` of audit.json.
         document: the content of audit.json.
     """
     count = sum(len(row["channels"]) for row in drawn)
@@ -207,53 +215,52 @@ def _note_left_out(
         log.info("%d of %d suspects are drawn: at most %s in all", count, total, limits)
 
 
-def _counted(
-    study: Study, plan: AuditPlan, options: AuditOptions
-) -> tuple[Census, dict[str, Any]]:
-    """Stream all images through the model, and judge.
-
-    Returns:
-        What was counted, and the content of audit.json without its pictures.
-    """
-    model = study.model
-    thresholds = options.thresholds
+def _count(study: Study, plan: AuditPlan, options: AuditOptions) -> Census:
+    """Stream all images through the model, and count the values of its audited calls."""
     # correlations take a matrix [C, C] for each call: only for who asked for them
     correlates = []
-    if thresholds.redundant_at is not None:
+    if options.thresholds.redundant_at is not None:
         correlates = [target.call for target in plan.targets]
     counted_calls = plan.counted_calls
     census = Census(counted_calls, correlates, foreseen=plan.graph.output_types)
+    module = study.model.module
     with (
-        in_eval_mode(model.module),
-        plan.watching(model.module, census.take, counted_calls),
+        in_eval_mode(module),
+        plan.watching(module, census.take, counted_calls),
     ):
         study.show(census)
+    return census
+
+
+def _judged(
+    study: Study, plan: AuditPlan, census: Census, options: AuditOptions
+) -> dict[str, Any]:
+    """Judge what was counted: the content of audit.json, without `drawn` and `files`.
+
+    Args:
+        study: has shown its images; with `options.prove` it shows them once more.
+        census: of these images.
+    """
     # a call may have no tally: a branch that a blank image takes and no other one does
     rows = []
     for target in plan.targets:
         if target.call in census.tallies and target.call not in census.refused:
-            rows.append(layer_row(target, census.tallies, thresholds))
+            rows.append(layer_row(target, census.tallies, options.thresholds))
     prunable = pruning.find_prunable(plan, rows)
-    # a second pass, since only the tallies of all images say which channels are dead
-    proof = None
-    if options.prove:
-        # with nothing to cut out there is nothing to prove, and no image is shown again
-        batches = study.batches(sorted(study.seen) if prunable.layers else [])
-        with in_eval_mode(model.module):
-            proof = pruning.prove(model, plan, prunable.zeroed, batches)
-        proof = {"channels": sum(map(len, prunable.layers.values())), **proof}
     skipped = [skip._asdict() for skip in plan.skipped]
     for call, reason in census.refused.items():
         skipped.append({"layer": call.label, "reason": reason})
+    # before the failures: an image may fail when it is shown once more
+    proof = _proof(study, plan, prunable) if options.prove else None
     failures = []
     for failure in study.failures:
         failures.append({"image": failure.image, "error": failure.error})
-    document = {
+    return {
         "schema_version": output.SCHEMA_VERSION,
         **study.about,
         "options": {
             "layers": options.layers,
-            **structs.asdict(thresholds),
+            **structs.asdict(options.thresholds),
             **structs.asdict(options.inputs),
         },
         "images": {
@@ -269,51 +276,36 @@ def _counted(
         "not_prunable": prunable.refused,
         "verify": proof,
     }
-    return census, document
+
+
+def _proof(study: Study, plan: AuditPlan, prunable: pruning.Prunable) -> dict[str, Any]:
+    """Show all images once more, without the channels that can be cut out: `verify` of
+    audit.json. Only now is it known which channels these are."""
+    # with nothing to cut out there is nothing to prove, and no image is shown again
+    batches = study.batches(sorted(study.seen) if prunable.layers else [])
+    with in_eval_mode(study.model.module):
+        proof = pruning.prove(study.model, plan, prunable.zeroed, batches)
+    return {"channels": sum(map(len, prunable.layers.values())), **proof}
 
 
 def layer_row(
     target: CountedCall, tallies: Mapping[Call, Tally], thresholds: Thresholds
 ) -> dict[str, Any]:
-    """Judge a call by what was counted of it, for `layers` of audit.json.
+    """Judge the channels of a call: its entry of `layers` in audit.json.
 
     Args:
-        target: the call, and the activation behind it at which its channels are judged
-            for `dead` (a convolution before BatchNorm and ReLU is dead where the ReLU
-            never leaves zero).
-        tallies: of the call and of that activation; each has `sums` [channels,
-            statistics] and `values` [channels], how many were counted.
+        target: the call. For `dead` its channels are judged at the activation
+            `target.dead_at`: a convolution before BatchNorm and ReLU is dead where the
+            ReLU never leaves zero.
+        tallies: of the call, and of this activation if it has run.
     """
     call = target.call
     tally = tallies[call]
-    judge = None
+    activation_tally = None
     if target.dead_at is not None:
         # missing where the activation ran for the blank image and for no other one
-        judge = tallies.get(target.dead_at.call)
-    # the most that each channel ever reaches at the activation; None where it was not
-    # reached
-    ceiling = None
-    apoz = None
-    if judge is not None:
-        # NaN and infinity are not known to stay at zero
-        ceiling = np.where(judge.sums[:, NONFINITE] > 0, np.inf, judge.sums[:, HIGH])
-        # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang,
-        # "Network Trimming", arXiv 1607.03250, equation 1, averaged over the channels
-        zero_shares = judge.sums[:, ZEROS] / judge.values
-        apoz = float(zero_shares.mean()) if len(zero_shares) else 0.0
-    # without bounds the column AT_BOUND is NaN, which is no share of anything
-    saturated = None
-    if target.activation is not None and target.activation.bounds:
-        saturated = tally.sums[:, AT_BOUND] / tally.values
-    evidence = Evidence(
-        count=tally.sums[:, COUNT],
-        low=tally.sums[:, LOW],
-        high=tally.sums[:, HIGH],
-        nonfinite=tally.sums[:, NONFINITE],
-        saturated=saturated,
-        ceiling=ceiling,
-        correlation=tally.correlation(),
-    )
+        activation_tally = tallies.get(target.dead_at.call)
+    evidence = _evidence(target, tally, activation_tally)
     row = {
         "layer": call.name,
         "call": call.index,
@@ -324,11 +316,49 @@ def layer_row(
         "not_judged": {"dead": target.reason} if target.dead_at is None else {},
         "findings": findings.judge(evidence, thresholds),
         "values": int(tally.values.max(initial=0)),
-        "apoz": apoz,
+        "apoz": None if activation_tally is None else _apoz(activation_tally),
     }
     if thresholds.redundant_at:
         row["groups"] = findings.redundant_groups(evidence, thresholds)
     return row
+
+
+def _evidence(
+    target: CountedCall, tally: Tally, activation_tally: Tally | None
+) -> Evidence:
+    """What is known of the channels of a call.
+
+    Args:
+        tally: of the call.
+        activation_tally: of the activation at which it is judged for `dead`, maybe the
+            same; None where there is none.
+    """
+    ceiling = None
+    if activation_tally is not None:
+        sums = activation_tally.sums
+        # NaN and infinity are not known to stay at zero
+        ceiling = np.where(sums[:, NONFINITE] > 0, np.inf, sums[:, HIGH])
+    # without bounds the column AT_BOUND is NaN, which is no share of anything
+    saturated = None
+    if target.activation is not None and target.activation.bounds:
+        saturated = tally.sums[:, AT_BOUND] / tally.values
+    return Evidence(
+        count=tally.sums[:, COUNT],
+        low=tally.sums[:, LOW],
+        high=tally.sums[:, HIGH],
+        nonfinite=tally.sums[:, NONFINITE],
+        saturated=saturated,
+        ceiling=ceiling,
+        correlation=tally.correlation(),
+    )
+
+
+def _apoz(tally: Tally) -> float:
+    """The average percentage of zeros of an activation, as a share 0..1: H. Hu, R. Peng,
+    Y.-W. Tai, C.-K. Tang, "Network Trimming", arXiv 1607.03250, equation 1, averaged over
+    the channels."""
+    zero_shares = tally.sums[:, ZEROS] / tally.values
+    return float(zero_shares.mean()) if len(zero_shares) else 0.0
 
 
 def health_check(
@@ -341,15 +371,16 @@ def health_check(
     """Prepare an audit that is repeated while a model is trained.
 
     Args:
-        model: as it is now; each audit takes one of the same structure.
+        model: as it is now. Each audit gets a model of the same structure.
         samples: the images of each audit.
-        layers: functions among them are left out.
-        blank: arguments of the model, whose values do not matter: the pass on them
-            decides now where each layer is judged.
+        layers: those to audit; functions among them are left out.
+        inputs: how images become the model's inputs.
+        blank: arguments of the model, whose values do not matter. A forward pass on them
+            decides now at which activation each layer is judged.
 
     Returns:
-        A function that audits the model as it is, writes audit.json into a folder, and
-        returns its content.
+        A function that takes a model and a folder, audits the model as it is, writes
+        audit.json into the folder, and returns its content.
 
     Raises:
         UsageError: all layers are functions.
@@ -361,11 +392,12 @@ def health_check(
             f"channels are judged of modules, and all layers are functions: {functions}"
         )
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
-    # once, not at each audit: training changes weights and not the structure
+    # only once: training changes weights, and not the structure
     plan = plan_audit(model, options.layers, blank)
 
     def check(model: LoadedModel, folder: Folder) -> Mapping[str, Any]:
-        _, document = _counted(Study(model, samples, options), plan, options)
+        study = Study(model, samples, options)
+        document = _judged(study, plan, _count(study, plan, options), options)
         output.write_document(folder, document)
         return document
 

@@ -21,11 +21,11 @@ from featviz.text import quoted
 _BAR: Color = (107, 140, 174)
 _DEAD_BAR: Color = (192, 57, 43)
 _RULE: Color = (221, 221, 221)
-# inches of a share of 1
+# inches of a bar for a share of 1
 _FULL_BAR = 5.0
 # inches from one layer's bar to the next
 _ROW = 0.24
-# inches of a letter of a layer's name, about
+# inches of a letter of a layer's name, about: names get their room by it
 _LETTER = 0.07
 
 

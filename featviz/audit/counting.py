@@ -4,8 +4,8 @@
     sums [C, 8]
 
 A `Measurement` is taken inside the hook, before an in-place operation can change the
-output; it is added when the model is through with the batch. Memory goes with the
-channels, not with the images. Mean and variance follow T. F. Chan, G. H. Golub, R. J.
+output. It is added to a `Tally` when the model is through with the batch. Memory grows
+with the channels, not with the images. Mean and variance follow T. F. Chan, G. H. Golub, R. J.
 LeVeque, "Updating Formulae ... for Computing Sample Variances", Stanford CS-79-773."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Moments(NamedTuple):
     count as zero, since verdicts leave out such channels."""
 
     values: int
-    """How many values of each channel were seen."""
+    """How many values each channel has."""
     mean: Doubles
     """[C]."""
     products: Doubles
@@ -48,7 +48,7 @@ class Moments(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What a batch of B images gives in C channels."""
+    """One output of a batch of B images, in C channels, as numbers."""
 
     statistics: Floats
     """[B, C, 6], in the order of `records.STAT_COLUMNS`."""
@@ -58,18 +58,20 @@ class Measurement(NamedTuple):
     """[B, C]: how many values are at a bound of the activation; None where it has none.
     """
     moments: Moments | None
+    """None where correlations are not asked for."""
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     """An output as [images, channels, positions].
 
     Args:
-        axis: that counts channels.
-        images: how many the first axis counts; it may count several windows or regions
-            of each.
+        axis: the axis of `tensor` that counts channels; not the first.
+        images: how many images the batch has. The first axis counts them, or several
+            windows or regions of each.
 
     Raises:
-        LayoutError: the first axis cannot be divided among the images.
+        LayoutError: the first axis cannot be divided among the images, or there are no
+            values.
     """
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(
@@ -88,16 +90,12 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
 def measure(
     rows: Tensor, activation: Activation, correlates: bool = False
 ) -> Measurement:
-    """Measure the outputs of a batch.
+    """Measure one output of a batch.
 
     Args:
         rows: [B, C, P], on any device.
-        activation: whose bounds are counted.
+        activation: its bounds are those at which values are counted.
         correlates: whether moments are taken, which cost a matrix product.
-
-    Returns:
-        Statistics of each image and channel; how many values are at a bound, where the
-        activation has one; and moments, where they are wanted.
     """
     count, channels, positions = rows.shape
     on_cpu = rows.device.type == "cpu"
@@ -109,7 +107,7 @@ def measure(
             image_copy.copy_(image)
         rows = copy
     flat = rows.reshape(-1, positions)
-    # NaN is never reached: a comparison with it is false
+    # a bound that is NaN is never reached: a comparison with it is false
     bounds = activation.bounds
     low = bounds[0] + activation.margin if len(bounds) > 1 else math.nan
     high = bounds[-1] - activation.margin if bounds else math.nan
@@ -126,9 +124,9 @@ def measure(
 
 
 def _moments(rows: Tensor) -> Moments:
-    """The moments of one batch [B, C, P]; products are summed in float32, about the
-    batch's own mean."""
-    # about the mean, since x² - mean² of float32 loses what channels far from 0 vary by
+    """The moments of one batch [B, C, P]; products are added up in float32."""
+    # Deviations from the batch's own mean, since x² - mean² in float32 loses by how much
+    # channels far from 0 vary.
     channels = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
     mean = channels.mean(1)
     deviations = channels - mean[:, None]
@@ -141,26 +139,29 @@ def _moments(rows: Tensor) -> Moments:
 
 @dataclass
 class Tally:
-    """Running numbers of a call's C channels, and the images that excite each most."""
+    """Running numbers of the C channels of a call over all batches so far, and the images
+    that excite each channel most."""
 
     sums: Doubles
-    """[C, 8]: of finite values count, min (inf without any), max (-inf), mean, sum of
-    squared deviations; how many are zero, not finite, and at a bound (NaN where the
-    layer has none)."""
+    """[C, 8], see the columns above. Of finite values: count, min (inf without any), max
+    (-inf without any), mean, sum of squared deviations. Numbers of values: zero, not
+    finite, at a bound (NaN where the layer has none)."""
     best: Doubles
-    """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no
-    image."""
+    """[C, TOP]: the largest maxima of images, descending. A non-finite value counts as
+    inf; -inf stands for no image."""
     images: Integers
-    """[C, TOP]: numbers of their images, best first; -1 for no image."""
+    """[C, TOP]: the numbers of these images; -1 for no image."""
     moments: Moments | None = None
+    """None where correlations are not asked for."""
 
     @classmethod
     def empty(
         cls, channels: int, saturates: bool = False, correlates: bool = False
     ) -> Tally:
-        """Before the first batch.
+        """The tally before the first batch.
 
         Args:
+            channels: how many the call's output has.
             saturates: whether values at a bound are counted.
             correlates: whether moments are added up.
         """
@@ -180,7 +181,11 @@ class Tally:
         )
 
     def add(self, batch: Measurement, images: Integers) -> None:
-        """Add a batch whose images have these numbers [B]."""
+        """Add a batch.
+
+        Args:
+            images: the numbers of its images, [B].
+        """
         from featviz.drawing import loops  # numba takes a while to import
 
         # compiled loops take no None: an empty array stands for a layer without bounds
@@ -198,7 +203,8 @@ class Tally:
         return np.asarray(self.sums[:, COUNT] + self.sums[:, NONFINITE])
 
     def correlation(self) -> Doubles | None:
-        """Pearson's r of each pair, [C, C]; 0 where a channel does not vary."""
+        """Pearson's r of each pair of channels, [C, C]; 0 where one does not vary. None
+        without moments."""
         if self.moments is None:
             return None
         # the divisors n - 1 of covariance and deviations cancel out
@@ -206,9 +212,11 @@ class Tally:
         return _ratio(self.moments.products, np.outer(scale, scale))
 
     def table(self) -> Doubles:
-        """[C, 8]: count, min, max, mean and variance of finite values; zero_fraction,
-        nonfinite, saturated_fraction, NaN where the layer cannot saturate or nothing
-        was seen."""
+        """The statistics of channels.npz, [C, 8]: count, min, max, mean and variance of
+        finite values; then zero_fraction, nonfinite (a count) and saturated_fraction.
+
+        What is not known is NaN: min to variance without finite values, fractions without
+        any value, and saturated_fraction of a layer without bounds."""
         table = self.sums.copy()
         table[:, SQUARES] = _ratio(self.sums[:, SQUARES], self.sums[:, COUNT])
         table[self.sums[:, COUNT] == 0, LOW:ZEROS] = np.nan
@@ -219,8 +227,8 @@ class Tally:
 
 
 def _joined(seen: Moments, batch: Moments) -> Moments:
-    """The moments of two sets of values together, by Chan's update: the sums of products
-    of both, each about its own mean, and a term for how far the means are apart."""
+    """The moments of two sets of values together, by Chan's update. The products of both
+    are about their own means, so a term is added for how far these are apart."""
     delta = batch.mean - seen.mean
     values = seen.values + batch.values
     share = batch.values / max(1, values)
@@ -240,10 +248,10 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
 
 
 class CensusOfBatch(NamedTuple):
-    """What the hooks took of a batch."""
+    """The outputs of a batch, as far as its forward pass has come; the hooks fill it."""
 
     images: Integers
-    """[B]: their numbers."""
+    """[B]: the numbers of its images."""
     measured: list[tuple[Call, Measurement]]
     refused: dict[Call, str]
     """Reasons of calls whose outputs cannot be counted."""
@@ -252,9 +260,11 @@ class CensusOfBatch(NamedTuple):
 
 
 class Census:
-    """The tallies of all counted calls. `Study.show` calls `begin` before a batch,
-    `taken` after it, and `add` with what was taken; in between, hooks hand outputs to
-    `take`. Of an image that failed, nothing stays."""
+    """The tallies of all counted calls: the collector of `Study.show`. That calls `begin`
+    before a batch, `taken` after it, and `add` with what was taken; in between, hooks
+    hand outputs to `take`. Nothing of a batch that failed is added."""
+
+    _batch: CensusOfBatch
 
     def __init__(
         self,
@@ -262,12 +272,13 @@ class Census:
         correlates: Collection[Call],
         foreseen: Container[Call],
     ) -> None:
-        """Count some calls.
+        """Begin with no batch.
 
         Args:
-            correlates: the calls whose moments are taken, too.
-            foreseen: calls that may happen without being counted; the rest becomes
-                `unforeseen`.
+            calls: those that are counted.
+            correlates: the calls among them whose moments are taken, too.
+            foreseen: the calls that the pass on a blank image made, counted or not; all
+                others become `unforeseen`.
         """
         self.tallies: dict[Call, Tally] = {}
         self.refused: dict[Call, str] = {}
@@ -279,24 +290,27 @@ class Census:
         self._calls = calls
         self._correlates = correlates
         self._foreseen = foreseen
-        self._batch = CensusOfBatch(np.empty(0, np.int64), [], {}, set())
 
     @property
     def is_large(self) -> bool:
-        """Whether moments are taken: those of 2048 channels have 32 MB an image."""
+        """Whether moments are taken: those of 2048 channels have 32 MB, which is too much
+        to send from a worker process for each image."""
         return bool(self._correlates)
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch, and forget measurements of one that failed."""
+        """Start a batch, and forget what was taken before."""
         self._batch = CensusOfBatch(np.array(batch.images), [], {}, set())
 
     def taken(self) -> CensusOfBatch:
-        """What the hooks took of the batch."""
+        """What the hooks have taken of the batch since `begin`."""
         return self._batch
 
     def add(self, taken: CensusOfBatch) -> None:
-        """Count a batch, now that the model is through with it; where worker processes
-        take batches, this one counts them."""
+        """Add a batch to the tallies, when the model is through with it.
+
+        Args:
+            taken: what `taken` returned, maybe in a worker process.
+        """
         self.unforeseen |= taken.unforeseen
         for call, reason in taken.refused.items():
             self.refused.setdefault(call, reason)
@@ -309,7 +323,7 @@ class Census:
                     correlates=measurement.moments is not None,
                 )
             tally = self.tallies[call]
-            # a call that is refused goes on counting, and is left out of the results
+            # a call that is refused is still counted, and left out of the results
             if len(tally.sums) == channels:
                 tally.add(measurement, taken.images)
             else:
@@ -318,10 +332,14 @@ class Census:
                 )
 
     def take(self, call: Call, output: Any) -> None:
-        """The sink of the hooks: measure an output now, count it when the batch is
-        through."""
-        # Hooks hear all calls of a watched layer, also those that are not audited. One
-        # that the blank pass has not seen depends on the input: it is told, not counted.
+        """Measure the output of a call, as the sink of the hooks. What cannot be measured
+        becomes `refused`.
+
+        Raises:
+            Exception: a bug of featviz, which is kept as `fault`, too.
+        """
+        # Hooks hear all calls of a watched layer, also those that are not audited. Of a
+        # call that the pass on a blank image did not make, only the label is noted.
         counted = self._calls.get(call)
         if counted is None:
             if call not in self._foreseen:
@@ -338,7 +356,7 @@ class Census:
             )
         except LayoutError as error:
             self._batch.refused.setdefault(call, error.message)
-        # `Study` takes what a forward pass raises for the fault of an image
+        # `Study` would take it for a fault of the image
         except Exception as error:
             self.fault = error
             raise

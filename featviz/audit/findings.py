@@ -1,4 +1,4 @@
-"""From counts to findings, and gates held against them."""
+"""Which findings channels have, by what was counted of them, and whether gates hold."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ AuditedRow: TypeAlias = Mapping[str, Any]
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
-    """The channels that have each finding, by its name. An empty list says that no
-    channel has it; a finding for which the layer cannot be judged is left out."""
+    """The channels of a layer that have each finding, ascending, by name of the finding.
+    An empty list says that no channel has it; a finding for which the layer cannot be
+    judged is left out."""
     # what was never seen is not dead, it is unknown
     seen = evidence.count + evidence.nonfinite > 0
     flags = {}
@@ -34,6 +35,7 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
         holds = finding.rule(evidence, thresholds)
         if holds is not None:
             flags[name] = holds & seen
+    # a channel has one of several findings that say the same of it (`yields_to`)
     for name in flags:
         for stronger in flags.keys() & FINDINGS[name].yields_to:
             flags[name] = flags[name] & ~flags[stronger]
@@ -41,13 +43,14 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
 
 
 def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
-    """Redundant channels in connected components: those that correlate, directly or by
-    way of others."""
+    """Groups of redundant channels, ascending: channels of a group correlate, directly or
+    through others. Empty where correlations were not asked for."""
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
-    # Each channel takes the lowest number of those that it correlates with and its own,
-    # until none changes: then all of a group have the number of its first channel.
+    # Each channel takes the lowest number among its own and those of the channels that it
+    # correlates with, until none changes. Then all of a group have the number of its first
+    # channel.
     np.fill_diagonal(linked, True)
     first = np.arange(len(linked))
     is_settled = False
@@ -60,8 +63,12 @@ def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[in
 
 
 def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
-    """`total` of audit.json: channels, how many have each finding and are judged for
-    it, APoZ."""
+    """`total` of audit.json: how many channels there are, how many have each finding, how
+    many are judged for it, and the mean APoZ.
+
+    Args:
+        rows: `layers` of audit.json.
+    """
     # Two counts of each finding: a gate's percentage is a share of the channels that
     # are judged for it, and a Conv2d before an addition is not judged for dead.
     counts = {}
@@ -87,7 +94,10 @@ def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
 
 
 def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
-    """The layers that a gate is about and that are judged for its finding.
+    """The rows of the layers that a gate names and that are judged for its finding.
+
+    Args:
+        rows: `layers` of audit.json.
 
     Raises:
         UsageError: there is no such layer, so that the gate could never fail.
@@ -102,11 +112,7 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
             f"--fail-on {gate.text!r}: no audited layer is called {gate.layers!r}",
             f"there is {', '.join(row['label'] for row in rows[:8])}",
         )
-    # A gate on what nothing can be judged for would hold for ever, and protect nobody.
-    judged = []
-    for row in matching:
-        if gate.finding in row["findings"]:
-            judged.append(row)
+    judged = [row for row in matching if gate.finding in row["findings"]]
     if not judged:
         raise UsageError(
             f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}",
@@ -116,13 +122,19 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
 
 
 def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
-    """Whether a gate holds: over its layers together, or with `any:` over each of
-    them."""
+    """Whether a gate holds: of its layers together, or with `any:` of each of them.
+
+    Args:
+        rows: `layers` of audit.json.
+
+    Raises:
+        UsageError: the gate could never fail; see `judged_rows`.
+    """
     judged = judged_rows(gate, rows)
     if not gate.is_of_each:
         together = _gate_figure(gate, judged)
         return Verdict(gate.text, not together.exceeds(gate), together.text)
-    # a gate that held also says how near it came to fail
+    # the message of a gate that held says how near it came to fail
     exceeding = []
     largest = _GateFigure("", 0, 1, gate.finding)
     for row in judged:
@@ -141,9 +153,11 @@ class _GateFigure(NamedTuple):
     """How many channels of some layers have a finding."""
 
     label: str
-    """That of the layer, if it is one."""
+    """Of the first layer."""
     affected: int
+    """How many channels have the finding."""
     channels: int
+    """How many channels the layers have."""
     finding: str
 
     @property
@@ -160,35 +174,36 @@ class _GateFigure(NamedTuple):
         )
 
     def of(self, gate: Gate) -> float:
-        """The number that a gate limits."""
+        """The number that a gate limits: a share in per cent, or a count."""
         return self.percent if gate.is_share else float(self.affected)
 
     def exceeds(self, gate: Gate) -> bool:
-        """Whether it is beyond the limit."""
+        """Whether this number fails a gate."""
         if gate.fails_at_limit:
             return self.of(gate) >= gate.limit
         return self.of(gate) > gate.limit
 
 
 def _gate_figure(gate: Gate, rows: Sequence[AuditedRow]) -> _GateFigure:
-    count = 0
+    """Count the channels with a gate's finding in some layers, at least one."""
+    affected = 0
     channels = 0
     for row in rows:
-        count += len(row["findings"][gate.finding])
+        affected += len(row["findings"][gate.finding])
         channels += row["channels"]
-    return _GateFigure(rows[0]["label"], count, channels, gate.finding)
+    return _GateFigure(rows[0]["label"], affected, channels, gate.finding)
 
 
 def check_baseline(
     rows: Sequence[AuditedRow], baseline: Mapping[str, Mapping[str, Sequence[int]]]
 ) -> Verdict:
-    """Whether no layer has more channels of a finding than in the baseline.
+    """Whether no layer has more channels with a finding than in the baseline.
 
     Args:
         rows: `layers` of this audit.
-        baseline: by label of the layer the channels of each finding. A layer that it
-            lacks is named in a warning, and cannot get worse; if it lacks all of them,
-            the gate fails.
+        baseline: the channels of each finding, by label of the layer. Layers that it
+            lacks are not judged, of which a warning is logged; if it lacks all of them,
+            the verdict is that the gate failed.
     """
     missing = [row["label"] for row in rows if row["label"] not in baseline]
     # of another model, say, whose layers could get as bad as they like

@@ -34,16 +34,18 @@ class Evidence:
     count: Doubles
     """How many finite values were seen."""
     low: Doubles
+    """The least finite value; inf without any."""
     high: Doubles
+    """The greatest finite value; -inf without any."""
     nonfinite: Doubles
     """How many values were NaN or infinite."""
     saturated: Doubles | None = None
-    """Share of values at a bound; None where the layer has none."""
+    """The share of values at a bound, 0..1; None where the layer has no bounds."""
     ceiling: Doubles | None = None
-    """Largest value at the activation by which `dead` is judged; None where there is
-    none."""
+    """The largest value at the activation where `dead` is judged, inf for values that are
+    not finite; None where there is no such activation."""
     correlation: Doubles | None = field(default=None, repr=False)
-    """[C, C], Pearson's r; None where it was not measured."""
+    """[C, C], Pearson's r; None where correlations were not asked for."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,14 @@ class ChannelFinding:
 
     name: str
     rule: Callable[[Evidence, Thresholds], Flags | None]
-    """Says of each channel whether it holds; None where the layer cannot be judged for
-    it."""
+    """Whether each channel has the finding, bool [C]; None where the layer cannot be
+    judged for it."""
     rank: int
     """Suspects are drawn in this order: 0 is the worst."""
     remedy: str = "ask for another finding"
-    """The hint of the message about a gate on layers that cannot be judged for it."""
+    """The hint where a gate names only layers that cannot be judged for it."""
     yields_to: tuple[str, ...] = ("nonfinite",)
-    """A channel that has one of these findings has not this one as well."""
+    """Findings that take the place of this one in channels that have both."""
 
 
 def _dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
@@ -74,9 +76,8 @@ def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     """Which channels have one value everywhere, but for rounding; bool [C]."""
     import numpy as np
 
-    # Two positions that compute the same may be off by a rounding. Without any finite
-    # value the span is -inf, which looks flat, and one value is flat by itself: hence
-    # the count.
+    # Two positions that compute the same may be off by a rounding. At least two finite
+    # values are needed: one is flat by itself, and without any the span is -inf.
     size = np.maximum(abs(evidence.low), abs(evidence.high))
     with np.errstate(invalid="ignore"):
         flat = evidence.high - evidence.low <= np.maximum(
@@ -103,14 +104,14 @@ def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
 
 def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Which pairs of channels [C, C] correlate above the threshold, of channels with
-    enough values and finite ones only; None where correlations were not asked for."""
+    """Which pairs of channels correlate above the threshold, bool [C, C]. Channels with few
+    values, or with some that are not finite, correlate with none. None where correlations
+    were not asked for."""
     import numpy as np
 
     if evidence.correlation is None or thresholds.redundant_at is None:
         return None
-    # a channel is not redundant with itself; what is not finite was counted as zero,
-    # and says nothing
+    # a channel is not redundant with itself
     linked = evidence.correlation > thresholds.redundant_at
     np.fill_diagonal(linked, False)
     judged = (evidence.nonfinite == 0) & (evidence.count >= _MIN_CORRELATED)
@@ -154,8 +155,7 @@ FINDINGS: dict[str, ChannelFinding] = {
         ),
     )
 }
-"""By name, in the order of audit.json, of the table and of help texts. Each makes a
-picture of its channels, and gates take each."""
+"""By name, in the order of audit.json, of the table and of help texts."""
 
 
 _GATE = re.compile(
@@ -169,25 +169,29 @@ class Gate:
     """A limit on the channels with a finding; beyond it the gate fails."""
 
     text: str
+    """As the user typed it."""
     finding: str
+    """A key of FINDINGS."""
     limit: float
     is_share: bool
     """Whether the limit is a share of the channels, in percent; else it is a count."""
     fails_at_limit: bool
+    """Whether it also fails at the limit itself (`>=`)."""
     layers: str = "*"
-    """A pattern of names, labels or types."""
+    """A pattern (`fnmatch`) of names, labels or types of layers."""
     is_of_each: bool = False
-    """Whether the limit is one for each layer; else it is for all of them together."""
+    """Whether each layer has to keep the limit by itself; else all of them together."""
 
 
 def parse_gate(text: str) -> Gate:
     """Read `[any:][LAYERS:]FINDING>NUMBER[%]`.
 
     Args:
-        text: as behind `--fail-on`; LAYERS is a pattern, `*` where it is left out.
+        text: a value of `--fail-on`; LAYERS is a pattern, `*` where it is left out.
 
     Raises:
-        UsageError: another form, no such finding, or a share above 100 %.
+        UsageError: the text has another form, there is no such finding, or no share can
+            be beyond the limit.
     """
     match = _GATE.fullmatch(text.strip())
     if match is None:

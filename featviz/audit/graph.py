@@ -1,6 +1,6 @@
-"""The calls of one forward pass as a graph: a node for each call whose part is known,
-an edge where one takes the very tensor that another returned, or was the last to change
-in place.
+"""The calls of one forward pass as a graph: a node for each call whose part is known
+(`audit.parts`), and an edge where a call takes the tensor that another one has returned,
+or was the last to change in place.
 
     x ── conv1 ── bn1 ── relu ── conv2 ── bn2 ── add ── relu.call1
            └───────────── shortcut ──────────────┘
@@ -21,43 +21,46 @@ from featviz.layout.tracing.follow import MadeBy
 from featviz.records import Layer
 from featviz.text import layer_named
 
-_KEEPS_CHANNELS_APART = ("channelwise", "mixing")
+_KEEPS_CHANNELS = ("channelwise", "mixing")
+"""Roles of parts whose output has the channels of the input, in their order."""
 
 
 @dataclass(frozen=True)
 class CallNode:
-    """A call in the graph."""
+    """A call in the graph. The number of a node is its index in `CallGraph.nodes`."""
 
     call: Call
     part: Part
     channel_axis: int | None
     """The axis of its output that counts channels; None where that is not known."""
     sources: tuple[int, ...]
-    """Nodes whose tensors it takes."""
+    """Numbers of the nodes whose tensors it takes."""
     users: list[int]
-    """Nodes that take its tensors, in the order of their calls."""
+    """Numbers of the nodes that take its tensors, in the order of their calls."""
 
 
 class CallGraph:
-    """The calls of a forward pass; its `add` listens to the follower of `layout`."""
+    """The calls of a forward pass. `note_call` is to be the listener of the follower of
+    `layout` during that pass."""
 
     def __init__(self, model: nn.Module) -> None:
         """Read the modules of the model, and begin without a call."""
         self.nodes: list[CallNode] = []
         self.node_of: dict[Call, int] = {}
-        """The node whose tensor a call returned; for a container, of the last call
-        inside it."""
+        """Number of the node that made the tensor which a call returned: its own, or in a
+        container that of a call inside. Only for calls that returned one tensor."""
         self.shapes: dict[Call, tuple[int, ...]] = {}
         """Shapes of the outputs of calls that returned one tensor."""
         self.output_types: dict[Call, str] = {}
         """Class names of the outputs of all calls, in the order in which they finished.
         """
         self.module_parts = module_parts(model)
-        """Modules by name; the functions that they call are not looked at."""
+        """Modules whose part is known, by name. They are nodes as a whole: functions that
+        they call are not."""
         self.layers = list_layers(model)
-        """Modules, and behind them activation functions that were called."""
+        """All modules, and behind them the activation functions that were called."""
 
-    def add(
+    def note_call(
         self,
         layer: Layer,
         number: int,
@@ -66,41 +69,38 @@ class CallGraph:
         output: Any,
         made_by: MadeBy,
     ) -> int | None:
-        """Add a call.
+        """Note a call that has finished; calls inside it were noted before.
 
         Args:
-            layer: a module, or a function by the module that calls it.
+            layer: a module, or a function as a layer of the module that calls it.
             number: which call of its layer it is, from 0.
-            args: with `kwargs` what it was called with.
-            output: what it returned, a tensor or anything.
-            made_by: the node that made a tensor, or None.
+            args: the arguments by position.
+            kwargs: the arguments by name.
+            output: what the call returned, of any type.
+            made_by: takes a tensor, and returns the number of the node that made it; None
+                where no node did.
 
         Returns:
-            Its node; None where calls inside it made the output.
+            The number of its node. None where it has no node: it is a container, its part
+            is not known, or it returned no tensor.
         """
         # a ReLU module calls relu: the module is the node
         if layer.is_function and layer.owner in self.module_parts:
             return None
         call = Call(layer.name, layer.type, number)
-        # a nested tensor holds tensors of several sizes: asked for its shape it raises
-        is_nested = isinstance(output, Tensor) and output.is_nested
-        self.output_types[call] = (
-            "nested tensor" if is_nested else type(output).__name__
-        )
-        call_part = function_part(call, args, kwargs)
-        call_part = call_part or self.module_parts.get(call.name)
+        part = function_part(call, args, kwargs) or self.module_parts.get(call.name)
         node = None
-        if call_part is not None:
+        if part is not None:
             sources = map(made_by, tensors([args, kwargs]))
-            node = self._add_node(call, call_part, sources, output)
-            if layer.is_function and call_part.activation is not None:
-                self._list_activation(call)
-        # a container makes nothing itself: the last call inside it has made its output
+            node = self._add_node(call, part, sources, output)
+            is_new_activation = number == 0 and part.activation is not None
+            if layer.is_function and is_new_activation:
+                self.layers.append(
+                    Layer(len(self.layers), call.name, call.type, (call.type,))
+                )
+        # the output of a container was made by calls inside it
         makers = [node] if node is not None else list(map(made_by, tensors(output)))
-        if isinstance(output, Tensor) and not is_nested:
-            self.shapes[call] = tuple(output.shape)
-            if makers[0] is not None:
-                self.node_of[call] = makers[0]
+        self._note_output(call, output, makers[0] if makers else None)
         # The output of the model itself is a node: else nothing would use the tensors of
         # the last layers.
         if not call.name:
@@ -109,18 +109,29 @@ class CallGraph:
             )
         return node
 
-    def _list_activation(self, call: Call) -> None:
-        """Add an activation function to the layers, at its first call."""
-        if call.index == 0:
-            self.layers.append(
-                Layer(len(self.layers), call.name, call.type, (call.type,))
-            )
+    def _note_output(self, call: Call, output: Any, maker: int | None) -> None:
+        """Note the type of a call's output, and if it is a tensor, its shape and the
+        number of the node that made it (None where no node did)."""
+        # a nested tensor holds tensors of several sizes: asked for its shape it raises
+        if isinstance(output, Tensor) and output.is_nested:
+            self.output_types[call] = "nested tensor"
+            return
+        self.output_types[call] = type(output).__name__
+        if isinstance(output, Tensor):
+            self.shapes[call] = tuple(output.shape)
+            if maker is not None:
+                self.node_of[call] = maker
 
     def _add_node(
-        self, call: Call, call_part: Part, sources: Iterable[int | None], output: Any
+        self, call: Call, part: Part, sources: Iterable[int | None], output: Any
     ) -> int | None:
-        """Add a node, and return its number; None, and no node, for a call that returns no
-        tensor (a size, say)."""
+        """Add a node, and return its number; None, and no node, for a call that returned
+        no tensor (a size, say).
+
+        Args:
+            sources: numbers of the nodes that made the tensors which it takes, None for a
+                tensor that no node made.
+        """
         if not tensors(output):
             return None
         number = len(self.nodes)
@@ -129,23 +140,30 @@ class CallGraph:
         )
         # A ReLU has its channels where its input has them. What has several inputs (an
         # addition) may join other axes, and is left to the layout of its output.
-        axis = call_part.axis
-        keeps_axis = call_part.role in ("activation", *_KEEPS_CHANNELS_APART)
+        axis = part.axis
+        keeps_axis = part.role in ("activation", *_KEEPS_CHANNELS)
         if axis is None and keeps_axis and len(known_sources) == 1:
             axis = self.nodes[known_sources[0]].channel_axis
-        self.nodes.append(CallNode(call, call_part, axis, known_sources, users=[]))
+        self.nodes.append(CallNode(call, part, axis, known_sources, users=[]))
         for source in known_sources:
             self.nodes[source].users.append(number)
         return number
 
     def activation_behind(self, start: int) -> int | str:
-        """The node of the activation that a node's tensor reaches first, maybe the node
-        itself; or the reason why no activation is reached. Only what keeps channels apart
-        (normalisation, pooling) may stand between."""
+        """Find the first activation that a node's tensor reaches through normalisation,
+        pooling and the like.
+
+        Args:
+            start: number of the node, which may be an activation itself.
+
+        Returns:
+            The number of the activation's node; or the reason, for people, why no
+            activation is reached.
+        """
         number = start
         while self.nodes[number].part.role != "activation":
             node = self.nodes[number]
-            if number != start and node.part.role not in _KEEPS_CHANNELS_APART:
+            if number != start and node.part.role not in _KEEPS_CHANNELS:
                 return f"{layer_named(node.call.label)} comes before any activation"
             if not node.users:
                 return "nothing takes its output"
@@ -154,16 +172,18 @@ class CallGraph:
         return number
 
     def maker_of(self, activation: int) -> Call | str:
-        """The convolution or linear module whose channels, and no others, feed an
-        activation, and can be cut out because nothing else takes them; or the reason why
-        there is no such module.
+        """Find the convolution or linear module that makes the channels of an activation,
+        if a channel that is dead there can be cut out of it.
 
         Args:
-            activation: its node.
+            activation: number of the activation's node.
+
+        Returns:
+            The call of this module; or the reason, for people, why there is none.
         """
-        # Backwards: each node on the way must have one source, and be its only user. A
-        # shortcut or a second head would miss the channel; GroupNorm would give other
-        # numbers without it.
+        # Go back from the activation to the module. Each node on the way must have one
+        # source, and be the only user of it: a shortcut or a second head would miss the
+        # channel. And it must be channelwise: GroupNorm would give other numbers.
         user = activation
         while True:
             sources = self.nodes[user].sources

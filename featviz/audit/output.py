@@ -1,4 +1,4 @@
-"""The files of an audit, audit.json last; and its table."""
+"""The files of an audit, of which audit.json is written last; and its table."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def write_files(
     """Write channels.npz, the chart of APoZ and audit.json.
 
     Args:
-        folder: the audit's, which is complete behind this.
-        document: the content of audit.json, but for pictures and files.
-        tallies: of all counted calls; an array of channels.npz each.
-        drawn: rows of the pictures of suspects, which are in the folder.
+        folder: of the audit; the pictures of suspects are in it already.
+        document: the content of audit.json, without `drawn` and `files`.
+        tallies: of all counted calls; channels.npz has an array for each.
+        drawn: `drawn` of audit.json, a row for each picture of suspects.
     """
     with folder.write("channels.npz") as file:
         write.write_arrays(
@@ -52,8 +52,8 @@ def write_files(
 
 
 def _bars(rows: Sequence[AuditedRow]) -> list[ZeroShares]:
-    """A bar for each activation that gives zeros, however many layers are judged by it;
-    it has the name of the first of them."""
+    """A bar for each activation at which layers are judged for `dead`, with the label of
+    the first of these layers."""
     # a convolution and its BatchNorm are both judged at the ReLU behind: the same bar
     bars = {}
     for row in rows:
@@ -72,16 +72,16 @@ def write_document(
     """Write audit.json.
 
     Args:
-        document: its content, but for what was drawn.
-        drawn: the rows of `drawn`, one for each sheet of suspects.
-        files: the other files of the audit; None for all in the folder.
+        document: its content, without `drawn` and `files`.
+        drawn: `drawn`, a row for each picture of suspects.
+        files: `files`, the other files of the audit; None lists all in the folder.
     """
     write.write_record(folder, AUDIT_FILE, {**document, "drawn": list(drawn)}, files)
 
 
 def audit_table(document: Mapping[str, Any]) -> TextTable:
-    """How many channels of each layer have each finding, and which are dead, for
-    people.
+    """The audit for people: how many channels of each layer have each finding, and which
+    are dead.
 
     Args:
         document: the content of an audit.json.
@@ -100,7 +100,7 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
             noun = "channel" if len(dead) == 1 else "channels"
             channels = ranges(dead, _MAX_RANGES, comma=", ")
             dead_lines.append(f"dead in {row['label']}: {noun} {channels}")
-    # the table is for a terminal; audit.json has all
+    # a terminal has no room for hundreds of lines; audit.json has all
     if len(dead_lines) > _MAX_DEAD_LAYERS:
         hidden = len(dead_lines) - _MAX_DEAD_LAYERS
         dead_lines[_MAX_DEAD_LAYERS:] = [f"dead in {counted(hidden, 'more layer')}"]
@@ -123,7 +123,7 @@ def _cells(
     Args:
         label, type: of the layer, for the first two columns.
         row: an entry of `layers`, or `total`.
-        counts: of each finding how many channels have it; None for not judged.
+        counts: how many channels have each finding; None where it cannot be judged.
     """
     apoz = "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
     findings = ["-" if count is None else str(count) for count in counts]

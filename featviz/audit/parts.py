@@ -1,5 +1,4 @@
-"""What modules and functions do to channels: which are activations, and what these can
-be asked.
+"""What modules and functions do to channels, and which findings an activation can have.
 
 A wrong guess here is a wrong verdict, hence a table by hand.
 """
@@ -20,8 +19,10 @@ class Call:
     """One call of a module or a function in a forward pass."""
 
     name: str
+    """Of the layer; empty for the model itself."""
     type: str
     index: int = 0
+    """Which call of the layer it is, from 0."""
 
     @property
     def label(self) -> str:
@@ -34,14 +35,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Activation:
-    """What can be asked of an activation function's output."""
+    """An activation function, as far as findings depend on it."""
 
     zero: bool = False
-    """Gives exact zeros below a threshold, and nothing below zero: it can be dead."""
+    """Whether it has no values below zero, and exact zeros: its channels can be dead."""
     bounds: tuple[float, ...] = ()
-    """Values at which it saturates: a ceiling, or the lower and the upper end."""
+    """Values at which it saturates, ascending: an upper one, or a lower and an upper one;
+    none where it does not."""
     margin: float = 0.0
-    """A value this near to a bound, or beyond it, is at it."""
+    """A value that is this near to a bound, or beyond it, is at the bound."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class Part:
     """maker: a convolution or linear module. channelwise: channel i depends on channel
     i alone. mixing: other channels have a say in it (GroupNorm)."""
     axis: int | None = None
-    """Where the channels are in its output; None where its input decides."""
+    """The axis of its output that counts channels; None where it is that of its input."""
     activation: Activation | None = None
+    """Which activation function it is; None in other roles."""
 
 
 # share of the range between two bounds within which a value is at one of them
@@ -65,12 +68,13 @@ def _activation(activation: Activation) -> Part:
 
 
 def _clipped(low: float, high: float) -> Part:
-    """Hardtanh with its own ends: from zero up it is a ReLU with a ceiling.
+    """The part of a Hardtanh with these ends; with 0 as the lower one it is a ReLU with a
+    ceiling.
 
     Args:
         low: below `high`, as torch asks.
     """
-    # zeros at the lower end are what makes it dead, and not saturated as well
+    # zeros at the lower end make a channel dead, so that end does not count as a bound
     if low == 0:
         return _activation(Activation(zero=True, bounds=(high,), margin=_MARGIN * high))
     return _activation(Activation(bounds=(low, high), margin=_MARGIN * (high - low)))
@@ -87,7 +91,7 @@ _NAMES_OF_PARTS: Sequence[tuple[Part, str]] = (
     ),
     (_clipped(-1.0, 1.0), "Tanh Hardtanh tanh hardtanh"),
     (
-        # neither exact zeros nor bounds: whether it varies is the question to ask
+        # neither exact zeros nor bounds: its channels can only be constant
         _activation(Activation()),
         "SiLU Swish silu GELU Gelu GELUTanh QuickGELU gelu Mish HardMish mish"
         " Hardswish HardSwish hardswish LeakyReLU LeakyRelu leaky_relu PReLU PRelu prelu"
@@ -123,7 +127,8 @@ for _part, _names in _NAMES_OF_PARTS:
 
 
 def module_parts(model: nn.Module) -> dict[str, Part]:
-    """The modules of a model whose part is in the table, by qualified name."""
+    """The parts of a model's modules, by qualified name; without modules whose class is
+    not in the table, and those that hold other modules."""
     parts = {}
     for name, module in modules_by_name(model).items():
         # first, since ReLU6 is a Hardtanh, and each has ends of its own
@@ -146,10 +151,11 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
 def function_part(
     call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Part | None:
-    """The part of a function's call; None for the call of a module.
+    """The part of a function's call, `other` for one that is not in the table; None for
+    the call of a module.
 
     Args:
-        args: with `kwargs` what it was called with: hardtanh has its ends there.
+        args, kwargs: of the call; those of hardtanh hold its ends.
     """
     function = function_in(call.name)
     if function is None:
@@ -162,5 +168,5 @@ def function_part(
 def _hardtanh(
     input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Part:
-    """The part of a call of torch.nn.functional.hardtanh with these arguments."""
+    """The part of a call of torch.nn.functional.hardtanh, which has these parameters."""
     return _clipped(min_val, max_val)

@@ -32,16 +32,18 @@ class CountedCall:
 
     call: Call
     channel_axis: int
+    """The axis of its output that counts channels."""
     activation: Activation | None = None
-    """What it can be asked, if it is an activation."""
+    """None where it is no activation."""
     dead_at: CountedCall | None = None
-    """The activation at which it is judged for `dead`, maybe itself."""
+    """The activation at which it is judged for `dead`, maybe the call itself; None where
+    it is not judged for it."""
     reason: str = ""
-    """Why it is not judged for `dead`."""
+    """Why it is not judged for `dead`; empty where it is."""
 
 
 class SkippedCall(NamedTuple):
-    """A call that cannot be counted."""
+    """A call that cannot be counted, as an entry of `skipped` in audit.json."""
 
     layer: str
     reason: str
@@ -49,17 +51,18 @@ class SkippedCall(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What is audited of a model; made by one forward pass on a blank input."""
+    """Which calls of a model are audited; made by one forward pass on a blank input."""
 
     graph: CallGraph
     targets: list[CountedCall] = field(default_factory=list)
     """The audited calls, in the order in which they finish in a forward pass."""
     skipped: list[SkippedCall] = field(default_factory=list)
     never_ran: list[str] = field(default_factory=list)
+    """Names of selected layers that the pass did not reach."""
 
     @property
     def counted_calls(self) -> dict[Call, CountedCall]:
-        """The audited calls, and the activations at which they are judged."""
+        """The audited calls, and those at which they are judged for `dead`."""
         counted = {}
         for target in self.targets:
             counted[target.call] = target
@@ -71,13 +74,15 @@ class AuditPlan:
     def watching(
         self, model: nn.Module, sink: Callable[[Call, Any], None], calls: Iterable[Call]
     ) -> Iterator[None]:
-        """Hand the outputs of some calls to a sink; each forward pass numbers calls
-        anew.
+        """Hand the outputs of some layers to a sink during this block. Each forward pass
+        numbers calls from 0.
 
         Args:
-            sink: takes the call and its output, before anything else can change that in
+            model: the module that the plan was made of.
+            sink: takes a call and its output, before anything else can change that in
                 place.
-            calls: whose layers are watched; the sink hears their other calls as well.
+            calls: their layers are watched. The sink also gets other calls of these
+                layers.
         """
         names = {call.name for call in calls}
         next_call = Counter[str]()
@@ -85,14 +90,14 @@ class AuditPlan:
         def leave(layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
             call = Call(layer.name, layer.type, next_call[layer.name])
             next_call[layer.name] += 1
-            # what the sink computes are functions, too, and would be heard as calls
+            # the sink itself calls functions of torch, which are no calls of the model
             with unwatched():
                 sink(call, output)
 
         def is_watched(layer: Layer) -> bool:
             return layer.name in names
 
-        # before each pass: one that raises has no end, at which numbers could be cleared
+        # before each pass, since a pass that raises has no end
         restart = model.register_forward_pre_hook(
             lambda module, args: next_call.clear()
         )
@@ -117,8 +122,9 @@ def plan_audit(
     """Plan the audit of a model by a forward pass.
 
     Args:
-        text: selectors; None takes all activations (modules and functions), or in a
-            model without any its convolutions, or its linear layers.
+        text: selectors as in `--layers`; None takes all activations (modules and
+            functions), in a model without any all convolutions, and without these all
+            linear layers.
         blank: arguments of the model, whose values do not matter.
 
     Raises:
@@ -128,7 +134,10 @@ def plan_audit(
     """
     graph = CallGraph(model.module)
     book = HintBook(model.module, blank[0].shape)
-    with in_eval_mode(model.module), book.traced(model.module, (), listener=graph.add):
+    with (
+        in_eval_mode(model.module),
+        book.traced(model.module, (), listener=graph.note_call),
+    ):
         forward(model.module, [arg.to(model.device) for arg in blank])
     if text is None:
         names = _default_names(graph)
@@ -136,11 +145,10 @@ def plan_audit(
     else:
         layers = choose_layers(model, text, blank)
         names = {layer.name for layer in layers}
-        # functions that are not activations, too
+        # for functions that are not activations, which the graph does not list
         graph.layers += layers
     plan = AuditPlan(graph)
-    # In the order in which calls finish, so that the calls of a layer come by their
-    # index. A call whose output has no channels is skipped, and the others are audited.
+    # the order in which calls finish: those of a layer come by their index
     ran = Counter[str]()
     for call in graph.output_types:
         if call.name not in names:
@@ -164,8 +172,6 @@ def _default_names(graph: CallGraph) -> set[str]:
     Raises:
         UsageError: the model has no layer of these kinds.
     """
-    # A model of convolutions alone, or of linear layers alone, still has channels that
-    # may be constant or not finite.
     names = {node.call.name for node in graph.nodes if node.part.activation is not None}
     for class_name in ("_ConvNd", "Linear"):
         if names:
@@ -180,10 +186,11 @@ def _default_names(graph: CallGraph) -> set[str]:
 
 
 def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
-    """An audited call, with the activation at which it is judged for `dead`.
+    """Plan how a call is judged: at which activation for `dead`, or why not.
 
     Raises:
-        LayoutError: its output is not a tensor with channels.
+        LayoutError: its output is not a tensor with channels, so that it cannot be
+            counted.
     """
     if call not in graph.shapes:
         raise LayoutError(f"gives a {graph.output_types[call]}, not a tensor")
@@ -198,7 +205,7 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
     if judge.activation is None or not judge.activation.zero:
         label = "it" if number == start else layer_named(judge.call.label)
         return replace(counted, reason=f"{label} gives no exact zeros")
-    # a reshape between them: channel i of one is not channel i of the other
+    # with a reshape between them channel i of one is not channel i of the other
     channels = graph.shapes[call][counted.channel_axis]
     if graph.shapes[judge.call][judge.channel_axis] != channels:
         reason = f"{layer_named(judge.call.label)}, which follows, has other channels"
@@ -207,8 +214,8 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
 
 
 def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
-    """A call with the axis that counts its channels: where the layers before do not
-    determine it, by the layout of the output.
+    """A call with the axis that counts its channels: as the graph knows it, else by the
+    layout of the output. How it is judged for `dead` is left open.
 
     Raises:
         LayoutError: no axis is known to count channels.

@@ -1,5 +1,5 @@
-"""Which layers make the dead channels, and the proof that the model's output does
-without them."""
+"""Which layers make the dead channels, and how far the model's output changes without
+them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ class Prunable:
     layers: dict[str, list[int]] = field(default_factory=dict)
     """Channels by name of the convolution or linear module that makes them."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Reasons by label of the activation whose dead channels cannot be cut out of one
-    layer."""
+    """Why dead channels of an activation cannot be cut out of one layer, by its label."""
     zeroed: dict[Call, list[int]] = field(default_factory=dict)
-    """Channels by activation: set to zero there, they have the same effect as cut out.
-    """
+    """The same channels by activation: to set them to zero there has the effect of cutting
+    them out."""
 
 
 def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
-    """Follow dead channels back to the layers that make them. A layer that runs several
-    times loses a channel only if it is dead behind each of its calls.
+    """Follow dead channels back to the layers that make them. A channel of a layer that
+    runs several times can be cut out only if it is dead behind each of its calls.
 
     Args:
         rows: `layers` of audit.json, where `findings.dead` lists the dead channels.
@@ -42,10 +41,10 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
     prunable = Prunable()
     graph = plan.graph
     dead_by_label = {row["label"]: row["findings"].get("dead") for row in rows}
+    # the activation behind each call of a maker, by the maker's name and its call
     activations_of: dict[str, dict[Call, Call]] = {}
-    """By the maker's name and call the activation behind it."""
+    # by activation
     dead_channels = {}
-    """By activation."""
     for target in plan.targets:
         channels = dead_by_label.get(target.call.label)
         if target.dead_at is None or not channels:
@@ -57,7 +56,7 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
         else:
             dead_channels[activation] = channels
             activations_of.setdefault(maker.name, {})[maker] = activation
-    # calls that no activation follows count, too: they need the channel
+    # of all calls: one that no dead activation follows needs the channel
     called_names = [node.call.name for node in graph.nodes]
     for name, activations in activations_of.items():
         dead_sets = [set(dead_channels[call]) for call in activations.values()]
@@ -75,21 +74,23 @@ def prove(
     zeroed: Mapping[Call, list[int]],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """Compare a model's output with and without channels, for `verify` of audit.json.
+    """Compare a model's output with and without some channels, for `verify` of
+    audit.json.
 
     Args:
-        zeroed: channels by the activation behind which they are set to zero.
+        plan: of this model.
+        zeroed: channels that are set to zero, by the activation whose output has them.
         batches: the images; without any the largest change is 0.
 
     Returns:
-        `images`; `largest_change`, None where outputs cannot be compared; and, only
-        above 0, `nonfinite`: how many values are NaN or infinite in one output, and
-        something else in the other.
+        `images`, their number; `largest_change` of a value of the output, None where
+        outputs cannot be compared; and only where it is above 0, `nonfinite`: how many
+        values are NaN or infinite in one output, and something else in the other.
     """
     counted = plan.counted_calls
 
     def set_to_zero(call: Call, output: Any) -> None:
-        """In place, so that the rest of the pass sees a model without these channels."""
+        """Sets the channels of a call to zero, in place: the rest of the pass sees it."""
         if call in zeroed:
             channels = torch.tensor(zeroed[call], device=output.device)
             output.index_fill_(counted[call].channel_axis, channels, 0)

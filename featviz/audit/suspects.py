@@ -1,5 +1,5 @@
-"""Pictures of the suspects: channels with a finding, with images that excite them and
-their maps.
+"""Pictures of the suspects, which are the channels with a finding: the images that excite
+each most, and its maps of them.
 
 layer (Type): 2 of 9 suspects
 with the images that excite each most, and its map
@@ -48,7 +48,7 @@ from featviz.rundir.folder import Folder
 from featviz.text import printable, safe_name
 
 PER_LAYER = 8
-"""Suspects of a layer that are drawn at most."""
+"""Suspects of a call that are drawn at most."""
 
 # pixels of the longer side of an image and of its map
 _TILE = 88
@@ -73,9 +73,15 @@ class Suspect(NamedTuple):
     """A channel with a finding."""
 
     finding: str
+    """A key of `gates.FINDINGS`."""
     channel: int
     images: list[int]
     """Numbers of the images that excite it most, best first."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its finding is `dead`."""
+        return self.finding == "dead"
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,10 @@ class SuspectSheet:
     """Suspects of a call that are drawn in one picture."""
 
     target: CountedCall
+    """The call whose channels they are."""
     source: CountedCall
-    """Whose maps are drawn: the target, or for dead channels of an activation, whose
-    maps are black, the call that feeds it."""
+    """The call whose maps are drawn: the target itself; or for dead channels of an
+    activation, whose maps are black, the call that feeds it."""
     suspects: list[Suspect]
     total: int
     """How many suspects the target has, drawn or not."""
@@ -103,13 +110,16 @@ class MapKey(NamedTuple):
     call: Call
     channel: int
     image: int
+    """The number of the image among the samples."""
 
 
 class SeenMaps(NamedTuple):
-    """What is drawn: maps float32 [h, w], and images as tiles by number."""
+    """What is drawn, as the model saw it."""
 
     maps: dict[MapKey, Floats]
+    """float32 [h, w]."""
     images: dict[int, Image.Image]
+    """Of a tile's size, by the number of the image."""
 
 
 def draw_suspects(
@@ -120,11 +130,19 @@ def draw_suspects(
     samples: Sequence[Sample],
     inputs: InputOptions,
 ) -> list[dict[str, Any]]:
-    """Draw the sheets into a folder, and return `drawn` of audit.json: a row for each.
+    """Draw the sheets into a folder.
 
     Args:
-        samples: all images of the audit; suspects know them by number.
+        folder: of the audit.
+        plan: of this model.
+        samples: all images of the audit, in the order by which suspects number them.
         inputs: how images become the model's inputs, as in the first pass.
+
+    Returns:
+        `drawn` of audit.json: a row for each sheet.
+
+    Raises:
+        ForwardError: the model fails on an image of the sheets.
     """
     seen = _see_again(model, plan, sheets, samples, inputs)
     drawn = []
@@ -150,13 +168,13 @@ def choose_suspects(
     tallies: Mapping[Call, Tally],
     limit: int,
 ) -> list[SuspectSheet]:
-    """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst
-    first.
+    """Choose what is drawn: of each call the PER_LAYER worst suspects, as long as there are
+    no more than `limit` in all.
 
     Args:
         rows: `layers` of audit.json.
-        tallies: know which images excite a channel most.
-        limit: 0 draws none.
+        tallies: by call; they say which images excite a channel most.
+        limit: suspects in all; 0 draws none.
     """
     sheets = []
     remaining = limit
@@ -169,26 +187,17 @@ def choose_suspects(
                 suspects.append(Suspect(name, channel, best[best >= 0].tolist()))
         chosen = suspects[: min(PER_LAYER, remaining)]
         remaining -= len(chosen)
-        # Of one layer two pictures: the maps of dead channels are black at an activation,
-        # so they show what comes to it.
-        dead = []
-        alive = []
-        for suspect in chosen:
-            if suspect.finding == "dead":
-                dead.append(suspect)
-            else:
-                alive.append(suspect)
-        if dead:
-            sheets.append(
-                SuspectSheet(target, _fed_by(plan, target), dead, len(suspects))
-            )
-        if alive:
-            sheets.append(SuspectSheet(target, target, alive, len(suspects)))
+        # The dead ones have a picture of their own: their maps are black at an activation,
+        # so it shows the maps that the activation takes.
+        for source, are_dead in ((_feeding(plan, target), True), (target, False)):
+            drawn = [suspect for suspect in chosen if suspect.is_dead == are_dead]
+            if drawn:
+                sheets.append(SuspectSheet(target, source, drawn, len(suspects)))
     return sheets
 
 
-def _fed_by(plan: AuditPlan, target: CountedCall) -> CountedCall:
-    """The call whose output an activation takes; the target where it is not an
+def _feeding(plan: AuditPlan, target: CountedCall) -> CountedCall:
+    """The call whose output an activation takes; the target itself where it is not an
     activation, or takes several tensors."""
     if target.activation is None:
         return target
@@ -207,7 +216,7 @@ def _see_again(
     inputs: InputOptions,
 ) -> SeenMaps:
     """Show the images of the sheets to the model once more, and keep the maps of the
-    suspects."""
+    suspects. An image that can no longer be read is left out."""
     channels_of = defaultdict(set)
     for sheet in sheets:
         for suspect in sheet.suspects:
@@ -236,12 +245,13 @@ def _see_again(
 
 
 def _ignore(number: int, error: Exception) -> None:
-    """An image that vanished leaves its tiles empty."""
+    """Say nothing of an image that can no longer be read."""
 
 
 def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
-    """A channel as a map [h, w], thinned out to about a tile's size: tokens as a
-    square, without the class token; what is neither a map nor a square as one row.
+    """A channel as a map [h, w], of which rows and columns are left out until it is about
+    as large as a tile. Tokens make a square, without a class token; what is neither a map
+    nor a square makes one row.
 
     Args:
         output: of one image, [1, ...].
@@ -252,8 +262,7 @@ def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
     values: Floats = rows[0, channel].cpu().numpy().copy()
     shape = list(output.shape[1:])
     del shape[channel_axis - 1 if channel_axis > 0 else channel_axis]
-    # No map of its own: of tokens 14 · 14 patches are a square, 197 are one behind a
-    # class token.
+    # No map: 196 tokens are a square of 14 · 14, and 197 are a class token before one.
     if len(shape) != 2 or shape[0] * shape[1] != values.size:
         shape = [1, values.size]
         for class_tokens in (0, 1):
@@ -273,8 +282,13 @@ def _as_tile(image: Image.Image) -> Image.Image:
 def _draw(
     sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]
 ) -> tuple[PixelCanvas, list[dict[str, Any]]]:
-    """A row for each suspect: its name with a colour key, then images and its maps of
-    them; and what audit.json says of each row, for pages that set it anew."""
+    """Draw a sheet: a row for each suspect, with its name, a colour key, images, and its
+    maps of them.
+
+    Returns:
+        The picture, and `channels` of its row in audit.json: where everything is, for
+        pages that arrange it anew.
+    """
     title = _title(sheet)
     columns = max(len(suspect.images) for suspect in sheet.suspects)
     widest = max(text_width(line, _TEXT) for line in title)
@@ -298,7 +312,7 @@ def _draw(
 
 
 def _title(sheet: SuspectSheet) -> tuple[str, str]:
-    """Two lines above the suspects: the layer with their number, and what is drawn."""
+    """The two lines above the suspects: the layer with their number, and what is drawn."""
     call = sheet.target.call
     label = printable(call.label)
     title = (
@@ -323,18 +337,18 @@ def _draw_suspect(
     source: Call,
     seen: SeenMaps,
 ) -> dict[str, Any]:
-    """Draw the images of a suspect into their cells, each with its map on the right;
-    all maps have one scale, with zero in it.
+    """Draw the row of a suspect: its name, a colour key, and in each cell an image with
+    the suspect's map of it on the right. All maps have one scale, with zero in it.
 
     Args:
         top: of the row, in pixels of the canvas.
-        cells: one for each image of the suspect.
+        cells: the places of the images, one for each image of the suspect.
         names: of these images.
         source: the call whose maps are drawn.
-        seen: an image or map that is not among these leaves its cell empty.
+        seen: where this lacks an image or its map, the cell stays empty.
 
     Returns:
-        What audit.json says of it: the scale, and where the tiles are.
+        Its entry of `channels` in audit.json: the scale, and where the tiles are.
     """
     maps = []
     low = 0.0
@@ -353,7 +367,7 @@ def _draw_suspect(
     for cell, name, number, values in zip(
         cells, names, suspect.images, maps, strict=True
     ):
-        # the image vanished after the first pass, or its call did not come again
+        # the image can no longer be read, or the call did not come again
         if number not in seen.images or values is None:
             continue
         tile = canvas.paste(seen.images[number], cell)
@@ -375,7 +389,13 @@ def _draw_suspect(
 
 
 def _draw_key(canvas: PixelCanvas, top: float, low: float, high: float) -> None:
-    """Draw the colours of a channel's maps with the values at both ends."""
+    """Draw the colour key of a channel's maps, with the values at both ends below.
+
+    Args:
+        top: of the key, in pixels of the canvas.
+        low: the value of the first colour.
+        high: the value of the last colour.
+    """
     ramp = Image.fromarray(colormap.ramp(_CMAP)[None]).resize((_KEY, _TEXT - 3))
     canvas.paste(ramp, Cell(_GAP, top, _KEY, _TEXT - 3))
     canvas.write(f"{low:.4g}", _GAP, top + _TEXT, _INK)

@@ -311,10 +311,7 @@ def compared_tensor(changes: Sequence[TensorChange]) -> ComparedTensor:
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
     for change in changes:
         differs[: len(change.differs)] |= change.differs
-    in_each_image = ChannelCount(
-        differing=sum(int(change.differs.sum()) for change in changes),
-        total=sum(len(change.differs) for change in changes),
-    )
+    in_each_image = np.concatenate([change.differs for change in changes])
     reasons = [change.reason for change in changes if change.reason is not None]
     comparable = [change for change in changes if change.reason is None]
     channels = _worst_of_channels(comparable)
@@ -327,7 +324,7 @@ def compared_tensor(changes: Sequence[TensorChange]) -> ComparedTensor:
         reason=reasons[0] if reasons else None,
         images={change.image: _image_change(change) for change in changes},
         count=ChannelCount(int(differs.sum()), len(differs)),
-        channel_images=in_each_image,
+        channel_images=ChannelCount(int(in_each_image.sum()), len(in_each_image)),
         channels=channels,
         cosine=_least([change.cosine for change in comparable]),
         sqnr=_least([change.sqnr for change in comparable]),
