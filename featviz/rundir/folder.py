@@ -37,22 +37,23 @@ _HIDDEN = re.compile(r"\..+\.([0-9a-f]{16})\.[0-9a-f]{16}\.(?:part|old)", re.DOT
 _LONGEST = 200
 """Bytes of a file's name that its hidden name shows: systems take 255 in all."""
 _BUFFER = 2**16
-"""Bytes of a file's write buffer, small enough to be used again for the next file."""
+"""Bytes of a file's write buffer: an allocator keeps one of this size for the next file."""
 _EXISTING = (
     os.O_RDWR | NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 )
 _NEW = _EXISTING | os.O_CREAT | os.O_EXCL
-"""For a file that is there, and for one that is not there yet; neither may be a link.
-"""
+"""Flags of `os.open` for a file that is there, and for one that is not there yet; neither
+may be a link."""
 
 
 class Folder(OpenFolder):
-    """A folder that featviz writes into. What is done by it happens in this folder,
-    whatever somebody puts in its place meanwhile; links in it are neither followed nor
-    written through.
+    """A folder that featviz writes into. Its methods act in the folder that was opened,
+    even if somebody puts another in its place meanwhile. They neither follow links in it
+    nor write through them.
 
-    Names may be paths with forward slashes, relative to the folder. All raises OSError,
-    and StoreError where a link is in the way."""
+    A parameter `relative` is a path in the folder, with forward slashes; a `name` is one
+    entry of the folder itself. All methods raise OSError, and StoreError where a link is
+    in the way."""
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -70,8 +71,8 @@ class Folder(OpenFolder):
             make: whether folders that are missing are made.
 
         Raises:
-            OSError: the path leads out of this folder, or the folder is missing or a
-                link.
+            OSError: the path leads out of this folder, or the folder is missing.
+            StoreError: a folder on the path is a link.
         """
         names = PurePosixPath(relative).parts
         if not {"..", "/"}.isdisjoint(names):
@@ -98,11 +99,8 @@ class Folder(OpenFolder):
                 folder.close()
 
     def _refuse_link(self, name: str) -> None:
-        """Say that a folder in this one could not be opened since it is a link.
-
-        Raises:
-            StoreError: it is a symbolic link.
-        """
+        """Raise a StoreError if a folder in this one, which could not be opened, is a
+        symbolic link."""
         with suppress(FileNotFoundError):
             if stat.S_ISLNK(self.stat(name).st_mode):
                 raise StoreError(
@@ -118,8 +116,8 @@ class Folder(OpenFolder):
         return self.child(name)
 
     def create(self, relative: str) -> BinaryIO:
-        """Open a new file for writing; for a folder that is itself hidden until it is
-        whole.
+        """Open a new file for writing, under its own name: for a folder that is itself
+        hidden until all its files are there. `write` is for other folders.
 
         Args:
             relative: its path; folders that are missing are made.
@@ -133,15 +131,16 @@ class Folder(OpenFolder):
         return os.fdopen(descriptor, "w+b", _BUFFER)
 
     def rewrite(self, name: str) -> BinaryIO:
-        """Open a file that is there for writing; nothing of it is lost by that."""
+        """Open an existing file for writing at its beginning. It is not truncated; the
+        caller may do that."""
         descriptor = os.open(self.at(name), _EXISTING, dir_fd=self.descriptor)
         return os.fdopen(descriptor, "wb", buffering=0)
 
     @contextmanager
     def write(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file for writing under a hidden name; it gets the name that was asked for
-        when the block succeeds. An earlier file of that name is replaced, and so is a
-        link, which is not followed. Errors are StoreErrors that name the file."""
+        """Open a file for writing under a hidden name. When the block succeeds it gets its
+        name, and replaces an earlier file, or a link, of that name; otherwise it is
+        removed. Errors are StoreErrors that name the file."""
         above, _, name = relative.rpartition("/")
         with (
             reported(self.path / relative),
@@ -158,8 +157,8 @@ class Folder(OpenFolder):
                 raise
 
     def replace(self, old: str, new: str) -> None:
-        """Rename something in this folder; it takes the place of a file, or of an empty
-        folder."""
+        """Rename an entry of this folder. A file, or an empty folder, that has the new
+        name is replaced."""
         if not BY_DESCRIPTOR:  # on Windows an empty folder is in the way
             self.remove_empty(new)
         os.replace(
@@ -169,7 +168,7 @@ class Folder(OpenFolder):
             dst_dir_fd=self.descriptor,
         )
 
-    def take(self, source_folder: Folder, relative: str) -> None:
+    def move_from(self, source_folder: Folder, relative: str) -> None:
         """Move a file of another folder to the same path in this one."""
         above, _, name = relative.rpartition("/")
         with (
@@ -184,11 +183,15 @@ class Folder(OpenFolder):
             )
 
     def publish(self, new: Folder, name: str) -> None:
-        """Give a hidden folder in this one its final name. Nothing gets that name if
-        somebody has put something else in place of the hidden folder.
+        """Give a folder in this one its final name, unless somebody has put something else
+        in its place meanwhile.
+
+        Args:
+            new: the open folder, which has a hidden name.
+            name: the final one.
 
         Raises:
-            StoreError: the hidden folder was replaced meanwhile.
+            StoreError: the folder was replaced meanwhile.
         """
         # A name may be given to something else between two system calls; so it is
         # compared before the rename and after it.
@@ -204,15 +207,15 @@ class Folder(OpenFolder):
         )
 
     def is_as(self, above: OpenFolder, name: str) -> bool:
-        """Whether this folder is what has this name in another one."""
+        """Whether the entry `name` of the folder `above` is this very folder."""
         with suppress(OSError):
             return os.path.samestat(above.stat(name), self.identity)
         return False
 
     def remove(self, relative: str) -> None:
-        """Remove a file, or a folder with all that is in it, and the folders on the way
-        to it that are empty then; what is not there, or cannot be removed, stays. No
-        link is followed."""
+        """Remove a file, or a folder with all that is in it, then the folders on the way to
+        it that are empty. What cannot be removed stays, without an error. No link is
+        followed."""
         first, _, rest = relative.partition("/")
         if rest:
             with suppress(OSError), self.child(first) as folder:
@@ -230,9 +233,15 @@ class Folder(OpenFolder):
                 os.unlink(self.at(first), dir_fd=self.descriptor)
 
     def remove_files(self, names: Iterable[str]) -> None:
-        """Remove files, in this order, then all folders in this one that hold nothing.
-        What is gone already, or has become a folder or a link to one, is passed
-        over."""
+        """Remove files, in this order, then all folders in this one that hold nothing. A
+        file that is gone, or has become a folder, is passed over.
+
+        Args:
+            names: paths in this folder.
+
+        Raises:
+            StoreError: a file cannot be removed.
+        """
         for name in names:
             above, _, last = name.rpartition("/")
             with (
@@ -258,20 +267,25 @@ class Folder(OpenFolder):
 
 
 def hidden_name(name: str, ending: str = PART) -> str:
-    """An unguessable name for what is being written and will have this one, or has had
-    it."""
+    """A hidden name that nobody can guess.
+
+    Args:
+        name: the one that the file or folder will get (PART), or has had (OLD).
+        ending: PART or OLD.
+    """
     # cut in bytes, which may split a character: a name need not be text
     cut = os.fsdecode(os.fsencode(name)[:_LONGEST])
     return f".{cut}.{_digest(name)}.{secrets.token_hex(8)}{ending}"
 
 
 def is_hidden(name: str) -> bool:
-    """Whether it is a name from `hidden_name`: where it is left, a process was killed."""
+    """Whether a name is one from `hidden_name`. Where such a file or folder is left, a
+    process was killed."""
     return _HIDDEN.fullmatch(name) is not None
 
 
 def hides(hidden: str, name: str) -> bool:
-    """Whether a hidden name belongs to what has, or will have, this one."""
+    """Whether `hidden` is a name from `hidden_name` for `name`."""
     match = _HIDDEN.fullmatch(hidden)
     return match is not None and match[1] == _digest(name)
 
@@ -289,7 +303,7 @@ _GO_ON = (
 
 @contextmanager
 def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
-    """Turn what the system says of a path into a StoreError that names it."""
+    """Turn an OSError of the block into a StoreError: `path` cannot be written."""
     try:
         yield
     except OSError as error:

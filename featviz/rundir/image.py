@@ -50,6 +50,7 @@ from featviz.text import by, quoted
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
+"""Bytes up to the end of its width and height."""
 MOST_STATS = 256 * 2**20
 """Bytes of the statistics of an image: ten million channels."""
 MOST_TENSOR = 4 * 2**30
@@ -101,14 +102,15 @@ class Input:
 
     @property
     def shapes(self) -> list[list[int]]:
-        """One for each input of the model."""
+        """The shapes of the inputs of the model, one or several."""
         several = [size for size in self.shape if isinstance(size, list)]
         return several or [[size for size in self.shape if isinstance(size, int)]]
 
     @property
     def shown(self) -> tuple[int, int] | None:
-        """Width and height of input.png: frames and several images stand side by side;
-        None where an input is not a picture, or not one like the first."""
+        """Width and height that input.png must have. Frames, and several inputs, stand
+        side by side in it. None where this is not known: an input is no picture, or not
+        of the first one's shape but for height and width."""
         first = self.shapes[0]
         for shape in self.shapes:
             is_picture = len(shape) in (4, 5) and shape[-2:] != [1, 1]
@@ -122,11 +124,13 @@ class Input:
 
 @dataclass(frozen=True)
 class TargetFields:
-    """`target` of a manifest."""
+    """`target` of a manifest: the number of which gradients were taken."""
 
     of: Text | None
+    """The target, as --target takes it."""
     value: float | None
     grad_rule: Text
+    """The value of --grad-rule."""
 
 
 @dataclass(frozen=True)
@@ -173,14 +177,14 @@ class Manifest:
     fingerprint: Text | None = None
     prediction: list[ClassScore] = field(default_factory=list)
     detections: list[Detection] = field(default_factory=list)
-    """In pixels of the file's image."""
+    """Their boxes are in pixels of the image file, not of input.png."""
     target: TargetFields | None = None
     interventions: list[InterventionFields] = field(default_factory=list)
 
     @property
     def boxes(self) -> list[InputBox]:
-        """The boxes of the detections in input.png; none where it is unknown where the
-        image lies in it."""
+        """The boxes of the detections, in pixels of input.png; none where the manifest
+        does not say where in it the image lies."""
         size = self.image.size
         if self.input.window is None or size is None:
             return []
@@ -202,7 +206,7 @@ class Manifest:
 
     @property
     def named(self) -> list[str]:
-        """The files of the image, but for the manifest itself."""
+        """The files that an image with these captures has, but for the manifest."""
         names = [INPUT_FILE]
         for row in self.captures:
             names += row.files
@@ -219,14 +223,14 @@ def read_manifest(data: bytes) -> Manifest:
         data: all of the file, from anywhere.
 
     Returns:
-        A manifest whose fields have their types and agree with one another; that the
-        files are there and fit it, `read_image` checks.
+        A manifest whose fields have their types and agree with one another. Whether the
+        files are there and fit it is not checked: `read_image` does.
 
     Raises:
         ValueError: the message names the first misfit.
     """
-    # msgspec first, which is fast; what it refuses is read again by `convert`, which says
-    # why.
+    # The decoder of msgspec is fast. What it refuses is read once more, by `convert`,
+    # whose message says what does not fit.
     manifest = None
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
@@ -238,7 +242,6 @@ def read_manifest(data: bytes) -> Manifest:
             raise ValueError(f"cannot be read: {quoted(error)}") from None
         schema.check_version(content)
         manifest = schema.convert(content, Manifest)
-    # msgspec knows each field by itself; how they agree is checked here
     schema.check_rows(manifest.captures)
     # a file that is not listed has no checksum, and --overwrite would not remove it
     listed = [row.file for row in manifest.files]
@@ -254,24 +257,30 @@ class DamagedError(StoreError):
     """A file of an image that seemed whole cannot be read; the other images go on."""
 
     def __init__(self, image: ReadImage, message: str) -> None:
+        """Blame `image`, which callers leave out."""
         super().__init__(message)
         self.image = image
 
 
 @dataclass(frozen=True)
 class ReadImage:
-    """A complete image of a run, all of whose files are there and fit its manifest.
-    What reads one of them raises DamagedError where it was changed since."""
+    """A complete image of a run: when it was read, all its files were there and fitted
+    its manifest. The methods that read a file raise DamagedError where it was changed
+    since."""
 
     root: Path
+    """The run directory."""
     folder: str
+    """The image's folder in it, a relative path; empty where the files lie in `root`."""
     manifest: Manifest
     input_size: tuple[int, int]
+    """Width and height of input.png; (0, 0) where there is none."""
     sizes: Mapping[str, int]
     """Bytes of its pictures and tensors, by their names in the folder."""
     kept_stats: Mapping[str, Floats] | None = None
+    """What `stats` returns; None where that reads the file."""
     pixels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Width and height of the pictures of an audit or of exemplars."""
+    """Width and height of pictures; filled by `pictures_beside` alone."""
 
     @property
     def name(self) -> str:
@@ -285,29 +294,49 @@ class ReadImage:
 
     @cached_property
     def captures(self) -> Mapping[CaptureKey, Capture]:
-        """In the order of the model."""
+        """The rows of the manifest by their keys, in the order in which they ran."""
         return {row.capture_key: row for row in self.manifest.captures}
 
     def stats(self) -> Mapping[str, Floats]:
-        """All statistics, float32 [maps, 6] under `CaptureKey.stats_key`, and
-        deviations without the border, float32 [maps] under `deviations_key`."""
+        """The statistics of all captures.
+
+        Returns:
+            Under `CaptureKey.stats_key` float32 [maps, 6], the columns STAT_COLUMNS;
+            under `CaptureKey.deviations_key` float32 [maps], the standard deviations
+            without the border of each map.
+        """
         if self.kept_stats is not None:
             return self.kept_stats
         with self._opened() as folder:
             return stats_of(folder, self.manifest.captures)
 
     def tensor(self, row: Capture) -> np.ndarray | None:
-        """The kept tensor, in the shape in which the layer gave it; None where there is
-        none."""
+        """The tensor of a capture as the layer gave it, of the shape `row.shape`; None
+        where none was kept."""
         if row.tensor is None:
             return None
         with self._reading(row.tensor) as file:
-            return read_tensor(file, row.shape)
+            size = os.fstat(file.fileno()).st_size
+            # the header of an npy file may claim any shape
+            if size > MOST_TENSOR:
+                raise ValueError(
+                    f"it has {size:,} bytes, more than the {MOST_TENSOR:,} of any tensor"
+                )
+            array = npy.read_npy(file)
+            shape = list(array.shape)
+            if shape != row.shape:
+                raise ValueError(f"its shape is {shape}, by the manifest {row.shape}")
+            return array
 
     def levels(self, row: Capture) -> tuple[Bytes, Bytes | None] | None:
-        """The levels of a capture's PNG, uint8 [height, width], and its palette, uint8
-        [colours, 3], which is None where the PNG is grey. None in all for a picture of
-        another format or of colours, and for one that is too large for Pillow."""
+        """The levels of a capture's picture.
+
+        Returns:
+            The levels, uint8 [height, width], and the palette, uint8 [colours, 3], or
+            None for the palette of a grey picture. None instead of both where the
+            picture has no levels: it is no PNG, or has full colours; or where it is too
+            large for Pillow.
+        """
         limit = Image.MAX_IMAGE_PIXELS
         is_too_large = limit is not None and row.plan.pixels > limit
         if is_too_large or not format_of(row.file).levels:
@@ -342,11 +371,17 @@ class ReadImage:
             return picture
 
     def shown(self) -> np.ndarray:
-        """What the model saw: the pixels of input.png."""
+        """What the model saw: the pixels of input.png, uint8 [height, width] or
+        [height, width, 3]."""
         return np.asarray(self.picture(INPUT_FILE))
 
     def content(self, relative: str) -> bytes:
-        """A picture's bytes, as many as there were when the image was read at most."""
+        """The bytes of a picture; DamagedError where they are more than when the image
+        was read.
+
+        Args:
+            relative: its path in the image's folder, a key of `sizes`.
+        """
         with self._opened() as folder:
             return folder.read(relative, self.sizes[relative])
 
@@ -367,8 +402,8 @@ class ReadImage:
 
     @contextmanager
     def _reading(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file; what goes wrong with its content becomes a DamagedError that
-        names it."""
+        """Open a file as `open` does. An error of the block, which reads the content,
+        becomes a DamagedError that names the file."""
         with self.open(relative) as file:
             try:
                 yield file
@@ -380,7 +415,8 @@ class ReadImage:
 
     @contextmanager
     def _opened(self) -> Iterator[ReadFolder]:
-        """Open the image's folder; DamagedError where it, or a file of it, is gone."""
+        """Open the image's folder. Where it, or a file that the block opens in it, is
+        gone or a link, that is a DamagedError."""
         try:
             with (
                 _blamed(self.folder),
@@ -392,14 +428,14 @@ class ReadImage:
 
 
 def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
-    """Read a complete image, and compare its files with the manifest: their sizes, the
-    headers of the pictures, and the shapes of the statistics. Checksums are left to
-    `verify`.
+    """Read a complete image. Its files are compared with the manifest: their sizes, the
+    headers of the pictures, and the shapes of the statistics; checksums are not.
 
     Args:
         root: the run directory.
         folder: the image's folder in it, with forward slashes.
-        keep_stats: whether the statistics stay in memory.
+        keep_stats: whether the statistics stay in memory, else they are read again
+            when they are needed.
 
     Raises:
         StoreError: a file is missing, cannot be read, or does not fit.
@@ -435,8 +471,8 @@ def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
 
 
 def _headers(folder: ReadFolder, manifest: Manifest) -> dict[str, PictureHeader]:
-    """The headers of all pictures that a manifest names; StoreError where one does not
-    fit."""
+    """The headers of all pictures that a manifest names, by file; StoreError where one
+    is not of the size that the manifest says."""
     headers = {}
     for row in manifest.captures:
         headers[row.file] = picture_header(folder, row.file, row.size)
@@ -453,20 +489,25 @@ def pictures_beside(
     rows: Sequence[Capture] = (),
     may_be_missing: bool = False,
 ) -> ReadImage:
-    """The pictures of an audit, of exemplars or of kernels, as those of an image
-    without input.
+    """The pictures of an audit, of exemplars or of kernels, as an image without input
+    and statistics, whose `pixels` are known.
 
     Args:
         root: the folder that holds them.
-        name: of the image.
+        name: what the image is called.
         files: the pictures, relative to the folder.
-        rows: of those that are grids, which must have the size of their plan.
-        may_be_missing: leave out files that are not there; else FileNotFoundError.
+        rows: the captures of those that are grids.
+        may_be_missing: leave out pictures that are not there.
+
+    Raises:
+        StoreError: a file is no picture, or a grid has not the size of its row.
+        FileNotFoundError: a picture is missing, and may not be.
+        FileError: a picture cannot be opened, or is a link.
     """
     sizes = {}
     pixels = {}
     expected = {row.file: row.size for row in rows}
-    # an audit may be copied without its pictures
+    # an audit may have been copied without its pictures
     passed_over = [FileNotFoundError] if may_be_missing else []
     with ReadFolder(root) as folder:
         for file in files:
@@ -494,7 +535,11 @@ def pictures_beside(
 
 
 def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) -> bool:
-    """Whether two files, each an image's, hold the same bytes."""
+    """Whether two files hold the same bytes; DamagedError where one cannot be opened.
+
+    Args:
+        first, second: an image, and the path of the file in its folder.
+    """
     first_image, first_name = first
     second_image, second_name = second
     with first_image.open(first_name) as old, second_image.open(second_name) as new:
@@ -530,6 +575,7 @@ def picture_header(
     Raises:
         StoreError: it is not of the format of its name, or of another size.
         FileNotFoundError: there is no such file.
+        FileError: it cannot be opened, or is a link.
     """
     where = quoted(f"{folder.name}/{name}")
     format = FORMATS.get(PurePosixPath(name).suffix[1:])
@@ -550,8 +596,8 @@ def picture_header(
 
 
 def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
-    """Size and bytes of a PNG; None where the file is not a PNG. A run holds thousands
-    of them: the size stands in the first bytes, and Pillow would read more."""
+    """The header of a PNG; None where the file is not a PNG. A run holds thousands of
+    them: width and height stand in the first bytes, and Pillow would read more."""
     head, size = folder.head(name, _PNG_HEAD)
     if len(head) < _PNG_HEAD or not head.startswith(_PNG):
         return None
@@ -561,10 +607,10 @@ def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
 
 
 def _pillow_header(folder: ReadFolder, name: str, format: str) -> PictureHeader | None:
-    """Size and bytes of a picture; None where Pillow cannot read the file as one.
+    """The header of a picture; None where Pillow cannot read the file as one.
 
     Args:
-        format: Pillow's name of it, `WEBP`.
+        format: Pillow's name of the format, `WEBP`.
     """
     with folder.open(name) as file, warnings.catch_warnings():
         # no pixel is decoded here
@@ -578,14 +624,15 @@ def _pillow_header(folder: ReadFolder, name: str, format: str) -> PictureHeader 
 
 
 def format_of(name: str) -> PictureFormat:
-    """The format of a picture, by the ending of its file's name, which Pillow is told
-    to expect: it tries no other."""
+    """The format of a picture by the ending of its file's name; KeyError where that is
+    the ending of no picture."""
     return FORMATS[PurePosixPath(name).suffix[1:]]
 
 
 @contextmanager
 def _blamed(folder: str) -> Iterator[None]:
-    """Turn what is said of a file of an image into a StoreError that names both."""
+    """Turn errors of files of an image, which a `ReadFolder` raises, into a StoreError
+    that names the folder, too."""
     try:
         yield
     except FileNotFoundError as error:
@@ -601,7 +648,9 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, as `ReadImage.stats` has them.
 
     Raises:
-        StoreError: the file does not hold what the rows say, or more than MOST_STATS.
+        StoreError: the file does not hold what the rows say.
+        FileNotFoundError: there is no such file.
+        FileError: it has more than MOST_STATS bytes, or cannot be read.
     """
     data = folder.read(STATS_FILE, MOST_STATS)
     where = quoted(f"{folder.name}/{STATS_FILE}")
@@ -621,8 +670,8 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
 
 
 def _stats_of_row(arrays: Mapping[str, np.ndarray], row: Capture) -> dict[str, Floats]:
-    """The two arrays of a row; ValueError where one is not there, or of another
-    shape."""
+    """The two arrays of a row, as `ReadImage.stats` has them; ValueError where the file
+    has no statistics of it, or an array has another shape."""
     key = row.capture_key.stats_key
     array = arrays.get(key)
     if array is None:
@@ -639,26 +688,3 @@ def _stats_of_row(arrays: Mapping[str, np.ndarray], row: Capture) -> dict[str, F
     if deviations.dtype != np.float32 or len(deviations) != row.maps:
         raise ValueError(f"{key} has {len(deviations)} deviations")
     return {key: array, deviations_key: deviations}
-
-
-def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
-    """The array in an open npy file.
-
-    Args:
-        expected: its shape by the manifest.
-
-    Raises:
-        ValueError: it has another shape, or more bytes than any tensor.
-    """
-    # the header of an npy file may claim any shape
-    size = os.fstat(file.fileno()).st_size
-    if size > MOST_TENSOR:
-        raise ValueError(
-            f"it has {size:,} bytes, more than the {MOST_TENSOR:,} of any tensor"
-        )
-    array = npy.read_npy(file)
-    if list(array.shape) != expected:
-        raise ValueError(
-            f"its shape is {list(array.shape)}, by the manifest {expected}"
-        )
-    return array

@@ -1,7 +1,7 @@
 """One writer at a time: a folder is locked for as long as a command writes it.
 
-The lock is the system's own (flock, by filelock) on a file in the folder: it ends with
-its process, and the file says who holds it."""
+The lock is the system's own (flock, by filelock) on a file in the folder. It ends when
+its process does. The file says which process holds it, for whoever finds it."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ with suppress(ImportError):  # Windows has none
 PATIENCE = 600.0
 """Seconds for which a shard waits for others that begin or end."""
 _LONGEST_SIGNATURE = 4096
-"""Bytes that are read of what a lock says."""
+"""Bytes that are read of a lock file."""
 
 
 @contextmanager
 def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
-    """Lock a folder while this command writes into it. The folder is made if it is
-    missing, and removed at the end if it is empty. Locks that killed processes left are
-    removed, and an earlier result that one of them had moved away comes back.
+    """Lock a folder while the block writes into it. The folder is made if it is missing,
+    and removed at the end if it is empty. Locks of killed processes are removed. An
+    earlier result that one of them had moved away comes back.
 
     Args:
-        out: the folder; a file is let pass, since `check_free` refuses it.
-        shard: what this command draws of the run, where it is divided: other shards of
-            the same division may write into the folder at the same time, nobody else
-            may. None lets nobody else write.
+        out: the folder. Where it is a file nothing is locked: `check_free` refuses it.
+        shard: the part of the run that this command draws, where the run is divided.
+            Other shards of the same division may write into the folder at the same
+            time. None lets nobody else write.
 
     Raises:
         StoreError: another process writes into it.
@@ -68,7 +68,7 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
             lock = SHARD_LOCKS.fullmatch(path.name)
             if lock is None or lock["count"] is None:
                 continue
-            # shards of the same division may go on, and take their own locks
+            # the locks of the same division are held by shards that still run
             if shard is None or int(lock["count"]) != shard.count:
                 end_lock(path, holder)
         until_begun.close()
@@ -76,8 +76,12 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
 
 
 def _bring_back(out: Path, holder: str) -> None:
-    """Give an earlier result the name `out` back, which a killed process has taken from it:
-    a folder is replaced by two renames, and it ended between them.
+    """Give an earlier result its name back, if a process was killed between the two
+    renames by which it replaced the folder.
+
+    Args:
+        out: the folder that may be missing for that reason.
+        holder: as of `locked`.
 
     Raises:
         StoreError: the process still runs, and holds the lock of the earlier result.
@@ -96,9 +100,14 @@ def _bring_back(out: Path, holder: str) -> None:
 
 @contextmanager
 def locked_new(folder: Folder, holder: str) -> Iterator[None]:
-    """Hold the lock of a folder that was just made, for as long as it is hidden. Its
-    file is made and locked by descriptors, since a link may have come to stand under
-    the folder's name."""
+    """Hold the lock of a folder that was just made, and has a hidden name. The lock file
+    is made and locked by descriptors, since somebody may have put a link in the place of
+    the folder.
+
+    Args:
+        folder: the open folder.
+        holder: as of `locked`.
+    """
     if not BY_DESCRIPTOR or not hasattr(fcntl, "flock"):
         with locked(folder.path / LOCK_FILE, holder):
             yield
@@ -114,13 +123,19 @@ def locked_new(folder: Folder, holder: str) -> Iterator[None]:
 
 @contextmanager
 def among_shards(out: Path) -> Iterator[None]:
-    """Be the only shard that begins or ends, which takes a moment; the others wait."""
+    """Run the block, in which a shard begins or ends, while no other shard does either;
+    waits for up to PATIENCE seconds.
+
+    Raises:
+        StoreError: another shard takes longer.
+    """
     with locked(out / SHARDS_LOCK, f"--out {quoted(out)}", PATIENCE):
         yield
 
 
 def is_lock(relative_path: str) -> bool:
-    """Whether a file of a folder is the lock of who writes it, or of a shard."""
+    """Whether a path in a run directory is that of a lock: of the directory, or of a
+    shard."""
     return (
         relative_path == LOCK_FILE or SHARD_LOCKS.fullmatch(relative_path) is not None
     )
@@ -128,12 +143,16 @@ def is_lock(relative_path: str) -> bool:
 
 @contextmanager
 def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold one lock file; the folders that it needs are made, and go again if they are
-    empty.
+    """Hold a lock file during the block. Folders above it that are missing are made, and
+    removed at the end if they are empty.
 
     Args:
-        holder: what is locked, for the message of a process that is refused.
-        patience: seconds to wait for another process.
+        path: the lock file, which is removed at the end.
+        holder: what is locked, for the message: `--out maps`.
+        patience: seconds to wait for another process that has the lock.
+
+    Raises:
+        StoreError: as from `_acquire`, or the folder cannot be written.
     """
     # thread_local: a generator may be closed by another thread than began it
     lock = FileLock(path, thread_local=False)
@@ -145,7 +164,8 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
                 made[:0] = [folder for folder in above if not folder.exists()]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _acquire(lock, path, holder, patience)
-        # what was locked, to tell it from what may stand under its name in the end
+        # to tell the file that was locked from one that another process may have made
+        # under its name by the end
         identity = None
         try:
             if not isinstance(lock, SoftFileLock):  # which writes its own text
@@ -154,8 +174,8 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
                 identity = path.lstat()
             yield
         finally:
-            # while it is held: who waits for it sees that it has gone, and makes a new
-            # one
+            # before the release: a process that waits sees that the file has gone, and
+            # makes a new one
             if identity is not None:
                 _remove(path, identity)
             lock.release()
@@ -166,30 +186,33 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
 
 
 def _remove(path: Path, identity: os.stat_result) -> None:
-    """Remove a lock file, unless the folder was replaced since, and another process has
-    made a lock there."""
+    """Remove a lock file, unless it is another one by now: the folder was replaced, and
+    another process has locked the new one.
+
+    Args:
+        identity: `lstat` of the file that was locked.
+    """
     with suppress(OSError), Folder(path.parent) as folder:
         if os.path.samestat(folder.stat(path.name), identity):
             folder.remove(path.name)
 
 
 def end_lock(path: Path, holder: str) -> None:
-    """Remove a lock that a killed process has left; StoreError where it still runs."""
+    """Remove a lock that a killed process has left; StoreError where the process still
+    runs."""
     with locked(path, holder):
         pass
 
 
 def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> None:
-    """Acquire a lock. Where another process has just removed its folder it stays without,
-    and the caller tries again.
+    """Acquire a lock. Where another process has just removed its folder, this returns
+    without the lock, and the caller tries again.
 
     Args:
-        path: the lock file.
-        holder: what is locked, for the message.
-        patience: seconds to wait for another process.
+        path, holder, patience: as of `locked`.
 
     Raises:
-        StoreError: another process has it for longer, or the file is not a lock.
+        StoreError: another process has the lock for longer, or the file is not a lock.
     """
     try:
         if os.path.lexists(path):
@@ -210,27 +233,37 @@ def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> No
 
 
 def _sign(path: Path) -> None:
-    """Write into a lock who holds it; on a full disk there is room for the lock alone."""
+    """Write into a lock file who holds it. Where that fails, as on a full disk, the file
+    stays empty.
+
+    Raises:
+        StoreError: the file is not a lock.
+    """
     with (
         suppress(OSError),
         Folder(path.parent) as folder,
         folder.rewrite(path.name) as file,
     ):
-        _check(path, os.fstat(file.fileno()))  # a link may have come since
+        # since it was locked, somebody may have put a link in its place
+        _check(path, os.fstat(file.fileno()))
         file.truncate()
         file.write(_signature())
 
 
 def _signature() -> bytes:
-    """Who holds a lock: process, machine and since when."""
-    # for people who find a lock: what ends it is the system
+    """A line that names this process, its machine and the time. It is for people who find
+    a lock; whether the lock is held, the system knows."""
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return f"process {os.getpid()} on {socket.gethostname()} since {began}\n".encode()
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    """Refuse a lock that is somebody's file under another name."""
-    # a hard link to somebody's notes would be truncated and signed
+    """Refuse a lock file that is a link, or no regular file: StoreError.
+
+    Args:
+        status: of the file at `path`.
+    """
+    # a hard link to somebody's notes would be truncated, and written into
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise StoreError(
             f"{quoted(path)} is no lock of featviz: it is a link, or no regular file",

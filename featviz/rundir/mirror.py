@@ -2,10 +2,10 @@
 object.
 
 A run is written into a folder of this machine as always. Whenever its run.json is
-written, the images that are complete are put to the URL, the manifest of each last, and
-then run.json. Whoever reads the run by its URL reads a copy in a temporary folder. The
+written, the complete images are put to the URL, the manifest of each last, and then
+run.json. A command that reads the run by its URL reads a copy in a temporary folder. The
 store is somebody else's: only files that run.json and the manifests list are fetched,
-and no more bytes than the manifests say."""
+and no more bytes than they say."""
 
 from __future__ import annotations
 
@@ -26,25 +26,30 @@ from featviz.rundir.read import read_record
 from featviz.rundir.schema import MOST_RECORD
 from featviz.text import quoted, safe_name, safe_way
 
-# images that are fetched at once: an answer of a store takes a tenth of a second
 _AT_ONCE = 8
+"""Images that are fetched at once: an answer of a store takes a tenth of a second."""
 
 
 class Mirror:
     """The objects below a URL, to which a run directory is copied."""
 
     def __init__(self, url: Url, root: Path) -> None:
-        """Connect to the store; nothing is asked of it yet."""
+        """Make a mirror; the store is not asked for anything yet.
+
+        Args:
+            url: where the copy of the run directory is.
+            root: the run directory on this machine.
+        """
         self._url = url
         self._root = root
         self._store = url.filesystem()
         self._complete: set[str] = set()
-        """Folders of images that are there."""
+        """Folders of images that the store has."""
 
     def put_run(self, folders: Iterable[str]) -> None:
-        """Put the images with these folders, as far as they are not there, and
-        run.json."""
-        # run.json is written every few seconds, and most images are there by then
+        """Put into the store the images with these folders that it does not have yet, then
+        run.json; StoreError where one cannot be written."""
+        # run.json is written every few seconds: most images are in the store already
         for folder in folders:
             if folder not in self._complete:
                 self._put_image(folder)
@@ -52,14 +57,16 @@ class Mirror:
         self._put([RUN_FILE])
 
     def _put_image(self, folder: str) -> None:
-        """Put all files of an image, unless this very image is there."""
+        """Put all files of an image into the store, unless it has an image with the same
+        manifest there."""
         name = f"{folder}/{MANIFEST_FILE}"
-        # --resume meets images that are there already: the same manifest, the same files
+        # --resume meets images that are in the store: the same manifest, the same files
         content = (self._root / name).read_bytes()
-        with suppress(FileError):  # there is none, or the store says why when it is put
+        # There is no such object; or the store fails, and says why when files are put.
+        with suppress(FileError):
             if urls.read(_object(self._url, name), MOST_RECORD) == content:
                 return
-        # the manifest last, as on a disk: who reads meanwhile sees whole images
+        # the manifest last, as on a disk: a reader meanwhile sees complete images alone
         self._put([f"{folder}/{name}" for name in read_manifest(content).named])
         self._put([name])
 
@@ -90,8 +97,8 @@ class Mirror:
 
 @contextmanager
 def copied(location: Path | Url) -> Iterator[Path]:
-    """A run directory to read: the folder itself, or a copy of the one below a URL for
-    as long as the block lasts. Errors of the block speak of the URL."""
+    """The folder in which the block reads a run: a path itself, or a temporary copy of
+    the run at a URL. Errors of the block then speak of the URL."""
     if isinstance(location, Path):
         yield location
         return
@@ -109,7 +116,7 @@ def copied(location: Path | Url) -> Iterator[Path]:
 
 
 def _copy_run(url: Url, root: Path) -> None:
-    """Copy run.json, and the images that it calls complete."""
+    """Copy into `root` run.json, and the images that it calls complete."""
     _copy(url, RUN_FILE, root, MOST_RECORD)
     complete = read_record(root).images.complete
     folders = [folder for folder in map(safe_way, complete) if is_inside(folder)]
@@ -119,8 +126,14 @@ def _copy_run(url: Url, root: Path) -> None:
 
 
 def _copy_image(url: Url, folder: str, root: Path) -> None:
-    """Copy the files that the manifest of an image lists, each up to the size that it
-    says; what is missing or does not fit, the reader of runs names."""
+    """Copy the manifest of an image and the files that it lists, each up to the size that
+    it says. A file that is missing, and a manifest that cannot be read, are passed over:
+    `read_run` names them.
+
+    Args:
+        folder: of the image, relative to the run.
+        root: the run directory that is the copy.
+    """
     _copy(url, f"{folder}/{MANIFEST_FILE}", root, MOST_RECORD)
     with suppress(FileNotFoundError, ValueError):
         manifest = read_manifest((root / folder / MANIFEST_FILE).read_bytes())
@@ -129,12 +142,13 @@ def _copy_image(url: Url, folder: str, root: Path) -> None:
 
 
 def _copy(url: Url, name: str, root: Path, limit: int) -> None:
-    """Copy an object of a run in a store into a folder; no file where there is no object.
+    """Copy one object into a file; no file is made where there is no object.
 
     Args:
-        url: the run.
+        url: the run in the store.
         name: the object's path in the run, and the file's in `root`.
-        limit: bytes that it may have.
+        root: the run directory that is the copy.
+        limit: how many bytes the object may have.
 
     Raises:
         StoreError: it is larger, or cannot be read.
@@ -154,5 +168,5 @@ def _copy(url: Url, name: str, root: Path, limit: int) -> None:
 
 
 def _object(url: Url, name: str) -> Url:
-    """The place in the store of a file below a run directory's URL."""
+    """The URL of a file of the run at `url`."""
     return url.at_key(f"{url.key.rstrip('/')}/{name}")

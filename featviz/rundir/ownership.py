@@ -3,8 +3,8 @@
 A folder is ours if our record in it says what our writers always say. A file in it is
 ours if that record, or the manifest of one of its images, lists it; if its hidden name
 says that its command was killed; or, for a page or JUnit XML, if its head says so.
-Records are not held against the schema of their readers: the owner of a run that cannot
-be shown must be able to replace it."""
+The records here have fewer fields than those of the readers: the owner of a run that
+cannot be shown must be able to replace it."""
 
 from __future__ import annotations
 
@@ -43,15 +43,17 @@ from featviz.text import safe_way
 _HEAD = 1000
 """Bytes within which a file says who wrote it."""
 _LARGEST_RECORD = 2**28
+"""Bytes of a record."""
 _Version = Annotated[int, Meta(ge=1)]
 _LISTINGS = (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD)
 _EVENTS = "events.out.tfevents."
-"""How the names of TensorBoard's files begin, which stay where they are."""
+"""How the names of TensorBoard's files begin, which are left alone."""
 _LAYER_FILE = re.compile(
     rf"(\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?|[^/]+__\d{{3,}}_[^/]+)"
     rf"\.({'|'.join(FORMATS)}|npy)"
 )
-"""A file of a layer in an image's folder."""
+"""The path of a layer's file in an image's folder: `004_conv1/output.png`, or without a
+folder `cat__004_conv1.png`."""
 
 
 class WrittenListing(msgspec.Struct):
@@ -114,19 +116,20 @@ _RECORDS: dict[str, list[type[msgspec.Struct]]] = {
     MANIFEST_FILE: [WrittenManifest],
     RUN_FILE: [WrittenRun, WrittenKernels],
 }
-"""What a record of a name says: one of these."""
+"""What a record says, by its file's name: one of these."""
 
 
 def record_of(root: Path, path: str) -> msgspec.Struct | None:
-    """The record of a result, if it says what our records always say.
+    """Read the record of a result, if featviz wrote it.
 
     Args:
         root: the folder of the result.
-        path: of the record in it, with forward slashes. Its name is a key of `_RECORDS`.
+        path: of the record in it, with forward slashes. Its last part is a key of
+            `_RECORDS`.
 
     Returns:
-        None where there is no such file, where it cannot be read (it is damaged, a
-        link, too large), and where it is another program's.
+        The record; None where there is no such file, it cannot be read (it is damaged,
+        a link, too large), or does not say what our records always say.
     """
     folder, _, name = path.rpartition("/")
     try:
@@ -146,22 +149,22 @@ def holds_run(root: Path) -> bool:
 
 
 class Contents(NamedTuple):
-    """What is in a folder; locks and TensorBoard's events are left out."""
+    """The files below a folder, but for locks."""
 
     ours: list[str]
-    """Paths of the files that featviz wrote, in the order in which they are to go:
-    manifests and records last, by which the rest is known to be ours."""
+    """Paths of the files that featviz wrote, in the order in which they are to be
+    removed: manifests and then records come last, since they tell what is ours."""
     others: list[str]
-    """Paths of all other files."""
+    """Paths of all other files, but for TensorBoard's events."""
     drawn_images: int
-    """Complete images of which there is a picture of some layer."""
+    """How many complete images have a picture of some layer."""
 
 
 def look(root: Path) -> Contents:
-    """Tell what is ours in a folder from what is not.
+    """Tell the files below a folder that featviz wrote from those that it did not.
 
     Args:
-        root: any folder; nothing is in one that does not exist.
+        root: any folder; one that does not exist counts as empty.
     """
     is_regular = {path: regular for path, regular in walk(root) if not is_lock(path)}
     listed = set[str]()
@@ -186,14 +189,14 @@ def look(root: Path) -> Contents:
             ours.append(path)
         elif not is_events(path):
             foreign.append(path)
-    # killed on the way, --overwrite must still know what is ours
+    # Where the removal is killed, the records that are left still tell what is ours.
     ours.sort(key=lambda path: (path in _RECORDS, path.endswith(f"/{MANIFEST_FILE}")))
     return Contents(ours, foreign, drawn_images)
 
 
 def _manifest_at(root: Path, path: str) -> WrittenManifest | None:
-    """The manifest of an image; None where the path is not that of a manifest, or it
-    names an image of another folder."""
+    """The manifest at a path in a run directory; None where the path is not that of a
+    manifest, the file cannot be read, or it is of an image of another folder."""
     folder, _, name = path.rpartition("/")
     if name != MANIFEST_FILE:
         return None
@@ -208,12 +211,13 @@ def _manifest_at(root: Path, path: str) -> WrittenManifest | None:
 
 
 def _files(record: WrittenListing | WrittenManifest, path: str) -> Iterator[str]:
-    """The paths of the files that a record lists, by names or, in a manifest, by rows.
+    """The files that a record lists: paths relative to the folder of the result.
 
     Args:
-        path: of the record.
+        path: of the record, relative to the same folder.
     """
     folder = path.rpartition("/")[0]
+    # a manifest has an object for each file, the other records its name
     for row in record.files:
         file = row.get("file") if isinstance(row, dict) else row
         if isinstance(file, str):
@@ -226,7 +230,11 @@ def is_events(name: str) -> bool:
 
 
 def is_own_name(inside: str) -> bool:
-    """Whether a file in an image's folder has a name that featviz gives."""
+    """Whether featviz gives a file in an image's folder this name.
+
+    Args:
+        inside: its path relative to that folder.
+    """
     if inside in (MANIFEST_FILE, STATS_FILE, INPUT_FILE):
         return True
     return _LAYER_FILE.fullmatch(inside) is not None
@@ -268,16 +276,18 @@ class FileKind(NamedTuple):
     description: str
     """For messages."""
     head: bytes | None
-    """What stands in its first bytes, or in those of its first page; None where nothing
-    does."""
+    """Bytes that are among its first ones, or those of the first page of a zip file.
+    None: no earlier file is recognised, and so none is replaced."""
 
 
 _GENERATOR = b'<meta name="generator" content="featviz'
 PAGE = FileKind("page of featviz", _GENERATOR)
 REPORT_ALONE = FileKind("report of featviz", _GENERATOR)
 JUNIT = FileKind("JUnit XML of featviz", b'<testsuites name="featviz ')
-PRUNING = FileKind("file that says featviz wrote it", None)  # lists of numbers do not
+# a list of channels says nothing of who wrote it
+PRUNING = FileKind("file that says featviz wrote it", None)
 _PAGES = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}
+"""Files that say themselves that featviz wrote them, by the endings of their names."""
 
 
 def picture_of(command: str) -> FileKind:
@@ -302,8 +312,8 @@ _UNREADABLE = (
 
 
 def is_of_kind(path: Path, file_kind: FileKind) -> bool:
-    """Whether a file is one that featviz wrote, by its head; not where it cannot be
-    read."""
+    """Whether featviz wrote a file as one of this kind, by its first bytes; False where
+    it cannot be read."""
     try:
         return file_kind.head is not None and file_kind.head in _head(path)
     except _UNREADABLE:
@@ -311,7 +321,11 @@ def is_of_kind(path: Path, file_kind: FileKind) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, or of the first page of a report that is a zip file."""
+    """The first bytes of a file; of a zip file, those of the `index.html` in it.
+
+    Raises:
+        One of `_UNREADABLE`.
+    """
     with open_regular(path) as file:
         head = file.read(_HEAD)
         # as every zip file with something in it begins
@@ -322,8 +336,12 @@ def _head(path: Path) -> bytes:
 
 
 def _says_so_itself(root: Path, path: str) -> bool:
-    """Whether a file is ours by its name, where its command was killed, or by its
-    head."""
+    """Whether a file that no record lists is ours: its name, or that of a folder of it,
+    is hidden, as where a command was killed; or its first bytes say so.
+
+    Args:
+        path: of the file, relative to `root`.
+    """
     if any(map(is_hidden, path.split("/"))):
         return True
     file_kind = _PAGES.get(PurePosixPath(path).suffix)

@@ -1,5 +1,6 @@
-"""Where a result is written: apart from what is read, in a hidden folder beside its
-place, and in the place of an earlier result only if featviz wrote all that is there."""
+"""Where a result may be written: apart from what is read, and in the place of an earlier
+result only if featviz wrote all that is there. It is written into a hidden folder beside
+its place, which it gets at the end."""
 
 from __future__ import annotations
 
@@ -71,8 +72,8 @@ AUDIT = AUDIT_FILE
 DIFF = DIFF_FILE
 EXEMPLARS = EXEMPLARS_FILE
 REPORT_FOLDER = REPORT_RECORD
-"""Results that have a folder of their own, by the record which says that the folder is
-ours, and lists the others."""
+"""The records of results that have a folder of their own: each says that the folder is
+ours, and lists the other files in it."""
 
 
 def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | None:
@@ -84,12 +85,13 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
         overwrite: whether an earlier result may be replaced.
 
     Returns:
-        The files of the earlier result, which is to be replaced; None where there is no
-        earlier result.
+        The files of the earlier result, which may be removed, in that order; None where
+        there is no earlier result.
 
     Raises:
         StoreError: it is a file, holds what featviz did not write, or an earlier result
-            that is not to be replaced.
+            that is not to be replaced. A run without a picture may be replaced even
+            without `overwrite`.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(
@@ -101,7 +103,7 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
         _check_empty(root, record_name)
         return None
     contents = look(root)
-    # a run without a picture is in nobody's way: its command is to be mended
+    # somebody mends the command of a run that drew nothing, and gives it again
     if not overwrite and (contents.drawn_images or record_name != RUN):
         hint = "--out names another folder, --overwrite replaces it"
         result = f"an earlier result ({record_name})"
@@ -121,10 +123,11 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
 
 
 def _check_empty(root: Path, record_name: str) -> None:
-    """Refuse a folder that holds more than locks, events, and what killed commands left.
+    """Refuse a folder that holds more than locks, TensorBoard's events, and hidden files
+    of commands that were killed.
 
     Args:
-        record_name: the record of the result which is to be written.
+        record_name: the record of the result that is to be written, for the message.
 
     Raises:
         StoreError: it holds anything else.
@@ -141,21 +144,23 @@ def _check_empty(root: Path, record_name: str) -> None:
 
 @contextmanager
 def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[Folder]:
-    """A hidden folder beside `root` to write into, which takes its place if the block
-    succeeds: the result appears whole or not at all. Both are locked meanwhile, so that
-    whoever comes to find one of them can tell whether it is being written.
+    """Make a hidden folder for the block to write into. If the block succeeds, it takes
+    the place of `root`: the result appears whole or not at all. An earlier result goes
+    then.
 
     Args:
+        root: where the result will be; folders above it are made.
         record_name: the file that is the result's record.
         overwrite: False refuses to begin where `root` holds an earlier result.
 
     Raises:
-        StoreError: as of `check_free`, before and after the block; another process holds
-            a lock; or the folder cannot be made or renamed.
+        StoreError: as from `check_free`, before and after the block; another process
+            holds a lock; or the folder cannot be made or renamed.
     """
     final = real(root)
     with ExitStack() as locks:
-        # both are locked: who comes by either name sees that a process is at work
+        # Both folders are locked: whoever finds one of them can tell whether it is being
+        # written.
         locks.enter_context(held(root))
         check_free(root, record_name, overwrite)
         with (
@@ -167,8 +172,7 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
             try:
                 locks.enter_context(locked_new(new, f"--out {quoted(root)}"))
                 yield new
-                # the earlier result is looked for anew: the work before may have taken
-                # hours
+                # once more, since the block may have taken hours
                 earlier = check_free(final, record_name, True)
                 if earlier is None:  # what killed commands left, or nothing
                     earlier = look(final).ours
@@ -182,13 +186,14 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
 
 
 def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> None:
-    """Let a new folder take the place of an earlier one.
+    """Let a new folder take the place of an earlier one, if there is one.
 
     Args:
         above: the folder of both.
         new: the new folder, which is hidden.
-        final: the name that it gets, as a path.
-        earlier: files of the earlier folder, which are removed; others of it stay.
+        final: the path that it gets.
+        earlier: files to remove, of the folder that was there. TensorBoard's events move
+            to the new folder; any other files stay, under a hidden name.
     """
     old_name = hidden_name(final.name, OLD)
     is_replaced = final.exists()
@@ -201,49 +206,52 @@ def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> No
         if is_replaced:
             above.replace(old_name, final.name)
         raise
-    # opened anew: elsewhere than on Linux and macOS a folder is its path
+    # opened anew: on Windows a folder is its path, which has changed
     with above.child(final.name) as published:
         published.remove(LOCK_FILE)
         if not is_replaced:
             return
         with above.child(old_name) as old:
-            # TensorBoard goes on with its files: they stay where they are
+            # TensorBoard goes on writing its files
             for path in filter(is_events, [path for path, _ in walk(old.path)]):
-                published.take(old, path)
+                published.move_from(old, path)
     remove_result(above, old_name, earlier)
 
 
 def remove_result(above: Folder, name: str, files: Iterable[str]) -> None:
-    """Remove these files of a folder, and the folder if nothing else is in it."""
-    # the lock is in no list, and who waits for it finds that the folder has gone
+    """Remove an earlier result.
+
+    Args:
+        above: the folder that its folder is in.
+        name: of its folder, which goes, too, if nothing else is in it.
+        files: paths in that folder.
+    """
+    # no record lists the lock; a process that waits for it sees that the folder has gone
     with above.folder(name) as folder:
         folder.remove_files([LOCK_FILE, *files])
     above.remove_empty(name)
 
 
 def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
-    """Remove hidden folders that killed processes have left.
-
-    These are new results that were to get the name `final`, and earlier results that had
-    it. An earlier result goes only if there is a result under the name, and only its
-    files that featviz wrote do. A process that still runs holds the lock of its hidden
-    folder, which then stays.
+    """Remove the hidden folders of killed processes: new results that were to get the
+    path `final`, and earlier ones that had it. What cannot be removed stays.
 
     Args:
         above: the folder in which they are.
+        final: where the result will be.
         record_name: the file that is the result's record.
     """
     for entry in above.entries():
-        # only what has this result's digest in its name: others are somebody's work
+        # others have the digest of another result in their names
         if not hides(entry.name, final.name) or not entry.is_dir(follow_symlinks=False):
             continue
         try:
             end_lock(above.path / entry.name / LOCK_FILE, quoted(entry.name))
-        except StoreError:
+        except StoreError:  # its process still runs
             continue
         if entry.name.endswith(PART):
             above.remove(entry.name)
-        # else it may be the only copy of an earlier result
+        # without a result at `final`, it may be the only copy of the earlier one
         elif record_of(final, record_name) is not None:
             with suppress(StoreError):
                 remove_result(above, entry.name, look(above.path / entry.name).ours)
@@ -252,10 +260,11 @@ def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
 def check_file(
     out: Path, file_kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> None:
-    """Refuse a place that holds something else than an earlier file of the same kind.
+    """Refuse a file that would replace anything but an earlier one of the same kind.
 
     Args:
-        out: need not exist.
+        out: the file, which need not exist.
+        file_kind: what is to be written.
         option: the one that names the file, for messages.
         overwrite: allow any file; a folder is refused all the same.
 
@@ -276,27 +285,23 @@ def check_file(
 
 @contextmanager
 def writing(
-    out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False
+    out: Path, file_kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> Iterator[BinaryIO]:
-    """Write a file of a kind, which takes its place when all is written.
-
-    Args:
-        kind: an earlier file of this kind is replaced, anything else refused.
-        option: the one that names the file, for messages.
-        overwrite: replace any file.
+    """Open a file for the block to write, after `check_file`, which has the same
+    parameters. It gets its name when the block succeeds.
 
     Raises:
-        StoreError: it is a folder or another file, or cannot be written.
+        StoreError: as from `check_file`, or the file cannot be written.
     """
-    check_file(out, kind, option, overwrite)
+    check_file(out, file_kind, option, overwrite)
     with write_file(out) as file:
         yield file
 
 
 @contextmanager
 def write_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file, which takes its place when all is written. Folders that are missing
-    are made, and a link in the file's place is replaced.
+    """Open a file for the block to write, which gets its name when the block succeeds.
+    Folders that are missing are made; an earlier file, or a link, is replaced.
 
     Raises:
         StoreError: it cannot be written.
@@ -308,26 +313,30 @@ def write_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
-    """Refuse to write where an input is: over it, or into a folder that holds it.
+    """Refuse a destination that is an input, or a folder that holds one.
 
     Args:
+        out: where a file or folder is to be written.
         option: the one that names `out`, for the message.
         inputs: files or folders, which need not exist.
 
     Raises:
-        UsageError: the first input that is in the way.
+        UsageError: the message names the first such input.
     """
     destination = os.path.realpath(out)
     within = destination.rstrip(os.sep) + os.sep
-    real_folder = cache(os.path.realpath)  # 10,000 images are in few folders
+    # of 10,000 images in few folders the folders alone are resolved
+    real_folder = cache(os.path.realpath)
     for path in inputs:
         absolute = path.absolute()
-        if absolute.name == "..":  # which is above its parent, and not in it
-            absolute = Path(os.path.realpath(absolute))
-        stands = Path(real_folder(absolute.parent), absolute.name)
-        paths = {str(stands)}
-        if stands.is_symlink():  # where it leads, too
-            paths.add(os.path.realpath(stands))
+        # `..` is not in its parent, but above it
+        if absolute.name == "..":
+            absolute = real(absolute)
+        at_folder = Path(real_folder(absolute.parent), absolute.name)
+        # both where a link is and where it leads are in the way
+        paths = {str(at_folder)}
+        if at_folder.is_symlink():
+            paths.add(os.path.realpath(at_folder))
         if any(text == destination or text.startswith(within) for text in paths):
             verb = "is" if destination in paths else "holds"
             raise UsageError(
@@ -337,11 +346,15 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
 
 
 def model_files(*models: str | None) -> list[Path]:
-    """The files and folders that MODEL strings lead to: `net.pth`, `net.py:make`,
-    `hf:DIR`."""
+    """The existing model files, and folders with a config.json, that MODEL strings name.
+
+    Args:
+        models: such as `net.pth`, `net.py:make`, `hf:DIR`; None and names of a library
+            lead to no file.
+    """
     paths = []
     for text in filter(None, models):
-        # net.pth, net.py:make and hf:DIR: which part is a path, the file system tells
+        # which part of the text is a path, the file system tells
         before, _, _ = text.rpartition(":")
         _, _, behind = text.partition(":")
         paths += [Path(name) for name in (text, behind, before) if name]

@@ -1,6 +1,6 @@
-"""Run directories, read back: the one reader of all commands. A run directory comes
-from anywhere: an image that does not fit is left out and named. Nothing here needs
-torch."""
+"""Run directories, read back: the one reader of all commands. A run directory may come
+from anybody: an image that does not fit its manifest is left out and named. Nothing here
+needs torch."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Failure:
     image: Text
     error: Reason
     number: Count | None = None
-    """Its number among all images, from 0, where that is told."""
+    """Its number among all images, from 0; None in run.json."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json, as far as it is looked at."""
+    """The entries of run.json that featviz reads; others may be there."""
 
     images: Images
     failures: list[Failure]
@@ -69,41 +69,45 @@ class ReadRun:
 
     root: Path
     record: Mapping[str, Any]
-    """The content of run.json; what `schema.RunRecord` names of it fits."""
+    """The content of run.json; its entries that `RunRecord` names have these types."""
     images: Mapping[str, ReadImage]
+    """Complete images, by name."""
     incomplete: Mapping[str, str]
-    """Images without a manifest, by name, or folder where no name is known, and what is
-    missing: their run was killed, or they were copied in part."""
+    """What is missing of images that were begun, or are only named in run.json: their
+    run was killed, or they were copied in part. By name; where no name is known, by
+    folder."""
     damaged: Mapping[str, str]
-    """Images with a manifest that does not fit, or that their files do not fit; and
-    why."""
+    """Why images cannot be used whose manifest, or one of whose files, does not fit; by
+    name, or by folder."""
     url: Url | None = None
-    """Where the user finds it, if `root` is a copy."""
+    """The run that the user named, where `root` is a copy of one in a store."""
 
     @property
     def location(self) -> Path | Url:
-        """Where the user finds it."""
+        """What the user named: the folder, or the URL."""
         return self.url or self.root
 
     @property
     def failures(self) -> dict[str, str]:
-        """Images that failed, with what was said of each."""
+        """The errors of images that failed, by name."""
         return {row["image"]: row["error"] for row in self.record["failures"]}
 
     @property
     def left_out(self) -> dict[str, str]:
-        """All images that are not whole, sorted, and why."""
+        """The incomplete and the damaged images, sorted by name, and why they are left
+        out."""
         return dict(sorted({**self.incomplete, **self.damaged}.items()))
 
     @property
     def missing(self) -> int:
-        """Images that the run was to have and that it neither has nor names."""
+        """How many images the run was to have that are neither here nor named as failed
+        or left out."""
         known = len(self.images) + len(self.failures) + len(self.left_out)
         return max(0, int(self.record["images"]["total"]) - known)
 
 
 def read_record(root: Path) -> RunRecord:
-    """The content of run.json of a run directory.
+    """The run.json of a run directory.
 
     Raises:
         StoreError: it is missing, does not fit, or is of another command.
@@ -112,7 +116,7 @@ def read_record(root: Path) -> RunRecord:
 
 
 def _checked(root: Path, content: Mapping[str, Any]) -> RunRecord:
-    """The content of a run.json as a record.
+    """The content of the run.json in `root` as a record.
 
     Raises:
         StoreError: another command wrote it, such as `kernels`, or it does not fit.
@@ -131,15 +135,17 @@ def _checked(root: Path, content: Mapping[str, Any]) -> RunRecord:
 
 
 def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
-    """Read a run directory: run.json, all manifests, and of all other files whether
-    they fit.
+    """Read a run directory: run.json and all manifests. Of the other files it is checked
+    that they fit these.
 
     Args:
         keep_stats: whether the statistics of all images stay in memory.
 
+    Returns:
+        The run; what is wrong with an image is in `incomplete` or `damaged`.
+
     Raises:
-        StoreError: it has no run.json, or one that cannot be read. What is wrong with
-            an image is told in the result.
+        StoreError: it has no run.json, or one that cannot be read.
     """
     content = schema.read_json(root / RUN_FILE)
     listed_names = _checked(root, content).images.complete
@@ -158,14 +164,15 @@ def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
             damaged[name] = error.message
         else:
             images[image.name] = image
-    # killed between two writes of run.json, a run has more images than this names; and
-    # less where somebody removed folders
+    # A run that was killed between two writes of run.json has more images than this
+    # names. Where somebody removed folders, it has fewer.
     positions = {name: number for number, name in enumerate(listed_names)}
     for name in positions.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
 
     def in_run(name: str) -> tuple[int, list[str]]:
-        """Images that run.json does not name come last, in the order of their paths."""
+        """The place of an image in the run. Those that run.json does not name come last,
+        in the order of their paths."""
         return positions.get(name, len(positions)), name.split("/")
 
     return ReadRun(
@@ -200,13 +207,13 @@ def _image_of(root: Path, folder: str, keep_stats: bool) -> ReadImage:
 
 
 def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> None:
-    """Warn of images that are not whole: of the first ones by name, and how many more
-    there are.
+    """Warn of images that are not whole: a line for each of the first, and one with the
+    number of the others.
 
     Args:
         images: what each lacks, by its name.
-        before: the begin of each line, such as `base: `.
-        behind: its end, such as `, and left out`.
+        before: the beginning of each line, such as `base: `.
+        behind: the end of each line, such as `, and left out`.
     """
     for name, reason in islice(images.items(), _MOST_NAMED):
         log.warning("%s%s is incomplete (%s)%s", before, name, reason, behind)
@@ -218,12 +225,15 @@ def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> No
 
 
 def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
-    """Folders of images, relative to the run directory, and what those that are not
-    whole lack; None for the others.
+    """Find the folders of images, complete or not, at any depth. Links are not followed.
 
-    Images may lie in folders of their own. A folder with the model's input, with
-    statistics, or with a file that was being written, but without a manifest, is
-    incomplete. Links are not followed."""
+    A folder without a manifest is an incomplete image if it has the model's input,
+    statistics, or a file that was being written.
+
+    Yields:
+        The folder, relative to the run directory, and what it lacks; None for a
+        complete image.
+    """
     for path, folders, files in os.walk(root):
         folder = Path(path).relative_to(root).as_posix()
         folders[:] = sorted(name for name in folders if not is_hidden(name))

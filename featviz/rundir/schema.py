@@ -1,5 +1,5 @@
-"""What the records of a run directory hold: a row of a manifest, and what all records
-have.
+"""What the records of a run directory hold: `Capture`, a row of a manifest, and what all
+records have.
 
 A record may come from anybody. msgspec checks types, ranges and lengths while it
 decodes, in a third of the time of json and dataclasses, and its own message names the
@@ -51,7 +51,7 @@ _Offset = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 _SHOWN = 60
 """Characters of a value that a message shows."""
 _SHOWN_BEFORE = 20
-"""Of them, those before the first that differs, where it is far from the beginning."""
+"""How many of these stand before the first character in which two values differ."""
 _SUFFIXES = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
 """The fields of a row of `captures` that name a file, and how these names end."""
 
@@ -85,8 +85,7 @@ class Capture:
     shape: Annotated[list[Count], Meta(max_length=64)]
     layout: Text
     maps: Annotated[int, Meta(ge=1, le=MOST_MAPS)]
-    """Maps that the tensor holds; `channels` lists those that were drawn, where not all
-    were."""
+    """How many maps the tensor holds, drawn or not."""
     file: Text
     grid: GridFields
     normalize: Text
@@ -101,18 +100,21 @@ class Capture:
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
     nonfinite: Count
     channels: _Channels | None = None
+    """The channels that were drawn, in tile order; None for all."""
     slices: Annotated[list[Pixels], Two] | None = None
     """[drawn, held] tiles of each channel, side by side: steps of a clip, regions of a
     batch."""
     steps: list[Count] | None = None
     """The slices that are drawn, from 0, where not all are."""
     tensor: Text | None = None
+    """The npy file of the tensor, where it was kept."""
     constant: Annotated[list[Pixels], Meta(min_length=3, max_length=3)] | None = None
     """Slices, height and width of each map, where all are constant: the picture is one
     strip of their values."""
     collapsed: dict[Text, _Channels] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: Text | None = None
+    """How all channels became one tile; None where each has its own."""
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
     figure: Text | None = None
     cmap: Text | None = None
@@ -120,9 +122,9 @@ class Capture:
     receptive_field: (
         Annotated[list[_Offset], Meta(min_length=6, max_length=6)] | None
     ) = None
-    """First, last, step of rows, and of columns: what row i of a map sees of the input
-    are the pixels from first + step · i to before last + step · i, as far as there are
-    such. None where that is not known."""
+    """[first, last, step] of rows, then of columns: row i of a map sees the rows of the
+    input from first + step · i up to, not including, last + step · i, cut at the edges
+    of the input. None where that is not known."""
 
     @property
     def capture_key(self) -> CaptureKey:
@@ -136,7 +138,8 @@ class Capture:
 
     @property
     def drawn(self) -> list[int]:
-        """The channels that have a tile of their own, in tile order."""
+        """The channels that have a tile of their own, in tile order; none where all
+        became one tile."""
         if self.reduce is not None:
             return []
         if self.channels is None:
@@ -216,8 +219,11 @@ def convert(content: Any, record_type: Any) -> Any:
 def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
     """Refuse a document that does not say its version, or has another than `expected`.
 
+    Args:
+        content: what a JSON reader returned, of any type.
+
     Raises:
-        ValueError: without the document's name, with which the caller begins the message.
+        ValueError: the caller puts the document's name before the message.
     """
     # before anything else: fields of another version mean other things
     version = None
@@ -279,26 +285,27 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a run's settings, in hexadecimal: images of equal ones were drawn
-    alike."""
+    """SHA-256 in hexadecimal of a run's settings. Images with the same fingerprint were
+    drawn in the same way."""
     # sorted: the order of options in a run.json says nothing
     text = json.dumps(settings_of(record), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run.json says of the model and the options, without what grows during the
-    run."""
+    """The entries of a run.json that stay as they are while a run goes on: the model, the
+    options, the versions."""
     return {key: value for key, value in record.items() if key not in GROWING}
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """What two run.json do not have in common, a description each; those of options
-    come first.
+    """How the settings of two runs differ: a clause for each entry, those of options
+    first.
 
     Args:
-        old, new: two values of the same entry; first the whole content of both.
-        where: the entry's keys, joined by dots.
+        old, new: the values of one entry; `differences` calls itself for entries of
+            entries, and is first called with the whole of both settings.
+        where: the keys of that entry, joined by dots; empty for the whole.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         descriptions = []
@@ -327,7 +334,8 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def _shown_from(text: str, begin: int) -> str:
-    """A text for a message; of a long one what stands from `begin` on."""
+    """A text as a message shows it: whole where it is short, else from the position
+    `begin` on."""
     if len(text) > _SHOWN and begin > 0:
         text = "…" + text[begin:]
     return quoted(text, _SHOWN)
@@ -337,8 +345,8 @@ def _as_typed(name: str, value: Any) -> str:
     """An option as one types it: `--layers ReLU`; `the default` where nothing is typed.
 
     Args:
-        name: of the option, as run.json has it: `tensor_layout`.
-        value: as run.json has it.
+        name: of the option in run.json: `tensor_layout`.
+        value: of the option in run.json.
     """
     # --marks is the one flag that is on by default
     if value is None or value == [] or value is (name == "marks"):
@@ -353,13 +361,14 @@ def _as_typed(name: str, value: Any) -> str:
 
 
 def check_rows(rows: Sequence[Capture]) -> None:
-    """Refuse rows of `captures` of which one field contradicts another.
+    """Refuse rows of `captures` whose fields contradict one another, and two rows of one
+    tensor.
 
     Raises:
         ValueError: the message names the first such field, its value and what was
-            expected.
+            expected; or both rows.
     """
-    # two rows of one tensor would share statistics, and one picture would lie
+    # two rows of one tensor have the same statistics, which are right for one picture
     row_numbers: dict[CaptureKey, int] = {}
     for number, row in enumerate(rows):
         for field, expected in _misfits(row):
@@ -376,10 +385,13 @@ def check_rows(rows: Sequence[Capture]) -> None:
 
 
 def _misfits(row: Capture) -> Iterator[tuple[str, str]]:
-    """Fields of a row that contradict another one, or the file system, and what was
-    expected of each: `each channel once`."""
-    # a manifest from elsewhere must not lead a reader out of the folder, or to another
-    # kind of file
+    """The fields of a row that cannot be right: they contradict another field, or name a
+    file elsewhere or of another kind.
+
+    Yields:
+        The field, and what was expected of it: `each channel once`.
+    """
+    # a manifest from elsewhere must not lead a reader out of the image's folder
     for column, suffixes in _SUFFIXES.items():
         name = getattr(row, column)
         if name is None:
@@ -397,7 +409,8 @@ def _misfits(row: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
-    """Channels that are drawn, or share a tile, and are not there."""
+    """As `_misfits`: channels that the tensor does not have, are drawn twice, or share
+    the tile of one that is not drawn."""
     channels = row.channels or [0]
     if max(channels) >= row.maps or len(set(channels)) < len(channels):
         yield "channels", f"each channel once, less than maps ({row.maps})"
@@ -411,7 +424,8 @@ def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _misfits_of_slices(row: Capture) -> Iterator[tuple[str, str]]:
-    """More slices drawn than there are, and steps that do not count them."""
+    """As `_misfits`: more slices drawn than there are, and steps that are not as many, or
+    not in order."""
     drawn, total = row.slices or (1, 1)
     if drawn > total:
         yield "slices", "no more drawn than there are"

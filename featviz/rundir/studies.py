@@ -1,11 +1,11 @@
 """Results that are not runs: reads audits, exemplars and kernels; writes verdicts of
-gates for CI servers; and finds the series of a model's training, which has a run
-directory for each step.
+gates for CI servers; and finds the run directories of a series, one for each watched step
+of a training.
 
     OUT/step-000000/  OUT/step-000100/  ...
 
-A step's folder is moved to its name when all of it is written: what has such a name and
-a run.json is whole."""
+A step's folder gets its name when all of it is written: one with such a name and a
+run.json is complete."""
 
 from __future__ import annotations
 
@@ -74,11 +74,12 @@ class Exemplar:
     """Its number among all images, from 0."""
     value: float
     place: _Two | None
-    """Row and column in the channel's map, where one place counts."""
+    """Row and column of the largest value in the channel's map; None with `--by mean`."""
     map: _Two | None
+    """Rows and columns of that map."""
     box: _Four | None
-    """What the unit there sees, in pixels of the input: left, top, right and bottom;
-    None where it sees only padding, or the image could not be read again."""
+    """What the unit there sees of the input, in pixels: left, top, right and bottom. None
+    where it sees only padding, or the image could not be read again."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,15 @@ class FieldOfView:
     """The receptive field of a layer's units, for the first image's input size."""
 
     how: Text
-    """computed, unknown, or no place (the layer gives no map of the input)."""
+    """`computed`, `unknown`, or `no place` (the layer gives no map of the input)."""
     size: _Two
     """Height and width in pixels of the input, of the unit that sees most."""
 
 
 @dataclass(frozen=True)
 class ExemplarLayer:
-    """A tensor of a layer; with `--per-class`, for the images of one class."""
+    """The exemplars of a tensor of a layer; with `--per-class`, among the images of one
+    class."""
 
     layer: Text
     type: Text
@@ -127,12 +129,12 @@ class ExemplarLayer:
 
     @property
     def title(self) -> str:
-        """`relu`, `relu.call1`: which tensor of the layer it is, too."""
+        """`relu`; `relu.call1` for its second call."""
         return self.label + self.address.suffix
 
     @property
     def address(self) -> CaptureKey:
-        """Which capture it is of."""
+        """Which capture of an image has this tensor."""
         return CaptureKey(self.layer, "output", self.call, self.key)
 
 
@@ -155,7 +157,7 @@ class ExemplarRecord:
 
     @property
     def room(self) -> int:
-        """For how many exemplars the picture of a channel has room."""
+        """How many exemplars the picture of a channel has room for."""
         return max(1, min(int(self.options["top"]), self.images.total))
 
     def as_json(self) -> Mapping[str, Any]:
@@ -165,7 +167,7 @@ class ExemplarRecord:
 
 
 def read_exemplars(root: Path) -> ExemplarRecord:
-    """The exemplars that a folder holds.
+    """Read the exemplars.json of a folder.
 
     Args:
         root: what the user named; it need not exist.
@@ -188,7 +190,7 @@ def read_exemplars(root: Path) -> ExemplarRecord:
 
 
 def _check_exemplars(record: ExemplarRecord) -> None:
-    """Refuse a record of which one field contradicts another: ValueError."""
+    """Refuse a record whose fields contradict one another: ValueError."""
     top = record.options.get("top")
     # True is an int, too
     is_top = type(top) is int and 1 <= top <= MOST_TOP
@@ -206,7 +208,14 @@ def _check_exemplars(record: ExemplarRecord) -> None:
 
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
-    """The pictures of exemplars, as those of an image that has no input and no grids."""
+    """The pictures of exemplars, as `pictures_beside` reads them.
+
+    Args:
+        root: the folder of the exemplars.
+
+    Raises:
+        StoreError: a picture is missing, or cannot be read.
+    """
     names = []
     for layer in record.layers:
         names.append(layer.sheet)
@@ -217,7 +226,12 @@ def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
 
 @contextmanager
 def _reading(path: Path, result: str) -> Iterator[None]:
-    """Turn the error of a file of a result, such as `exemplars`, into a StoreError."""
+    """Turn errors of the block, which reads a file, into StoreErrors that name it.
+
+    Args:
+        path: the file, or the folder of several.
+        result: what the file belongs to, such as `exemplars`.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -240,22 +254,23 @@ class AuditRow:
     call: Count = 0
     type: Text = ""
     apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Average percentage of zeros, as a share; None where no activation gives zeros."""
+    """Average percentage of zeros, as a share 0..1; None where the layer gives no zeros."""
 
 
 @dataclass(frozen=True)
 class SuspectImage:
-    """An image that excites a suspect, and where it stands in the picture."""
+    """An image that excites a suspect, and where it is in the picture."""
 
     image: Text
     tile: schema.Box
+    """What the model saw."""
     map: schema.Box
-    """The channel's map for this image."""
+    """The channel's map of it."""
 
 
 @dataclass(frozen=True)
 class DrawnSuspect:
-    """A channel with a finding: a row of a picture."""
+    """A channel with a finding: a row of the picture of a layer."""
 
     channel: schema.Channel
     finding: Text
@@ -266,18 +281,22 @@ class DrawnSuspect:
 
 @dataclass(frozen=True)
 class DrawnSuspects:
-    """A row of `drawn` of audit.json: a picture."""
+    """A row of `drawn` of audit.json: the picture of a layer's suspects."""
 
     layer: Text
     channels: list[DrawnSuspect]
+    """The channels that it shows."""
     suspects: Count
+    """How many channels of the layer have a finding."""
     file: Text
     shown: Text = ""
+    """The layer whose maps it shows; another one than `layer` where no image excites the
+    suspects."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """audit.json, as far as a report shows it."""
+    """The entries of audit.json that a report shows."""
 
     images: Seen
     layers: list[AuditRow]
@@ -291,24 +310,25 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found in any channel."""
+        """Whether no channel has a finding."""
         return not any(any(row.findings.values()) for row in self.layers)
 
 
 def is_audit(root: Path) -> bool:
-    """Whether a folder holds an audit, and no run."""
+    """Whether a folder holds an audit alone; one with a run, too, is a run."""
     return (root / AUDIT_FILE).exists() and not (root / RUN_FILE).exists()
 
 
 def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | None:
-    """Read an audit, and the pictures of its suspects, as far as they are there.
+    """Read an audit and its pictures: the chart, and those of suspects.
 
     Args:
         root: a folder that may hold one.
         requested: the audit.json to read instead, or its folder, as the user named it.
 
     Returns:
-        None where `root` holds no audit, and none was requested.
+        The audit, and the pictures that are there. None where `root` holds no audit, and
+        none was requested.
 
     Raises:
         StoreError: it cannot be read, or is not an audit.
@@ -317,11 +337,12 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
     if requested is None or path.is_dir():
         path /= AUDIT_FILE
     try:
-        # beside a run it comes from whoever made the folder: no link is followed
+        # The folder of a run may be somebody else's: no link in it is followed. The path
+        # that the user names may be a link.
         if requested is None:
             with ReadFolder(root) as folder:
                 content = folder.read_json(AUDIT_FILE, MOST_RECORD)
-        else:  # the user's own path may be a link
+        else:
             content = files.read_json(path, MOST_RECORD)
         audit: Audit = schema.convert(content, Audit)
         names = [APOZ_FILE, *(row.file for row in audit.drawn)]
@@ -339,8 +360,8 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
 
 
 def is_kernels(root: Path) -> bool:
-    """Whether a folder holds kernels: their manifest stands beside run.json, which says
-    so."""
+    """Whether a folder holds kernels: its run.json says so, and a manifest lies beside
+    it."""
     try:
         has_manifest = (root / MANIFEST_FILE).exists()
         return has_manifest and read_json(root / RUN_FILE).get("kind") == "kernels"
@@ -353,13 +374,13 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
 
     Returns:
         The content of run.json, whose `model` and `options` are objects; and the
-        pictures, whose rows are as those of a run.
+        pictures, with a capture for each as in a run.
 
     Raises:
         StoreError: the folder holds no kernels, or they cannot be read.
     """
     record = {}
-    # without a run.json there is no result, of which the next message speaks
+    # without a run.json the message is that of a folder without kernels
     if (root / RUN_FILE).exists():
         record = read_json(root / RUN_FILE)
     if record.get("kind") != "kernels":
@@ -373,13 +394,13 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         captures = schema.convert(manifest, dict[str, Any]).get("captures")
         kernel_rows = schema.convert(captures, list[dict[str, Any]])
         for row in kernel_rows:
-            # all slices of a kernel are drawn, so its record has one number, where that
-            # of a run has [drawn, held]
+            # a capture has [drawn, held] slices; of a kernel all are drawn, and its record
+            # has one number
             row["slices"] = [row.get("slices", 1)] * 2
         rows = schema.convert(kernel_rows, list[Capture])
         schema.check_rows(rows)
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
-    # a page names the model; it can do without, and the pictures are whole
+    # the page names both; without them it still has the pictures
     for key in ("model", "options"):
         if not isinstance(record.get(key), dict):
             record[key] = {}
@@ -387,12 +408,12 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
 
 
 def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
-    """JUnit XML, as CI servers read it: a suite for each model, and a test case for each
-    gate. It names neither time nor machine, so that the same verdicts are the same bytes.
+    """JUnit XML for CI servers: a suite for each model, and in it a test case for each
+    gate. It names neither time nor machine: the same verdicts give the same bytes.
 
     Args:
-        verdicts: by the name of the model.
-        command: of featviz, in the names of suites.
+        verdicts: of the gates, by the name of the model.
+        command: the one that judged, `audit` or `diff`; it is part of names.
     """
     root = ElementTree.Element("testsuites", name=f"featviz {command}")
     for model, verdicts_of_model in verdicts.items():
@@ -423,8 +444,8 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
 
 
 def _legal(text: str) -> str:
-    """A text without the characters that XML 1.0 cannot hold, which file names may
-    have (https://www.w3.org/TR/xml/#charsets)."""
+    """A text with U+FFFD for each character that XML 1.0 cannot hold, as file names may
+    have (https://www.w3.org/TR/xml/#charsets), or that is not printable."""
     return "".join(
         character if character.isprintable() or character in "\t\n\r" else "\ufffd"
         for character in text
@@ -437,21 +458,21 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def read_steps(root: Path) -> dict[int, Path]:
-    """The training steps of a series and their run directories, in order; none where
-    the folder is not a series. Links are not steps."""
+    """The run directories of a series by their training steps, in order; none where the
+    folder holds no series."""
     folders = step_folders(root).items()
     return {step: path for step, path in folders if (path / RUN_FILE).is_file()}
 
 
 def step_folders(root: Path) -> dict[int, Path]:
-    """What has the name of a step in a folder, in order, whole or not. Links are no
-    steps."""
+    """The folders with names of steps by their numbers, in order, whether or not they hold
+    a complete run. Links are left out."""
     if not root.is_dir():
         return {}
     with reported(root):
         paths = list(root.iterdir())
     folders = {}
-    # a step's folder that a link leads to may be that of another series
+    # a link may lead to a step of another series
     for path in paths:
         match = _STEP.fullmatch(path.name)
         if match is not None and not path.is_symlink():
@@ -462,14 +483,16 @@ def step_folders(root: Path) -> dict[int, Path]:
 def check_series(
     root: Path, overwrite: bool, resume: bool, board: Path | None
 ) -> list[int]:
-    """Say before the training that a folder cannot become the series'; the steps that
-    it holds.
+    """Refuse a folder, before the training, that a series cannot be written into.
 
     Args:
         root: the folder; it need not exist.
-        overwrite: replace the series that is there.
-        resume: go on with it. Not both; without either there must be none.
-        board: the folder of TensorBoard's events, which may lie in it.
+        overwrite: the series that is there may be replaced.
+        resume: the series that is there may go on.
+        board: the folder of TensorBoard's events, which may lie in `root`; None for none.
+
+    Returns:
+        The steps of the series that is there.
 
     Raises:
         StoreError: it is a file, holds a series, or files of others.
@@ -493,13 +516,15 @@ def check_series(
 
 
 def _check_no_others(root: Path, board: Path | None, out: str) -> None:
-    """Refuse a folder that holds files of others, who may not want a series among them.
+    """Refuse a folder that holds what featviz did not write: StoreError.
 
     Args:
+        root: the folder, which has no series.
+        board: the folder of TensorBoard's events, which is no reason to refuse.
         out: the folder, as a message names it.
     """
-    # TensorBoard's folder often lies in that of the series, which it makes first
-    events = []  # the events' folder, and those on the way to it
+    # the folder of the events, and those above it: it is often made before the series
+    events = []
     if board is not None:
         events = [board.resolve(), *board.resolve().parents]
         if root.resolve() == events[0]:

@@ -1,5 +1,5 @@
-"""Complete runs: `verify` compares every file of every image with its manifest, and the
-manifests with run.json; `merge` joins parts of a run that were made apart."""
+"""`verify` compares every file of a run with the manifest of its image, and the manifests
+with run.json. `merge` joins parts of a run that were made apart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from featviz.rundir.write import RunDirectory
 from featviz.text import listed, quoted
 
 Progress = Callable[[int], None]
-"""Called after each image with how many there are in all."""
+"""Is called after each image, with the number of all images."""
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 """The end of a manifest: the SHA-256 of all bytes before it."""
 
@@ -38,7 +38,7 @@ _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 def verify(
     roots: Sequence[Path | Url], progress: Progress = lambda total: None
 ) -> list[dict[str, Any]]:
-    """Read every file of every image of runs, and hold it against its checksum.
+    """Compare every file of every image of runs with its checksum.
 
     Args:
         roots: run directories, here or in object stores; a folder with the series of a
@@ -46,11 +46,7 @@ def verify(
         progress: called after each image.
 
     Returns:
-        For each run its `faults`, each of an `image` or of the whole run (None); how
-        many `images`, `files` and `bytes` it has; how many images are `missing` (the
-        run has not come to them, or they failed: no fault, `--resume` goes on); and
-        `unlisted`, the files that nothing lists (no fault, but `--overwrite` would
-        refuse them).
+        A row for each run, with the fields of `_Verdict`.
 
     Raises:
         FeatvizError: a location has no images, and no run.json that fits; or a store
@@ -77,16 +73,20 @@ class _Subject(NamedTuple):
     location: Path | Url
     """As the user named it, or the folder of a step."""
     series: str | None
-    """The folder of the series that it is a step of."""
+    """The folder of the series that it is a step of; None for a run alone."""
     run: ReadRun | str
-    """What was read, or the fault that run.json is missing or does not fit."""
+    """The run; or, where run.json is missing or does not fit, this fault in words."""
 
 
 def _subjects(location: Path | Url, root: Path) -> list[_Subject]:
     """The run that a user names, or those of the steps of a series.
 
     Args:
-        root: where it is, or a copy of it.
+        location: as the user named it.
+        root: the folder, or a copy of it where `location` is a URL.
+
+    Raises:
+        StoreError: it is not a run.
     """
     # a folder of this machine without run.json may hold a series
     if root == location and not (root / RUN_FILE).exists() and read_steps(root):
@@ -100,12 +100,15 @@ def _subjects(location: Path | Url, root: Path) -> list[_Subject]:
 def _read(root: Path, is_step: bool = False) -> ReadRun | str:
     """Read a run.
 
+    Args:
+        is_step: whether the folder is the step of a series, and so is a run for certain.
+
     Returns:
-        The run, or the fault that there is no run.json: where there are images, or the
-        folder is the step of a series.
+        The run; or, where run.json is missing or does not fit, this fault in words.
 
     Raises:
-        StoreError: it is not a run.
+        StoreError: run.json is missing or does not fit, and the folder neither holds a
+            complete image nor is a step.
     """
     try:
         return read_run(root)
@@ -129,20 +132,26 @@ class _Fault:
 
 @dataclass
 class _Verdict:
-    """What `verify` says of a run: its docstring has the fields."""
+    """What `verify` says of a run."""
 
     run: str
     series: str | None = None
+    """The folder of the series that it is a step of."""
     images: int = 0
+    """How many were begun, complete or not."""
     files: int = 0
     bytes: int = 0
+    """The size of all files but manifests and run.json."""
     missing: int = 0
+    """Images that failed, or that the run has not come to: no fault, since `--resume`
+    goes on with them."""
     unlisted: list[str] = field(default_factory=list)
+    """Files that no record lists: no fault, but `--overwrite` would refuse them."""
     faults: list[_Fault] = field(default_factory=list)
 
 
 class _ImageCheck(NamedTuple):
-    """What was found of the files of one image."""
+    """What was found in the files of one image."""
 
     files: int
     """How many there are, the manifest included; 0 where it cannot be read."""
@@ -154,10 +163,11 @@ class _ImageCheck(NamedTuple):
 def _verdict(
     subject: _Subject, pool: ThreadPoolExecutor, advance: Callable[[], None]
 ) -> _Verdict:
-    """Read the images of a run, and hold run.json against them: its settings, and their
-    number.
+    """Check all images of a run, and whether the settings and numbers in run.json fit
+    them.
 
     Args:
+        pool: threads that check images.
         advance: called after each image.
     """
     run = subject.run
@@ -181,7 +191,7 @@ def _verdict(
 
 
 def _faults_of_run(run: ReadRun) -> Iterator[_Fault]:
-    """What is wrong with a run before any checksum is looked at."""
+    """The faults of a run that are known without its checksums."""
     for reason in _faults_of_record(run):
         yield _Fault(None, reason)
     for name, reason in run.incomplete.items():
@@ -191,7 +201,8 @@ def _faults_of_run(run: ReadRun) -> Iterator[_Fault]:
 
 
 def _faults_of_record(run: ReadRun) -> Iterator[str]:
-    """Sentences on what in run.json does not fit the images, or its own numbers."""
+    """What in run.json does not fit the images, or its own numbers: a sentence for
+    each."""
     # run.json may have been edited, or copied from another run
     settings = fingerprint(run.record)
     unlike = [
@@ -212,11 +223,10 @@ def _faults_of_record(run: ReadRun) -> Iterator[str]:
 
 
 def _check_image(image: ReadImage) -> _ImageCheck:
-    """Hold an image that seems complete against its checksums, which `read_run` leaves
-    alone."""
+    """Compare an image, as `read_run` has read it, with its checksums."""
     try:
-        # anew: the files may have changed since the run was read, which has dropped the
-        # checksums besides
+        # Once more: its files may have changed since, and `read_run` has dropped the
+        # rows with the checksums.
         current = read_image(image.root, image.folder)
         faults = list(faults_of(current))
     except StoreError as error:
@@ -228,7 +238,11 @@ def _check_image(image: ReadImage) -> _ImageCheck:
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:
-    """The files of an image that are not what was written."""
+    """A sentence for each file of an image that is not as it was written.
+
+    Args:
+        image: as `read_image` reads it, with the rows of `files` in its manifest.
+    """
 
     def where(name: str) -> str:
         return quoted(f"{image.folder}/{name}")
@@ -269,18 +283,17 @@ def merge(
 
     Returns:
         `out`, the `total` of images, and the names of the complete `images`, of the
-        `failures` and of those that are `incomplete`: named in the parts, but without a
-        manifest there.
+        `failures` and of those that are `incomplete`: begun, or named, in some part
+        and complete in none.
 
     Raises:
         FeatvizError: the parts are not of one run, or disagree on an image; a file
             cannot be read or written. Then nothing is left under `out`.
     """
     with ExitStack() as copies:
-        # of each run in a store a copy, for as long as it is read
         folders = [copies.enter_context(copied(location)) for location in locations]
         _check_folders(folders, out)
-        # before parts are read, which may take long; `replacing` asks once more
+        # Before the parts are read, which may take long. `replacing` checks once more.
         check_free(out, RUN, overwrite)
         runs = [read_run(folder) for folder in folders]
         _check_one_run(runs)
@@ -304,7 +317,8 @@ def merge(
 
 
 def _check_folders(folders: Sequence[Path], out: Path) -> None:
-    """Refuse a part that is named twice, and a result in a part or around it."""
+    """Refuse a part that is named twice, and a result that would lie in a part, or a part
+    in it: UsageError."""
     # links resolved: a folder may be named in two ways
     destination = real(out)
     earlier: dict[Path, Path] = {}
@@ -323,7 +337,12 @@ def _check_folders(folders: Sequence[Path], out: Path) -> None:
 
 def _check_one_run(runs: Sequence[ReadRun]) -> None:
     """Refuse parts with damaged images, since the result may be all that is kept of
-    them; and parts that were drawn by other settings than the first."""
+    them; and parts that were drawn by other settings than the first.
+
+    Raises:
+        StoreError: a part has a damaged image.
+        CompareError: two parts have other settings.
+    """
     for run in runs:
         for reason in run.damaged.values():
             raise _not_whole(run.root, reason)
@@ -339,14 +358,14 @@ def _check_one_run(runs: Sequence[ReadRun]) -> None:
 
 
 def _not_whole(part: Path, fault: str) -> StoreError:
-    """The refusal to merge a part with such an image."""
+    """The error for a part with an image that has this fault."""
     return StoreError(
         f"{quoted(part)}: {fault}", "take this image out, or run it again"
     )
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
-    """All complete images, by name; one that is in two parts must be the same in both.
+    """The complete images of all parts, by name.
 
     Raises:
         CompareError: an image is not the same in two parts.
@@ -368,24 +387,25 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
 
 
 def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
-    """`images` and `failures` of run.json, in the order of the images' paths: an image
-    that failed in one part and is complete in another is complete.
+    """The entries `images` and `failures` of the run.json of the result, in the order of
+    the images' paths. An image that failed in one part and is complete in another is
+    complete.
 
     Args:
         runs: the parts, each with its own inputs.
-        complete: names of the images that some part has.
+        complete: names of the images that are complete in some part.
     """
     names = set(complete)
     errors: dict[str, str] = {}
-    unnamed = 0  # inputs that the parts count and do not name
+    unnamed = 0  # inputs that the parts count, but do not name
     for run in runs:
         part = run.record["images"]
         names_of_run = {*part["complete"], *run.images, *run.failures}
         names_of_run.update(part.get("missing", []))
-        # negative where a part still has images that are no longer among its inputs
+        # negative for a part with images that are not among its inputs any more
         unnamed += int(part["total"]) - len(names_of_run)
         names |= names_of_run
-        errors = {**run.failures, **errors}  # that of the first part counts
+        errors = {**run.failures, **errors}  # the error of the first part counts
     complete_in_order = []
     missing = []
     failures = []
@@ -403,11 +423,11 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
 
 
 def _copy(image: ReadImage, run: Folder) -> None:
-    """Copy the files that the manifest of an image names into another run.
+    """Copy an image into another run: its manifest, and the files that this names.
 
     Raises:
-        StoreError: a file was changed since it was written: the copy may be all that is
-            kept.
+        StoreError: a file is not as it was written. The copy may be all that is kept, so
+            it must be whole.
     """
     for fault in faults_of(read_image(image.root, image.folder)):
         raise _not_whole(image.root, fault)

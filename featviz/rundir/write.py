@@ -1,7 +1,7 @@
 """A run directory that is written.
 
-An image's files are written into a hidden folder beside its final one, and moved there
-at once when the manifest, the last of them, is in it: what has a manifest is complete.
+An image's files are written into a hidden folder beside its final one. The manifest is
+the last of them; then the folder gets its name. So a folder with a manifest is complete.
 Nothing here needs torch."""
 
 from __future__ import annotations
@@ -43,32 +43,35 @@ _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class ImageFolder:
-    """The folder of one image; a new one has a hidden name until all is in it."""
+    """The folder of one image; a new one has a hidden name until its manifest is
+    written."""
 
     def __init__(self, run: RunDirectory, name: str, new: Folder | None = None) -> None:
-        """Nothing is made or read yet.
+        """Make the object; nothing is written or read yet.
 
         Args:
-            name: relative to the run directory, with forward slashes; empty for
-                `kernels`, whose files lie in the run directory itself.
-            new: the hidden folder of a new image, which will have this name; None where
-                the folder is already there.
+            name: of the folder, relative to the run directory, with forward slashes;
+                empty for `kernels`, whose files lie in the run directory itself.
+            new: the hidden folder of a new image, which will get this name, and is
+                closed then; None for a folder that has its name.
         """
         self.run = run
         self.name = name
         self.path = run.root / name
         self._above = name.rpartition("/")[0]
-        """The folder that it is in; empty for the run directory."""
+        """The folder above, relative to the run directory; empty for that itself."""
         self._new = new
         self._written: dict[str, dict[str, Any]] = {}
         """Rows of `files` of the manifest, by the paths of the files."""
 
     def file(self, layer: Layer, name: str, image: str | None = None) -> str:
-        """A layer's file, relative to this folder: `004_layer1.0.conv1/output.png`.
+        """The path of a layer's file in this folder: `004_layer1.0.conv1/output.png`.
 
         Args:
-            image: the image's name, for a file that tells all in its own name:
-                `cat__004_layer1.0.conv1.png`, `cat__004_layer1.0.conv1.grad.png`.
+            name: of the file of the capture: `output.png`.
+            image: the image's name (--flat); then the file lies in this folder itself,
+                and its name says all: `cat__004_layer1.0.conv1.png` for `output.png`,
+                `cat__004_layer1.0.conv1.grad.png` for `grad.png`.
         """
         numbered = f"{layer.index:03d}_{layer.name or layer.type}"
         if image is None:
@@ -84,10 +87,16 @@ class ImageFolder:
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """A new file of this folder, `name` or `folder/name`, in memory; when the block
-        is left it is written at once, and its size and SHA-256 are noted (`sha256sum`
-        checks it without featviz)."""
-        # in memory: the checksum needs all of it, and a picture is small
+        """Let the block write the content of a new file into memory. Afterwards it is
+        written to the disk, and a row of the manifest's `files` is made for it.
+
+        Args:
+            relative: the file's path in this folder, `name` or `folder/name`.
+
+        Raises:
+            StoreError: it cannot be written, or the run directory was moved away.
+        """
+        # the checksum, which `sha256sum` checks as well, needs all of the content
         content = io.BytesIO()
         yield content
         data = content.getbuffer()  # without a copy
@@ -102,7 +111,8 @@ class ImageFolder:
                 with file:
                     file.write(data)
         except StoreError:
-            self.run.check_place()  # says so, if the run was moved away
+            # where the run was moved away, that is the better message
+            self.run.check_place()
             raise
         self._written[relative] = {
             "file": relative,
@@ -114,13 +124,17 @@ class ImageFolder:
         """Write the statistics, then the manifest, and give a new folder its name: from
         now on the image is complete.
 
+        Args:
+            manifest: its entries but for `schema_version`, `files` and `sha256`.
+            stats: the arrays of stats.npz, by key.
+
         Raises:
             StoreError: something else has come to stand under its name, a file cannot
                 be written, or the run directory was moved away.
         """
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
-        # encoders end in any order, and the same run writes the same bytes
+        # encoders end in any order, and the same run is to write the same bytes
         files = [row for _, row in sorted(self._written.items())]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
         with self.writing(MANIFEST_FILE) as file:
@@ -141,15 +155,18 @@ class ImageFolder:
         self._new = None
 
     def manifest(self) -> Manifest:
-        """The manifest of a complete image, whose files are there and fit it;
-        StoreError where they do not."""
+        """Read a complete image back, and return its manifest; StoreError where its files
+        do not fit that."""
         return read_image(self.run.root, self.name).manifest
 
     def discard(self) -> None:
-        """Remove all files of an image; StoreError where its folder also holds files of
-        others."""
+        """Remove the folder of the image, finished or not; nothing where it is missing.
+
+        Raises:
+            StoreError: it also holds files that featviz did not write.
+        """
         with reported(self.path), suppress(FileNotFoundError):
-            with self.run.folder.folder(self._above) as above:  # by no link
+            with self.run.folder.folder(self._above) as above:
                 if self._new is None:
                     hidden = self._hide(above)
                 else:
@@ -158,18 +175,22 @@ class ImageFolder:
             self.run.folder.remove(f"{self._above}/{hidden}".lstrip("/"))
 
     def _hide(self, above: Folder) -> str:
-        """Give a complete image a hidden name, before it is removed, and return the name: a
-        process that is killed meanwhile leaves no part of an image under its own name.
+        """Rename the folder of a complete image before it is removed: a process that is
+        killed meanwhile then leaves no part of an image under its name.
 
         Args:
             above: the folder that the image's folder is in.
 
+        Returns:
+            The hidden name.
+
         Raises:
-            StoreError: the folder holds files that featviz did not write.
+            StoreError: the folder is a link, or holds files that featviz did not write.
         """
         with above.folder(self.path.name):
-            pass  # refuses a link
-        # by names, since no manifest lists the files of an image that a killed run left
+            pass  # a link is refused
+        # Files are known by their names: those that a killed run has left are in no
+        # manifest.
         for path, _ in walk(self.path):
             if not is_own_name(path) and not is_hidden(PurePosixPath(path).name):
                 raise self._holds_others()
@@ -178,7 +199,7 @@ class ImageFolder:
         return hidden
 
     def _holds_others(self) -> StoreError:
-        """The error for a folder with files that are not ours, which stay."""
+        """The error for a folder with files that featviz did not write, which stay."""
         return StoreError(
             f"{quoted(self.path)} holds files that featviz did not write",
             "move them away; --resume goes on",
@@ -189,18 +210,20 @@ class EarlierImages(NamedTuple):
     """What a run.json says of the images of its run."""
 
     names: list[str]
+    """Images that are complete, or that the run had not come to."""
     errors: dict[str, str]
-    """Messages for the images that failed, by name."""
+    """The messages of images that failed, by name."""
 
 
 class RunDirectory:
     """A run directory that is being written."""
 
     def __init__(self, folder: Folder, mirror: Url | None = None) -> None:
-        """Begin with what is there.
+        """Go on with what the folder holds.
 
         Args:
-            mirror: where a copy is kept in an object store.
+            folder: the open run directory.
+            mirror: where a copy is kept in an object store; None for no copy.
         """
         self.folder = folder
         self.root = folder.path
@@ -208,8 +231,10 @@ class RunDirectory:
 
     @property
     def complete(self) -> list[str]:
-        """The folders that have an image's manifest, whatever run.json says."""
-        # a hidden folder has a manifest where a process was killed between the two
+        """The folders of complete images, relative to the run directory, whether or not
+        run.json names them."""
+        # a process that was killed between the manifest and the rename leaves a hidden
+        # folder with a manifest
         complete = []
         for path, _ in walk(self.root):
             folder, _, name = path.rpartition("/")
@@ -219,13 +244,17 @@ class RunDirectory:
         return complete
 
     def record(self) -> dict[str, Any] | None:
-        """The content of run.json; None where there is no run.json of featviz."""
+        """The content of run.json; None where there is no run.json of featviz.
+
+        Raises:
+            StoreError: it is of another version, or too large.
+        """
         if not holds_run(self.root):
             return None
         return read_json(self.root / RUN_FILE)
 
     def before(self) -> EarlierImages:
-        """The images that run.json names by now; none where it does not fit."""
+        """The images that run.json names; none where it is missing or does not fit."""
         with suppress(StoreError):
             record = read_record(self.root)
             names = [*record.images.complete, *record.images.missing]
@@ -235,19 +264,19 @@ class RunDirectory:
         return EarlierImages([], {})
 
     def is_complete(self, name: str) -> bool:
-        """Whether the image with this relative name has its manifest."""
+        """Whether an image is complete; `name` is that of the image, not of its folder."""
         return (self.root / safe_way(name) / MANIFEST_FILE).is_file()
 
     def image(self, name: str) -> ImageFolder:
-        """The folder of the image with this relative name."""
+        """The folder of an image that is complete, by the name of the image."""
         return ImageFolder(self, safe_way(name))
 
     def new_image(self, name: str, tries: int = _TRIES) -> ImageFolder:
-        """The folder of an image that is to be written, which gets its name when it is
-        finished.
+        """Make the hidden folder of an image that is to be written.
 
         Args:
-            tries: how often it is made at most.
+            name: of the image.
+            tries: how many attempts are left.
 
         Raises:
             StoreError: it cannot be made, or the run directory was moved away.
@@ -259,7 +288,7 @@ class RunDirectory:
             try:
                 with self.folder.folder(above, make=True) as folder:
                     return ImageFolder(self, relative, folder.new(hidden_name(last)))
-            # another process has removed the folder above, which was still empty
+            # between two calls, another process may remove the empty folder above
             except FileNotFoundError:
                 if tries == 1:
                     raise
@@ -279,14 +308,19 @@ class RunDirectory:
             )
 
     def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what killed runs left beside the folders of these images and run.json:
-        the lock of the run is held, so nobody writes into it."""
+        """Remove the hidden files and folders that killed runs have left of these images
+        and of run.json. The caller holds the lock of the run, so no other process writes
+        them.
+
+        Args:
+            names: of images.
+        """
         in_folders = defaultdict[str, list[str]](list)
         for path in (RUN_FILE, *map(safe_way, names)):
             above, _, name = path.rpartition("/")
             in_folders[above].append(name)
         for above, siblings in in_folders.items():
-            # nothing behind a link is ours
+            # a link on the way, or a missing folder: nothing there is ours
             with suppress(OSError, StoreError), self.folder.folder(above) as folder:
                 hidden = [e.name for e in folder.entries() if is_hidden(e.name)]
                 for name in hidden:
@@ -294,11 +328,12 @@ class RunDirectory:
                         self.folder.remove(f"{above}/{name}".lstrip("/"))
 
     def clear(self, ours: Iterable[str]) -> None:
-        """Remove an earlier run, image by image: killed here, this leaves no part of
-        one.
+        """Remove an earlier run image by image, so that a process that is killed leaves no
+        part of one.
 
         Args:
-            ours: paths of all files in the run directory that featviz has written.
+            ours: paths of all files in the run directory that featviz has written, in
+                the order in which they are removed.
 
         Raises:
             StoreError: an image's folder also holds files of others.
@@ -310,6 +345,9 @@ class RunDirectory:
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json, and bring the mirror up to date.
+
+        Args:
+            content: its entries but for `schema_version`.
 
         Raises:
             StoreError: one of them cannot be written, or the run directory was moved
@@ -325,8 +363,8 @@ class RunDirectory:
 def manifest_rows(
     captures: Sequence[Capture], skipped: Sequence[Skip]
 ) -> dict[str, Any]:
-    """`captures` and `skipped` as the manifest has them; optional fields only where
-    set."""
+    """The entries `captures` and `skipped` of a manifest. A row has an optional field
+    only where it is set."""
     rows = []
     for capture in captures:
         row = {}
@@ -339,14 +377,14 @@ def manifest_rows(
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an npz file as `np.savez` does. That function takes arrays as keywords, and
-    so none that is called `file`.
+    """Write an npz file as `np.savez` does. That function takes arrays as keywords, so
+    it takes none with the name `file`.
 
     Args:
         file: open for writing.
         arrays: by name.
     """
-    # np.savez reserves the room for sizes above 4 GB, too, which are not known before
+    # force_zip64: an array may have more than 4 GB, which zipfile does not know before
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -359,13 +397,13 @@ def write_record(
     content: Mapping[str, Any],
     files: Iterable[str] | None = None,
 ) -> None:
-    """Write the record of a result, as the last file of its folder. It lists the
-    others, by which --overwrite knows what featviz wrote.
+    """Write the record of a result, as the last file of its folder. It lists the other
+    files: --overwrite removes these.
 
     Args:
         name: of the record, such as audit.json.
         content: its entries but for `schema_version`, `featviz` and `files`.
-        files: relative to the folder; None takes all that are in it.
+        files: that are listed, relative to the folder; None for all that are in it.
     """
     if files is None:
         files = [path for path, _ in walk(folder.path) if not is_lock(path)]
@@ -379,14 +417,14 @@ def write_record(
 
 
 def write_json(folder: Folder, name: str, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, as `json_bytes` gives it."""
+    """Write a JSON file as `json_bytes` formats it; StoreError where it cannot be."""
     with folder.write(name) as file:
         file.write(json_bytes(content))
 
 
 def json_bytes(content: Mapping[str, Any], sealed: bool = False) -> bytes:
-    """JSON with a line for each entry, and for each item of a list of objects. It takes a
-    tenth of the time of `json.dumps(indent=2)`.
+    """A JSON document with a line for each entry, and for each item of a list of objects.
+    This takes a tenth of the time of `json.dumps(indent=2)`.
 
     Args:
         sealed: add a last entry `sha256`, the checksum of all bytes before the comma
