@@ -105,43 +105,50 @@ def test_the_comparison_counts_wrong_outputs() -> None:
 
 
 def table(page: str) -> dict[str, dict[str, str]]:
-    """The table of tools on a page: for each want what the tools have that it names."""
-    (lines,) = re.findall(
-        r"^\| you want \| featviz \| others \|\n\|[-|]+\|\n((?:\|.*\n)+)",
-        read(page),
-        re.MULTILINE,
-    )
+    """The table of tools on a page: for each want the cells of the tools."""
+    (head, lines) = re.findall(
+        r"^(\| you want \| .*)\n\|[-|]+\|\n((?:\|.*\n)+)", read(page), re.MULTILINE
+    )[0]
+    tools = cells_of(head)[1:]
     rows = {}
-    for line in re.sub(r"\[|\](\(#[\w-]+\))?", "", lines).splitlines():
-        want, ours, others = line.strip("| ").split(" | ")
-        rows[want] = {"featviz": ours} | named(others)
+    for line in lines.splitlines():
+        want, *cells = cells_of(line)
+        rows[want] = dict(zip(tools, cells, strict=True))
     return rows
 
 
-def named(others: str) -> dict[str, str]:
-    """What the tools of a cell have: `A 2; in part B` is {"A 2": "", "B": "in part "}."""
-    found = {}
-    for group in others.split("; "):
-        share = re.match("in part |not said of |", group)
-        assert share is not None
-        for name in group.removeprefix(share[0]).split(", "):
-            found[name] = share[0]
-    return found
+def cells_of(line: str) -> list[str]:
+    """The cells of a row, without their links."""
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", line).strip("| ").split(" | ")
 
 
 def test_the_short_comparison_is_a_part_of_the_long_one() -> None:
-    """The README's table says of its tools what docs/comparison.md says, which has Zennit
-    beside them."""
+    """The README's table says of its tools what docs/comparison.md says of them."""
     whole = table("comparison")
     for want, cells in table("README").items():
-        cells_there = dict(whole[want])
-        cells_there.pop("Zennit", None)
-        assert cells == cells_there, want
+        assert cells.items() <= whole[want].items(), want
+
+
+def test_the_speed_of_the_comparison_is_that_of_its_table() -> None:
+    """The rows of speed have the figures that the page gives for each job."""
+    (measured,) = re.findall(
+        r"^\| job \| featviz \| others \|\n\|[-|]+\|\n((?:\|.*\n)+)",
+        read("comparison"),
+        re.MULTILINE,
+    )
+    jobs = [cells_of(line) for line in measured.splitlines()]
+    rows = [row for want, row in table("comparison").items() if "speed" in want]
+    assert len(rows) == len(jobs) == 3
+    for row, (_, ours, others) in zip(rows, jobs, strict=True):
+        assert row.pop("featviz") == f"{ours} ms"
+        for tool, time in row.items():
+            assert time == "–" or f"{tool} {time.removesuffix(' ms')}" in others
 
 
 def test_the_short_comparison_has_what_people_look_for() -> None:
-    """Among its rows are comparing models, gates and exemplars."""
+    """Among its rows are comparing models, gates, exemplars and speed."""
     assert table("README").keys() >= {
+        "speed: all channels of 37 layers as PNG files",
         "the images that excite a channel most",
         "two models or runs, layer by layer",
         "an exit code for CI",
