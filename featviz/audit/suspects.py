@@ -59,7 +59,6 @@ _GAP = 6
 _TEXT = 13
 # pixels of a colour key's width
 _KEY = 130
-_NAME_LETTERS = 28
 _INK: Color = (34, 34, 34)
 _CMAP = "viridis"
 # where the row of the first channel begins
@@ -303,7 +302,9 @@ def _draw(
         cells = [grid.cell(position) for position in range(first_cell, last_cell)]
         names = [samples[number].name for number in suspect.images]
         for cell, name in zip(cells, names, strict=True):
-            canvas.caption(cell, [Caption(end_of(name, _NAME_LETTERS), _INK)])
+            # below the image and its map
+            line = end_of(name, _TEXT, 2 * _TILE + _GAP)
+            canvas.caption(cell, [Caption(line, _INK)])
         top = _TOP + row * _ROW_HEIGHT
         channels.append(
             _draw_suspect(canvas, top, cells, names, suspect, sheet.source.call, seen)

@@ -11,9 +11,8 @@
 
 A `TileGrid` says where tiles lie on a canvas. `Canvas` counts inches and has matplotlib's
 letters, which are smooth in every size and hold most scripts, and the ticks of colour
-bars. `PixelCanvas` counts pixels and has the letters that come with Pillow: a line
-takes it a tenth of the time, which counts where there is a picture for each of a
-thousand channels, and matplotlib need not be there."""
+bars. `PixelCanvas` counts pixels, and Pillow draws its letters: a line takes it a tenth
+of the time, which counts where there is a picture for each of a thousand channels."""
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
@@ -272,7 +272,7 @@ def _font(letters: Letters) -> Any:
     return FontProperties(size=letters.points, weight=weight)
 
 
-# Pixels, with Pillow's letters
+# Pixels, with letters that Pillow draws
 
 
 class Caption(NamedTuple):
@@ -315,12 +315,15 @@ class PixelCanvas:
 
 @cache
 def pixel_font(points: int) -> Any:
-    """The letters that come with Pillow."""
-    return ImageFont.load_default(points)
+    """The letters of matplotlib's figures for Pillow, whose own lack é and ×."""
+    require_matplotlib()
+    from matplotlib import get_data_path
+
+    return ImageFont.truetype(Path(get_data_path(), "fonts/ttf/DejaVuSans.ttf"), points)
 
 
 def text_width(text: str, points: int) -> float:
-    """Pixels that a line of text takes in Pillow's letters."""
+    """Pixels that a line of text takes on a `PixelCanvas`."""
     return float(pixel_font(points).getlength(text))
 
 
@@ -329,10 +332,15 @@ def line_height(points: int) -> int:
     return points + 3
 
 
-def end_of(name: str, letters: int) -> str:
-    """The end of a name, which tells images apart: `…/cats/0017.jpg`."""
-    name = printable(name)
-    return name if len(name) <= letters else "…" + name[1 - letters :]
+def end_of(name: str, points: int, max_width: float) -> str:
+    """A name that is at most `max_width` pixels wide: of a wider one `…` and the end,
+    which tells images apart: `…/cats/0017.jpg`."""
+    name = printable(name)[-_LONGEST_TEXT:]
+    end = name
+    while text_width(end, points) > max_width and len(name) > 1:
+        name = name[1:]
+        end = f"…{name}"
+    return end
 
 
 def begin_of(line: str, points: int, max_width: float) -> str:

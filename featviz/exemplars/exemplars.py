@@ -313,20 +313,18 @@ def _draw_layer(
         chunk = chosen[first : first + step]
         for channel, shown in reader.tiles(source, top, chunk).items():
             exemplars = [exemplar for exemplar, _ in shown]
+            texts = [(exemplar.value, exemplar.image) for exemplar in exemplars]
             tiles = [tile for _, tile in shown]
             path = None
             # a channel that no image excites has no picture of its own
             if exemplars:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
                 title = (f"{label}, channel {channel}", lines[2])
-                texts = [(exemplar.value, exemplar.image) for exemplar in exemplars]
-                _save(
-                    folder, path, draw_channel(title, tiles, texts, tiles_per_channel)
-                )
-            values = [exemplar.value for exemplar in exemplars]
+                picture = draw_channel(title, tiles, texts, tiles_per_channel)
+                _save(folder, path, picture)
             # a class of which every image failed has no zeros either
             is_zero = bool(top.is_zero[channel] and top.values[channel, 0] == 0)
-            drawn_row = sheet.add_row(channel, tiles, values, is_zero=is_zero)
+            drawn_row = sheet.add_row(channel, tiles, texts, is_zero=is_zero)
             drawn_channels.append(ExemplarChannel(channel, path, exemplars, drawn_row))
     _save(folder, row.sheet, sheet.image)
     return replace(row, channels=drawn_channels)
@@ -369,10 +367,7 @@ def _sheet_title(
         view_note = {
             "no place": "a unit has no place in the image: the whole input is shown",
             "unknown": "what a unit sees is not known: the whole input is shown",
-            # not `by`: the letters of these pictures have no ×
-            "computed": (
-                f"a unit sees up to {view.size[0]} x {view.size[1]} pixels of the input"
-            ),
+            "computed": f"a unit sees up to {by(view.size)} pixels of the input",
         }[view.how]
         if to_draw.is_framed:
             notes.append("in a whole input a frame marks the place of the unit")
@@ -384,7 +379,7 @@ def _sheet_title(
         ),
         view_note,
         *notes,
-        f"{folder}/c*.png show each channel with its images' names",
+        f"{folder}/c*.png show each channel larger",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, sqrt
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from PIL import Image
@@ -14,13 +15,13 @@ from featviz.drawing.sheet import Caption, Cell, PixelCanvas, TileGrid
 TILE = 128
 """Pixels of a tile's edge in the picture of a channel."""
 _GAP = 8
-_TEXT = 12
+_TEXT = 11
 _LINE = sheet.line_height(_TEXT)
 _TITLE = 2 * _LINE + _GAP
 """Pixels of the title of a channel's picture."""
 _CAPTION = 2 * _LINE + 2
 """Pixels of the lines below a tile."""
-_LABEL = 92
+_LABEL = 112
 """Pixels of the column of a layer's picture that names channels."""
 BETWEEN = 4
 """Pixels between tiles in a layer's picture."""
@@ -31,9 +32,7 @@ _MOST_PIXELS = 2**26
 """The most pixels of a layer's picture."""
 _MOST_SHOWN = 40
 """Tiles in a row of a layer's picture."""
-_NAME_LETTERS = 19
-"""How many letters of an image's name have room below a tile: its last ones."""
-_FAINT: sheet.Color = (102, 112, 124)
+_FAINT: sheet.Color = (80, 89, 100)
 
 
 def tile_grid(count: int) -> TileGrid:
@@ -80,7 +79,7 @@ def draw_channel(
     for rank, (tile, (value, image)) in enumerate(zip(tiles, texts, strict=True)):
         cell = grid.cell(rank)
         canvas.paste(tile, cell)
-        name = sheet.end_of(image, _NAME_LETTERS)
+        name = sheet.end_of(image, _TEXT, TILE)
         canvas.caption(cell, [Caption(f"{value:.4g}"), Caption(name, _FAINT)])
     return canvas.image
 
@@ -100,8 +99,8 @@ class _RowSize(NamedTuple):
 
     @property
     def height(self) -> int:
-        """With the line of values below the tiles."""
-        return self.tile + _LINE + _GAP
+        """With the lines of values and images below the tiles."""
+        return self.tile + _CAPTION + _GAP
 
 
 class LayerPicture:
@@ -164,7 +163,7 @@ class LayerPicture:
         self,
         channel: int,
         tiles: Sequence[Image.Image],
-        values: Sequence[float],
+        texts: Sequence[tuple[float, str]],
         *,
         is_zero: bool = False,
     ) -> list[int] | None:
@@ -174,7 +173,7 @@ class LayerPicture:
         Args:
             channel: its index, for its name.
             tiles: RGB, the best first; those that have no room are left out.
-            values: of each tile; none where the channel has no exemplar.
+            texts: value and image of each tile; none where the channel has no exemplar.
             is_zero: whether it has none because it is zero in every image.
         """
         if self._drawn == self._channels:
@@ -189,17 +188,20 @@ class LayerPicture:
         note = ""
         if is_zero:
             note = "zero in all images"
-        elif not values:
+        elif not texts:
             note = "no finite value"
         # a channel that is saturated, say, ranks its images by nothing
-        elif len(values) > 1 and values[0] == values[-1]:
+        elif len(texts) > 1 and texts[0][0] == texts[-1][0]:
             note = "all equal"
         self._canvas.write(note, cell.left, cell.top + (size + _LINE) // 2, _FAINT)
         left = x = round(cell.left) + _LABEL
-        for tile, value in zip(tiles, values[: self._row.images], strict=False):
+        shown = texts[: self._row.images]
+        for tile, (value, image) in zip(tiles, shown, strict=False):
             small = tile.resize((size, size), Image.Resampling.BOX)
-            self._canvas.paste(small, Cell(x, cell.top, size, size))
-            self._canvas.write(f"{value:.3g}", x, cell.top + size, _FAINT)
+            spot = self._canvas.paste(small, Cell(x, cell.top, size, size))
+            # without its ending: there is room for a few letters
+            name = sheet.end_of(PurePosixPath(image).stem, _TEXT, size)
+            self._canvas.caption(spot, [Caption(f"{value:.3g}"), Caption(name, _FAINT)])
             x += size + BETWEEN
         return [left, round(cell.top), max(0, x - left - BETWEEN), size]
 

@@ -77,19 +77,28 @@ def test_a_line_that_fits_stays_whole() -> None:
     assert sheet.begin_of(LINE, 12, 1000) == LINE
 
 
-@pytest.mark.parametrize(
-    ("name", "max_length", "expected"),
-    [
-        ("cats/0017.jpg", 20, "cats/0017.jpg"),
-        ("cats/0017.jpg", 13, "cats/0017.jpg"),
-        ("cats/0017.jpg", 12, "…ts/0017.jpg"),
-        ("a/very/long/path/0017.jpg", 9, "…0017.jpg"),
-        ("a\x07", 9, "a\\x07"),
-    ],
-)
-def test_a_long_name_keeps_its_end(name: str, max_length: int, expected: str) -> None:
-    """The end of a name tells images apart; control characters are escaped."""
-    assert sheet.end_of(name, max_length) == expected
+@pytest.mark.parametrize("max_width", [30, 60])
+def test_a_long_name_keeps_its_end(max_width: int) -> None:
+    """The end of a name tells images apart; as many letters as fit are kept."""
+    name = "a/very/long/path/0017.jpg"
+    short = sheet.end_of(name, 12, max_width)
+    count = len(short) - 1
+    assert short == f"…{name[-count:]}"
+    assert sheet.text_width(short, 12) <= max_width
+    assert sheet.text_width(f"…{name[-count - 1 :]}", 12) > max_width
+
+
+def test_a_name_that_fits_stays_whole() -> None:
+    """It has no mark; control characters are escaped."""
+    assert sheet.end_of("cats/0017.jpg", 12, 1000) == "cats/0017.jpg"
+    assert sheet.end_of("a\x07", 12, 1000) == "a\\x07"
+
+
+def test_letters_have_accents_and_signs() -> None:
+    """None of them is the box that stands for a letter that is lacking."""
+    lacking = sheet.pixel_font(12).getmask("\ue000")
+    for letter in "éß×Я":
+        assert bytes(sheet.pixel_font(12).getmask(letter)) != bytes(lacking)
 
 
 def test_pixels_stay_squares_where_a_picture_grows() -> None:

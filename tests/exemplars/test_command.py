@@ -97,7 +97,7 @@ def test_pictures_show_the_best_images_first(
 
 def test_tiles_stand_two_in_a_row_with_texts_between() -> None:
     """The third begins the second row."""
-    assert pictures.tile_grid(3).cell(2) == (8, 214, TILE, TILE)
+    assert pictures.tile_grid(3).cell(2) == (8, 210, TILE, TILE)
 
 
 def test_a_sheet_has_the_best_images_of_all_channels(best_three: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_crop_in_a_corner_keeps_the_scale_of_its_layer() -> None:
 
 @pytest.mark.parametrize(
     ("channels", "count", "tile", "shown", "rows"),
-    [(8, 9, 32, 9, 8), (1, 1000, 64, 40, 1), (64, 9, 32, 1, 31)],
+    [(8, 9, 32, 9, 8), (1, 1000, 64, 40, 1), (64, 9, 32, 1, 24)],
 )
 def test_a_sheet_stays_viewable(
     monkeypatch: pytest.MonkeyPatch,
@@ -207,11 +207,11 @@ def test_a_sheet_stays_viewable(
 ) -> None:
     """Tiles shrink first, then fewer of each channel are shown, then fewer channels."""
     # the limit itself would take pictures of 64 megapixels
-    monkeypatch.setattr(pictures, "_MOST_PIXELS", 2**18)
+    monkeypatch.setattr(pictures, "_MOST_PIXELS", 300_000)
     tiles = [Image.new("RGB", (128, 128), "#abcdef")] * count
     picture = pictures.LayerPicture(["title"], channels, count)
     for channel in range(channels):
-        picture.add_row(channel, tiles, [1.0] * count)
+        picture.add_row(channel, tiles, [(1.0, "a.png")] * count)
     colored = of_colour(np.asarray(picture.image), (0xAB, 0xCD, 0xEF))
     assert len(colored) == rows * shown * tile * tile
 
@@ -325,9 +325,9 @@ def test_images_that_a_channel_ranks_by_nothing_are_told() -> None:
     def letters(*values: float, is_zero: bool = False) -> int:
         """Pixels of the column of names that are not background."""
         picture = pictures.LayerPicture(["title"], 1, 2)
-        picture.add_row(
-            0, [Image.new("RGB", (TILE, TILE))] * len(values), values, is_zero=is_zero
-        )
+        tiles = [Image.new("RGB", (TILE, TILE))] * len(values)
+        texts = [(value, "a.png") for value in values]
+        picture.add_row(0, tiles, texts, is_zero=is_zero)
         names = np.asarray(picture.image)[:, :96]
         return int((names != names[0, 0]).any(2).sum())
 
@@ -339,13 +339,28 @@ def test_images_that_a_channel_ranks_by_nothing_are_told() -> None:
     assert letters(is_zero=True) > none
 
 
+def test_a_sheet_names_the_image_of_each_tile() -> None:
+    """Below the tile: the end of the name, without that of the file."""
+
+    def below(name: str) -> np.ndarray:
+        picture = pictures.LayerPicture(["title"], 1, 1)
+        tile = Image.new("RGB", (TILE, TILE))
+        left, top, width, height = picture.add_row(0, [tile], [(0.5, name)])
+        return np.asarray(picture.image)[top + height :, left : left + width]
+
+    assert (below("cat.jpg") == below("cat.png")).all()
+    assert (below("cat.jpg") != below("dog.jpg")).any()
+    long = "of_a_very_long_name_0017.jpg"
+    assert (below(f"a{long}") == below(f"b{long}")).all()
+
+
 def test_channels_of_a_sheet_run_down_and_then_across() -> None:
     """Of six, in two columns of three rows, the fourth stands beside the first."""
     picture = pictures.LayerPicture(["title"], 6, 1)
     colors = {0: (255, 0, 0), 1: (0, 255, 0), 3: (0, 0, 255)}
     for channel in range(6):
         color = colors.get(channel, (200, 200, 200))
-        picture.add_row(channel, [Image.new("RGB", (TILE, TILE), color)], [0.5])
+        picture.add_row(channel, [Image.new("RGB", (TILE, TILE), color)], [(0.5, "a")])
     pixels = np.asarray(picture.image)
     first, second, fourth = (
         np.argwhere((pixels == color).all(axis=2))[0] for color in colors.values()

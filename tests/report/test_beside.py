@@ -234,7 +234,7 @@ def test_the_exemplars_of_channels_are_for_the_script(
     path = (two_channels / "report" / extra["0"]["src"]).resolve()
     assert path == exemplars / "001_conv1/output/c00000.png"
     assert (extra["0"]["width"], extra["0"]["height"]) == (70, 40)
-    assert extra["0"]["tiles"] == [[[8, 46, 128, 128], f"2.5 {EVIL}"]]
+    assert extra["0"]["tiles"] == [[[8, 44, 128, 128], f"2.5 {EVIL}"]]
 
 
 @pytest.mark.parametrize(
