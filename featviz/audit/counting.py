@@ -98,8 +98,7 @@ def measure(
         correlates: whether moments are taken, which cost a matrix product.
     """
     count, channels, positions = rows.shape
-    on_cpu = rows.device.type == "cpu"
-    if on_cpu and not rows.is_contiguous():
+    if rows.device.type == "cpu" and not rows.is_contiguous():
         # In memory the channels lie last. To copy image by image is up to five times as
         # fast as to copy the batch at once, by torch or by numpy.
         copy = rows.new_empty(rows.shape)
@@ -111,14 +110,12 @@ def measure(
     bounds = activation.bounds
     low = bounds[0] + activation.margin if len(bounds) > 1 else math.nan
     high = bounds[-1] - activation.margin if bounds else math.nan
-    statistics, reached = values.statistics(flat, low, high, counted=bool(bounds))
-    # `values.statistics` counts values at a bound on a CPU alone
-    if bounds and not on_cpu:
-        reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
+    at_bound = np.empty(len(flat), np.int64) if bounds else None
+    statistics = values.statistics(flat, low, high, outside=at_bound)
     return Measurement(
         statistics=statistics.reshape(count, channels, -1),
         positions=positions,
-        at_bound=reached.reshape(count, channels) if bounds else None,
+        at_bound=None if at_bound is None else at_bound.reshape(count, channels),
         moments=_moments(rows) if correlates else None,
     )
 

@@ -252,7 +252,7 @@ def draw_maps(
     # The picture is of one tile, but the statistics are those of the channels.
     return replace(
         draw_tiles(reduced, maps.layout, options, scale, alone=True),
-        stats=statistics(maps.data)[0],
+        stats=statistics(maps.data),
         deviations=values.inner_deviations(maps.data, border),
         slices=(reduced.shape[1], slices),
         steps=steps,
@@ -298,7 +298,7 @@ def draw_tiles(
     # without gaps: all that follows would make copies of its own
     data = data.contiguous()
     maps = data.flatten(1)
-    stats, _ = statistics(maps)
+    stats = statistics(maps)
     deviations = values.inner_deviations(data, border) if border else stats[:, STD]
     is_flat = is_constant(stats)
     drawn = data

@@ -51,26 +51,27 @@ def statistics(
     maps: Tensor,
     low: float = math.nan,
     high: float = math.nan,
-    counted: bool = False,
-) -> tuple[Floats, Integers]:
+    outside: Integers | None = None,
+) -> Floats:
     """Statistics of each map over its finite values.
 
     Args:
         maps: float32 [N, ...].
-        low, high: limits for the count of values outside; NaN bounds nothing.
-        counted: whether to count them, which is done on a CPU alone.
+        low, high: limits for `outside`; NaN bounds nothing.
+        outside: int64 [N], which is filled: how many values of each map are at `low` or
+            below, or at `high` or above. None where nobody asks.
 
     Returns:
-        float32 [N, 6] in the order of `records.STAT_COLUMNS`, where the standard
-        deviation is the population's and a map without a finite value has NaN for its
-        first four; and how many values of each map are at `low` or below, or at `high`
-        or above, which is empty unless `counted`.
+        float32 [N, 6] in the order of `records.STAT_COLUMNS`. The standard deviation is
+        the population's. A map without a finite value has NaN for its first four.
     """
     from featviz.drawing import loops  # numba takes a while to import
 
-    outside = np.empty(len(maps) if counted else 0, np.int64)
     if maps.device.type != "cpu":
-        return statistics_on_device(maps.flatten(1)), outside
+        if outside is not None:
+            are_outside = (maps <= low) | (maps >= high)
+            outside[:] = are_outside.flatten(1).sum(1).cpu().numpy()
+        return statistics_on_device(maps.flatten(1))
     rows = for_loops(np.asarray(maps, np.float32))
     rows = rows.reshape(len(rows), -1)
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
@@ -81,17 +82,17 @@ def statistics(
         stats.view(np.int32),
         np.float32(low),
         np.float32(high),
-        outside,
+        np.empty(0, np.int64) if outside is None else outside,
     )
     # the loop leaves to numpy what has NaN or needs float64
     for n in (stats[:, STD] < 0).nonzero()[0]:
         stats[n, :ZEROS] = _exact_moments(rows[n])
-    return stats, outside
+    return stats
 
 
 def _exact_moments(row: Floats) -> np.ndarray:
-    """Min, max, mean and deviation of a row's finite values, in float64; NaN where it
-    has none."""
+    """Min, max, mean and standard deviation of a row's finite values, float64 [4]; NaN
+    where it has none."""
     finite = row[np.isfinite(row)].astype(np.float64)
     if not len(finite):
         return np.full(ZEROS, math.nan)
@@ -135,8 +136,8 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
 
     Args:
         maps: float32 [N, ..., H, W].
-        border: pixels that are left out on each side. At least half of the height and
-            of the width stays.
+        border: pixels that are left out on each side, but at most a quarter of the
+            height or the width.
     """
     from featviz.drawing import loops  # numba takes a while to import
 
@@ -154,12 +155,12 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
 
 
 def inner_statistics(maps: Tensor, border: int) -> Floats:
-    """The statistics of maps [N, ..., H, W] without the border that padding makes,
-    float32 [N, 6]; `border` as in `inner_deviations`."""
+    """The `statistics` of maps [N, ..., H, W] without their border, float32 [N, 6];
+    `border` as in `inner_deviations`."""
     height, width = maps.shape[-2:]
     border = min(border, min(height, width) // 4)
     inner = maps[..., border : height - border, border : width - border]
-    return statistics(inner)[0]
+    return statistics(inner)
 
 
 def widest_type(tensor: Tensor) -> dtype:
@@ -313,10 +314,13 @@ def limits(
         maps: float32 [N, ...], of which percentiles are taken.
         stats: float32 [N, 6], whose extremes are the limits of other modes.
         together: whether maps share the layer's scale in the mode `map`, too.
+
+    Returns:
+        Those of the mode `layer` for a shared scale in the mode `map`, and 0 to 0 where
+        no map has a finite value.
     """
     low = stats[:, MIN]
     high = stats[:, MAX]
-    # no map has a finite value
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
     mode, numbers = scale

@@ -531,7 +531,7 @@ def _chosen(text: str, output: Maps, border: int) -> list[int]:
     Raises:
         LayoutError: the output has none of them.
     """
-    stats, _ = statistics(output.data)
+    stats = statistics(output.data)
     # the frame that padding makes varies more than a flat map
     deviations = inner_deviations(output.data, border)
     return choose_channels(text, range(len(stats)), stats[:, MEAN], deviations)

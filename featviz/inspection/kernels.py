@@ -205,7 +205,7 @@ def _draw(
         LayoutError: the layer has none of the channels of --channels.
     """
     picture, tiles = draw_filters(filters, options.draw, options.all_slices)
-    stats = statistics(filters.kernels)[0]
+    stats = statistics(filters.kernels)
     site = _site(layer)
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     # statistics are of all weights, also where a tile is their mean

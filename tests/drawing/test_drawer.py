@@ -21,13 +21,13 @@ from featviz.options import DrawOptions
 
 def by_similarity(maps: Tensor) -> list[int]:
     """The order of maps [N, H, W]."""
-    stats, _ = values.statistics(maps)
+    stats = values.statistics(maps)
     return drawer.by_similarity(maps.flatten(1), stats)
 
 
 def collapse(maps: Tensor, threshold: float) -> dict[int, list[int]]:
     """Near-equal maps of [N, H, W], by the first of them."""
-    stats, _ = values.statistics(maps)
+    stats = values.statistics(maps)
     return drawer.collapse(maps.flatten(1), stats, threshold)
 
 

@@ -28,7 +28,7 @@ def random_maps(seed: int, *shape: int) -> Tensor:
 
 def limits_of(text: str, maps: Tensor) -> ValueLimits:
     """The values that are drawn darkest and brightest under a scale."""
-    stats, _ = values.statistics(maps)
+    stats = values.statistics(maps)
     return values.limits(normalize.parse_scale(text), maps, stats)
 
 
