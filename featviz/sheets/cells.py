@@ -108,6 +108,10 @@ class SheetContent:
         # Of fewer pictures than slices each stands for several, of more the middle one.
         return pictures[int((slice + 0.5) * len(pictures) / self.slices)]
 
+    def tile(self, key: CellKey, channel: int, slice: int | None) -> Bytes | None:
+        """What `shown` makes of the tiles of a channel; None where the run drew none."""
+        return self.shown(self.tiles.get(key, {}).get(channel), slice)
+
     def add_place_tiles(
         self, captures: Mapping[CellKey, ImageCapture], options: SheetOptions
     ) -> None:

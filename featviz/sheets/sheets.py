@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -60,12 +60,14 @@ class Sheet:
     path: Path | None
     """Its file; None where none was asked for."""
     images: list[str]
+    """Names of those that are on it."""
     channels: Mapping[str, list[int]]
     """The channels of each layer, or call of it, by its name; none where all are one
     tile."""
     layers: int
     """How many there are; one with several calls counts once."""
     frames: int
+    """How many pictures an animation has; 1 of a figure."""
     left_out: Mapping[str, str]
     """Images that are not on it, and why."""
     pixels: Bytes = field(compare=False)
@@ -82,13 +84,15 @@ class Sheet:
 
 
 class _Sources(NamedTuple):
+    """What a sheet is made of."""
+
     runs: list[SheetRun]
     are_steps: bool
     """Whether they are the steps of one training."""
 
 
 class SheetFrame(NamedTuple):
-    """What one picture of an animation shows, or a figure."""
+    """What a figure shows, or one picture of an animation."""
 
     title: str
     runs: Sequence[int]
@@ -109,9 +113,10 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
         options: `out` chooses the format by its ending; without it nothing is written.
 
     Raises:
-        UsageError: there is no such image, layer or channel, or the figure would be too
-            large.
-        StoreError: the runs have no complete image.
+        UsageError: there is no such image, layer or channel; options exclude each other;
+            the figure would be too large; or its format cannot be written.
+        StoreError: a run cannot be read or has no complete image, or `out` cannot be
+            written.
     """
     format = _checked_format(options)
     # Runs behind URLs are copies, which go when the block ends; tiles and inputs are in
@@ -121,7 +126,7 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
         content = read_content(runs, options)
     frames = [SheetFrame(options.title, range(len(runs)), content.images)]
     if format in animation.FORMATS:
-        frames = _moving(content, are_steps, options.title)
+        frames = _animated(content, are_steps, options.title)
     scale = _shared_scale(content)
     if options.similar_to is not None:
         scale = ColorScale(SIMILARITY_CMAP, 0.0, 1.0, "cosine of the vectors")
@@ -131,20 +136,13 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     first = draw_table(tables[0], layout, options.dpi).pixels
     if options.out is not None:
         with writing(options.out, _SHEET_FILE, overwrite=options.overwrite) as file:
-            if format == "png":
-                # a paper takes the figure in the size in which it was laid out
-                dpi = (options.dpi, options.dpi)
-                picture = Image.fromarray(first)
-                picture.save(file, "png", pnginfo=_TEXT_CHUNK, dpi=dpi)
-            else:
-                _write(file, format, tables, layout, options)
+            _write(file, format, tables, layout, first, options)
     left_out = dict(content.damaged)
     for run in runs:
         left_out |= run.run.left_out
     channels = {}
     for layer in content.layers:
-        shown = [channel for channel in layer.channels if channel != ALL]
-        channels[layer.label] = shown
+        channels[layer.label] = [n for n in layer.channels if n != ALL]
     return Sheet(
         path=options.out,
         images=list(content.images),
@@ -157,13 +155,13 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
 
 
 def _checked_format(options: SheetOptions) -> str:
-    """The format of the sheet's file, `png` without one.
-
-    Asked before a run is read, so that a mistake costs no time.
+    """The format of the sheet's file, `png` without one. It is asked before a run is
+    read, so that a mistake costs no time.
 
     Raises:
-        UsageError: the ending is none of FORMATS, the file is somebody else's, or what
-            writes the format is not installed.
+        UsageError: the ending is none of FORMATS, or what writes the format is not
+            installed.
+        StoreError: the file is a folder, or somebody else's.
     """
     if options.out is None:
         return "png"
@@ -183,15 +181,23 @@ def _write(
     format: str,
     tables: Sequence[TileTable],
     layout: TableLayout,
+    first: Bytes,
     options: SheetOptions,
 ) -> None:
-    """Write a figure as vectors, or an animation.
+    """Write a figure or an animation.
 
     Args:
-        format: one of FORMATS, but not `png`.
-        tables: the frames; vectors are of the first one.
-        options: `dpi` and `fps` of an animation.
+        format: one of FORMATS.
+        tables: the frames; a figure is the first one.
+        layout: of all tables.
+        first: the first table in pixels.
+        options: `dpi`, and `fps` of an animation.
     """
+    if format == "png":
+        # a paper takes the figure in the size in which it was laid out
+        dpi = (options.dpi, options.dpi)
+        Image.fromarray(first).save(file, "png", pnginfo=_TEXT_CHUNK, dpi=dpi)
+        return
     if format in vector.FORMATS:
         draw_vectors(tables[0], layout).save(file, format)
         return
@@ -207,29 +213,25 @@ def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
         copies: gets the local copies of runs behind URLs, and removes them at its end.
 
     Raises:
-        StoreError: none of the runs has a complete image.
+        StoreError: a run directory cannot be read, or none has a complete image.
     """
-    if len(sources) == 1 and isinstance(sources[0], Path):
-        steps = read_steps(sources[0])
-        if steps:
-            runs = []
-            for number, path in steps.items():
-                run = read_run(path, keep_stats=True)
-                runs.append(SheetRun(f"step {number}", run))
-            return _Sources(runs, are_steps=True)
     runs = []
+    if len(sources) == 1 and isinstance(sources[0], Path):
+        for number, path in read_steps(sources[0]).items():
+            runs.append(SheetRun(f"step {number}", read_run(path, keep_stats=True)))
+    if runs:
+        return _Sources(runs, are_steps=True)
     for source in sources:
         run = read_run(copies.enter_context(copied(source)), keep_stats=True)
         runs.append(SheetRun(printable(_name_of(source)), run))
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
+    if len({run.name for run in runs}) < len(runs):
         # `a/featviz-out` and `b/featviz-out`, whose rows nothing else tells apart
         texts = [printable(str(source)) for source in sources]
         runs = [run._replace(name=text) for run, text in zip(runs, texts, strict=True)]
     if not any(run.run.images for run in runs):
-        root = runs[0].run.root
-        reason = next(iter(runs[0].run.left_out.values()), "its run.json says why")
-        raise StoreError(f"{root} has no complete image", reason)
+        first = runs[0].run
+        reason = next(iter(first.left_out.values()), "its run.json says why")
+        raise StoreError(f"{first.root} has no complete image", reason)
     return _Sources(runs, are_steps=False)
 
 
@@ -240,7 +242,7 @@ def _name_of(source: Path | Url) -> str:
     return source.name
 
 
-def _moving(content: SheetContent, are_steps: bool, title: str) -> list[SheetFrame]:
+def _animated(content: SheetContent, are_steps: bool, title: str) -> list[SheetFrame]:
     """The frames of an animation: the steps of a training, else the slices of a clip,
     else the images.
 
@@ -321,60 +323,69 @@ def _wrapped(
 
 
 def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
-    """What the model saw, and a row for each channel of each layer of each run."""
-    inputs = []
-    for name in frame.images:
-        inputs.append(content.shown(content.inputs[name], frame.slice))
-    rows = [TableRow("input", inputs, is_input=True)]
-    has_several = len(content.layers) > 1
+    """A column for each image: what the model saw, and below it a row for each channel
+    of each layer of each run."""
+    seen = [content.shown(content.inputs[name], frame.slice) for name in frame.images]
+    rows = [TableRow("input", seen, is_input=True)]
     for run, layer in _blocks(content, frame):
         for channel in layer.channels:
-            tiles = []
-            for name in frame.images:
-                by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
-                tiles.append(content.shown(by_channel.get(channel), frame.slice))
             label = _label(content, layer)
-            if channel != ALL and has_several:
+            if channel != ALL and len(content.layers) > 1:
                 label = f"{label}  {channel}"
             elif channel != ALL:
                 label = f"{label}, channel {channel}".removeprefix(", ")
-            block = _block(content, frame, run)
-            numbers = [str(channel)] * len(tiles)
+            tiles = []
+            for name in frame.images:
+                key = CellKey(run, layer.label, name)
+                tiles.append(content.tile(key, channel, frame.slice))
+            block = _block_name(content, frame, run)
+            numbers = [_number(channel)] * len(tiles)
             rows.append(TableRow(label, tiles, block, numbers=numbers))
     return rows
 
 
 def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
-    """A row for each layer of each run, or several of one with many channels: the
-    channels side by side, each with its number; in front of the first row what the
-    model saw."""
+    """The channels of one image side by side, each with its number: a row for each
+    layer of each run, or several of a layer with many channels. The first column has
+    what the model saw, beside the first row."""
     (name,) = frame.images
     most = max(len(layer.channels) for layer in content.layers)
+    # as few rows as _CHANNELS allow, each of them about full
     columns = ceil(most / ceil(most / _CHANNELS))
-    seen = content.shown(content.inputs[name], frame.slice)
+    first_tile = content.shown(content.inputs[name], frame.slice)
     rows: list[TableRow] = []
     for run, layer in _blocks(content, frame):
-        by_channel = content.tiles.get(CellKey(run, layer.label, name), {})
+        key = CellKey(run, layer.label, name)
         label = _label(content, layer)
-        options = content.runs[run].run.record.get("options") or {}
+        block = _block_name(content, frame, run)
         for first in range(0, len(layer.channels), columns):
-            tiles = [None if rows else seen]
-            numbers = [""]
-            for channel in layer.channels[first : first + columns]:
-                tiles.append(content.shown(by_channel.get(channel), frame.slice))
-                numbers.append("" if channel == ALL else str(channel))
+            channels = layer.channels[first : first + columns]
+            tiles = [content.tile(key, channel, frame.slice) for channel in channels]
             # fewer channels leave the rest of the row white
-            tiles += [None] * (columns + 1 - len(tiles))
-            block = _block(content, frame, run)
+            white = [None] * (columns - len(tiles))
+            numbers = ["", *map(_number, channels)]
             # the tiles of `run --labels` have their numbers in the corner
-            captions = [] if options.get("labels") else numbers
-            rows.append(TableRow(label, tiles, block, captions, numbers))
-            label = ""  # the next row goes on with the same layer
+            captions = [] if _options_of(content, run).get("labels") else numbers
+            row = [first_tile, *tiles, *white]
+            rows.append(TableRow(label, row, block, captions, numbers))
+            # the next row goes on with the same layer
+            label = ""
+            first_tile = None
     return rows
 
 
+def _number(channel: int) -> str:
+    """The number of a channel; nothing for the one tile of all channels."""
+    return "" if channel == ALL else str(channel)
+
+
+def _options_of(content: SheetContent, run: int) -> Mapping[str, Any]:
+    """The options of a run, as its record has them."""
+    return content.runs[run].run.record.get("options") or {}
+
+
 def _blocks(content: SheetContent, frame: SheetFrame) -> list[tuple[int, SheetLayer]]:
-    """The rows of layers of a frame, each with the number of its run.
+    """The layers that get rows in a frame, each with the number of its run.
 
     Of several runs each has its own layers, since models differ. A frame of one run, such
     as a step of a training, has all layers, white where the run lacks one: the frames of
@@ -388,7 +399,7 @@ def _blocks(content: SheetContent, frame: SheetFrame) -> list[tuple[int, SheetLa
     return blocks
 
 
-def _block(content: SheetContent, frame: SheetFrame, run: int) -> str:
+def _block_name(content: SheetContent, frame: SheetFrame, run: int) -> str:
     """The name beside the rows of a run, where there are several."""
     return content.runs[run].name if len(frame.runs) > 1 else ""
 
@@ -401,8 +412,8 @@ def _label(content: SheetContent, layer: SheetLayer) -> str:
 
 
 def _shared_scale(content: SheetContent) -> ColorScale | None:
-    """The scale of a colour bar; None where tiles have scales of their own, or the
-    colours stand for no value."""
+    """The scale of a colour bar; None where tiles have scales of their own, the colours
+    stand for no value, or their colormap is unknown."""
     # tiles keep the colours of their runs, so a bar is true only if all agree
     scales = set()
     for key, row in content.rows.items():
@@ -410,15 +421,16 @@ def _shared_scale(content: SheetContent) -> ColorScale | None:
         # the three components of `pca`, as red, green and blue, stand on no one scale
         if low is None or high is None or row.reduce == "pca":
             return None
-        options = content.runs[key.run].run.record.get("options") or {}
-        cmap = row.cmap or str(options.get("cmap", "auto"))
+        cmap = row.cmap or str(_options_of(content, key.run).get("cmap", "auto"))
         over = row.overlay is not None
         cmap = resolved(cmap, row.kind, over=over, reduce=row.reduce)
         scales.add(ColorScale(cmap, low, high))
     if len(scales) > 1:
         return None
     (scale,) = scales
-    with suppress(UsageError):  # of an unknown colormap: the record may be anybody's
+    try:
         check_cmap(scale.cmap)
-        return scale
-    return None
+    # the record may be anybody's, and name an unknown colormap
+    except UsageError:
+        return None
+    return scale
