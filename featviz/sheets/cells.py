@@ -68,19 +68,21 @@ class CellKey(NamedTuple):
 
 @dataclass
 class SheetContent:
-    """What a sheet shows; its cells are read layer by layer."""
+    """What a sheet shows; `read_content` fills it layer by layer."""
 
     runs: Sequence[SheetRun]
     images: list[str] = field(default_factory=list)
     """Those that could be read, by name."""
     layers: list[SheetLayer] = field(default_factory=list)
     rows: dict[CellKey, Capture] = field(default_factory=dict)
+    """What the manifests say of the tensors that the tiles show."""
     tiles: dict[CellKey, dict[int, list[Bytes]]] = field(default_factory=dict)
-    """By channel, one for each slice, as the run drew them, uint8 [h, w, 3]."""
+    """The tiles of each channel that was drawn, one for each slice, as the run drew
+    them, uint8 [h, w, 3]."""
     inputs: dict[str, list[Bytes]] = field(default_factory=dict)
     """What the model saw of each image, frame by frame of a clip."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Images that cannot be read, and why."""
+    """Images of which a file cannot be read, and why."""
 
     @property
     def slices(self) -> int:
@@ -115,7 +117,8 @@ class SheetContent:
     def add_place_tiles(
         self, captures: Mapping[CellKey, ImageCapture], options: SheetOptions
     ) -> None:
-        """Add the one tile that --reduce or --similar-to makes of each capture.
+        """Add the one tile that --reduce or --similar-to makes of each capture, and draw
+        a ring around the spot of --similar-to.
 
         Args:
             captures: of one layer, of all runs.
@@ -127,8 +130,8 @@ class SheetContent:
         """
         for key, tile in _place_tiles(captures, options).items():
             image, row = captures[key]
-            # Its colours are not values of the layer, and no colour bar may name any.
-            # "": neither a colour bar nor the note on scaling speaks of it.
+            # Its colours are not values of the layer: neither a colour bar (`range`) nor
+            # the note on scaling (`normalize`) may speak of any.
             self.rows[key] = replace(row, range=None, normalize="")
             self.tiles[key] = {ALL: [tile]}
             self._add_input(key.image, image)
@@ -141,7 +144,7 @@ class SheetContent:
         self, captures: Mapping[CellKey, ImageCapture], channels: Sequence[int]
     ) -> None:
         """Add the tiles of channels of each capture. An image whose files are damaged is
-        noted, and costs the others nothing."""
+        noted in `damaged`, and costs the others nothing."""
         for key, (image, row) in captures.items():
             self.rows[key] = row
             try:
@@ -169,7 +172,8 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
         StoreError: none of the images can be read; with --reduce and --similar-to, one
             of them cannot.
     """
-    names: dict[str, None] = {}  # an ordered set: runs mostly have the same images
+    # a dict as an ordered set: runs mostly have the same images
+    names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.run.images)
     images = _chosen_images(list(names), options.images)
@@ -237,12 +241,12 @@ def _place_tiles(
 def _captures(
     runs: Sequence[SheetRun], images: Sequence[str], tensor: str | None
 ) -> dict[CellKey, ImageCapture]:
-    """The tensors of a name, of all layers and images.
+    """The captures of one name, of all layers, in the order of runs and images.
 
     Args:
         images: names; a run that has not all of them leaves cells white.
         tensor: the stem of a capture's file, as --tensor takes it: `output`,
-            `output.call1`. None for the outputs of all calls.
+            `output.call1`. None for the outputs of all calls that are plain tensors.
 
     Raises:
         UsageError: no image of any run has such a tensor.
@@ -272,11 +276,13 @@ def _captures(
 
 
 def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Images by their names, file names or globs, in the order of the patterns.
+    """Images that patterns name, in the order of the patterns; one that two patterns fit
+    comes once.
 
     Args:
         names: those of all runs.
-        patterns: empty for all images. An image that two of them fit comes once.
+        patterns: names, file names with or without their ending, or globs of these;
+            empty for all images.
 
     Raises:
         UsageError: a pattern fits no image.
@@ -309,10 +315,10 @@ def _chosen_layers(
     one with several calls a label for each.
 
     Args:
-        text: selectors; None is enough where the runs have a single layer.
+        text: selectors; None takes the only layer of the runs.
 
     Raises:
-        UsageError: they select none, or there are several to choose from.
+        UsageError: no layer is selected, or `text` is None and there are several.
     """
     by_label = {}
     # the labels of a layer's calls, such as relu.call1, as ordered sets
@@ -356,8 +362,13 @@ def _chosen_channels(
         text: as --channels takes it; None for all that were drawn, or the MOST_ROWS with
             the greatest means.
 
+    Returns:
+        Channels in the order of `choose_channels`; ALL alone where each capture is one
+        tile of all channels.
+
     Raises:
-        UsageError: none of the channels was drawn.
+        UsageError: none of the channels was drawn; some captures are one tile of all
+            channels, and others are not; or all are, and `text` names channels.
     """
     # runs may have drawn different channels: one that any of them drew can be shown
     in_any = set()
@@ -394,15 +405,20 @@ def _chosen_channels(
 
 class _ChannelStrength(NamedTuple):
     """The numbers by which the channels of a layer are ranked: averages over images,
-    [C]."""
+    [C]; NaN where no image has a finite one."""
 
     means: Floats
     deviations: Floats
-    """Shares 0..1 of the largest deviation in each image."""
+    """Standard deviations as shares, 0..1, of the largest of the layer in each image.
+    """
 
 
 def _channel_strength(captures: Sequence[ImageCapture]) -> _ChannelStrength:
-    """The averages over the captures of a layer, at least one."""
+    """What ranks the channels of a layer.
+
+    Args:
+        captures: at least one, of runs whose statistics are kept.
+    """
     # a run of another model may have fewer channels: its rows end in NaN, which the
     # averages leave out
     channels = max(row.maps for _, row in captures)
@@ -416,23 +432,18 @@ def _channel_strength(captures: Sequence[ImageCapture]) -> _ChannelStrength:
         deviations = np.nan_to_num(stats[row.capture_key.deviations_key])
         # as a share: else an image of strong contrasts would decide for all images
         shares[number, : row.maps] = deviations / (deviations.max() or 1)
-    return _ChannelStrength(_average(means), _average(shares))
-
-
-def _average(numbers: Floats) -> Floats:
-    """The mean of the finite numbers of each column [images, C]; NaN where there are
-    none."""
-    finite = np.isfinite(numbers)
-    count = np.where(finite.any(0), finite.sum(0), np.nan)
-    average: Floats = np.where(finite, numbers, 0).sum(0) / count
-    return average
+    # the mean of each column's finite numbers; NaN where there are none
+    return _ChannelStrength(
+        means=np.ma.masked_invalid(means).mean(0).filled(np.nan),
+        deviations=np.ma.masked_invalid(shares).mean(0).filled(np.nan),
+    )
 
 
 def _cut_tiles(
     image: ReadImage, row: Capture, channels: Sequence[int]
 ) -> dict[int, list[Bytes]]:
-    """The tiles of those of `channels` that were drawn, by channel, one for each slice;
-    those of ALL for a reduced picture.
+    """The tiles of those of `channels` that were drawn, by channel, one for each slice,
+    uint8 [h, w, 3]; ALL is the one channel of a reduced picture.
 
     Raises:
         DamagedError: the picture cannot be read.
