@@ -22,15 +22,15 @@ from featviz.text import by
 MAX_PIXELS = 178_956_970
 """Pillow refuses to open larger pictures without a word from the user."""
 PIECE_BYTES = 2**19
-"""About how many pixels of a picture are made at a time: they stay in a core's cache."""
+"""About how many bytes of a picture are made at a time: they stay in a core's cache."""
 STRIP_WIDTH = 1024
 """Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
-STRIP_RATIO = 8
+_STRIP_RATIO = 8
 """How many times as wide as high a strip is at most."""
-ALONE = 224
-"""Pixels that the longer side of a tile without neighbours should have."""
+_ALONE = 224
+"""Pixels that the longer side of a tile without neighbours should have at least."""
 NONE = 0
-"""The mark on an ordinary map."""
+"""The mark on an ordinary map: none."""
 ZERO = 1
 """The mark on a map of nothing but zeros: a cross."""
 CONSTANT = 2
@@ -64,9 +64,12 @@ def plan(
 
     Args:
         shape: [C, S, H, W] of the maps: S of them side by side for each channel.
-        strip: numbers of a vector: one row without padding, unless `nrow` says
-            otherwise.
-        alone: the tile has no neighbours: `auto` makes it as large as a picture.
+        options: without a `scale`, tiles are enlarged until their longer side has
+            `min_tile` pixels; without an `nrow`, the picture is about square.
+        strip: the maps are numbers of a vector: one row, unless `nrow` says otherwise,
+            without padding.
+        alone: the tile has no neighbours: without a `scale` it becomes as large as a
+            picture.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
@@ -74,8 +77,9 @@ def plan(
     channels, slices, height, width = shape
     count = channels * slices
     columns = min(options.nrow or count, count)
-    min_side = max(options.min_tile, ALONE) if alone else options.min_tile
-    # the smallest whole factor with which the longer side is long enough
+    min_side = max(options.min_tile, _ALONE) if alone else options.min_tile
+    # the smallest whole factor with which the longer side is long enough; `-(-a // b)`
+    # divides and rounds up
     factor = options.scale or max(1, -(-min_side // max(height, width)))
     scale = (factor, factor)
     padding = options.gap
@@ -108,26 +112,26 @@ def _check_size(plan: GridPlan, format: str) -> None:
 
 
 def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
-    """Factors down and across of a strip: it is not too wide, and not so low that it is
-    a line.
+    """Factors down and across of a strip: it is at most STRIP_WIDTH wide, if that leaves
+    a pixel for each number, and not so low that it is a line.
 
     Args:
-        height: rows of the strip's tiles; a vector has 1.
+        height: rows of a tile; a vector has 1.
         columns: numbers beside each other.
-        min_tile: pixels of a number at most across, and at least down.
+        min_tile: pixels that a number takes across at most, and down at least.
     """
     across = min(min_tile, max(1, STRIP_WIDTH // columns))
-    down = max(min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
+    down = max(min_tile, min(columns * across, STRIP_WIDTH) // _STRIP_RATIO)
     return -(-down // height), across
 
 
 def square(count: int, height: int, width: int) -> int:
-    """The columns with which the longer side of a picture of tiles is shortest; of
-    equals, the wider picture.
+    """In how many columns tiles make the picture whose longer side is shortest; of
+    equals, the widest.
 
     Args:
         count: of the tiles.
-        height, width: pixels that each takes, with its padding.
+        height, width: what each takes with its padding, in any unit.
     """
     # from the widest on, since `min` takes the first of equals
     return min(
@@ -148,9 +152,10 @@ def strips(
 
     Args:
         tiles: levels uint8 [N, h, w], or RGB [N, h, w, 3], before they are enlarged.
+        colors: for the padding and the ink.
         labels: what is written on tiles, by their numbers, once they are enlarged.
-        marks: what is drawn across each tile below that, uint8 [N]: NONE, ZERO or
-            CONSTANT.
+        marks: what is drawn across each tile before its label is written, uint8 [N]:
+            NONE, ZERO or CONSTANT.
 
     Yields:
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
@@ -176,13 +181,13 @@ def strips(
             piece[:] = colors.pad
         rows = levels.reshape(count, plan.map_size[0], -1)
         loops.lay_tiles(rows, plan.columns, *plan.scale, depth, plan.padding, piece)
-        if marks is not None:
+        if marks is not None and marks[first : first + count].any():
             enlarged = _enlarged(piece, plan)
             draw_marks(enlarged, marks[first : first + count], colors)
         for number, label in (labels or {}).items():
             if first <= number < first + count:
                 tile = _enlarged(piece, plan)[divmod(number - first, plan.columns)]
-                write(tile, label, colors)
+                write_label(tile, label, colors)
         height = -(-count // plan.columns) * row_height
         yield piece[:height] if first else buffer[: plan.padding + height]
 
@@ -203,7 +208,7 @@ def _enlarged(pixels: Bytes, plan: GridPlan) -> Bytes:
 
 
 def draw_marks(tiles: Bytes, marks: Bytes, colors: Palette) -> None:
-    """Draw marks across tiles.
+    """Draw marks across tiles, in place.
 
     Args:
         tiles: uint8 [rows, columns, h, w, depth], enlarged.
@@ -221,8 +226,8 @@ def draw_marks(tiles: Bytes, marks: Bytes, colors: Palette) -> None:
         tiles[rows, columns, y, x] = inks
 
 
-def write(tile: Bytes, label: Label, colors: Palette) -> None:
-    """Write on one tile.
+def write_label(tile: Bytes, label: Label, colors: Palette) -> None:
+    """Write on one tile, in place. A text that has no room is left out.
 
     Args:
         tile: uint8 [h, w, depth], enlarged.
@@ -240,7 +245,7 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
         letters = lettering(label.shared_by, colors.light, colors.dark)
         top = height - letters.shape[0]
         left = width - letters.shape[1]
-        # left out where it has no room, or would lie on the channel's number
+        # it may not lie on the channel's number
         is_free = top >= taken_lines or left >= taken_columns
         if is_free and top >= 0 and left >= 0:
             tile[top:, left:] = letters
@@ -248,19 +253,15 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
 
 @lru_cache(4096)
 def lettering(text: str, light: int, dark: int) -> Bytes:
-    """A text as pixels, uint8 [height, width, 1].
-
-    Args:
-        light: the level of its ink.
-        dark: the level of its ground.
-    """
+    """A text as pixels, uint8 [height, width, 1]: ink of the level `light` on a ground
+    of the level `dark`."""
     return np.where(glyphs(text), light, dark).astype(np.uint8)[..., None]
 
 
 def glyphs(text: str) -> np.ndarray:
-    """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of
-    ground around (its digits fill rows 2 to 8 of 11, and the last column of a letter is
-    empty)."""
+    """The ink of a text in Pillow's bitmap font, bool [height, width], with a pixel of
+    ground on each side. (Digits fill rows 2 to 8 of the font's 11, and the last column
+    of a letter is empty.)"""
     mask = ImageFont.load_default_imagefont().getmask(text, mode="1")
     ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
     return np.pad(ink[1:10], ((0, 0), (1, 0)))

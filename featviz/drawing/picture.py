@@ -56,9 +56,10 @@ class GridPicture:
     layout: str
     plan: GridPlan
     tiles: Tiles
-    """[N, H, W], or [N, H, W, 3] for RGB."""
+    """uint8 [N, h, w], or [N, h, w, 3] for RGB, before they are enlarged."""
     palette: Palette
     limits: ValueLimits
+    """Of each tile, or of all."""
     stats: Floats
     """[channels, 6], of all maps, drawn or not."""
     deviations: Floats
@@ -81,7 +82,7 @@ class GridPicture:
     numbered: bool = False
     """Whether the tiles have their channels' numbers."""
     marked: Sequence[int] = (ZERO, CONSTANT)
-    """The marks of `grid` that are drawn."""
+    """The marks of `grid` that are drawn: both, ZERO alone, or none."""
     reduce: str | None = None
     """How all channels became the one tile."""
     overlay: float | None = None
@@ -104,7 +105,7 @@ class GridPicture:
         if is_mixed or are_numbers or not self.marked:
             return np.zeros(self.plan.tile_count, np.uint8)
         marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT).astype(np.uint8)
-        if CONSTANT not in self.marked:  # of gradients
+        if CONSTANT not in self.marked:
             marks[marks == CONSTANT] = NONE
         marks[~is_constant(self.stats)] = NONE
         if self.channels is not None:
@@ -116,16 +117,23 @@ class GridPicture:
         """What is written on tiles, by tile number: the channel's number on its first
         one, and how many channels share it on its last one."""
         labels: dict[int, Label] = {}
+        # most pictures have neither, and some have thousands of channels
+        if not self.numbered and not self.collapsed:
+            return labels
         slices = self.slices[0]
         for position, channel in enumerate(self.drawn):
             first = position * slices
             last = first + slices - 1
-            if self.numbered:
-                labels[first] = labels.get(first, Label())._replace(corner=str(channel))
-            if channel in self.collapsed:
-                shared_by = f"×{len(self.collapsed[channel])}"
-                labels[last] = labels.get(last, Label())._replace(shared_by=shared_by)
+            group = self.collapsed.get(channel)
+            labels[last] = Label(shared_by=f"×{len(group)}" if group else "")
+            corner = str(channel) if self.numbered else ""
+            labels[first] = labels.get(first, Label())._replace(corner=corner)
         return labels
+
+    def pieces(self) -> Iterator[Bytes]:
+        """Its pixels from top to bottom, as `grid.strips` yields them: each piece is
+        overwritten by the next one."""
+        return strips(self.plan, self.tiles, self.palette, self.tile_labels, self.marks)
 
 
 def check_format(name: str) -> None:
@@ -144,17 +152,15 @@ def check_format(name: str) -> None:
 def to_image(picture: GridPicture) -> Image.Image:
     """The picture as a Pillow image of mode L, P with its palette, or RGB."""
     plan = picture.plan
-    colors = picture.palette
+    colors = picture.palette.colors
     pixels = np.empty((plan.height, plan.width, *picture.tiles.shape[3:]), np.uint8)
     top = 0
-    # each piece is overwritten by the next one, so it is copied
-    labels = picture.tile_labels
-    for piece in strips(plan, picture.tiles, colors, labels, picture.marks):
+    for piece in picture.pieces():
         pixels[top : top + len(piece)] = piece.reshape(len(piece), *pixels.shape[1:])
         top += len(piece)
     image = Image.fromarray(pixels)
-    if colors.colors is not None:
-        image.putpalette(colors.colors)
+    if colors is not None:
+        image.putpalette(colors)
     return image
 
 
@@ -169,17 +175,16 @@ def encode(
     picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]
 ) -> None:
     """Write the picture to an open file: PNG by our own encoder, other formats through
-    Pillow.
+    Pillow. More pixels than Pillow opens are warned of.
 
     Args:
         file: open for writing.
         format: a name of FORMATS.
-        text: what the file says of itself, by keyword, where the format has a place for
-            it.
+        text: what the file says of itself, by keyword. PNG and JPEG hold it, WebP does
+            not.
     """
     record = FORMATS[format]
     plan = picture.plan
-    colors = picture.palette
     if plan.pixels > MAX_PIXELS:
         log.warning(
             "the picture of %s has %d megapixels, more than Pillow opens; --channels,"
@@ -188,14 +193,9 @@ def encode(
             plan.pixels // 1_000_000,
         )
     if record.save is None:
-        # most pictures have neither
-        has_labels = picture.numbered or picture.collapsed
-        labels = picture.tile_labels if has_labels else None
-        marks = picture.marks if picture.marked else None
-        pieces = strips(plan, picture.tiles, colors, labels, marks)
-        write_png(
-            file, (plan.height, plan.width), pieces, colors=colors.colors, text=text
-        )
+        size = (plan.height, plan.width)
+        colors = picture.palette.colors
+        write_png(file, size, picture.pieces(), colors=colors, text=text)
         return
     image = to_image(picture)
     # JPEG has no palettes; Pillow writes greys as WebP by itself
@@ -326,7 +326,7 @@ def lay_over(
     options: DrawOptions,
     window: Sequence[int] | None = None,
 ) -> GridPicture:
-    """Lay a picture's maps over what the model saw.
+    """Lay a picture's maps over what the model saw, as `options.overlay` says.
 
     Args:
         background: uint8 [H, W, 3] each: one picture, or the frames of a clip, of which
@@ -457,8 +457,8 @@ def write_png(
     Args:
         file: open for writing.
         size: height and width in pixels.
-        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom.
-            Each is done with before the next one is asked for.
+        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; at
+            least one. Each is done with before the next one is asked for.
         colors: 256 RGB triples of a palette; without them values are greys.
         text: by keywords of 79 Latin-1 characters at most.
         repeats: whether much of the picture repeats, as enlarged pixels and the same
