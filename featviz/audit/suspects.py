@@ -363,7 +363,7 @@ def _draw_suspect(
             high = max(high, float(finite.max(initial=0)))
     canvas.write(f"channel {suspect.channel}\n{suspect.finding}", _GAP, top, _INK)
     _draw_key(canvas, top + 3 * (_TEXT + _GAP), low, high)
-    colors = colormap.colored(_CMAP, 0)
+    colors = colormap.palette_of(_CMAP, 0)
     images = []
     for cell, name, number, values in zip(
         cells, names, suspect.images, maps, strict=True

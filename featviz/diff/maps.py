@@ -246,12 +246,12 @@ def _pictures(
     limit = difference.limit
     # One scale for both: on a scale of its own, a map times one half looks the same.
     scale = ValueLimits.fixed(low, high)
-    greys = colormap.colored("grey", _GAP_GREY)
+    greys = colormap.palette_of("grey", _GAP_GREY)
     described = {**text, "Range": f"{low:.3g} (black) to {high:.3g} (white)"}
     before = _png(difference.plan, values.base, scale, greys, described)
     after = _png(difference.plan, values.new, scale, greys, described)
     signed_scale = ValueLimits.fixed(-limit, limit)
-    signed_colors = colormap.colored("coolwarm", _GAP_GREY)
+    signed_colors = colormap.palette_of("coolwarm", _GAP_GREY)
     ends = f"{-limit:.3g} (blue) to {limit:.3g} (red)"
     described = {**text, "Range": f"NEW - BASE, relative: {ends}"}
     change = _png(

@@ -15,16 +15,15 @@ from featviz.text import did_you_mean
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
-"""Names of the grey colormap; `auto` is it where nothing else is known (see
-`resolved`)."""
+"""Names of the grey colormap, among them `auto` where `resolved` was not asked."""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """What the indices 0..255 of a picture's pixels stand for."""
+    """What the values 0..255 of a picture's pixels stand for: indices of colours."""
 
     levels: int
-    """How many indices are levels of maps, from 0 on."""
+    """How many indices are levels of maps, from 0 on: dark to bright."""
     pad: int
     """The index between tiles."""
     nonfinite: int | None
@@ -40,11 +39,11 @@ class Palette:
 def resolved(
     cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None
 ) -> str:
-    """The colormap that `auto` stands for.
+    """The name of a colormap, with `auto` decided.
 
     Args:
-        cmap: a name, or `auto`.
-        kind: of the capture.
+        cmap: a name, which is returned, or `auto`.
+        kind: of the capture; `saliency`, or `kernel`.
         over: whether maps lie over the input.
         reduce: how channels become one; None where they do not.
     """
@@ -64,9 +63,9 @@ def resolved(
     return "turbo" if is_evidence else "viridis"
 
 
-def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
-    """The palette of a colormap: its levels, one index for the padding and one in
-    magenta.
+def palette_of(cmap: str, pad: int, labelled: bool = False) -> Palette:
+    """The palette of a colormap: its levels, then the padding, magenta for what is not
+    finite, and the ink of labels.
 
     Args:
         cmap: a name of GREYS, or of matplotlib's colormaps, which `check_cmap` has let
@@ -92,11 +91,14 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
 
 
 @lru_cache(64)
-def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
+def picture_palette(
+    options: DrawOptions, nonfinite: bool, rgb: bool = False
+) -> Palette:
     """The palette of a picture: 256 plain greys for RGB tiles, and for finite maps in
     greys; else the colours of the colormap, with magenta only for NaN and infinity.
 
     Args:
+        options: with `cmap` decided.
         nonfinite: whether a map has NaN or infinite values.
         rgb: whether the tiles are RGB, which takes no palette.
     """
@@ -105,13 +107,15 @@ def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
     pad = int(min(max(options.gap_grey * 255 + 0.5, 0), 255))  # as save_image rounds
     if rgb or (options.cmap in GREYS and not nonfinite):
         return Palette(levels=256, pad=pad, nonfinite=None, colors=None)
-    colors = colored(options.cmap, pad, options.labels or options.collapse is not None)
+    colors = palette_of(
+        options.cmap, pad, options.labels or options.collapse is not None
+    )
     if nonfinite:
         return colors
     return replace(colors, nonfinite=None)
 
 
-def table(colors: Palette) -> Bytes:
+def color_table(colors: Palette) -> Bytes:
     """The colour of each index, uint8 [256, 3]."""
     if colors.colors is None:
         return np.arange(256, dtype=np.uint8)[:, None].repeat(3, axis=1)
@@ -119,8 +123,8 @@ def table(colors: Palette) -> Bytes:
 
 
 def ramp(cmap: str, levels: int = 256) -> Bytes:
-    """A colormap from its low end to its high end, uint8 [levels, 3]; KeyError for a
-    name that is neither of GREYS nor one of matplotlib's."""
+    """The colours of a colormap from its low end to its high end, uint8 [levels, 3];
+    KeyError for a name that is neither among GREYS nor one of matplotlib's."""
     if cmap in GREYS:
         greys = np.round(np.linspace(0, 255, levels)).astype(np.uint8)
         return greys[:, None].repeat(3, axis=1)

@@ -320,7 +320,7 @@ def draw_tiles(
         ends = limits(scale, maps, stats, together=strip or alone)
     ends = ends.of_tiles(channels, shown_slices)
     has_holes = bool(stats[:, NONFINITE].any())
-    palette = colormap.chosen(options, has_holes, rgb=colors == 3)
+    palette = colormap.picture_palette(options, has_holes, rgb=colors == 3)
     shape = (count, shown_slices, height, width)
     return GridPicture(
         layout=layout,

@@ -23,7 +23,7 @@ import PIL
 from isal import isal_zlib
 from PIL import Image
 
-from featviz.drawing.colormap import Palette, chosen, table
+from featviz.drawing.colormap import Palette, color_table, picture_palette
 from featviz.drawing.grid import CONSTANT, MAX_PIXELS, NONE, ZERO, Label, strips
 from featviz.drawing.grid import plan as plan_grid
 from featviz.drawing.values import MIN, ValueLimits, for_loops, is_constant, overall
@@ -359,7 +359,7 @@ def lay_over(
             alpha=float(options.overlay or 0),
             window=window,
         ),
-        palette=chosen(options, nonfinite=False, rgb=True),
+        palette=picture_palette(options, nonfinite=False, rgb=True),
         overlay=options.overlay,
     )
 
@@ -401,7 +401,7 @@ class Overlay:
         maps = self.maps[numbers]
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         share = 1.0 - self.alpha
-        colors = self.alpha * table(self.palette)
+        colors = self.alpha * color_table(self.palette)
         for tile, frame, levels in zip(tiles, self.frames[numbers], maps, strict=True):
             pixels = for_loops(self.background[frame][window])
             over = self._resized(levels)[window]

@@ -697,7 +697,7 @@ def _shown_tiles(
 ) -> list[Bytes]:
     """The map of each channel with its mark, RGB [h, w, 3]; of numbers the one strip of
     all. `maps` as in `_telling_channels`."""
-    colors = colormap.table(picture.palette)
+    colors = colormap.color_table(picture.palette)
     if picture.strip:
         return [colors[np.concatenate(list(maps), axis=1)]]
     marks = picture.marks[:: picture.slices[0]]
