@@ -158,7 +158,7 @@ def plan_audit(
             plan.targets.append(_judged_call(graph, call, book))
         except LayoutError as error:
             plan.skipped.append(SkippedCall(call.name, error.message))
-    recorder = Recorder(layers, [], modules_by_name(model.module), calls=ran)
+    recorder = Recorder(layers, modules_by_name(model.module), calls=ran)
     plan.never_ran.extend(layer.name for layer in recorder.never_ran)
     if not plan.targets:
         raise no_channels(len(names), dict(plan.skipped), plan.never_ran)

@@ -93,7 +93,10 @@ def recording(
     hooked_modules = [layer for layer in layers if not layer.is_function]
     modules = modules_by_name(model)
     recorder = Recorder(
-        layers, [KINDS[name] for name in KINDS if name in capture_kinds], modules
+        layers,
+        modules,
+        input_kinds=_kinds_of("input", capture_kinds),
+        output_kinds=_kinds_of("output", capture_kinds),
     )
     with ExitStack() as stack:
         # hooks on tensors go, too: a model may keep its output
@@ -102,7 +105,7 @@ def recording(
             placed(
                 model,
                 leave=recorder.leave,
-                enter=recorder.enter if recorder.kinds_of("input") else None,
+                enter=recorder.enter if recorder.input_kinds else None,
                 layers=hooked_modules,
                 functions=takes_function,
                 changes=changes,
@@ -117,6 +120,11 @@ def recording(
                 )
                 stack.callback(hook.remove)
         yield recorder
+
+
+def _kinds_of(of: str, names: Sequence[str]) -> list[CaptureKind]:
+    """The capture kinds of these names that are of a layer's `input`, or `output`."""
+    return [kind for kind in KINDS.values() if kind.of == of and kind.name in names]
 
 
 def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -141,8 +149,12 @@ class Recorder:
     It sleeps until `begin`."""
 
     layers: Sequence[Layer]
-    capture_kinds: Sequence[CaptureKind]
     modules: Mapping[str, nn.Module]
+    """The model's modules, by all their names."""
+    input_kinds: Sequence[CaptureKind] = ()
+    """What is captured of the tensors that a layer takes."""
+    output_kinds: Sequence[CaptureKind] = ()
+    """What is captured of those that it returns."""
     functions: AbstractContextManager[Any] = field(default_factory=nullcontext)
     """To be entered around a pass, so that functions are captured, too."""
     sink: Sink | None = None
@@ -156,10 +168,6 @@ class Recorder:
     _handles: list[RemovableHandle] = field(default_factory=list)
     _awaited: dict[CaptureSite, GradientEdge] = field(default_factory=dict)
     """Where gradients have not come yet."""
-
-    def kinds_of(self, of: str) -> list[CaptureKind]:
-        """What to take of a layer's `input`, or of its `output`."""
-        return [kind for kind in self.capture_kinds if kind.of == of]
 
     def begin(self, sink: Sink | None) -> None:
         """Begin a pass, and forget the one before; None ends the pass, and its counts
@@ -220,7 +228,7 @@ class Recorder:
         self._entered[layer.name] += 1
         # numbers, masks of None and the like are not captures
         arguments = given_tensors(args, kwargs)
-        for capture_kind in self.kinds_of("input"):
+        for capture_kind in self.input_kinds:
             for key, value in arguments:
                 site = CaptureSite(layer, capture_kind.name, call, key)
                 self._take(site, value, capture_kind.backward)
@@ -241,13 +249,9 @@ class Recorder:
             if any(isinstance(result.value, Tensor) for result in results):
                 results = [result for result in results if result.value is not None]
         for key, value in results:
-            for capture_kind in self.capture_kinds:
-                if capture_kind.of == "output":
-                    self._take(
-                        CaptureSite(layer, capture_kind.name, call, key),
-                        value,
-                        capture_kind.backward,
-                    )
+            for capture_kind in self.output_kinds:
+                site = CaptureSite(layer, capture_kind.name, call, key)
+                self._take(site, value, capture_kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
         """Go back from a target to the inputs; hooks on tensors take the gradients.
@@ -322,6 +326,7 @@ class Recorder:
                 raise
 
     def _arrived(self, site: CaptureSite, gradient: Tensor | None) -> None:
+        """Take a gradient that has come, unless it has been taken before."""
         if gradient is not None and self._awaited.pop(site, None) is not None:
             self._take(site, gradient)
 
@@ -391,25 +396,26 @@ def forward(
     model: nn.Module,
     args: Sequence[Any],
     recorder: Recorder | None = None,
-    call: Callable[..., Any] | None = None,
 ) -> Any:
-    """Call the model.
+    """Call the model, and return what it returns.
 
     Without gradients its attributes are put back at once; with them a backward pass may
     run layers again, which read what forward has left there, and whoever goes back puts
     them back.
 
     Args:
-        recorder: whose fault is raised as it is.
-        call: what calls the model for the caller.
+        args: of the model, on its device.
+        recorder: of the hooks that are in place; what its sink raised is raised as it
+            is, since that is no fault of the model.
 
     Raises:
-        ForwardError: names the innermost module at fault.
+        ForwardError: the model failed; names the innermost module at fault.
+        FeatvizError: raised inside the model, for example by an intervention.
     """
     keeping = nullcontext() if torch.is_grad_enabled() else kept_attributes(model)
     try:
         with keeping:
-            return (call or model)(*args)
+            return model(*args)
     except FeatvizError:  # of an intervention, for example
         raise
     except Exception as error:
@@ -422,6 +428,23 @@ def forward(
             f"the input was {', '.join(str(list(shape)) for shape in shapes)}; {sizes}"
             "--crop and --input-channels change it, -v shows the traceback",
         ) from error
+
+
+def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
+    """The functions that modules call in one forward pass, in the order of their first
+    calls, with the number of their calls; ForwardError where the model fails.
+
+    Args:
+        args: of the model, on its device.
+    """
+    calls: Counter[Layer] = Counter()
+
+    def count(layer: Layer, args: Any, kwargs: Any, result: Any) -> None:
+        calls[layer] += 1
+
+    with placed(model, count, functions=lambda layer: True, first=True) as mode, mode:
+        forward(model, args)
+    return dict(calls)
 
 
 def _usual_sizes(shape: Sequence[int]) -> str:

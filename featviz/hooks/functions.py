@@ -315,18 +315,5 @@ def placed(
             yield FunctionMode(leave, enter, functions, running=running)
 
 
-def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
-    """The functions that modules call in one forward pass, in the order of their first
-    calls."""
-    calls: Counter[Layer] = Counter()
-
-    def count(layer: Layer, args: Any, kwargs: Any, result: Any) -> None:
-        calls[layer] += 1
-
-    with placed(model, count, functions=lambda layer: True, first=True) as mode, mode:
-        model(*args)
-    return dict(calls)
-
-
 unwatched: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 """A block that belongs to no module: what hooks compute is not reported."""

@@ -87,7 +87,8 @@ def _entries(modules: Mapping[str, nn.Module]) -> list[_Entry]:
         # in a Sequential each position is a caller of its own; elsewhere names of one
         # module that one caller has are aliases
         position = ""
-        if name and _runs_in_order(entries[caller].module):
+        caller_class = type(entries[caller].module) if name else None
+        if getattr(caller_class, "forward", None) is nn.Sequential.forward:
             position = name.rpartition(".")[2]
         index = index_of_key.setdefault((id(module), caller, position), len(entries))
         if index == len(entries):
@@ -108,10 +109,6 @@ def _caller_of(
         if not isinstance(entries[index].module, (nn.ModuleList, nn.ModuleDict)):
             return index
     return 0
-
-
-def _runs_in_order(module: nn.Module) -> bool:
-    return getattr(type(module), "forward", None) is nn.Sequential.forward
 
 
 def list_layers(model: nn.Module) -> list[Layer]:

@@ -32,7 +32,8 @@ _INDEX = re.compile(
 )
 _REGULAR_EXPRESSION = "re:"
 _ITEM = re.compile(r"(?:\\.|\([^)]*\)|\[[^]]*\]|\{[^}]*\}|[^,])+", re.DOTALL)
-"""What stands between two commas, with those inside brackets."""
+"""What stands between two commas, with those inside brackets (`re:(a,b)`, `[a,b]*`);
+`\\(` opens none."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def parse(text: str) -> list[Selector]:
     Raises:
         UsageError: one of them cannot be read, or there is none.
     """
-    selectors = [_parse_one(item) for item in _split(text) if item]
+    items = [item.strip() for item in _ITEM.findall(text)]
+    selectors = [_parse_one(item) for item in items if item]
     if not selectors:
         raise UsageError(
             f"the list {text!r} holds no selector",
@@ -104,8 +106,9 @@ def types_present(layers: Iterable[Layer]) -> str:
 
 
 def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
-    """Class and layer names that misspelt selectors may have meant, the nearest two of
-    each."""
+    """Class and layer names that misspelt selectors may have meant, at most two for
+    each selector; the first layer of that name inside another one, quoted as a glob and
+    as it is, where there is one."""
     names: set[str] = set()
     for layer in layers:
         names.update((layer.type, layer.name, *layer.aliases))
@@ -170,9 +173,7 @@ def warn_of_unmatched(
         log.warning("%s%s%s", beginning, message, ending)
 
 
-def remedy(
-    layers: Sequence[Layer], selectors: Iterable[Selector] = (), *facts: str
-) -> str:
+def remedy(layers: Sequence[Layer], selectors: Iterable[Selector], *facts: str) -> str:
     """What helps where no layer matches: what may be meant, further `facts` in words,
     and the types of modules (of functions, where there are no modules) with the first
     names."""
@@ -186,12 +187,6 @@ def remedy(
     if not question:
         return statements
     return f"{question}{' ' if question.endswith('?') else '; '}{statements}"
-
-
-def _split(text: str) -> list[str]:
-    """Cut a text at its commas, but for those inside brackets; `\\(` opens none."""
-    # `re:(a,b)` and `[a,b]*` hold commas of their own
-    return [item.strip() for item in _ITEM.findall(text)]
 
 
 def _parse_one(text: str) -> Selector:

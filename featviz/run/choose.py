@@ -10,9 +10,8 @@ from torch import Tensor
 
 from featviz.errors import ForwardError, UsageError
 from featviz.hooks import selectors
-from featviz.hooks.capture import forward
+from featviz.hooks.capture import list_functions
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import like_module, list_layers
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
@@ -21,13 +20,13 @@ from featviz.text import counted, gaps
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
     """The functions that the model's modules call, as layers with the number of their
-    calls."""
-    module = model.module
-    args = [arg.to(model.device) for arg in blank]
-    with in_eval_mode(module):
-        return dict(
-            forward(module, args, call=lambda *args: list_functions(module, args))
-        )
+    calls; ForwardError where the model fails.
+
+    Args:
+        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
+    """
+    with in_eval_mode(model.module):
+        return list_functions(model.module, [arg.to(model.device) for arg in blank])
 
 
 def choose_layers(

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featviz as fv
-from featviz.hooks.capture import hooked
-from featviz.hooks.functions import list_functions
+from featviz.hooks.capture import hooked, list_functions
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
 from featviz.records import CaptureSite
