@@ -161,15 +161,8 @@ def layers(model: Model, layers: Layers | None = None, **options: Any) -> Listin
         [('', [1, 4, 6, 6]), ('0', [1, 4, 6, 6]), ('1', [1, 4, 6, 6])]
     """
     request = read_request(ListOptions, model, options, layers)
-    listing_options = request.options
     with request.borrowed() as source:
-        return list_model(
-            source,
-            listing_options.inputs,
-            listing_options.layers,
-            listing_options.functions,
-            listing_options.tree,
-        )
+        return list_model(source, request.options)
 
 
 @keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)

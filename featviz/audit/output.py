@@ -10,7 +10,7 @@ from featviz.audit.counting import Tally
 from featviz.audit.findings import AuditedRow
 from featviz.audit.gates import FINDINGS
 from featviz.audit.parts import Call
-from featviz.drawing.picture import write_png
+from featviz.drawing.picture import write_pixels
 from featviz.rundir import APOZ_FILE, AUDIT_FILE, write
 from featviz.rundir.folder import Folder
 from featviz.text import TextTable, counted, ranges
@@ -47,7 +47,7 @@ def write_files(
         images = counted(document["images"]["seen"], "image")
         pixels = apoz_chart(bars, f"Average percentage of zeros, {images}")
         with folder.write(APOZ_FILE) as file:
-            write_png(file, pixels.shape[:2], [pixels.reshape(len(pixels), -1)])
+            write_pixels(file, pixels)
     write_document(folder, document, drawn, None)
 
 

@@ -58,14 +58,7 @@ def layers(values: Values) -> int:
     """
     from featviz.inspection.layers import list_model
 
-    options = read_from(ListOptions, dict(values))
-    listing = list_model(
-        values["source"],
-        options.inputs,
-        options.layers,
-        options.functions,
-        options.tree,
-    )
+    listing = list_model(values["source"], read_from(ListOptions, dict(values)))
     if values["json"]:
         output.document(listing.document)
     else:

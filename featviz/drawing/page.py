@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from featviz.drawing import colormap, grid, sheet
-from featviz.drawing.picture import GridPicture, write_png
+from featviz.drawing.picture import GridPicture, write_pixels
 from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, Tile, TileGrid
 from featviz.models.requirements import require_matplotlib
 from featviz.records import REDUCTIONS, Bytes
@@ -169,8 +169,7 @@ def write_figure(
     _draw_tile(canvas, seen, size.seen, colors)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, size.grid.cell(number), colors)
-    rows = canvas.pixels.reshape(size.height, -1)
-    write_png(file, size[:2], [rows], text=text)
+    write_pixels(file, canvas.pixels, text)
 
 
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:

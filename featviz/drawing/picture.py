@@ -438,6 +438,22 @@ class Overlay:
 # The encoder of PNG
 
 
+def write_pixels(
+    file: BinaryIO,
+    pixels: Bytes,
+    text: Mapping[str, str] | None = None,
+    repeats: bool = False,
+) -> None:
+    """Write a whole picture as a PNG to an open file.
+
+    Args:
+        pixels: uint8 [H, W, C] of one channel or three.
+        text, repeats: as of `write_png`.
+    """
+    rows = pixels.reshape(len(pixels), -1)
+    write_png(file, pixels.shape[:2], [rows], text=text, repeats=repeats)
+
+
 def write_png(
     file: BinaryIO,
     size: tuple[int, int],

@@ -15,7 +15,7 @@ from msgspec import structs
 from PIL import Image
 
 from featviz.drawing.channels import choose_channels, warn_of_lacking
-from featviz.drawing.picture import write_png
+from featviz.drawing.picture import write_pixels
 from featviz.errors import LayoutError
 from featviz.exemplars.collect import ExemplarCollector, ExemplarSource, TopImages
 from featviz.exemplars.crops import CropReader
@@ -384,8 +384,6 @@ def _sheet_title(
 
 
 def _save(folder: Folder, path: str, picture: Image.Image) -> None:
-    pixels = np.asarray(picture)
-    rows = pixels.reshape(len(pixels), -1)
     with folder.write(path) as file:
         # not by Pillow, which takes ten times as long
-        write_png(file, pixels.shape[:2], [rows], repeats=True)
+        write_pixels(file, np.asarray(picture), repeats=True)

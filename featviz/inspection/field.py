@@ -23,7 +23,7 @@ from msgspec import structs
 from PIL import Image
 from torch import Tensor
 
-from featviz.drawing.picture import write_png
+from featviz.drawing.picture import write_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
 from featviz.hooks.capture import forward, leaves
 from featviz.hooks.eval_mode import in_eval_mode, kept_attributes
@@ -254,11 +254,8 @@ def square_side(values: np.ndarray, share: float) -> int:
 
 def _write(result: FieldResult, path: Path) -> None:
     """Draw the fields of all layers, and write them to a PNG file."""
-    pixels = np.asarray(result.image)
-    height, width = pixels.shape[:2]
-    rows = [pixels.reshape(height, -1)]
     with write_file(path) as file:
-        write_png(file, (height, width), rows, text={"Software": "featviz field"})
+        write_pixels(file, np.asarray(result.image), {"Software": "featviz field"})
 
 
 # Measuring

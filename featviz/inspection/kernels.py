@@ -19,7 +19,7 @@ from featviz.drawing.kernels import (
     read_filters,
 )
 from featviz.drawing.page import Page, PageRow, draw_page, figure_tiles
-from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
+from featviz.drawing.picture import GridPicture, caption, describe, encode, write_pixels
 from featviz.drawing.values import statistics
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
@@ -67,9 +67,6 @@ def draw_kernels(
     """
     check_drawing(options.draw, options.tensorboard)
     check_apart(options.out, "--out", files_read(model))
-    events = None
-    if options.tensorboard is not None:
-        events = tensorboard.run_folder(options.tensorboard, options.out)
     # As for a run: into a hidden folder, which gets its name when all is written.
     with replacing(options.out, RUN, options.overwrite) as folder:
         loaded = load_model(model, NO_IMAGE)
@@ -79,37 +76,19 @@ def draw_kernels(
         run = RunDirectory(folder)
         run.write_run(_record(loaded, list(filters), options))
         images = ImageFolder(run, "")
-        captures = []
-        rows = []
-        stats: dict[str, Floats] = {}
-        with tensorboard.opened(events, options.out) as board:
-            for layer, layer_filters in filters.items():
-                try:
-                    drawn = _draw(layer, layer_filters, images, options)
-                except LayoutError as error:
-                    skipped.append(Skip.of(_site(layer), error.message))
-                    continue
-                captures.append(drawn.row)
-                rows.append(drawn.page_row)
-                stats[drawn.key] = drawn.stats
-                if board is not None:
-                    post_filters(board, layer, layer_filters, options.draw)
+        drawn = _draw_all(filters, skipped, images, options)
+        captures = [layer.row for layer in drawn]
         channels = {row["layer"]: range(row["maps"]) for row in captures}
         warn_of_lacking(options.draw.channels, channels)
-        if not captures:
+        if not drawn:
             raise UsageError(_nothing_to_draw(skipped), "take other --channels")
-        _write_page(images, loaded, rows, options.draw)
+        _write_page(images, loaded, [layer.page_row for layer in drawn], options.draw)
         manifest = {
             "captures": captures,
-            "skipped": manifest_rows((), skipped)["skipped"],
+            "skipped": [asdict(skip) for skip in skipped],
         }
-        images.finish(manifest, stats)
-    document = {
-        "out": str(options.out),
-        "captures": captures,
-        "skipped": [asdict(skip) for skip in skipped],
-    }
-    return document, skipped
+        images.finish(manifest, {layer.key: layer.stats for layer in drawn})
+    return {"out": str(options.out), **manifest}, skipped
 
 
 def _record(
@@ -135,8 +114,8 @@ def _record(
 def _read(
     loaded: LoadedModel, selectors: str | None
 ) -> tuple[dict[Layer, Filters], list[Skip]]:
-    """The kernels of the chosen layers, and which of these have none. A shared module's
-    are drawn once, under the first chosen name.
+    """The kernels of the chosen layers, and the layers that have none, with reasons. The
+    kernels of a shared module are drawn once, under the first chosen name.
 
     Args:
         selectors: None for all convolutions. A function (`fn:conv2d`) has no kernels of
@@ -175,6 +154,11 @@ def _read(
 
 
 def _nothing_to_draw(skipped: Sequence[Skip]) -> str:
+    """The message where no layer could be drawn, with the reason of the first one.
+
+    Args:
+        skipped: at least one.
+    """
     first = skipped[0]
     layers = counted(len(skipped), "layer")
     reason = f"{layer_named(first.label)}: {first.reason}"
@@ -182,7 +166,7 @@ def _nothing_to_draw(skipped: Sequence[Skip]) -> str:
 
 
 class _Drawn(NamedTuple):
-    """A layer whose picture is written."""
+    """What there is of a layer whose picture is written."""
 
     row: dict[str, Any]
     """The layer's row of the manifest."""
@@ -191,6 +175,34 @@ class _Drawn(NamedTuple):
     """In stats.npz."""
     stats: Floats
     """[output channels, 6], of all weights of each."""
+
+
+def _draw_all(
+    filters: dict[Layer, Filters],
+    skipped: list[Skip],
+    folder: ImageFolder,
+    options: KernelOptions,
+) -> list[_Drawn]:
+    """Write the picture of each layer, and post it to TensorBoard where that is wanted.
+
+    Args:
+        skipped: layers without any of the channels of --channels are added to it.
+        folder: of all pictures.
+    """
+    events = None
+    if options.tensorboard is not None:
+        events = tensorboard.run_folder(options.tensorboard, options.out)
+    drawn = []
+    with tensorboard.opened(events, options.out) as board:
+        for layer, layer_filters in filters.items():
+            try:
+                drawn.append(_draw(layer, layer_filters, folder, options))
+            except LayoutError as error:
+                skipped.append(Skip.of(_site(layer), error.message))
+                continue
+            if board is not None:
+                post_filters(board, layer, layer_filters, options.draw)
+    return drawn
 
 
 def _draw(
@@ -225,13 +237,9 @@ def _draw(
         "slices": picture.slices[1],
         "tiles": tiles,
     }
-    page_row = _page_row(capture, tiles, picture, _cmap(options.draw))
+    cmap = colormap.resolved(options.draw.cmap, "kernel")
+    page_row = _page_row(capture, tiles, picture, cmap)
     return _Drawn(row, page_row, site.stats_key, stats)
-
-
-def _cmap(options: DrawOptions) -> str:
-    """The colormap of the page."""
-    return colormap.resolved(options.cmap, "kernel")
 
 
 def _page_row(
@@ -241,7 +249,8 @@ def _page_row(
 
     Args:
         capture: the row of the manifest.
-        description: what a tile is.
+        description: what a tile is, and what it is made of: parts with commas between
+            them.
         cmap: the name of the page's colormap.
     """
     lines = [capture.type, by(capture.shape), *description.split(", ")]
@@ -292,7 +301,7 @@ def _write_page(
         remarks=(),
         rows=rows,
         key=key,
-        cmap=_cmap(options),
+        cmap=colormap.resolved(options.cmap, "kernel"),
         color_key_note=color_key,
     )
     try:
@@ -300,11 +309,8 @@ def _write_page(
     except UsageError as error:
         log.info("no %s: %s", PAGE_FILE, error.message)
         return
-    height, width, _ = pixels.shape
-    image_rows = [pixels.reshape(height, -1)]
-    text = {"Software": "featviz kernels"}
     with folder.writing(PAGE_FILE) as file:
-        write_png(file, (height, width), image_rows, text=text)
+        write_pixels(file, pixels, {"Software": "featviz kernels"})
 
 
 def _site(layer: Layer) -> CaptureSite:

@@ -28,7 +28,8 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import of_functions, parse
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.onnx_model import OnnxLayer
-from featviz.options import InputOptions, ModelOptions
+from featviz.options import ModelOptions
+from featviz.options.commands import ListOptions
 from featviz.records import Layer
 from featviz.run import choose
 from featviz.run.choose import choose_layers
@@ -52,30 +53,32 @@ _CPU_ATTENTION = {ops.aten._scaled_dot_product_flash_attention_for_cpu: _attenti
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One module in one place, the modules inside it included; or a function that it
-    calls, which has parameters 0 and no MACs. The usage is None where the model could
-    not be run."""
+    """A module in one place, with the modules inside it; or a function that a module
+    calls, which has parameters 0 and no MACs. What a pass tells is None where the model
+    could not be run."""
 
     index: int
     name: str
     type: str
     aliases: tuple[str, ...]
     parameters: int
-    """Each shared one once."""
+    """Numbers in all parameters, those of a shared one once."""
     trainable: int
+    """Those that require gradients."""
     selected: bool
     input_shape: list[int] | None = None
-    """That of the first call's first tensor; None without one, or for a nested one."""
+    """The shape of the first tensor in the first call; None for no tensor or a nested
+    one."""
     output_shape: list[int] | None = None
     calls: int | None = None
     macs: int | None = None
     own_macs: int | None = None
-    """Without those of the modules that it called: over all rows they sum to the total.
-    """
+    """MACs without those of the modules that it called: over all rows they sum to the
+    total."""
     flops: int | None = None
     activation_bytes: int | None = None
-    """Output bytes of its leaf calls, inside which no other module ran; it may be one.
-    """
+    """Bytes of the outputs of all calls that ran inside it (or of its own calls) and
+    called no other module."""
 
 
 @dataclass(frozen=True)
@@ -186,50 +189,38 @@ def _cells(row: LayerRow, tree: bool) -> list[str]:
     ]
 
 
-def list_model(
-    options: ModelOptions | LoadedModel,
-    inputs: InputOptions,
-    selectors: str | None,
-    functions: bool = False,
-    tree: bool = False,
-) -> Listing:
+def list_model(source: ModelOptions | LoadedModel, options: ListOptions) -> Listing:
     """List a model's modules as one forward pass on zeros shows them; a model that
-    cannot be run on zeros is listed without shapes.
+    cannot be run on zeros is listed without shapes, and without functions.
 
     Args:
-        options: of the model, or a model that is loaded.
-        inputs: by these the shape of the zeros is chosen.
-        selectors: which rows are marked; None for one layer of each stage.
-        functions: list the functions that modules call, too; so do selectors of
-            functions.
-        tree: indent names in the table.
+        options: without `layers`, the rows of one layer of each stage are marked.
+            Selectors of functions list functions, too.
 
     Raises:
         FeatvizError: no such model, or the selectors match nothing.
     """
-    model = load_model(options, inputs)
+    model = load_model(source, options.inputs)
     blank = model.preprocess.blank()
-    if selectors is not None and of_functions(parse(selectors)):
-        functions = True
+    selectors = options.layers
     meter = None
-    function_rows: list[LayerRow] = []
     try:
         meter = measure(model, blank)
-        if functions:
-            function_rows = _function_rows(model, blank)
     except ForwardError as error:  # modules and parameters can still be listed
         log.warning("no shapes: %s (%s)", error.message, error.hint)
-        meter = None
     selected: set[Layer] = set()
     # stages are chosen by shapes, which only a forward pass tells
     if selectors is not None or meter is not None:
         selected = set(choose_layers(model, selectors, blank))
     rows = _module_rows(model.module, meter, selected)
     totals = _totals(model.module, rows[0])
-    names = {layer.name for layer in selected if layer.is_function}
-    rows += [replace(row, selected=row.name in names) for row in function_rows]
-    # the sort is stable: functions come behind the module that calls them
-    rows.sort(key=lambda row: row.index)
+    has_functions = options.functions
+    if selectors is not None and of_functions(parse(selectors)):
+        has_functions = True
+    if has_functions and meter is not None:
+        rows += _function_rows(model, blank, selected)
+        # the sort is stable: functions come behind the module that calls them
+        rows.sort(key=lambda row: row.index)
     if meter is not None and model.preprocess.size_guessed:
         message = (
             "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
@@ -240,22 +231,45 @@ def list_model(
         totals=totals,
         input_shape=list(blank[0].shape),
         not_counted={} if meter is None else dict(meter.uncounted.most_common()),
-        tree=tree,
+        tree=options.tree,
     )
 
 
 def _module_rows(
     network: nn.Module, meter: Meter | None, selected: set[Layer]
 ) -> list[LayerRow]:
-    """A row for each module, the network itself first; without a meter no usage."""
+    """A row for each module, the network itself first.
+
+    Args:
+        meter: without it, rows have no usage.
+    """
     modules = modules_by_name(network)
     rows = []
     for layer in list_layers(network):
-        usage = None
+        parameters = _initialised(modules[layer.name])
+        row = LayerRow(
+            index=layer.index,
+            name=layer.name,
+            type=layer.type,
+            aliases=layer.aliases,
+            parameters=sum(p.numel() for p in parameters),
+            trainable=sum(p.numel() for p in parameters if p.requires_grad),
+            selected=layer in selected,
+        )
         if meter is not None:
             # a module that never ran has a usage of zeros
             usage = meter.usage.get(layer.index, Usage())
-        rows.append(_module_row(layer, modules[layer.name], layer in selected, usage))
+            row = replace(
+                row,
+                input_shape=usage.input_shape,
+                output_shape=usage.output_shape,
+                calls=usage.calls,
+                macs=usage.macs,
+                own_macs=usage.own_macs,
+                flops=FLOPS_PER_MAC * usage.macs,
+                activation_bytes=usage.activation_bytes,
+            )
+        rows.append(row)
     return rows
 
 
@@ -278,53 +292,19 @@ def _totals(network: nn.Module, row: LayerRow) -> Totals:
     )
 
 
-def _module_row(
-    layer: Layer, module: nn.Module, selected: bool, usage: Usage | None
-) -> LayerRow:
-    """The row of a module.
-
-    Args:
-        usage: None where the model could not be run.
-    """
-    parameters = _initialised(module)
-    row = LayerRow(
-        index=layer.index,
-        name=layer.name,
-        type=layer.type,
-        aliases=layer.aliases,
-        parameters=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        selected=selected,
-    )
-    # without a pass the table has what the modules themselves say
-    if usage is None:
-        return row
-    return replace(
-        row,
-        input_shape=usage.input_shape,
-        output_shape=usage.output_shape,
-        calls=usage.calls,
-        macs=usage.macs,
-        own_macs=usage.own_macs,
-        flops=FLOPS_PER_MAC * usage.macs,
-        activation_bytes=usage.activation_bytes,
-    )
-
-
-def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow]:
+def _function_rows(
+    model: LoadedModel, blank: Sequence[Tensor], selected: set[Layer]
+) -> list[LayerRow]:
     """A row for each function that a module calls, with the shape of its first output.
 
     Args:
         blank: arguments, on which the model is run.
-
-    Raises:
-        ForwardError: the model cannot be run on them.
     """
     calls = choose.functions(model, blank)
     first_shapes: dict[Layer, list[int] | None] = {}
-    for (_, layer, _), shapes in probe(model, blank, list(calls)).items():
+    for side, shapes in probe(model, blank, list(calls)).items():
         # a function that is called several times is one row, with its first shape
-        first_shapes.setdefault(layer, shapes[0])
+        first_shapes.setdefault(side.layer, shapes[0])
     rows = []
     for layer, count in calls.items():
         row = LayerRow(
@@ -334,7 +314,7 @@ def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow
             aliases=layer.aliases,
             parameters=0,
             trainable=0,
-            selected=False,
+            selected=layer in selected,
             output_shape=first_shapes.get(layer),
             calls=count,
         )

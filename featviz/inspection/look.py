@@ -21,7 +21,7 @@ from featviz.drawing.channels import choose_channels, warn_of_lacking
 from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.outlines import with_boxes
 from featviz.drawing.page import Page, PageBar, PageRow, draw_page
-from featviz.drawing.picture import GridPicture, write_png
+from featviz.drawing.picture import GridPicture, write_pixels
 from featviz.drawing.sheet import Tile, resized
 from featviz.drawing.values import to_pixels
 from featviz.errors import NOTHING_DRAWN, FeatvizError, LayoutError, UsageError
@@ -251,9 +251,7 @@ def look(
         )
     result = _see(name + prepared.model.weights_note, prepared, options, out)
     with write_file(out) as file:
-        height, width = result.picture.shape[:2]
-        rows = [result.picture.reshape(height, -1)]
-        write_png(file, (height, width), rows, text={"Software": "featviz look"})
+        write_pixels(file, result.picture, {"Software": "featviz look"})
     return result
 
 

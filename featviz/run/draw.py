@@ -31,7 +31,7 @@ from featviz.drawing.picture import (
     describe,
     encode,
     to_png,
-    write_png,
+    write_pixels,
 )
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
@@ -427,11 +427,8 @@ class ImageWriter:
             result: of the pass; it is returned with the rows of the pictures.
         """
         try:
-            # write_png takes rows of bytes: the samples of a pixel side by side
-            height, width, channels = self._shown.shape
-            rows_of_pixels = self._shown.reshape(height, width * channels)
             with self.folder.writing(INPUT_FILE) as file:
-                write_png(file, (height, width), [rows_of_pixels])
+                write_pixels(file, self._shown)
             for task in self._other_tasks:
                 task.result()
             rows = []
