@@ -187,8 +187,8 @@ class ImageCam:
         return {
             "image": self.image,
             "file": None if self.path is None else str(self.path),
-            "prediction": [asdict(guess) for guess in self.prediction],
-            "detections": [asdict(detection) for detection in self.detections],
+            "prediction": list(map(asdict, self.prediction)),
+            "detections": list(map(asdict, self.detections)),
             "method": self.method,
             "target": {
                 "of": self.target,
@@ -196,7 +196,7 @@ class ImageCam:
                 "probability": self.target_probability,
             },
             "maps": maps,
-            "skipped": [asdict(skip) for skip in self.skipped],
+            "skipped": list(map(asdict, self.skipped)),
         }
 
 

@@ -149,7 +149,7 @@ class FieldResult:
             "images": self.images,
             "failures": dict(self.failures),
             "layers": [layer.as_json() for layer in self.layers],
-            "skipped": [asdict(skip) for skip in self.skipped],
+            "skipped": list(map(asdict, self.skipped)),
         }
 
 

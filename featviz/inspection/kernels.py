@@ -85,7 +85,7 @@ def draw_kernels(
         _write_page(images, loaded, [layer.page_row for layer in drawn], options.draw)
         manifest = {
             "captures": captures,
-            "skipped": [asdict(skip) for skip in skipped],
+            "skipped": list(map(asdict, skipped)),
         }
         images.finish(manifest, {layer.key: layer.stats for layer in drawn})
     return {"out": str(options.out), **manifest}, skipped

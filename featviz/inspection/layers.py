@@ -162,7 +162,7 @@ class Listing:
         """What `--json` prints."""
         return {
             "input_shape": self.input_shape,
-            "layers": [asdict(row) for row in self.rows],
+            "layers": list(map(asdict, self.rows)),
             "total_parameters": self.totals.parameters,
             "totals": asdict(self.totals),
             "not_counted": dict(self.not_counted),

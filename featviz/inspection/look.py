@@ -199,11 +199,11 @@ class LookResult:
             "model": self.model,
             "image": self.name,
             "input": {"shape": self.input_shape, "preprocessing": self.preprocessing},
-            "prediction": [asdict(guess) for guess in self.prediction],
-            "detections": [asdict(detection) for detection in self.detections],
+            "prediction": list(map(asdict, self.prediction)),
+            "detections": list(map(asdict, self.detections)),
             "layers": layers,
             "left_out": self.left_out,
-            "skipped": [asdict(skip) for skip in self.skipped],
+            "skipped": list(map(asdict, self.skipped)),
             "never_ran": self.never_ran,
         }
 
