@@ -71,14 +71,14 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 _HUB_SECONDS = 4
 
 _OF_TRANSFORMERS = ("transformers.", "featviz.models.huggingface.")
-"""Where classes of models of transformers are, and of parts of them."""
+"""What the names of classes of transformers begin with; ours is for a part of a model."""
 
 _HPARAMS = "hyper_parameters"  # where Lightning keeps the arguments of a class
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module on its device, and how to feed it."""
+    """A module on its device, and how images become its input."""
 
     module: nn.Module
     preprocess: Preprocess
@@ -87,11 +87,11 @@ class LoadedModel:
     """For run.json; no absolute path."""
     categories: tuple[str, ...] = ()
     scores: str | None = ""
-    """The output's key with scores of classes; empty for itself, None where there are
-    none."""
+    """Where the output has the scores of classes: the key of a part of it; empty where
+    the whole output is scores, None where there are none."""
     names_file: str = ""
-    """The file of --classes, or a list in short, which has the categories; empty where
-    they are the model's own."""
+    """Where the user has named the classes: the file of --classes, or the list in short.
+    Empty where the names are the model's own."""
 
     @property
     def weights_note(self) -> str:
@@ -106,8 +106,7 @@ def load_model(
     """Load a model, ready to be run.
 
     Args:
-        options: What to load, and from where; a model that is loaded already stays as
-            it is.
+        options: What to load, and from where; a LoadedModel is returned as it is.
         inputs: The user's choices for the model's input.
 
     Returns:
@@ -146,14 +145,14 @@ def load_model(
 
 
 def _on_device(module: nn.Module, spec: str, device: torch.device) -> nn.Module:
-    """The module out of its wrappers, on its device; in float32 where a CPU would compute
-    in half precision.
+    """The module out of its wrappers, on a device; in float32 where a CPU would compute in
+    half precision.
 
     Args:
         spec: MODEL as it was typed, for messages.
 
     Raises:
-        LoadError: Where its tensors have no values, or it cannot be unwrapped.
+        LoadError: Where its tensors have no values, or its wrappers have no end.
     """
     refuse_meta(module)
     # a file may hold a wrapper of itself, which has no end
@@ -175,7 +174,15 @@ def _preprocess(
     device: torch.device,
 ) -> Preprocess:
     """How images become the model's input: by `--input`, by `--transform`, or by what
-    the model's source says. Places hooks on the module, which pass it `--forward-arg`.
+    the model's source says. The module gets hooks that pass it what these options give
+    beside the image.
+
+    Args:
+        seed: Of random numbers in `--input` and `--forward-arg`.
+
+    Raises:
+        UsageError: Where an option cannot be read, or does not go with the model.
+        LoadError: Where the function of `--transform` cannot be imported, or fails.
     """
     # read before anything else, since a misspelt value needs no model
     forward_arguments = arguments.parse(inputs.forward_args, seed)
@@ -210,9 +217,9 @@ def adopt(
         classes: The names of its classes, or their file; by default its own.
 
     Raises:
-        UsageError: Where the options are text that goes with a MODEL string only, or
-            the module has lazy parameters.
-        LoadError: Where all of the module's tensors are on the device meta.
+        UsageError: Where `inputs` have --transform or --forward-arg, which are text for
+            a MODEL string, or do not go with the module; where the module has lazy
+            parameters, or the file of the classes cannot be read.
     """
     if inputs.transform is not None:
         raise UsageError(
@@ -251,8 +258,8 @@ def adopt(
 
 
 def refuse_meta(module: nn.Module) -> None:
-    """Refuse a module whose tensors have no values: its layers can be listed, but
-    nothing drawn."""
+    """Refuse, with LoadError, a module with a tensor on the device meta: its layers can
+    be listed, but nothing drawn."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
             where = "on the device meta, where tensors have no values"
@@ -263,8 +270,8 @@ def refuse_meta(module: nn.Module) -> None:
 
 
 def _refuse_lazy(model: nn.Module) -> None:
-    """Refuse a caller's module that gets sizes from its first input, since it could not
-    be given back as it was."""
+    """Refuse, with UsageError, a caller's module with a layer that would get its size from
+    its first input: the module could not be given back as it was."""
     for name, module in model.named_modules():
         if any(map(is_lazy, module.parameters(recurse=False))):
             label = type(module).__name__
@@ -284,14 +291,19 @@ def fed(
     forward_args: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
     """The model with a function of the caller's as its preprocessing, or with further
-    arguments for its forward, for as long as the context lasts: hooks pass them.
+    arguments for its forward. Hooks of its module pass them, and are removed at the end of
+    the context.
 
     Args:
-        model: The model, of which the module gets the hooks.
-        inputs: Choices for the input: `input_channels` and `images_per_pass` count
-            here.
-        transform: Takes the place of the model's own preprocessing.
+        model: The model.
+        inputs: Choices for the input, of which only `input_channels` and
+            `images_per_pass` count here.
+        transform: Takes the place of the model's own preprocessing; None keeps that.
         forward_args: Values by the names of forward's arguments.
+
+    Raises:
+        UsageError: Where forward does not take these arguments.
+        LoadError: Where the transform does not take an empty image.
     """
     preprocess = model.preprocess
     if transform is not None:
@@ -317,11 +329,12 @@ class _Classes(NamedTuple):
     scores: str | None
     """Where its output has their scores: see `LoadedModel.scores`."""
     names: tuple[str, ...] = ()
-    """By number; none where nobody has named them."""
+    """In the order of their numbers; none where nobody has named them."""
 
 
 def _classes(module: nn.Module) -> _Classes:
-    """The scores of classes in a model's output, and their names, by its library."""
+    """Where a model's output has the scores of classes, and their names, as the library
+    of the model's class keeps them."""
     module_class = type(module)
     package = module_class.__module__
     name = f"{package}.{module_class.__qualname__}"
@@ -344,10 +357,11 @@ def _classes(module: nn.Module) -> _Classes:
 
 
 def _class_names(labels: Any) -> tuple[str, ...]:
-    """The names of a model's classes by number; none where nobody has named them.
+    """The names of a model's classes, in the order of their numbers; none where nobody
+    has named them.
 
     Args:
-        labels: A mapping from numbers to names; anything else has none.
+        labels: A mapping from the numbers 0 to N - 1 to names; anything else has none.
     """
     if not isinstance(labels, Mapping) or set(labels) != set(range(len(labels))):
         return ()
@@ -364,8 +378,9 @@ def _class_names(labels: Any) -> tuple[str, ...]:
 
 
 def load_file(options: ModelOptions) -> Loaded:
-    """Load a whole model; or weights into `options.arch`, else into what a config.json
-    beside the file names, else into the architecture whose tensors they are.
+    """Load a model from a file: its weights into `options.arch`, else into what a
+    config.json beside it names; without these a whole model, or the weights into the
+    architecture of torchvision whose tensors they are.
 
     Raises:
         UsageError: Where an option does not go with the kind of the file.
@@ -406,7 +421,7 @@ def _load_content(
 
     Args:
         content: What `weights.read` returned.
-        record: Of the file, for run.json.
+        record: Of the file, for run.json; gets what was taken of the checkpoint.
         path: The file.
         options: How the model is loaded.
 
@@ -434,15 +449,12 @@ def _configured_arch(path: Path, file_format: str) -> str | None:
     Args:
         file_format: Of the file at `path`, as `sources.sniff` tells it.
     """
-    name = architecture_beside(path)
+    name = None if file_format == EXPORTED else architecture_beside(path)
     if name is None:
         return None
     log.info("%s: config.json beside it says %s", path.name, name)
     if name.startswith("timm:"):
         return name
-    # an exported program is a model of its own
-    if file_format == EXPORTED:
-        return None
     return f"hf:{path.parent}"
 
 
@@ -452,10 +464,10 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
     Args:
         arch: A MODEL string, but not of a file.
         path: The file of weights.
-        options: How the model is loaded; `spec` and `weights` are replaced.
+        options: How the model is loaded; their `spec` and `weights` do not count.
 
     Raises:
-        UsageError: Where `arch` names a file.
+        UsageError: Where `arch` names a file, or nothing.
         LoadError: Where the model or its weights cannot be loaded.
     """
     source = source_of(arch, "--arch")
@@ -482,10 +494,11 @@ def _load_recognised(
         path: The file.
         content: What was read of it.
         state_dict: The tensors in it.
+        options: How the model is loaded: with `partial`, where no architecture has just
+            these tensors, the nearest one takes those that fit.
 
     Raises:
-        LoadError: Where no architecture has these tensors. With `--partial` the nearest
-            one takes those that fit.
+        LoadError: Where no architecture has these tensors.
     """
     match = identify.identify_variants(weights.stripped_variants(state_dict))
     name = match.name
@@ -495,7 +508,7 @@ def _load_recognised(
     if name is None:
         raise _not_recognised(path, content, match)
     module, entry = build_torchvision(
-        name, None, options.seed, {**match.arguments, **options.model_args}
+        name, "none", options.seed, {**match.arguments, **options.model_args}
     )
     steps = match.state_dict.steps
     log.info("%s: %s", path.name, "; ".join((*steps, match.description)))
@@ -517,7 +530,7 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
     Args:
         path: The file.
         content: What it holds.
-        match: The architectures that fit in part.
+        match: The nearest architectures.
     """
     # without a usual prefix, modules have the names of a class of the user's own
     plain = weights.stripped_variants(match.state_dict)[-1]
@@ -549,8 +562,8 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
-    """Build a model of torchvision or timm with the library's weights, a file's, or
-    random ones.
+    """Build a model of torchvision or timm (`load_timm` is the same function) with the
+    library's weights, a file's, or random ones.
 
     Raises:
         UsageError: Where the library has no such model or weights.
@@ -572,7 +585,8 @@ def load_torchvision(options: ModelOptions) -> Loaded:
         sizes = {}
         if is_timm:
             sizes = _sizes_of(name, weights.stripped_variants(state_dict))
-        module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
+        arguments = {**sizes, **options.model_args}
+        module, entry = build(name, "none", options.seed, arguments)
         record = weights.load_weights(module, state_dict, path, options)
         record = {**source, **sizes, **record}
         return Loaded(module, record, entry, classes=state_dict.classes)
@@ -604,12 +618,14 @@ def _random(seed: int) -> Iterator[None]:
 def _building(
     name: str, seed: int, fetching: str | None, arguments: Collection[str]
 ) -> Iterator[None]:
-    """Errors of a library that builds a model become errors with one line.
+    """Around the call of a library's builder: random numbers have a seed, what the library
+    prints goes to stderr, and its errors become errors with one line.
 
     Args:
         name: Of the model, for messages.
         seed: Of random weights.
-        fetching: How the weights can be had otherwise, if the library fetches any.
+        fetching: How the weights can be had otherwise; None where the library fetches
+            none.
         arguments: Names of those that the user gives the builder.
 
     Raises:
@@ -620,40 +636,38 @@ def _building(
         # torch.hub says on stdout what it downloads, and stdout is for results alone
         with _random(seed), redirect_stdout(sys.stderr):
             yield
-    except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
-        # torch's readers raise a RuntimeError of a broken file
-        if fetching is not None:
+    except (*_READING, TypeError, ValueError, AssertionError, KeyError) as error:
+        if fetching is not None and isinstance(error, _READING):
             raise LoadError(
                 f"the weights of {name} could not be loaded: {first_line(error)}",
                 f"{fetching}, or use --weights none for random ones",
             ) from error
-        raise _not_built(name, error, arguments) from error
-    except (TypeError, ValueError, AssertionError, KeyError) as error:
-        raise _not_built(name, error, arguments) from error
+        message = f"{name} could not be built: {first_line(error)}"
+        raise _failed(message, error, arguments, "see --model-arg") from error
 
 
-def _not_built(name: str, error: Exception, arguments: Collection[str]) -> FeatvizError:
-    return _failed(
-        f"{name} could not be built: {first_line(error)}",
-        error,
-        arguments,
-        "see --model-arg",
-    )
+_READING = (OSError, EOFError, pickle.UnpicklingError, RuntimeError)
+"""What is raised where weights cannot be fetched, or their file is broken."""
 
 
 def _failed(
     message: str, error: Exception, arguments: Collection[str], hint: str
 ) -> FeatvizError:
-    """The error for code that makes no model: wrong usage where it does not take one of
-    --model-arg.
+    """The error for code that makes no model: a UsageError where it does not take one of
+    --model-arg, else a LoadError.
 
     Args:
-        arguments: Names of those that the user gives.
-        hint: For any other error.
+        message: Its message.
+        error: What the code raised.
+        arguments: Names of those of --model-arg.
+        hint: Where `error` is not about an argument that something does not take.
     """
-    takes = _arguments_hint(error)
     refused = _REFUSED.match(str(error))
-    if refused is not None and refused[2] in arguments:
+    if refused is None:
+        return LoadError(message, hint)
+    callee, wrong = refused.groups()
+    takes = _arguments_hint(error, callee, wrong)
+    if wrong in arguments:
         return UsageError(message, takes)
     return LoadError(message, takes or hint)
 
@@ -664,29 +678,31 @@ _REFUSED = re.compile(
 """What Python says of an argument that a class or function does not take."""
 
 
-def _arguments_hint(error: Exception) -> str | None:
-    """The arguments of the class or function that did not take one of --model-arg; None
-    for another error."""
-    refused = _REFUSED.match(str(error))
-    if refused is None or error.__traceback__ is None:
-        return None
-    name, wrong = refused.groups()
+def _arguments_hint(error: Exception, callee: str, wrong: str) -> str | None:
+    """The arguments that a class or function takes, for a hint; None where it is not
+    found.
+
+    Args:
+        error: What Python raised of an argument that it does not take.
+        callee: The name of the class or function.
+        wrong: The name of that argument.
+    """
     # Builders pass their arguments on, so it need not be MODEL itself that refused: the
     # innermost frame knows whom it called.
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-        if not callable(value) or getattr(value, "__name__", None) != name:
+        if not callable(value) or getattr(value, "__name__", None) != callee:
             continue
         parameters = inspect.signature(value).parameters.values()
         names = [p.name for p in parameters if p.kind not in _GATHERING]
-        takes = f"{name} takes {', '.join(names) or 'no arguments'}"
+        takes = f"{callee} takes {', '.join(names) or 'no arguments'}"
         return f"{did_you_mean(wrong, names)} {takes}".lstrip()
     return None
 
 
 def _lacking_hint(error: Exception) -> str | None:
-    """The options for arguments that a factory was called without; None for another
-    error, and for a call within the factory."""
+    """A hint with the options for arguments that a factory was called without; None for
+    another error, and for a call within the factory."""
     lacking = re.search(r"missing \d+ required [\w-]+ arguments?: (.+)", str(error))
     trace = error.__traceback__
     if lacking is None or trace is None or trace.tb_next is not None:
@@ -700,20 +716,19 @@ _GATHERING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def build_torchvision(
-    name: str, weights_name: str | None, seed: int, arguments: Mapping[str, Any]
+    name: str, weights_name: str, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
     """Build a torchvision model.
 
     Args:
         name: As torchvision lists it.
-        weights_name: `default`, the name of a weights entry, or `none` or None for
-            random ones.
+        weights_name: `default`, the name of a weights entry, or `none` for random ones.
         seed: Of random weights.
         arguments: Of the builder, by name.
 
     Returns:
-        The module, and the weights entry whose transforms fit it (None where there is
-        none).
+        The module, and the weights entry whose transforms fit it: of random weights the
+        default entry, None where torchvision has none for it.
 
     Raises:
         UsageError: Where torchvision has no such model or weights.
@@ -746,18 +761,18 @@ def build_torchvision(
     return module, entry or getattr(entries, "DEFAULT", None)
 
 
-def _weights_entry(name: str, entries: Any, weights_name: str | None) -> Any:
+def _weights_entry(name: str, entries: Any, weights_name: str) -> Any:
     """The entry of a torchvision model's weights; None for random weights.
 
     Args:
         name: Of the model, for messages.
         entries: The enumeration of its weights.
-        weights_name: `default`, the name of an entry, or `none` or None.
+        weights_name: `default`, the name of an entry, or `none`.
 
     Raises:
         UsageError: Where there is no entry of this name, or none at all.
     """
-    if weights_name in (None, "none"):
+    if weights_name == "none":
         return None
     # an entry of the enumeration, as torchvision documents it
     if weights_name != "default":
@@ -775,8 +790,9 @@ def _weights_entry(name: str, entries: Any, weights_name: str | None) -> Any:
 
 
 def architecture_beside(path: Path) -> str | None:
-    """What a `config.json` beside weights names: `timm:NAME`, a class of transformers,
-    or None."""
+    """What a `config.json` beside a file of weights names: `timm:NAME` or
+    `timm:NAME.TAG`; else the name of a class of transformers; None where it names neither,
+    where there is no such file, or where it cannot be read, which is logged."""
     try:
         config = read_json(path.with_name("config.json"))
     except FileNotFoundError:
@@ -791,25 +807,23 @@ def architecture_beside(path: Path) -> str | None:
         if isinstance(arch, str) and _timm().is_model(arch):
             pretrained = config.get("pretrained_cfg")
             tag = pretrained.get("tag") if isinstance(pretrained, dict) else None
+            # somebody's own weights may have a tag that timm lacks
             suffix = f".{tag}" if tag in _tags(arch) else ""
             return f"timm:{arch}{suffix}"
-    class_names = config.get("architectures")
-    if isinstance(class_names, list) and class_names:
-        if isinstance(class_names[0], str):
-            return class_names[0]
-        return None
+    match config.get("architectures"):
+        case [str(class_name), *_]:
+            return class_name
     return None
 
 
 def _build_timm(
-    name: str, weights_name: str | None, seed: int, arguments: Mapping[str, Any]
+    name: str, weights_name: str, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Chain]:
     """Build a timm model.
 
     Args:
         name: `resnet18` or `resnet18.a1_in1k`.
-        weights_name: `default`, a tag such as `a1_in1k`, or `none` or None for random
-            ones.
+        weights_name: `default`, a tag such as `a1_in1k`, or `none` for random ones.
         seed: Of random weights.
         arguments: Of `timm.create_model`, by name.
 
@@ -822,7 +836,7 @@ def _build_timm(
     """
     timm = _timm()
     tagged_name = _tagged(name, weights_name)
-    pretrained = weights_name not in (None, "none")
+    pretrained = weights_name != "none"
     fetching = None
     if pretrained:
         config = timm.get_pretrained_cfg(tagged_name)
@@ -866,12 +880,15 @@ def _check_pretrained(name: str, config: Any, arguments: Mapping[str, Any]) -> N
 
 def _hub_overlay(config: Any) -> dict[str, Any]:
     """Where the weights of a timm model lie in the hub's cache, as an argument of
-    `create_model`.
+    `create_model`; no argument where they are to be fetched. The hub's client would look
+    into the cache last, and ask the hub again and again for a minute.
+
+    Args:
+        config: timm's description of the weights.
 
     Raises:
-        OSError: Where they are not in the cache, and the hub does not answer at once.
-            Its own client would ask again for a minute, even before it looks into the
-            cache.
+        OSError: Where they are not in the cache, and the hub does not answer within
+            _HUB_SECONDS.
     """
     if not config.hf_hub_id:
         return {}
@@ -891,8 +908,12 @@ def _hub_overlay(config: Any) -> dict[str, Any]:
 
 
 def _timm_chain(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Chain:
-    """The preprocessing of a timm model that was built with arguments of the user's."""
-    # the config is that of the weights; the builder may have been told otherwise
+    """The preprocessing of a timm model.
+
+    Args:
+        config: timm's description of the weights' input.
+        arguments: The user's for the builder; `in_chans` and `img_size` win over it.
+    """
     channels, *size = config["input_size"]
     channels = int(arguments.get("in_chans", channels))
     size = arguments.get("img_size", size)
@@ -901,14 +922,14 @@ def _timm_chain(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Chai
 
 
 def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, int]:
-    """`num_classes` and `in_chans` of weights for a timm model, where they are not its
-    default.
+    """The arguments `num_classes` and `in_chans` with which a timm model gets the sizes
+    that its weights have; those that are the model's default are left out.
 
     Args:
         name: The model's.
-        state_dicts: The weights, with and without prefixes of their names.
+        state_dicts: The weights as `weights.stripped_variants` returns them.
     """
-    config = _timm().get_pretrained_cfg(_tagged(name, None))
+    config = _timm().get_pretrained_cfg(_tagged(name, "none"))
     sizes = {}
     for argument, layer, axis, default in (
         ("num_classes", config.classifier, 0, config.num_classes),
@@ -930,6 +951,7 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
 
 
 def _timm() -> ModuleType:
+    """The package timm; LoadError where it is not installed."""
     try:
         return import_module("timm")
     except ImportError as error:
@@ -938,8 +960,13 @@ def _timm() -> ModuleType:
         ) from error
 
 
-def _tagged(name: str, weights_name: str | None) -> str:
-    """The full name of a timm model, with the tag of its weights where one is named.
+def _tagged(name: str, weights_name: str) -> str:
+    """The full name of a timm model: `resnet18.a1_in1k`, or `resnet18` where no tag of
+    weights is named.
+
+    Args:
+        name: With or without a tag.
+        weights_name: A tag, `default` or `none`.
 
     Raises:
         UsageError: Where timm has no such model, or no such weights of it, or two are
@@ -950,12 +977,12 @@ def _tagged(name: str, weights_name: str | None) -> str:
     # `hf-hub:user/name` would fetch a config, and build whatever it says
     if "/" in name or not timm.is_model(arch):
         raise unknown_name("timm", name, timm.list_models(), "timm:")
-    if weights_name not in (None, "none", "default"):
+    if weights_name not in ("none", "default"):
         if tag and weights_name != tag:
             raise UsageError(
                 f"--weights {weights_name} and timm:{name} differ", "leave one out"
             )
-        tag = str(weights_name)
+        tag = weights_name
     tags = _tags(arch)
     if tag and tag not in tags:
         message = f"{tag!r} is neither a file nor weights that timm has for {arch}"
@@ -1015,16 +1042,18 @@ def load_factory(options: ModelOptions) -> Loaded:
 def _made_by_code(
     options: ModelOptions, path: Path | None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that the user's code makes, and the hyper-parameters that its factory was
-    called with.
+    """The model that the user's code makes, and the hyper-parameters of a checkpoint that
+    its factory was called with.
 
     Args:
         options: How the model is loaded.
-        path: The file of its weights, which may be a Lightning checkpoint.
+        path: The file of its weights, which may be a Lightning checkpoint; None where no
+            file is named.
 
     Raises:
         UsageError: Where there is no such code, or it does not take one of --model-arg.
-        LoadError: Where the import or the factory fails, or makes no module.
+        LoadError: Where the import or the factory fails, or makes no module, or the
+            checkpoint lacks the hyper-parameters that are asked for.
     """
     hparams = {}
     if options.hparams:
@@ -1041,11 +1070,11 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
     """The arguments of its class that a Lightning checkpoint keeps.
 
     Args:
-        path: The checkpoint; None where none is named, which is an error.
+        path: The checkpoint; None where none is named.
         trust: Let the file run what it holds.
 
     Raises:
-        LoadError: Where there are no such arguments.
+        LoadError: Where no checkpoint is named, or it has no such arguments.
     """
     hparams = None
     if path is not None:
@@ -1070,12 +1099,14 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
 def _made_by_factory(
     factory: Any, hparams: dict[str, Any], options: ModelOptions
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that a factory makes, and the hyper-parameters that it was called with.
+    """The model that a factory makes, and those of the hyper-parameters that it was called
+    with.
 
     Args:
         factory: The function or class that `options.spec` names.
         hparams: Of a checkpoint, by name; those that the factory has no argument for are
-            left out, and `--model-arg` wins over them.
+            left out.
+        options: Whose `model_args` the factory gets, too; they win over `hparams`.
 
     Raises:
         LoadError: Where it is not callable, fails, or makes no module.
