@@ -14,29 +14,30 @@ from featviz.text import printable, quoted
 
 _HINT = "a name on each line; or JSON or YAML with a list, or with numbers and names"
 _KEYS = ("names", "id2label")
-"""Where the YAML of Ultralytics' data sets and the config.json of transformers keep
-names."""
+"""Keys of names in the YAML of Ultralytics' data sets, and in the config.json of
+transformers."""
 
 _CHECKPOINT_KEYS = ("names", "classes", "class_names", "idx_to_class", "class_to_idx")
-"""Where trainings keep names in a checkpoint; the last has the numbers by the names, as
-torchvision's ImageFolder does."""
+"""Keys under which trainings keep names in a checkpoint. Under the last, the names are
+keys themselves, and have numbers, as torchvision's ImageFolder writes it."""
 
 
-def read_classes(path: str | Path | Sequence[str]) -> tuple[str, ...]:
-    """The names of a model's classes, by their numbers from 0 on.
+def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
+    """The names of a model's classes, in the order of their numbers, from 0 on.
 
     Args:
-        path: a text with a name on each line; or a `.json`, `.yaml` or `.yml` that
-            holds a list, or a mapping from numbers to names, itself or under `names` or
-            `id2label`. Or the names themselves, in a list.
+        classes: The path of a text with a name on each line; or of a `.json`, `.yaml` or
+            `.yml` with a list, or with a mapping from numbers to names, which may lie
+            under `names` or `id2label`. Or the names themselves, in a list.
 
     Raises:
-        UsageError: there is no such file, or it holds no names.
+        UsageError: Where there is no such file, it cannot be read, or it holds no names.
     """
-    title = f"--classes {quoted(path)}"
+    title = f"--classes {quoted(classes)}"
     try:
-        content = _content(Path(path)) if isinstance(path, (str, Path)) else path
-        names = _listed(content)
+        names = _names_in(
+            _content(Path(classes)) if isinstance(classes, (str, Path)) else classes
+        )
     except FileNotFoundError:
         raise UsageError(f"{title}: there is no such file", _HINT) from None
     except (FileError, ValueError, TypeError) as error:
@@ -47,7 +48,8 @@ def read_classes(path: str | Path | Sequence[str]) -> tuple[str, ...]:
 
 
 def _content(path: Path) -> Any:
-    """What a file of names holds: the value of JSON or YAML, else its lines.
+    """What a file of names holds: the value of JSON or YAML, by the ending of its name;
+    else its lines that are not empty.
 
     Raises:
         FileNotFoundError, FileError: Where it cannot be read.
@@ -72,12 +74,21 @@ def _content(path: Path) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _listed(content: Any) -> list[str]:
-    """The names in the order of their numbers; ValueError where a number is left out."""
+def _names_in(content: Any) -> list[str]:
+    """The names that a value holds, in the order of their numbers.
+
+    Args:
+        content: A list of names; a mapping from numbers to names; or a mapping that has
+            one of these under one of _KEYS.
+
+    Raises:
+        ValueError, TypeError: Where it is none of these, or lacks a number between 0 and
+            the largest.
+    """
     if isinstance(content, Mapping):
         for key in _KEYS:
             if key in content:
-                return _listed(content[key])
+                return _names_in(content[key])
         by_number = {int(number): name for number, name in content.items()}
         if set(by_number) != set(range(len(by_number))):
             raise ValueError(f"the numbers are not 0 to {len(by_number) - 1}")
@@ -88,8 +99,8 @@ def _listed(content: Any) -> list[str]:
 
 
 def classes_of(checkpoint: Any) -> tuple[str, ...]:
-    """The names of classes that a checkpoint has under a usual key; none where it has
-    none, or something else stands there, such as the number of classes."""
+    """The names of classes that a checkpoint has under one of _CHECKPOINT_KEYS. None where
+    it has no such key, or something else stands there, such as the number of classes."""
     if not isinstance(checkpoint, Mapping):
         return ()
     for key in _CHECKPOINT_KEYS:
@@ -97,7 +108,7 @@ def classes_of(checkpoint: Any) -> tuple[str, ...]:
         with suppress(ValueError, TypeError):
             if key == "class_to_idx" and isinstance(content, Mapping):
                 content = {number: name for name, number in content.items()}
-            names = _listed(content)
+            names = _names_in(content)
             # mere numbers, as of a data set whose classes have no names, name nothing
             if not all(name.isdecimal() for name in names):
                 return tuple(printable(name) for name in names)

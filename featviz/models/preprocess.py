@@ -24,9 +24,10 @@ Size = int | HeightWidth
 
 
 class Window(NamedTuple):
-    """Where the image lies in a padded input, in pixels."""
+    """Where the image lies in the input, in pixels of the input."""
 
     top: int
+    """Rows above it; negative where a crop has cut rows off."""
     left: int
     height: int
     width: int
@@ -51,14 +52,18 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Chain:
-    """Resize, centre crop, 0..1, normalise, as torchvision does; None leaves a step
-    out."""
+    """Resize, centre crop, scale to 0..1, normalise, in this order, as torchvision does;
+    None leaves a step out."""
 
-    resize: Size | None = None  # the shorter side, or (height, width)
+    resize: Size | None = None
+    """Pixels: of the shorter side, or (height, width)."""
     crop: Size | None = None
+    """Pixels: of both sides, or (height, width)."""
     mean: tuple[float, ...] | None = None
+    """Of each channel, of values 0..1; without `std` it has no effect."""
     std: tuple[float, ...] | None = None
     channels: int = 3
+    """Of the model's input."""
     interpolation: str = "bilinear"
     """One of `bilinear`, `bicubic`, `nearest`, `nearest-exact`, `lanczos`."""
     antialias: bool = True
@@ -66,6 +71,7 @@ class Chain:
     multiple: int = 1
     """Without a crop, both sides are cropped to multiples of it."""
     bgr: bool = False
+    """Whether the model takes blue first."""
     stride: int = 0
     """That of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up
     to a multiple of the stride; the other one is padded with grey to a multiple. 0: no
@@ -73,14 +79,23 @@ class Chain:
     stretch: bool = False
     """Whether LetterBox resizes to a square and pads nothing."""
     library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
-    """A library's own function, which does these steps, or nearly, until the user
-    changes one."""
+    """A library's own function, which prepares images in place of the steps above. It is
+    dropped where the user changes a step: then the steps come as near as they can."""
     library_steps: tuple[str, ...] = field(default=(), compare=False)
-    """Its steps in words."""
+    """The steps of `library` in words, but normalising."""
     library_own_size: bool = field(default=False, compare=False)
+    """Whether the image decides the size of what `library` returns."""
 
     def __call__(self, image: Image.Image | Raster) -> Tensor:
-        """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W]."""
+        """The input that an image becomes, float32 [1, C, H, W].
+
+        Args:
+            image: A picture of mode L or RGB, or numbers [C, H, W].
+
+        Raises:
+            ImageError: Where a narrow image would become too large, an array would be
+                padded by LetterBox, or the library's function fails.
+        """
         if self.library is not None:
             self._resized_to(image.size[::-1])  # refuses what would become too large
             return self.library(image)
@@ -103,16 +118,14 @@ class Chain:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Each step in words."""
+        """Each step in words; the last one says what the values are."""
         steps = list(self.library_steps)
         if self.library is None:
             steps = self._steps_of_size()
         if self.mean is None or self.std is None:
             return (*steps, _UNIT)
-        return (
-            *steps,
-            f"normalise by mean {listed(self.mean)} and std {listed(self.std)}",
-        )
+        mean = numbers_text(self.mean)
+        return (*steps, f"normalise by mean {mean} and std {numbers_text(self.std)}")
 
     def _steps_of_size(self) -> list[str]:
         """Resizing, padding and cropping in words."""
@@ -134,7 +147,8 @@ class Chain:
         return steps
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
-        """The numbers [C, H, W] of an image that is resized and cropped."""
+        """The numbers [C, H, W] of an image that is resized and cropped: of a picture its
+        bytes 0..255."""
         picture: Image.Image | Tensor
         if isinstance(image, Raster):
             picture = torch.from_numpy(image.values)
@@ -156,7 +170,12 @@ class Chain:
     def _resized(
         self, picture: Image.Image | Tensor, size: HeightWidth
     ) -> Image.Image | Tensor:
-        """A picture in another size, of the type that it has; a tensor is [C, H, W]."""
+        """A picture in another size: a picture of Pillow, or a tensor [C, H, W] of the same
+        type of numbers.
+
+        Args:
+            size: Height and width in pixels.
+        """
         mode = self.interpolation
         if not isinstance(picture, Tensor):
             # Pillow's nearest is what torch calls nearest-exact
@@ -170,8 +189,12 @@ class Chain:
         return resized.clamp(0, 255).round().to(picture.dtype)
 
     def _cropped_to(self, size: HeightWidth) -> HeightWidth:
-        """The (height, width) of the crop: as chosen, or the largest multiple that
-        fits."""
+        """The (height, width) of the crop: `crop`, or else the largest multiples of
+        `multiple` in a resized image.
+
+        Args:
+            size: Height and width of the resized image.
+        """
         if self.crop is not None:
             return _both_sides(self.crop)
         height, width = (max(side // self.multiple, 1) * self.multiple for side in size)
@@ -200,13 +223,18 @@ class Chain:
 
     @property
     def _side(self) -> int:
-        """The input's side in pixels: the wanted one, rounded up to whole strides."""
+        """The longer side of a letterboxed image in pixels: `resize`, rounded up to whole
+        strides."""
         assert isinstance(self.resize, int)
         return math.ceil(self.resize / self.stride) * self.stride
 
     @lru_cache(maxsize=64)  # noqa: B019 - of a few sizes
     def window(self, size: tuple[int, int]) -> Window:
-        """Where LetterBox puts an image of a size (width, height) in the input."""
+        """Where LetterBox puts an image in the input.
+
+        Args:
+            size: Width and height of the image.
+        """
         # the padding is grey, so that white shows where the image lies
         white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
         rows = np.flatnonzero(white.any(axis=1))
@@ -218,8 +246,8 @@ class Chain:
         edges. A library's own function is taken to resize it without a crop.
 
         Args:
-            size: width and height of the image.
-            input_size: height and width of the input.
+            size: Width and height of the image.
+            input_size: Height and width of the input.
         """
         if self.stride:
             return self.window(size)
@@ -266,7 +294,13 @@ def _both_sides(size: Size) -> HeightWidth:
 def _cropped(
     picture: Image.Image | Tensor, size: HeightWidth, crop: HeightWidth
 ) -> Image.Image | Tensor:
-    """The middle of a picture; around a smaller one there are zeros."""
+    """The middle of a picture; around a smaller one there are zeros.
+
+    Args:
+        picture: A picture of Pillow, or a tensor [C, H, W].
+        size: Its height and width.
+        crop: Height and width of the result.
+    """
     # a negative margin pads
     top = _margin(size[0], crop[0])
     left = _margin(size[1], crop[1])
@@ -278,25 +312,28 @@ def _cropped(
 
 
 def _margin(side: int, crop: int) -> int:
-    """Where a crop begins, as torchvision's center_crop rounds: between two pixels at
-    the nearest even one; negative where the side is shorter."""
+    """The first pixel of a crop of `crop` pixels in the middle of a side of `side` pixels;
+    negative where the side is shorter. Half a pixel is rounded to the even number, as
+    torchvision's center_crop does."""
     if crop > side:
         return -((crop - side) // 2)
     return round((side - crop) / 2)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
-    """The numbers of a picture, [C, H, W] of its own type, in memory pixel by pixel."""
+    """The numbers of a picture, [C, H, W] of its own type. In memory the channels of a
+    pixel stand side by side."""
     values = torch.from_numpy(np.array(picture))
     return values.reshape(picture.height, picture.width, -1).permute(2, 0, 1)
 
 
 def _by_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """A number for each channel, shaped for arithmetic with `like`, [1, C, ...]."""
     numbers = torch.tensor(values, dtype=like.dtype, device=like.device)
     return numbers.reshape(-1, *(1,) * (like.ndim - 2))
 
 
-def listed(values: Sequence[float]) -> str:
+def numbers_text(values: Sequence[float]) -> str:
     """Numbers for people: `[0.5, 0.25]`."""
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
@@ -308,33 +345,38 @@ class Preprocess:
 
     chain: Chain
     transform: Callable[[Any], list[Tensor]] | None = None
-    """The user's own function from a picture or an array to all arguments of forward.
-    """
+    """The user's own function from a picture or an array to all arguments of forward; it
+    takes the place of the chain."""
     frames: int | None = None
     """How many a clip has; None for a model of images."""
     frames_first: bool = False
-    """Whether a clip is [1, T, C, H, W], as transformers' models of videos take it."""
+    """Whether a clip is [1, T, C, H, W], as transformers' models of videos take it; else it
+    is [1, C, T, H, W]."""
     inputs: int = 1
     """Images that the model takes at once."""
     guessed: str | None = field(default=None, compare=False)
-    """The preset that is taken where neither the model nor the user says how images go
-    in."""
+    """The preset that was taken as a guess; None where the model or the user says how
+    images go in."""
     size_guessed: bool = field(default=False, compare=False)
+    """Whether the input's size is a guess: neither the model nor the user says it."""
     further: tuple[str, ...] = ()
     """The arguments of forward beside images, in words."""
     any_values: bool = field(default=False, compare=False)
-    """Whether values beyond 0..1 may be normalised."""
+    """Whether an array with values beyond 0..1 may be normalised."""
     stretched: bool = field(default=False, compare=False)
-    """Whether pictures go from their least value to their largest: of 12 bits in 16,
+    """Whether inputs are shown from their least value to their largest: of 12 bits in 16,
     say."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
+    """Of the model's input."""
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
-        """The model's arguments, of `dtype`: [1, C, H, W], or [1, C, T, H, W] for a
-        clip or a volume ([1, T, C, H, W] where `frames_first`).
+        """The model's arguments, of `dtype`: [1, C, H, W], or for a clip or a volume
+        [1, C, T, H, W] ([1, T, C, H, W] where `frames_first`). Integers of a transform
+        stay integers.
 
         Args:
-            images: One, the frames of a clip, or one for each input of the model.
+            images: One, the frames of a clip, or one for each input of the model. A
+                transform gets the first alone.
 
         Raises:
             ImageError: Where an image cannot be prepared, or frames differ in size.
@@ -360,14 +402,16 @@ class Preprocess:
         return 1 if self.frames_first else 2
 
     def _rgb(self, image: Image.Image) -> Image.Image:
-        """A picture in the channels that the model takes."""
+        """A picture in grey where the model takes one channel, else in RGB."""
         return image.convert(_MODES[self.chain.channels == 1])
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
-        """Prepare a picture, numbers [C, H, W], or each slice of a volume [C, D, H, W].
+        """What the chain makes of one image, float32: [1, C, H, W] of a picture or of
+        numbers [C, H, W], and [1, C, D, H, W] of a volume [C, D, H, W], slice by slice.
 
         Raises:
-            ImageError: Where values lie outside of 0..1, and mean and std are for these.
+            ImageError: Where the chain fails; or where numbers lie outside of 0..1, for
+                which mean and std are, and `any_values` is False.
         """
         if not isinstance(image, Raster):
             return self.chain(self._rgb(image))
@@ -385,7 +429,7 @@ class Preprocess:
         return _stacked([self.chain(replace(image, values=v)) for v in slices], 2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
-        """The `pictures` side by side: [1, C, H, W]."""
+        """The `pictures` side by side, [1, C, H, W]; below lower ones there are zeros."""
         pictures = self.pictures(args)
         # the inputs of a model may differ in height
         height = max(picture.shape[2] for picture in pictures)
@@ -394,9 +438,13 @@ class Preprocess:
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image,
-        frame and slice; C is 1 or 3. Values that are no picture's go from their least
-        to their largest. Of a transform that gives other tensors beside a picture, only
-        the first is one."""
+        frame and slice; C is 1 or 3. Values that are no picture's are stretched: 0 is
+        their least, 1 their largest.
+
+        Args:
+            args: The model's arguments. Of a transform that returns tensors of several
+                shapes, only the first is shown.
+        """
         pictures: list[Tensor] = []
         are_alike = all(arg.shape[:-2] == args[0].shape[:-2] for arg in args)
         for arg in args if self.transform is None or are_alike else args[:1]:
@@ -407,26 +455,33 @@ class Preprocess:
         return pictures
 
     def _shown_values(self, values: Tensor) -> Tensor:
-        """One argument of the model as 0..1."""
-        mean, std = self.chain.mean, self.chain.std
+        """One argument of the model as 0..1, of 1 or 3 channels: numbers [..., F] as rows,
+        anything else in its own shape."""
         if values.ndim < 4 or values.shape[-2:] == (1, 1):
             values = _as_rows(values)
         elif self.transform is None:
-            if mean is not None and std is not None:
-                values = values * _by_channel(std, values) + _by_channel(mean, values)
-            if self.chain.bgr:
-                values = values.flip(1)
+            values = self._before_normalising(values)
         low, high = values.aminmax()
         # no resizing of a picture goes beyond 0..1 by half
         is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
         if is_picture and self.transform is None and not self.stretched:
             return values.clamp(0, 1)
+        # of two channels one is shown, of more than three the first three
         values = values[:, : 1 if values.shape[1] < 3 else 3]
         low, high = values.aminmax()
         return (values - low) / (high - low).clamp(min=_TINY)
 
+    def _before_normalising(self, values: Tensor) -> Tensor:
+        """The values [1, C, ...] of an input as the chain had them before its last steps:
+        in RGB, and without mean and deviation."""
+        chain = self.chain
+        if chain.mean is not None and chain.std is not None:
+            std = _by_channel(chain.std, values)
+            values = values * std + _by_channel(chain.mean, values)
+        return values.flip(1) if chain.bgr else values
+
     def blank(self) -> list[Tensor]:
-        """Zeros of the shapes that images would have, if of 224 × 224 pixels."""
+        """The model's arguments for an image of 224 × 224 pixels, as zeros."""
         if self.transform is not None:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
         # the chain itself says what its steps make of an image
@@ -436,8 +491,8 @@ class Preprocess:
         return [image] * self.inputs
 
     def empty(self) -> Image.Image | Raster:
-        """Black: a picture, or zeros [channels, H, W] where the images are not
-        pictures."""
+        """An image without content: a black picture of 224 × 224 pixels, zeros [channels,
+        224, 224] where the images are not pictures, or a transform's own `blank`."""
         # an input that is not an image has the shape of its own tensors
         numbers = getattr(self.transform, "blank", None)
         if numbers is not None:
@@ -450,7 +505,8 @@ class Preprocess:
         """All steps in words, for the manifest.
 
         Args:
-            images: The images; of numbers the manifest says how they were read.
+            images: What is prepared. Of an array the words say how it was read; without
+                images they are those for a picture.
         """
         steps = [self._color]
         numbers = [image.description for image in images if isinstance(image, Raster)]
@@ -488,8 +544,9 @@ class Preprocess:
 
 
 def _as_rows(values: Tensor) -> Tensor:
-    """Numbers that are not a picture, [1, 1, rows, numbers]; a single row is drawn
-    thick."""
+    """Numbers that are not a picture, as [1, 1, rows, F]: of [1, rows, F] each row is one,
+    of any other shape all numbers are one row. A single row is repeated _ROW_HEIGHT times.
+    """
     width = values.shape[-1] if values.ndim == 3 else values.numel()
     rows = values.reshape(1, 1, -1, width)
     if rows.shape[2] == 1:
@@ -501,8 +558,8 @@ _INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def input_dtype(module: nn.Module) -> torch.dtype:
-    """The type of a model's first parameter of half, bfloat16, single or double
-    precision."""
+    """The type of a model's first parameter of half, bfloat16, single or double precision;
+    float32 where there is none."""
     for parameter in module.parameters():
         if parameter.dtype in _INPUT_DTYPES:
             return parameter.dtype
@@ -511,7 +568,7 @@ def input_dtype(module: nn.Module) -> torch.dtype:
 
 def _stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Frames or slices [1, C, H, W] as a clip or a volume: [1, C, T, H, W] for axis 2,
-    [1, T, C, H, W] for axis 1."""
+    [1, T, C, H, W] for axis 1. ImageError where they differ in size."""
     if len({tensor.shape for tensor in tensors}) > 1:
         raise ImageError("the frames differ in size", "--size HxW brings them to one")
     return torch.stack(list(tensors), dim=axis)

@@ -27,7 +27,7 @@ from featviz.models.preprocess import (
     Preprocess,
     Size,
     input_dtype,
-    listed,
+    numbers_text,
 )
 from featviz.models.requirements import first_line, letterbox
 from featviz.models.sources import ANY_INPUT, FixedInput
@@ -65,28 +65,17 @@ def choose_preprocess(
     Raises:
         UsageError: Where choices do not go with the model, or with each other.
     """
-    first = first_layer(module)
-    library = _of_library(module, entry)
-    if library is None and fixed is ANY_INPUT:
+    if fixed is ANY_INPUT:
         # a module of the caller's own, which no folder describes
         fixed = FixedInput(size=_size_of_transformers(module))
-    expected = fixed.channels or first.channels
-    if isinstance(entry, Chain):
-        expected = entry.channels
-    channels = options.input_channels or expected
-    chain = _known_chain(module, library, options, channels, fixed.size)
-    guessed = None
-    if chain is None:
-        guessed = "imagenet" if channels == 3 else "none"
-        chain = _of_preset(guessed, channels, module, fixed.size)
+    chain, guessed = _choose_chain(module, entry, options, fixed)
     guessed = _left_to_guess(guessed, options)
-    chain = _in_image_size(chain, module)
-    chain = _changed(chain, options)
-    _check_numbers_of(chain, options)
+    chain = _changed(_in_image_size(chain, module), options)
+    _check_chain(chain, options)
     size_is_known = bool(options.size or options.crop or fixed.size or chain.stride)
     return Preprocess(
         chain,
-        frames=_clip_frames(module, first, options),
+        frames=_clip_frames(module, options),
         frames_first=_frames_of_transformers(module) is not None,
         inputs=options.images_per_pass or images_per_forward(module, further),
         guessed=guessed,
@@ -96,9 +85,42 @@ def choose_preprocess(
     )
 
 
+class _ChosenChain(NamedTuple):
+    """How images are prepared, before the user's changes."""
+
+    chain: Chain
+    guessed: str | None = None
+    """The preset that the chain is; None where the user names it, or the library says how
+    images are prepared."""
+
+
+def _choose_chain(
+    module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput
+) -> _ChosenChain:
+    """The preset that the user names, else what the model's library does, else the preset
+    that fits the model's channels; the arguments are those of `choose_preprocess`."""
+    expected = fixed.channels or first_layer(module).channels
+    if isinstance(entry, Chain):
+        expected = entry.channels
+    channels = options.input_channels or expected
+    preset = options.preset
+    if preset is not None:
+        return _ChosenChain(_of_preset(preset, channels, module, fixed.size))
+    library = _of_library(module, entry)
+    # a library prepares pictures, which a model of other channels does not take
+    if library is not None and library.channels == channels:
+        return _ChosenChain(library)
+    preset = "imagenet" if channels == 3 else "none"
+    return _ChosenChain(_of_preset(preset, channels, module, fixed.size), preset)
+
+
 def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:
-    """The preset that is a guess; None where the user says all that it would say: the
-    size, the mean and the standard deviation."""
+    """The preset that remains a guess: None where the user says all that it would say, the
+    size, the mean and the standard deviation.
+
+    Args:
+        preset: A key of PRESETS that was guessed, or None.
+    """
     # the preset none leaves an image its size
     is_sized = preset == "none" or bool(options.size or options.crop)
     if is_sized and None not in (options.mean, options.std):
@@ -106,18 +128,17 @@ def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:
     return preset
 
 
-def _clip_frames(
-    module: nn.Module, first: FirstLayer, options: InputOptions
-) -> int | None:
+def _clip_frames(module: nn.Module, options: InputOptions) -> int | None:
     """How many frames a model takes at once; None for a model of images."""
     frames = _frames_of_transformers(module)
-    if frames is None and not first.takes_clips:
+    if frames is None and not first_layer(module).takes_clips:
         return None
     return options.frames or frames or _FRAMES
 
 
 def _in_image_size(chain: Chain, module: nn.Module) -> Chain:
-    """A chain in the one size that torchvision's vision transformers take."""
+    """A chain that crops to the one size that a module takes, where this is a vision
+    transformer of torchvision; for any other module the chain as it is."""
     image_size = getattr(module, "image_size", None)
     # a chain that does not crop makes whatever size the user says
     if not isinstance(image_size, int) or chain.crop in (None, image_size):
@@ -125,33 +146,12 @@ def _in_image_size(chain: Chain, module: nn.Module) -> Chain:
     return replace(chain, resize=image_size, crop=image_size, library=None)
 
 
-def _known_chain(
-    module: nn.Module,
-    library: Chain | None,
-    options: InputOptions,
-    channels: int,
-    size: HeightWidth | None,
-) -> Chain | None:
-    """How images are prepared, as the user or the library says; None where neither
-    does.
+def _of_library(module: nn.Module, entry: Any) -> Chain | None:
+    """How the library that made a model prepares images; None where it does not say.
 
     Args:
-        module: Its attribute `stride` counts where a preset pads to a multiple of it.
-        library: The chain of the model's library, None where it has none.
-        options: The user's choices.
-        channels: How many the model takes, or the user says.
-        size: The one that the model takes; None where it takes any.
+        entry: As of `choose_preprocess`.
     """
-    if options.preset is not None:
-        return _of_preset(options.preset, channels, module, size)
-    # a library prepares pictures, which a model of other channels does not take
-    if library is not None and library.channels == channels:
-        return library
-    return None
-
-
-def _of_library(module: nn.Module, entry: Any) -> Chain | None:
-    """How the library that made a model prepares images; None where it does not say."""
     if isinstance(entry, Chain):
         return entry
     chain = None if entry is None else from_torchvision(entry)
@@ -168,7 +168,8 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
 
 
 def _changed(chain: Chain, options: InputOptions) -> Chain:
-    """A chain with the user's choices in the place of its steps."""
+    """A chain with the user's `size`, `crop`, `mean`, `std` and `interpolation` in the
+    place of its own."""
     # LetterBox makes sizes of its own: another size means another chain
     if chain.stride and (isinstance(options.size, tuple) or options.crop is not None):
         chain = Chain(mean=chain.mean, std=chain.std, channels=chain.channels)
@@ -189,7 +190,7 @@ def _changed(chain: Chain, options: InputOptions) -> Chain:
     return chain
 
 
-def _check_numbers_of(chain: Chain, options: InputOptions) -> None:
+def _check_chain(chain: Chain, options: InputOptions) -> None:
     """Refuse numbers that a model or its preprocessing does not take; UsageError."""
     # the channels may be those that the user names, so that a library's numbers do not
     # fit
@@ -210,7 +211,7 @@ def _check_numbers_of(chain: Chain, options: InputOptions) -> None:
         if options.std:
             subject = "--std"
         raise UsageError(
-            f"{subject} {listed(chain.std)} divides by zero",
+            f"{subject} {numbers_text(chain.std)} divides by zero",
             "give positive numbers with --std",
         )
 
@@ -246,8 +247,8 @@ class FirstLayer(NamedTuple):
 
 
 def first_layer(module: nn.Module) -> FirstLayer:
-    """Input channels of the first convolution in the order of modules, and whether it is
-    of clips. Transposed ones do not count: generators, which begin with one, take
+    """The input channels of the first convolution in the order of modules, and whether it
+    takes clips. Transposed ones do not count: generators, which begin with one, take
     vectors and no images."""
     for inner in module.modules():
         if isinstance(inner, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
@@ -260,8 +261,8 @@ def first_layer(module: nn.Module) -> FirstLayer:
 
 
 def first_features(module: nn.Module) -> int | None:
-    """Numbers that the model takes where its first layer is linear; None where it is
-    another."""
+    """How many numbers a model takes whose first layer is linear; None for a model that
+    begins with a convolution or an embedding, or has none of these layers."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             return part.in_features or None
@@ -309,6 +310,7 @@ def _of_preset(
     if size is not None:
         resize = size
         if crop is not None and size[0] == size[1]:
+            # an edge in proportion to that of 224 in 256
             crop = size[0]
             resize = round(crop * 256 / FALLBACK_SIZE[0])
         else:
@@ -337,7 +339,8 @@ def from_torchvision(entry: Any) -> Chain | None:
 
 
 def _torchvision_size(sizes: Sequence[int] | None) -> Size | None:
-    """[256] is the shorter side, [height, width] both."""
+    """A size as torchvision writes it: [256] is the shorter side, [height, width] both;
+    None for none."""
     if not sizes:
         return None
     if len(sizes) == 1:
@@ -346,8 +349,8 @@ def _torchvision_size(sizes: Sequence[int] | None) -> Size | None:
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation, as a chain; where no chain crops as it does, timm's
-    own function prepares pictures.
+    """timm's transform for evaluation, as a chain. Where no chain crops in the same way,
+    timm's own function prepares pictures, and the chain arrays.
 
     Args:
         config: What `timm.data.resolve_model_data_config` returns.
@@ -382,7 +385,12 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
 
 
 def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """Three numbers of RGB; for a model that was built for other channels their mean."""
+    """A number for each channel of a model.
+
+    Args:
+        values: The numbers of the channels that the weights were made for, mostly RGB.
+        channels: How many the model has; where it has others, each gets the mean.
+    """
     numbers = tuple(float(value) for value in values)
     if len(numbers) == channels:
         return numbers
@@ -395,12 +403,12 @@ def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
 _SMALLEST_STRIDE = 32
 _LARGEST_STRIDE = 1024
 _LARGEST_SIZE = 8192
-"""Pixels of a side, that are believed of a file."""
+"""The most pixels of a side that are believed of a file."""
 
 
 def _largest_stride(module: nn.Module) -> int:
-    """The largest stride among the heads of a model of Ultralytics, in pixels; 32 where it
-    is smaller or unbelievable, since a file can say anything."""
+    """The largest stride among the heads of a model of Ultralytics, in pixels. 32 where it
+    is smaller, or larger than can be believed of a file, and for any other model."""
     stride = getattr(module, "stride", None)
     if isinstance(stride, Tensor) and stride.numel():
         largest = float(stride.max())
@@ -433,10 +441,11 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 
 
 def _trained_size(arguments: Any) -> int | None:
-    """The size of images in the arguments of a training.
+    """The size of images in pixels in the arguments of a training; None where they say no
+    size that can be believed.
 
     Args:
-        arguments: A dict; a file can say anything.
+        arguments: A dict; but a file can say anything.
     """
     size = arguments.get("imgsz") if isinstance(arguments, dict) else None
     if type(size) is int and 0 < size <= _LARGEST_SIZE:
@@ -451,8 +460,9 @@ _VIDEO_MODELS = ("videomae", "timesformer", "vivit")
 """Types of models that take clips as [1, T, C, H, W], of `num_frames` frames."""
 _FILE = "preprocessor_config.json"
 _LARGEST = 4096
-"""Number that a file may hold: pixels of a side, mostly."""
+"""The largest number that is believed of a file: pixels of a side, mostly."""
 _RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""The interpolation that Pillow's numbers stand for."""
 _AGAIN = "fetch the file again, or remove it and give --size, --crop, --mean and --std"
 
 _PROCESSORS = """
@@ -469,14 +479,15 @@ IMAGE_PROCESSORS = frozenset(_PROCESSORS.split())
 
 
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
-    """The image processor of a folder's model; None where no file tells it.
+    """The image processor of a folder's model, as a chain; None where no file tells it.
 
     Args:
         folder: The model's, with config.json and maybe preprocessor_config.json.
         config: The content of config.json.
 
     Raises:
-        LoadError: Where the file cannot be read, or asks for what is not done.
+        LoadError: Where the file cannot be read, has a number larger than _LARGEST, or
+            asks for a processor that is not in IMAGE_PROCESSORS or fails.
     """
     path = quoted(folder / _FILE)
     try:
@@ -485,10 +496,10 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
         raise LoadError(str(error), "fetch the file again, or remove it") from error
     if settings is None:
         return None
-    _check_numbers(settings, path)
+    _check_settings(settings, path)
     try:
-        channels = 1 if _vision(config).get("num_channels") == 1 else 3
-        return _measured(_processor(settings, config), channels)
+        channels = 1 if _vision_config(config).get("num_channels") == 1 else 3
+        return _measured_chain(_processor(settings, config), channels)
     except Exception as error:  # whatever the code of a processor makes of a bad file
         raise LoadError(
             f"{path} cannot be understood: {type(error).__name__}:"
@@ -502,36 +513,37 @@ def _processor_settings(folder: Path) -> dict[str, Any] | None:
     folder; None where no file has them.
 
     Raises:
-        FileError: one of the files cannot be read, or is not JSON.
+        FileError: Where one of the files cannot be read, or is not JSON.
     """
     # processors of texts and images have a file for all of their parts
-    for name, key in (("processor_config.json", "image_processor"), (_FILE, None)):
-        if (folder / name).exists():
-            content = read_json(folder / name)
-            if key is not None and isinstance(content, dict):
-                content = content.get(key)
-            if isinstance(content, dict):
-                return content
+    path = folder / "processor_config.json"
+    if path.exists():
+        match read_json(path):
+            case {"image_processor": dict(settings)}:
+                return settings
+    path = folder / _FILE
+    if path.exists():
+        match read_json(path):
+            case dict(settings):
+                return settings
     return None
 
 
 def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
-    """The size of the images that a config.json says the model was made for."""
-    value = _vision(config).get("image_size")
+    """The (height, width) of the images that a config.json says the model was made for;
+    None where it says none that can be believed."""
+    value = _vision_config(config).get("image_size")
     backbone = config.get("backbone_config")
     if value is None and isinstance(backbone, dict):
         value = backbone.get("image_size")
     # one number is both sides
     if isinstance(value, int):
         value = (value, value)
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        return None
-    height, width = value
-    are_sizes = all(
-        type(size) is int and 0 < size <= _LARGEST for size in (height, width)
-    )
-    if are_sizes:
-        return (height, width)
+    match value:
+        case [height, width]:
+            # `true` of JSON is an int, too
+            if all(type(side) is int and 0 < side <= _LARGEST for side in value):
+                return (height, width)
     return None
 
 
@@ -554,7 +566,7 @@ def _size_of_transformers(module: nn.Module) -> HeightWidth | None:
     return image_size(to_dict())
 
 
-def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _vision_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a configuration that is about images."""
     inner = config.get("vision_config")
     if isinstance(inner, dict):
@@ -562,22 +574,22 @@ def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _check_numbers(value: Any, path: str) -> None:
+def _check_settings(value: Any, path: str) -> None:
     """Refuse numbers that no processor has, at every depth: they decide how large
     images become.
 
     Args:
-        value: What the file holds, or a part of it.
+        value: The settings of a processor, or a part of them.
         path: The file's, for messages.
 
     Raises:
-        LoadError: One of the numbers is larger than _LARGEST, or NaN.
+        LoadError: Where a number is larger than _LARGEST, or NaN.
     """
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list):
         for item in value:
-            _check_numbers(item, path)
+            _check_settings(item, path)
     # it would resize to as many pixels, and fill the memory; NaN is not a number either
     elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
         raise LoadError(f"{path} asks for {value:,}; {_LARGEST} is the most", _AGAIN)
@@ -612,11 +624,15 @@ def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     return processor_class.from_dict(content)
 
 
-def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
-    """The output of a processor, [1, C, H, W].
+def _processed(processor: Any, image: Image.Image | Raster) -> Tensor:
+    """What a processor makes of an image, float32 [1, C, H, W].
+
+    Args:
+        processor: An image processor of transformers.
+        image: A picture, or numbers [C, H, W] in 0..1.
 
     Raises:
-        ImageError: Where the processor's code fails, or gives no [1, C, H, W].
+        ImageError: Where the processor's code fails, or returns another shape.
     """
     inputs: dict[str, Any] = {"images": image}
     if isinstance(image, Raster):
@@ -641,26 +657,26 @@ def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
     return values
 
 
-def _measured(processor: Any, channels: int) -> Chain:
-    """A processor as a chain, with mean, deviation and size as its outputs show them.
-
-    The settings of a hundred processors have no common names. Where the user changes a
-    step, the chain of ours does all of them.
+def _measured_chain(processor: Any, channels: int) -> Chain:
+    """A processor as a chain. It prepares images by itself; the chain's own steps, which
+    take its place where the user changes one, are measured on its outputs for black and
+    white images, since the settings of a hundred processors have no common names.
 
     Args:
         processor: An image processor of transformers.
         channels: How many the model takes, 1 or 3.
 
     Raises:
-        ValueError: Where it gives other channels than the model takes.
+        ValueError: Where its output has other channels, or does not tell black from white.
+        KeyError: Where its settings name an interpolation that no chain has.
         ImageError: Where the code of the processor fails.
     """
     width, height = FALLBACK_SIZE
     mode = "L" if channels == 1 else "RGB"
-    black = _pixels(processor, Image.new(mode, (width, height), 0))
-    white = _pixels(processor, Image.new(mode, (width, height), "white"))
+    black = _processed(processor, Image.new(mode, (width, height), 0))
+    white = _processed(processor, Image.new(mode, (width, height), "white"))
     # of another size only where the image decides it
-    narrow = _pixels(processor, Image.new(mode, (width, height * 3 // 4), 0))
+    narrow = _processed(processor, Image.new(mode, (width, height * 3 // 4), 0))
     if black.shape[1] != channels:
         raise ValueError(
             f"it gives {counted(black.shape[1], 'channel')}, and the model takes"
@@ -674,7 +690,7 @@ def _measured(processor: Any, channels: int) -> Chain:
         channels=channels,
         interpolation=_RESAMPLE[settings["resample"]],
         bgr=bool(settings.get("do_flip_channel_order")),
-        library=partial(_pixels, processor),
+        library=partial(_processed, processor),
     )
     step = f"by {type(processor).__name__}"
     shortest_edge = settings["size"].get("shortest_edge")
@@ -692,7 +708,8 @@ def _measured(processor: Any, channels: int) -> Chain:
 def _normalisation(
     black: Tensor, white: Tensor
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Mean and deviation by which a processor normalises; None and None if it does not.
+    """Mean and deviation by which a processor normalises, of each channel and of values
+    0..1; None and None if it does not normalise.
 
     Args:
         black: What it makes of a black image, [1, C, H, W].
@@ -702,8 +719,8 @@ def _normalisation(
         ValueError: Where these are alike.
     """
     # black gives -mean / std, white (1 - mean) / std
-    low = _in_the_middle(black)
-    span = _in_the_middle(white) - low
+    low = _middle_pixel(black)
+    span = _middle_pixel(white) - low
     if not (np.isfinite(span).all() and span.all()):
         raise ValueError("it does not tell black from white")
     std = _rounded(1 / span)
@@ -713,12 +730,13 @@ def _normalisation(
     return mean, std
 
 
-def _in_the_middle(values: Tensor) -> np.ndarray:
-    """The numbers [C] of the pixel in the middle of [1, C, H, W]."""
+def _middle_pixel(values: Tensor) -> np.ndarray:
+    """The numbers [C] of the pixel in the middle of an image [1, C, H, W]."""
     middle = values[0, :, values.shape[2] // 2, values.shape[3] // 2]
     return middle.double().numpy()
 
 
 def _rounded(values: np.ndarray) -> tuple[float, ...]:
-    """Six digits of each number; zero without a sign."""
+    """The numbers, each rounded to six digits."""
+    # -0.0 + 0.0 is 0.0
     return tuple(float(f"{value:.6g}") + 0.0 for value in values)
