@@ -197,7 +197,9 @@ class Chain:
         """
         if self.crop is not None:
             return _both_sides(self.crop)
-        height, width = (max(side // self.multiple, 1) * self.multiple for side in size)
+        height, width = (
+            max(pixels // self.multiple, 1) * self.multiple for pixels in size
+        )
         return height, width
 
     def _letterboxed(self, image: Image.Image | Raster) -> Tensor:

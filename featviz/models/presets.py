@@ -542,7 +542,7 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
     match value:
         case [height, width]:
             # `true` of JSON is an int, too
-            if all(type(side) is int and 0 < side <= _LARGEST for side in value):
+            if all(type(size) is int and 0 < size <= _LARGEST for size in value):
                 return (height, width)
     return None
 

@@ -195,8 +195,8 @@ def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
     modules = {name.partition(".")[0] for name in tensors}
     fitting = {}
     for code in (*path.parent.glob("*.py"), *Path().glob("*.py")):
-        parts = re.split(r"^class (\w+)", read_code(code), flags=re.MULTILINE)
-        for class_name, body in zip(parts[1::2], parts[2::2], strict=True):
+        pieces = re.split(r"^class (\w+)", read_code(code), flags=re.MULTILINE)
+        for class_name, body in zip(pieces[1::2], pieces[2::2], strict=True):
             if modules <= set(re.findall(r"\bself\.(\w+)", body)):
                 # once where the file of weights lies in the current folder
                 fitting[code.name, class_name] = f"{code}:{class_name}"
