@@ -88,12 +88,13 @@ class CallGraph:
         if layer.is_function and layer.owner in self.module_parts:
             return None
         call = Call(layer.name, layer.type, number)
-        part = function_part(call, args, kwargs) or self.module_parts.get(call.name)
+        call_part = function_part(call, args, kwargs)
+        call_part = call_part or self.module_parts.get(call.name)
         node = None
-        if part is not None:
+        if call_part is not None:
             sources = map(made_by, tensors([args, kwargs]))
-            node = self._add_node(call, part, sources, output)
-            is_new_activation = number == 0 and part.activation is not None
+            node = self._add_node(call, call_part, sources, output)
+            is_new_activation = number == 0 and call_part.activation is not None
             if layer.is_function and is_new_activation:
                 self.layers.append(
                     Layer(len(self.layers), call.name, call.type, (call.type,))
@@ -123,7 +124,7 @@ class CallGraph:
                 self.node_of[call] = maker
 
     def _add_node(
-        self, call: Call, part: Part, sources: Iterable[int | None], output: Any
+        self, call: Call, call_part: Part, sources: Iterable[int | None], output: Any
     ) -> int | None:
         """Add a node, and return its number; None, and no node, for a call that returned
         no tensor (a size, say).
@@ -140,11 +141,11 @@ class CallGraph:
         )
         # A ReLU has its channels where its input has them. What has several inputs (an
         # addition) may join other axes, and is left to the layout of its output.
-        axis = part.axis
-        keeps_axis = part.role in ("activation", *_KEEPS_CHANNELS)
+        axis = call_part.axis
+        keeps_axis = call_part.role in ("activation", *_KEEPS_CHANNELS)
         if axis is None and keeps_axis and len(known_sources) == 1:
             axis = self.nodes[known_sources[0]].channel_axis
-        self.nodes.append(CallNode(call, part, axis, known_sources, users=[]))
+        self.nodes.append(CallNode(call, call_part, axis, known_sources, users=[]))
         for source in known_sources:
             self.nodes[source].users.append(number)
         return number

@@ -1,9 +1,9 @@
-"""What a model answered, as far as targets are concerned: boxes, regions, or values.
+"""The answers of models, in which targets are looked up: boxes, regions, or values.
 
-An answer is read from a model's output by the model's family (`gradients.families`). It
-knows which number of the output a target is, and which targets there are. Every such
-number is an element or a sum of what the forward pass made, so that gradients flow back
-from it."""
+The model's family (`gradients.families`) reads an answer from the model's output. The
+answer finds the number that a target means, and lists the targets of this image. Each
+number is an element of the output's tensors, or computed from them, so that gradients
+flow back from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class NothingFoundError(UsageError):
 
 
 class LabelledBox(NamedTuple):
-    """A box that a detector considered, as an object of one class."""
+    """A box that a detector considered, as an object of one class. As a tuple it is an
+    index into `Boxes.numbers` and `Boxes.scores`."""
 
     row: int
     """The box's row in `Boxes.corners`."""
@@ -42,37 +43,38 @@ class LabelledBox(NamedTuple):
 
 @dataclass
 class Boxes:
-    """The candidates of a detector, and which of them it takes for objects."""
+    """All boxes that a detector considered, its candidates, and which of them it takes for
+    objects."""
 
     corners: Tensor
     """Left, top, right and bottom of each candidate in pixels of the input, [N, 4]."""
     numbers: Tensor
-    """With gradients: the logit, else the score, of each candidate and class, [N, C].
-    """
+    """[N, C], with gradients: the logit of each candidate and class, or its score where
+    there are no logits."""
     scores: Tensor
-    """The score of each candidate and class, 0..1, [N, C]; zero for a class that a library
-    has ruled out."""
+    """[N, C], without gradients: the score of each candidate and class, 0..1; zero for
+    classes that the library does not report of a box."""
     kept: Sequence[LabelledBox]
-    """The objects, the most confident one first, as `box:N` counts."""
+    """The objects, the most confident one first: `box:N` is the one at index N."""
     threshold: float | None
-    """The least score of an object; None where the library applies it unseen."""
+    """The score above which a candidate is an object; None where it is not known."""
     names: Sequence[str] = ()
     """Names of the classes, as far as they are known."""
 
     def __post_init__(self) -> None:
-        """Leave out boxes that are not finite, which could neither be drawn nor stand
-        in JSON."""
+        """Leave out objects whose box is not finite: it could neither be drawn nor stand in
+        JSON."""
         finite = self.corners.isfinite().all(dim=1)
         self.kept = [candidate for candidate in self.kept if finite[candidate.row]]
 
     @property
     def detections(self) -> tuple[Detection, ...]:
-        """The objects, numbered as `box:N` counts."""
+        """The objects, in the order of `kept`."""
         return tuple(self._detection(candidate) for candidate in self.kept)
 
     @property
     def examples(self) -> list[str]:
-        """Targets that there are in this image."""
+        """Some targets of this image, for hints."""
         texts = [f"box:{number}" for number in range(len(self.kept))][:_EXAMPLES]
         strongest = self._strongest
         if strongest is None:
@@ -83,8 +85,8 @@ class Boxes:
         return [*texts, f"class:{detection.index}"]
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number of `box`, `box:N`, `box:NAME` or `class:NAME`; None for other
-        targets.
+        """The number that `box`, `box:N`, `box:NAME` or `class:NAME` means; None for
+        targets of other kinds.
 
         Raises:
             NothingFoundError: no such box in this image.
@@ -103,7 +105,12 @@ class Boxes:
         return TargetValue(self.numbers[candidate], title, detection)
 
     def _chosen(self, target: Target) -> LabelledBox | None:
-        """The candidate that is meant; None where this image has none."""
+        """The candidate that a target of kind `box` or `class` means; None where this
+        image has none.
+
+        Raises:
+            UsageError: the detector has no such class.
+        """
         if not target.argument:
             if self.kept:
                 return self.kept[0]
@@ -149,8 +156,8 @@ class Boxes:
 
     @property
     def shortage(self) -> str:
-        """Why the image has no box: `no box above the threshold of 0.5; the highest score
-        is 0.04 (class 7)`."""
+        """Why there is no object: `no box above the threshold of 0.5; the highest score is
+        0.04 (class 7)`. Only for an image without one."""
         threshold = "" if self.threshold is None else f" of {self.threshold:g}"
         message = f"no box above the threshold{threshold}"
         strongest = self._strongest
@@ -183,20 +190,21 @@ class Regions:
     """The scores of a segmentation, and the class that wins each pixel."""
 
     scores: Tensor
-    """With gradients: [C, h, w] in the output's own size."""
+    """[C, h, w] in the output's own size, with gradients."""
     input_size: tuple[int, int]
     """Height and width, in whose pixels `pixel:X,Y` counts."""
     names: tuple[str, ...] = ()
     """Names of the classes, as far as they are known."""
     class_numbers: Tensor | None = None
-    """With gradients: a number for each class [C], in place of its scores' sum over its
-    region."""
+    """[C], with gradients: the number of each class as a target. None takes the sum of its
+    scores over its region."""
     noun: str = "class"
-    """What a channel without a name is, in titles."""
+    """How titles call a channel without a name."""
 
     @property
     def winners(self) -> Tensor:
-        """The class of each pixel, [h, w]; -1 for none, where there is one class alone."""
+        """The class with the highest score at each pixel, [h, w]. With one class alone it is
+        0 where the score is above 0, else -1."""
         scores = self.scores.detach().float()  # torch compares no float8
         if len(scores) == 1:
             return (scores[0] > 0).long() - 1
@@ -209,7 +217,7 @@ class Regions:
 
     @property
     def examples(self) -> list[str]:
-        """Targets that there are in this image."""
+        """Some targets of this image, for hints."""
         texts = []
         for index in self.region_map.largest[:_EXAMPLES]:
             name = self.names[index] if index < len(self.names) else index
@@ -217,8 +225,8 @@ class Regions:
         return [*texts, _middle(self.input_size)]
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number of `class:NAME`, of the largest region besides the background
-        (`top1`), or of `pixel:X,Y`; None for others.
+        """The number that a target means: `class:NAME`, `top1` (the largest region besides
+        the background) or `pixel:X,Y`; None for targets of other kinds.
 
         Raises:
             NothingFoundError: the class wins no pixel of this image; a model of one
@@ -247,17 +255,18 @@ class Regions:
         if self.class_numbers is not None:
             number = self.class_numbers[index]
         elif len(self.scores) == 1:
-            # one class has no rival, so that the size of its region is no evidence
+            # the mean: a class without rivals is not likelier for having a large region
             number = self.scores[0][inside].mean()
         else:
             number = self.scores[index][inside].sum()
         return TargetValue(number, regions.title(index), inside.cpu().numpy())
 
     def _default_class(self, regions: RegionMap) -> int:
-        """The largest region besides the background."""
+        """The class of the largest region besides the background; 0 where no class wins a
+        pixel."""
         largest = regions.largest
         if not largest:
-            return 0  # the one class, which has no pixel
+            return 0
         # without names class 0 is taken for the background, which it is in VOC
         first_name = self.names[0].lower() if self.names else _BACKGROUNDS[0]
         is_background = len(self.scores) > 1 and first_name in _BACKGROUNDS
@@ -266,7 +275,11 @@ class Regions:
         return largest[0]
 
     def _at_pixel(self, target: Target) -> TargetValue:
-        """The score of the class that wins a pixel, there."""
+        """The score at the pixel of a target `pixel:X,Y`, of the class that wins it.
+
+        Raises:
+            UsageError: the input has no such pixel.
+        """
         row, column = _position(target, self.input_size, self.winners.shape)
         index = max(0, int(self.winners[row, column]))
         inside = torch.zeros_like(self.winners, dtype=torch.bool)
@@ -283,21 +296,23 @@ class Values:
     """Numbers that are neither boxes nor regions: depth, heat maps, an embedding."""
 
     tensor: Tensor
-    """With gradients."""
+    """With gradients. [1, K, h, w] of K heat maps, [1, h, w] of depth, any shape of an
+    embedding."""
     kinds: Sequence[str]
-    """The targets that make sense, the default first."""
+    """The kinds of targets that suit this answer, the default first."""
     input_size: tuple[int, int]
     """Height and width, in whose pixels `pixel:X,Y` counts."""
 
     @property
     def examples(self) -> list[str]:
-        """Targets that there are."""
+        """Some targets, for hints."""
         texts = {"keypoint": "keypoint:0", "pixel": _middle(self.input_size)}
         return [texts.get(kind, kind) for kind in self.kinds]
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number of a reduction, of the strongest peak of heat maps, or at a pixel;
-        None for others.
+        """The number that a target means: a reduction of all values (`mean`, `sum`,
+        `norm`), the peak of a heat map (`keypoint`), or the value at a pixel. None for
+        targets of other kinds, and of `keypoint` and `pixel` where they do not suit.
 
         Raises:
             UsageError: there is no such keypoint or pixel.
@@ -313,8 +328,11 @@ class Values:
         return TargetValue(maps[0, row, column], target.text)
 
     def _peak(self, target: Target, maps: Tensor) -> TargetValue:
-        """The highest value of a heat map, by default of the one that has the highest
-        of all.
+        """The highest value of a heat map.
+
+        Args:
+            target: `keypoint:N`; without a number it is the map with the highest value.
+            maps: [K, h, w].
 
         Raises:
             UsageError: the model has no keypoint of the number in the target.
@@ -334,7 +352,7 @@ Answer: TypeAlias = Boxes | Regions | Values
 
 
 def _middle(input_size: tuple[int, int]) -> str:
-    """The target of the pixel in the middle of the input."""
+    """The target of the pixel in the middle of the input, `pixel:112,112`."""
     height, width = input_size
     return f"pixel:{width // 2},{height // 2}"
 

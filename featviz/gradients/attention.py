@@ -1,5 +1,5 @@
-"""Attention of transformers as a map of the image: what the class token, or the mean
-token, attends to in one block, and through all blocks up to a layer (rollout).
+"""Attention of transformers as a map of the image: what the class token attends to (or
+all tokens on average), in one block, or through all blocks up to a layer (rollout).
 
 Attention rollout (Abnar and Zuidema, arXiv 2005.00928) takes the mean A of the heads'
 weights [T, T], adds the identity for the path around the attention, and multiplies the
@@ -7,9 +7,9 @@ blocks:
 
     R = (A_n + I) / 2 @ ... @ (A_1 + I) / 2        row t: what token t has seen of each
 
-The weights are got from the functions that every attention is made of, whoever wrote
-it: fused kernels, which return no weights, are asked for them a second time. So neither
-the model nor its result changes."""
+The weights come from the functions of torch that all attention is made of, whoever wrote
+it. Fused kernels return no weights, and are called a second time for them. Neither the
+model nor its result changes."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from featviz.records import CaptureSite
 
 @dataclass
 class AttentionPath:
-    """The attention of a pass, as far as the pass has come."""
+    """The attention of a forward pass, as far as the pass has come."""
 
     last: Tensor | None = None
     """The mean over the heads of the last attention, float32 [T, T]."""
     rollout: Tensor | None = None
     """The product over the blocks, float32 [T, T]."""
     reason: str = ""
-    """Why there is no product."""
+    """Why there is no product of all blocks; empty where there may be one."""
 
     def begin(self) -> None:
-        """Forget the pass before."""
+        """Begin a pass, and forget the one before."""
         self.last = None
         self.rollout = None
         self.reason = ""
 
-    def take(self, weights: Tensor) -> None:
-        """Go on with the weights of a block.
+    def add_block(self, weights: Tensor) -> None:
+        """Go on with the attention weights of the next block. Weights that are not square
+        (of a pooling), or of one token, are left out. Windows have no map of the image: `reason`
+        then says so.
 
         Args:
-            weights: [1, heads, T, T], or without the first axis. What is not from all
-                tokens to all, as the attention of a pooling, is left out; of windows
-                there is no map, and `reason` says so.
+            weights: [1, heads, T, T] or [heads, T, T]; of windows [windows, heads, T, T].
         """
         if weights.ndim < 4:
             weights = weights[None]
@@ -79,18 +79,24 @@ class AttentionPath:
     def map_at(
         self, site: CaptureSite, tensor: Tensor, book: HintBook, method: str
     ) -> Tensor:
-        """The attention up to a layer, in the layout of its output with one channel.
+        """The attention up to a layer, as a value for each of its tokens or positions.
 
         Args:
+            site: of the layer's output.
             tensor: the layer's output; only its shape counts.
+            book: the hints of this pass, which tell the layout of the output.
             method: `rollout`, or `attention` for that of the last block alone.
 
+        Returns:
+            A tensor of as many axes as `tensor`. Those along which tokens or positions
+            stand have its length, all others the length 1.
+
         Raises:
-            LayoutError: there is none.
+            LayoutError: no attention has run before the layer, or it has another number
+                of tokens.
         """
         attention = self.last if method == "attention" else self.rollout
-        # `reason` says why the product of all blocks is missing; the last block may have
-        # weights all the same
+        # without a product of all blocks the last block may still have weights
         if self.reason and (method != "attention" or attention is None):
             raise LayoutError(self.reason)
         if attention is None:
@@ -98,7 +104,6 @@ class AttentionPath:
                 "has no attention weights before it: no softmax or"
                 " scaled_dot_product_attention of [1, heads, T, T] has run"
             )
-        # all axes of length 1, but those along which the tokens stand
         hints = book.of_tensor(site, tensor)
         arrangement = recognise(tensor.shape, hints)
         layout = LAYOUTS[arrangement.layout]
@@ -110,8 +115,8 @@ class AttentionPath:
                 f"has {torch.Size(shape).numel()} places and tokens, and its attention"
                 f" {len(attention)}"
             )
-        # A prefix begins with the class token, but where a model has registers alone:
-        # there the mean of the patches stands in for it.
+        # The row of the class token, which is the first. A model without one, maybe with
+        # registers, has the mean of the rows of its patches.
         prefix = arrangement.prefix
         if prefix and prefix[0] != "register_tokens":
             return attention[0].reshape(shape)
@@ -125,15 +130,17 @@ _QUERY_KEY_VALUE = ("query", "key", "value")
 
 @contextmanager
 def attended(path: AttentionPath) -> Iterator[None]:
-    """Watch the attention of a pass in this block: its weights go to `path.take`.
+    """Watch the attention of a forward pass in this block: its weights go to
+    `path.add_block`, after `path.begin`.
 
-    Each function below stands in for one of torch's, which it calls as it was called."""
+    Each function below takes the place of one of torch's, as `FunctionMode` has it: it
+    gets that function with its arguments, and returns what it returns."""
 
     def fused(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """scaled_dot_product_attention: weights @ values. Of the identity as values it
-        returns the weights."""
+        """For scaled_dot_product_attention, which returns weights @ values: with the
+        identity as values it returns the weights."""
         result = func(*args, **kwargs)
         with unwatched(), torch.no_grad():
             named = {**dict(zip(_QUERY_KEY_VALUE, args, strict=False)), **kwargs}
@@ -142,28 +149,28 @@ def attended(path: AttentionPath) -> Iterator[None]:
             named["value"] = identity.expand(*key.shape[:-1], key.shape[-2])
             # what stands behind the values may be given by position, too
             first = [named.pop(name) for name in _QUERY_KEY_VALUE]
-            path.take(func(*first, *args[3:], **named))
+            path.add_block(func(*first, *args[3:], **named))
         return result
 
     def multi_head(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """What nn.MultiheadAttention calls; it hides its softmax from function modes."""
+        """For what nn.MultiheadAttention calls, whose softmax no function mode sees."""
         result = func(*args, **kwargs)
         wanted = {**kwargs, "need_weights": True, "average_attn_weights": False}
         with unwatched(), torch.no_grad():
-            path.take(func(*args, **wanted)[1])
+            path.add_block(func(*args, **wanted)[1])
         return result
 
     def softmax(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """What attention in plain tensor operations calls; other softmaxes, as of
-        classes, are told apart by their shape."""
+        """For attention in plain tensor operations. Other softmaxes, as of classes, do not
+        have its shape."""
         result = func(*args, **kwargs)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if result.ndim == 4 and dim in (-1, 3):
-            path.take(result)
+            path.add_block(result)
         return result
 
     replacements = {
@@ -182,11 +189,14 @@ def with_attention(
     method: str,
     take: Callable[[CaptureSite, Tensor, Tensor], None],
 ) -> Sink:
-    """A sink that hands each output on with the attention up to it; `take` may raise
-    LayoutError.
+    """A sink for hooks that hands each output on with the attention up to it.
 
     Args:
+        path: of the pass under way, see `attended`.
+        book: the hints of this pass.
         method: `rollout`, or `attention` for that of the last block alone.
+        take: gets the site of each output, the output, and `AttentionPath.map_at`; may
+            raise LayoutError.
     """
     return lambda site, tensor: take(
         site, tensor, path.map_at(site, tensor, book, method)

@@ -1,9 +1,9 @@
 """What models return, by family, and how it is read as boxes, regions or values.
 
 A family is one record of `FAMILIES`. It says how its output is recognised, how it is
-read, which number gradients are taken of without a target, and which layers a class
-activation map is made of. Boxes are decoded by the family's own library where that has
-more than a formula; the number behind a box is then looked up in the raw output:
+read, which target it has without `--target`, and which layers a class activation map is
+made of. Boxes are decoded by the family's own library where that takes more than a
+formula; the number of a box is then looked up in the raw output:
 
     library's decoder, without gradients       raw output, with gradients
     anchors that survive, their boxes          logits [anchors, classes]
@@ -30,20 +30,20 @@ from featviz.models.requirements import import_ultralytics
 from featviz.records import Detection, RegionMap
 
 _YOLO_CONFIDENCE = 0.25
-"""What Ultralytics' predictors take by default, as the overlap."""
+"""The least score of a box. This and the overlap are the defaults of Ultralytics."""
 _YOLO_OVERLAP = 0.7
-"""How much two boxes of one class may overlap (IoU); above, the weaker one goes."""
+"""Of two boxes of one class that overlap by more (IoU), the weaker one is dropped."""
 _DETECTORS = "torchvision.models.detection."
 """How the names of the modules begin in which torchvision defines detectors."""
 _HF_CONFIDENCE = 0.5
 """The default of transformers' `post_process_object_detection`."""
 _MOST_CLASSES = 32
-"""Channels up to which maps of a half or a quarter of the input's size are scores of
-classes."""
+"""With at most so many channels, maps of a half or a quarter of the input's size are
+taken for scores of classes."""
 
 
 class ModelOutput(NamedTuple):
-    """What a model returned, and what tells how to read it."""
+    """What a model returned, with what is needed to read it."""
 
     value: Any
     module: nn.Module
@@ -52,12 +52,12 @@ class ModelOutput(NamedTuple):
     names: tuple[str, ...]
     """Names of the classes, as far as they are known."""
     threshold: float | None
-    """The score threshold of a detector of torchvision, where `weak_boxes_too` has taken
-    it away."""
+    """The score threshold that `weak_boxes_too` has taken from a detector of torchvision;
+    None where it has taken none."""
 
     def tensor(self, key: str, ndim: int) -> Tensor | None:
-        """The floats at a key of the output; None where there is no dense tensor
-        [1, ...] of floats with `ndim` axes."""
+        """The tensor at a key of the output, if it holds floats of one image and has `ndim`
+        axes, [1, ...]; else None, also for nested and sparse tensors."""
         tensor = output_at(self.value, key)
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return None
@@ -81,7 +81,8 @@ def _is_yolo(output: ModelOutput) -> bool:
 
 
 def _yolo_layers(module: Any) -> list[str]:
-    # a head may count back from itself: -1 is the module before it
+    """Names of the layers whose maps the head takes."""
+    # the head names them by position; -1 is the module before it
     head = len(module.model) - 1
     return [f"model.{number % head}" for number in module.model[-1].f]
 
@@ -90,9 +91,9 @@ def _yolo(output: ModelOutput) -> Boxes:
     """Read Ultralytics' boxes.
 
     `y` [1, 4 + C (+ more), A] holds the decoded box and the scores 0..1 of each anchor.
-    Since 8.4 a dict beside it holds the logits [1, C, A]. A segmentation has a tuple of
-    `y` and its prototypes in place of `y`. A head that selects boxes itself (end to
-    end) gives [1, 300, 6]."""
+    Since Ultralytics 8.4 a dict beside it holds the logits [1, C, A]. A segmentation has a
+    tuple of `y` and its prototypes in place of `y`. A head that selects boxes itself (end
+    to end) returns [1, 300, 6] in place of `y`."""
     y = output.value
     logits = {}
     if isinstance(y, tuple):
@@ -107,7 +108,7 @@ def _yolo(output: ModelOutput) -> Boxes:
     scores = y[0, 4 : 4 + count].T
     nms = import_ultralytics("ultralytics.utils.nms")
     with torch.no_grad():
-        # NMS changes what it is given
+        # a copy, since NMS changes its argument
         (rows,), (anchors,) = nms.non_max_suppression(
             y.detach().clone(),
             conf_thres=_YOLO_CONFIDENCE,
@@ -132,17 +133,17 @@ def _end_to_end(output: ModelOutput, rows: Tensor, logits: Any) -> Boxes:
 
     Args:
         rows: the boxes [300, 6]: corners in pixels, score and class.
-        logits: the raw output of both branches, by name.
+        logits: the raw output of both branches of the head, by name.
 
-    The head's own branch (one2one) is made of detached maps, and has no gradients. The
-    anchor of each box is the one that has its score there; its number is the logit of
-    the other branch (one2many) at this anchor."""
+    The branch that the boxes come from (one2one) is computed from detached maps, and has
+    no gradients. So each box is traced to its anchor, which is the one with the same
+    score, and its number is the logit of the other branch (one2many) at this anchor."""
     classes = rows[:, 5].long()
     with torch.no_grad():
         branch_scores = logits["one2one"]["scores"][0].sigmoid()
         anchors = (branch_scores[classes] - rows[:, 4:5]).abs().argmin(dim=1)
     numbers = logits["one2many"]["scores"][0].T[anchors]
-    # `box:N` numbers them from the most confident one
+    # the most confident one first
     kept = [
         LabelledBox(row, int(classes[row]))
         for row in rows[:, 4].argsort(descending=True).tolist()
@@ -193,7 +194,8 @@ def _is_torchvision_detector(output: ModelOutput) -> bool:
 
 
 def _torchvision_boxes(output: ModelOutput) -> Boxes:
-    """Read boxes that the model has decoded itself: of each the score of its one class."""
+    """Read boxes that the model has decoded itself. Each has a score for one class, and
+    zeros for all others."""
     (answer,) = output.value
     labels = answer["labels"]
     scores = answer["scores"]
@@ -218,8 +220,8 @@ def _torchvision_boxes(output: ModelOutput) -> Boxes:
 
 
 def _class_count(module: nn.Module) -> int:
-    """How many classes the head of a detector of torchvision tells apart, the
-    background included; 0 for another model."""
+    """How many classes a detector of torchvision has, with the background; 0 for another
+    model."""
     for submodule in module.modules():
         if not type(submodule).__module__.startswith(_DETECTORS):
             continue
@@ -233,20 +235,20 @@ def _class_count(module: nn.Module) -> int:
 
 @contextmanager
 def weak_boxes_too(module: nn.Module) -> Iterator[float | None]:
-    """Let a detector of torchvision return weak boxes, too, in this block.
+    """Let a detector of torchvision also return boxes below its threshold, in this block.
 
-    It returns the boxes above its threshold alone: often none with random weights, and
-    then there is nothing to take gradients of. Weak boxes change nothing of the others,
-    since NMS keeps the stronger one of two, and the strongest hundred are returned.
+    Otherwise a model with random weights often returns none, and there is nothing to take
+    gradients of. Weak boxes change nothing of the others, since NMS keeps the stronger one
+    of two, and the strongest hundred are returned.
 
     Yields:
-        The threshold; None for other models.
+        The threshold that was taken away; None for other models.
     """
     heads: list[Any] = []
     for submodule in module.modules():
         if not type(submodule).__module__.startswith(_DETECTORS):
             continue
-        # the threshold of a region proposal network is of other boxes
+        # a region proposal network has a threshold for boxes that are not the output
         if type(submodule).__name__.startswith("RegionProposal"):
             continue
         if isinstance(getattr(submodule, "score_thresh", None), float):
@@ -272,9 +274,9 @@ def _is_detr(output: ModelOutput) -> bool:
 def _detr(output: ModelOutput) -> Boxes:
     """Read boxes as `post_process_object_detection` of each family does.
 
-    DETR and YOLOS have a softmax, whose last column is "no object", and one class for
-    each query. RT-DETR and Deformable DETR have a sigmoid for each class, and as many
-    boxes as queries at most."""
+    DETR and YOLOS have a softmax, whose last column is "no object", and each query is at
+    most one object. RT-DETR and Deformable DETR have a sigmoid for each class: a query may
+    be objects of several classes, but there are no more objects than queries."""
     logits = output.value["logits"][0]
     # boxes are shares of the input, whatever the library resized it from
     height, width = output.input_size
@@ -306,9 +308,9 @@ def _detr(output: ModelOutput) -> Boxes:
 
 def _mask_queries(output: ModelOutput) -> Regions:
     """Read regions of MaskFormer and Mask2Former as `post_process_semantic_segmentation`
-    does: each query has a class and a mask; the last class is "no object".
+    does: each query has scores of classes, of which the last is "no object", and a mask.
 
-    The number of a class is the logit of the query that gives its region most."""
+    The number of a class is its logit of the query that contributes most to its region."""
     logits = output.value["class_queries_logits"][0]
     with torch.no_grad():
         classes = logits.softmax(dim=1)[:, :-1]
@@ -325,8 +327,8 @@ def _mask_queries(output: ModelOutput) -> Regions:
 
 
 def _is_plain_segmentation(output: ModelOutput) -> bool:
-    """Whether a model of no library returns scores of pixels: in the input's size, or a
-    half or a quarter of it where there are few classes. Others are features."""
+    """Whether a model of no library returns scores of pixels: maps of the input's size, or
+    a few maps of a half or a quarter of it. Other maps are features."""
     scores = output.tensor("", 4)
     if scores is None:
         return False
@@ -354,16 +356,16 @@ class Family:
     matches: Callable[[ModelOutput], bool]
     read: Callable[[ModelOutput], Answer]
     default: str
-    """The target that is taken without `--target`."""
+    """The target without `--target`, as a user would write it."""
     layers: Callable[[nn.Module], Sequence[str]] = field(default=lambda module: ())
-    """Names of the layers whose maps enter the head, for `cam`; none where shapes tell
-    them."""
+    """Names the layers of a model whose maps enter the head: `cam` shows them. None where
+    `cam` chooses by shapes."""
     has_bottleneck: bool = False
-    """Whether the maps of the lowest resolution are shown as well."""
+    """Whether `cam` also shows the maps of the lowest resolution."""
 
 
 def _at_path(module: nn.Module, path: str) -> Any:
-    """What stands at a path of attributes, None where nothing does."""
+    """The attribute of a module at a dotted path; None where there is none."""
     part: Any = module
     for name in path.split("."):
         part = getattr(part, name, None)
@@ -371,15 +373,14 @@ def _at_path(module: nn.Module, path: str) -> Any:
 
 
 def _first_of(*names: str) -> Callable[[nn.Module], list[str]]:
-    """How a family names the layers of its class activation maps: the first of some
-    modules that a model has. Of an nn.ModuleList, which has no output, all items.
+    """Make a function for `Family.layers` that names the first of some modules that a model
+    has. Of an nn.ModuleList, which has no output, it names all items.
 
     Args:
         *names: qualified names of modules, in order of preference.
 
     Returns:
-        A function for `Family.layers`; it returns an empty list for a model that has none
-        of the modules.
+        The function; it returns an empty list for a model that has none of the modules.
     """
 
     def layers(module: nn.Module) -> list[str]:
@@ -395,17 +396,19 @@ def _first_of(*names: str) -> Callable[[nn.Module], list[str]]:
 
 
 def _has(key: str, ndim: int) -> Callable[[ModelOutput], bool]:
+    """Make a function for `Family.matches`: whether `ModelOutput.tensor` finds one."""
     return lambda output: output.tensor(key, ndim) is not None
 
 
 def _of_regions(
     title: str, key: str, matches: Callable[[ModelOutput], bool] | None = None
 ) -> Family:
-    """A family whose scores of pixels [1, C, h, w] stand at a key of its output.
+    """A family of segmentations, whose scores of pixels [1, C, h, w] stand at a key of the
+    output.
 
     Args:
         key: empty for the output itself.
-        matches: None for any output with four axes there.
+        matches: None for any output with a tensor of four axes there.
     """
 
     def read(output: ModelOutput) -> Regions:
@@ -424,12 +427,12 @@ def _of_values(
     kinds: Sequence[str],
     matches: Callable[[ModelOutput], bool] | None = None,
 ) -> Family:
-    """A family whose numbers are one tensor of its output.
+    """A family whose answer is one tensor of its output.
 
     Args:
         key: of the tensor in the output; empty for the output itself.
-        ndim: its axes, of which the first counts one image.
-        kinds: targets that make sense, the default first.
+        ndim: how many axes it has; the first has the length 1.
+        kinds: `Values.kinds`.
         matches: None for any output with such a tensor.
     """
 
@@ -491,12 +494,13 @@ class Reading(NamedTuple):
     answer: Answer
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number that is the target; None where the family has no such target, but
-        any model may have it.
+        """The number that a target means in this answer. None where `Target.value` finds
+        it: the target names a key or a layer, or the family has no answer to it but any
+        model may have such a target.
 
         Raises:
-            UsageError: no model of the family has such a target; a NothingFoundError
-                where it is only this image that lacks it.
+            UsageError: no model of the family has such a target.
+            NothingFoundError: only this image lacks it.
         """
         if target.keys or target.layer is not None:
             return None
@@ -512,26 +516,27 @@ class Reading(NamedTuple):
 
     @property
     def detections(self) -> tuple[Detection, ...]:
-        """The boxes of a detector."""
+        """The objects of a detector; none for other models."""
         return self.answer.detections if isinstance(self.answer, Boxes) else ()
 
     @property
     def remark(self) -> str:
-        """What a detector without a box has in its place."""
+        """Why a detector has found no object; empty where it has found one, and for other
+        models."""
         if isinstance(self.answer, Boxes) and not self.answer.kept:
             return self.answer.shortage
         return ""
 
     @property
     def regions(self) -> RegionMap | None:
-        """The regions of a segmentation."""
+        """The regions of a segmentation; None for other models."""
         return self.answer.region_map if isinstance(self.answer, Regions) else None
 
     @property
     def score_channels(self) -> int | None:
-        """How many channels the answer has, where it is maps of scores, depth or
-        keypoints; else None. A layer at the end with as many channels gives the answer
-        itself, which is no evidence for it."""
+        """How many maps the answer has: of scores, keypoints or depth; None where it is no
+        maps. A last layer with as many channels returns the answer itself, which is no
+        evidence for it."""
         answer = self.answer
         if isinstance(answer, Regions):
             return len(answer.scores)
@@ -545,14 +550,13 @@ class Reading(NamedTuple):
 def read(
     model: LoadedModel, output: Any, arg: Tensor, threshold: float | None = None
 ) -> Reading | None:
-    """Read a model's output as its family does; None for a classifier, and what nobody
-    knows.
+    """Read a model's output as its family does; None for a classifier, and for a model of
+    no family.
 
     Args:
         output: of the model.
-        arg: its first argument, [1, C, H, W]; only its height and width count.
-        threshold: of a detector of torchvision, where `weak_boxes_too` has taken it
-            away.
+        arg: the model's first argument, [1, C, H, W]; only its height and width count.
+        threshold: what `weak_boxes_too` has yielded; None where it was not used.
     """
     if isinstance(output, Tensor) and output.ndim == 2 and model.scores is not None:
         return None

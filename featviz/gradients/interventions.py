@@ -1,9 +1,11 @@
 """Interventions: changes to a layer's output before it is captured. Reading them needs
 no torch.
 
-    --ablate  SELECTORS:CHANNELS              conv1:0-3
-    --edit    SELECTORS:channel CHANNELS*X    SELECTORS:clamp=LOW,HIGH
-              SELECTORS:noise=DEVIATION       SELECTORS:grad*X
+    --ablate  SELECTORS:CHANNELS              channels become 0: conv1:0-3
+    --edit    SELECTORS:channel CHANNELS*X    channels are multiplied by X
+              SELECTORS:clamp=LOW,HIGH        values are limited
+              SELECTORS:noise=DEVIATION       normal noise is added
+              SELECTORS:grad*X                the gradient is multiplied by X
 
 A kind of intervention is one entry of `INTERVENTIONS`.
 """
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
-def refusal(
-    option: str,
-    text: str,
-    message: str,
-    hint: str | None = None,
-) -> UsageError:
-    """The error for a value of an option; the message goes on behind both."""
+def refusal(option: str, text: str, message: str, hint: str | None) -> UsageError:
+    """The error for a value of an option.
+
+    Args:
+        option: without dashes.
+        text: the value as the user typed it.
+        message: what is wrong; it goes on behind option and value, as ` cannot be read`.
+        hint: what helps.
+    """
     return UsageError(
         f"{option} {quoted(repr(text))}{message}",
         hint,
@@ -40,20 +44,21 @@ def refusal(
 
 @dataclass(frozen=True)
 class Intervention:
-    """A change as it was asked for."""
+    """A change as the user asked for it."""
 
     option: str
     """`ablate` or `edit`."""
     text: str
-    """As it was asked for: `conv1:5`."""
+    """As the user typed it: `conv1:5`."""
     operation: str
     """A key of `INTERVENTIONS`."""
     selectors: str
     """The layers, as in `--layers`."""
     channels: tuple[int, ...] = ()
-    """Indices, each once, in the order of the text; none for a change of all channels."""
+    """Indices, each once; none for a change of all channels."""
     numbers: tuple[float, ...] = ()
-    """A factor, a deviation, or the lower and the upper limit."""
+    """A factor, a standard deviation, or the lower and the upper limit; none of
+    `ablate`."""
 
     @property
     def title(self) -> str:
@@ -62,23 +67,22 @@ class Intervention:
 
     @property
     def zeroed(self) -> tuple[int, ...]:
-        """The channels that it sets to zero."""
+        """The channels that it sets to zero: those of `ablate`, and of a factor of 0."""
         if self.operation == "ablate":
             return self.channels
         return self.channels if self.numbers[:1] == (0,) else ()
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
-        """What is wrong with the change; the message goes on behind its title."""
+        """The error for this change; the message goes on behind its title."""
         return refusal(self.option, self.text, message, hint)
 
 
-# Each takes a change, an output, its axis of channels (-1 where the change names none)
-# and a source of noise. None works in place: the model may use the output under another
-# name, too.
+# The functions of `InterventionKind.apply`. None works in place: the model may also use
+# the output under another name.
 
 
 def _zero(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
-    """Fills, since a product with 0 would leave a channel's NaN."""
+    """Sets the channels to 0. A product with 0 would keep their NaN."""
     return output.index_fill(axis, _indices(change, output), 0)
 
 
@@ -119,7 +123,8 @@ def _add_noise(
 def _scale_gradient(
     change: Intervention, output: Tensor, axis: int, noise: Generator
 ) -> Tensor:
-    """Multiplies the gradient on its way back by the number of the change; values stay."""
+    """Multiplies the gradient by the number of the change, in the backward pass; values
+    stay."""
     # a hook on the tensor itself would act on all that uses it under another name
     if output.requires_grad:
         output = output.clone()
@@ -137,8 +142,8 @@ class InterventionKind:
     """What the text behind the selectors must match, without spaces."""
     example: str
     apply: Callable[[Intervention, Tensor, int, Generator], Tensor]
-    """Takes the change, the output, its axis of channels, where the change names some,
-    and the source of noise. Returns another tensor."""
+    """Takes the change, the output, the axis of its channels (-1 where the change names
+    none), and a source of noise. Returns another tensor."""
 
 
 _CHANNELS = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
@@ -183,20 +188,20 @@ def parse(option: str, text: str) -> Intervention:
 
     Args:
         option: `ablate` or `edit`.
-        text: `SELECTORS:5,17` for the one, `SELECTORS:CHANGE` for the other.
+        text: a value of this option, such as `SELECTORS:5,17` or `SELECTORS:clamp=0,6`.
 
     Raises:
-        UsageError: the text is of another form.
+        UsageError: the text has another form, or the lower limit is above the upper one.
     """
-    # selectors may hold a colon (`re:`, `fn:`), changes hold none
+    # the last colon: selectors may hold one (`re:`, `fn:`), and changes hold none
     selectors, _, change_text = text.rpartition(":")
     change_text = re.sub(r"\s", "", change_text)
     examples = []
-    for operation, row in INTERVENTIONS.items():
-        if row.option != option:
+    for operation, change_kind in INTERVENTIONS.items():
+        if change_kind.option != option:
             continue
-        examples.append(row.example)
-        match = re.fullmatch(row.pattern, change_text, re.ASCII | re.IGNORECASE)
+        examples.append(change_kind.example)
+        match = re.fullmatch(change_kind.pattern, change_text, re.ASCII | re.IGNORECASE)
         if match is None or not selectors.strip():
             continue
         groups = match.groupdict(default="")
@@ -206,7 +211,7 @@ def parse(option: str, text: str) -> Intervention:
         if "channels" in groups:
             try:
                 channels = read_ranges(groups["channels"])
-            except ValueError:  # 3-1, or too many
+            except ValueError:  # 3-1, or too many channels
                 continue
         change = Intervention(
             option=option,
@@ -227,7 +232,7 @@ def parse(option: str, text: str) -> Intervention:
 
 
 def _misread(option: str, text: str) -> str:
-    """What is wrong with a text of another form."""
+    """What is wrong with a text that no kind of change matches, as a message goes on."""
     if re.fullmatch("[^:]*:?", text) is None:
         return " cannot be read"
     lacking = "channels" if option == "ablate" else "change"
@@ -245,21 +250,21 @@ def intervene(
     axis_of: Callable[[Tensor, Intervention], int],
     noise: Generator,
 ) -> Any:
-    """Make these changes to a layer's output, in their order.
+    """Make some changes to a layer's output, one after the other.
 
     Args:
-        changes: those of this layer.
+        changes: those of this layer, in their order.
         layer: its name, for messages.
-        output: what the layer returned, of any type.
-        axis_of: which axis of a tensor counts channels; takes the change, for its
-            message.
+        output: what the layer returned, of any type; it stays as it is.
+        axis_of: takes a tensor and a change, and returns the axis of the tensor that
+            counts channels; raises the error of the change where that is not known.
         noise: the source of noise, on the CPU.
 
     Returns:
-        The changed output; the same object without changes.
+        The changed output; `output` itself without changes.
 
     Raises:
-        UsageError: the output is not a tensor, or has fewer channels.
+        UsageError: the output is not a tensor, or lacks one of the channels.
     """
     from torch import Tensor
 
@@ -276,7 +281,7 @@ def intervene(
 
 
 def _check_channels(change: Intervention, layer: str, count: int) -> None:
-    """Refuse channels that an output does not have, of which there are `count`."""
+    """Refuse a change of channels that an output lacks; it has `count` of them."""
     beyond = [str(channel) for channel in change.channels if channel >= count]
     if beyond:
         raise change.error(

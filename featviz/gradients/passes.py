@@ -1,5 +1,6 @@
-"""One input's way through the model and, where gradients are wanted, back; the
-likeliest classes of its output, and how far two outputs are apart."""
+"""The forward pass of one input with its interventions and, where gradients are wanted,
+the backward pass; the likeliest classes of an output, and how far two outputs are
+apart."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from featviz.text import counted, layer_named, listed, quoted
 
 log = logging.getLogger(__name__)
 
-_MOST_CLASSES = 5  # of a prediction
+# classes of a prediction
+_MOST_CLASSES = 5
 
 
 @dataclass(frozen=True)
@@ -46,29 +48,31 @@ class PassPlan:
     target_layer: Layer | None = None
     """The layer whose output the target is of; None where it is the model's."""
     changes: Mapping[Layer, Sequence[Intervention]] = field(default_factory=dict)
+    """The interventions of each layer, in the order of the options."""
     backward: bool = False
     """Whether gradients are wanted."""
     changes_values: bool = False
-    """Whether some intervention changes what a layer returns, not only gradients."""
+    """Whether some intervention changes values, and not only gradients."""
 
 
 def plan(
     model: LoadedModel, options: PassOptions, blank: Sequence[Tensor], book: HintBook
 ) -> PassPlan:
-    """Match the options with a model's layers. Goes there and back once, so that what
-    cannot work is said before anything is written; warns of options that change
-    nothing.
+    """Match the options with a model's layers. If there are interventions or gradients,
+    the model runs once on zeros, so that what cannot work is refused before anything is
+    written; options that changed nothing are named in a warning.
 
     Args:
-        options: as they were read; interventions and target are still text.
+        options: as the user gave them; interventions and target are text.
         blank: the model's arguments, zeros.
-        book: the hints for inputs of their shape.
+        book: the hints for inputs of their shape; the pass on zeros may fill it.
 
     Raises:
-        UsageError: no such layer or target, or a change that cannot be made.
+        UsageError: there is no such layer or target, a change cannot be made, or the
+            model runs in ONNX Runtime, and has neither.
+        ForwardError: the model fails on zeros.
     """
-    # All layers, not only those of --layers: an intervention may change one that is not
-    # drawn, and what it does be looked at in another.
+    # all layers, not only those that are drawn: an intervention may change any of them
     layers = list_layers(model.module)
     runtime = computed_by(model.module)
     if runtime is not None and (options.gradients or options.interventions):
@@ -106,13 +110,14 @@ def plan(
 
 
 def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[Layer]:
-    """The layers that an intervention speaks of.
+    """The layers that an intervention changes. Selectors that match nothing beside others
+    that do are named in a warning.
 
     Args:
         layers: all of the model.
 
     Raises:
-        UsageError: the selectors match none, or speak of functions.
+        UsageError: the selectors match no layer, or are of functions.
     """
     parsed = selectors.parse(change.selectors)
     if selectors.of_functions(parsed):
@@ -148,20 +153,20 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
 def watched(
     model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]
 ) -> Iterator[Watched]:
-    """Place the hooks that capture layers, and those of interventions and of the
-    target, for any number of inputs; all are removed afterwards.
+    """Place the hooks that capture layers, and those of interventions and of the target,
+    for any number of inputs. All are removed at the end of the block.
 
     Args:
         plan: of this model.
-        layers: those that are captured; none to capture nothing.
+        layers: those to capture; none captures nothing.
     """
     hooks = Watched(model, plan, layers)
-    # the layer of the target changes nothing, but what it returns is wanted
+    # the layer of the target may not be changed, but its output is kept
     changed = set(plan.changes)
     if plan.backward and plan.target_layer is not None:
         changed.add(plan.target_layer)
     changes = {layer: partial(hooks.change, layer) for layer in changed}
-    # weak boxes are of use where the target may be one
+    # a weak box may be the target
     of_output = plan.target.layer is None and not plan.target.keys
     candidates: AbstractContextManager[float | None] = nullcontext()
     if plan.backward and of_output:
@@ -176,7 +181,7 @@ def watched(
 
 @dataclass
 class Watched:
-    """A model with its hooks in place."""
+    """A model with its hooks in place; `watched` makes it."""
 
     model: LoadedModel
     plan: PassPlan
@@ -184,23 +189,22 @@ class Watched:
     """The layers that are captured."""
     recorder: Recorder = field(init=False)
     reading: Reading | None = None
-    """The last output, where the model is of a family of its own."""
+    """The last output as its family reads it; None for a model of no family."""
     threshold: float | None = None
-    """The score threshold of a detector of torchvision, which returns boxes below it, too;
-    None for other models."""
+    """What `families.weak_boxes_too` has yielded; None where it is not in force."""
     _book: HintBook | None = None
-    """Hints for the input under way; None where nothing is changed."""
+    """The hints of the pass under way; None during a pass without changes."""
     _noise: torch.Generator = field(default_factory=torch.Generator)
     _ran: set[Layer] = field(default_factory=set)
-    """The layers that were changed."""
+    """The layers that were changed in this pass."""
     _target_outputs: list[Any] = field(default_factory=list)
-    """What each call of the target's layer returned."""
+    """The outputs of the calls of the target's layer in this pass."""
 
     def change(self, layer: Layer, output: Any) -> Any:
-        """Change a layer's output, or keep it for the target.
+        """Change a layer's output, and keep a copy of it if the target is of this layer.
 
         Returns:
-            None where the output stays as it is, as torch's forward hooks have it.
+            The changed output; None where it stays as it is, as of torch's forward hooks.
 
         Raises:
             UsageError: the change cannot be made to this output.
@@ -225,7 +229,9 @@ class Watched:
     def show(
         self, args: Sequence[Tensor], book: HintBook, sink: Sink
     ) -> tuple[Outcome, Recorder]:
-        """Run the model on an input, with its interventions, and back from the target.
+        """Run the model on an input with its interventions, and if gradients are wanted,
+        backward from the target. If interventions change values, the model runs without
+        them before, and both outputs are compared.
 
         Args:
             args: the model's arguments, on any device.
@@ -233,7 +239,13 @@ class Watched:
             sink: takes what the hooks capture.
 
         Returns:
-            The model's answer, and what the hooks counted.
+            The model's answer, and the recorder of the hooks, whose counts are those of
+            this input.
+
+        Raises:
+            UsageError: this output has no such target, or a change cannot be made; a
+                NothingFoundError where another image may have the target.
+            ForwardError: the model fails.
         """
         model = self.model
         plan = self.plan
@@ -242,8 +254,8 @@ class Watched:
         target_value = None
         with self._under_way(book, sink) as relu_calls:
             if plan.backward:
-                # going back may run parts of the model again, where they are
-                # checkpointed: they read the attributes that forward has left
+                # The backward pass runs checkpointed parts of the model again, which read
+                # the attributes that the forward pass has left.
                 with kept_attributes(model.module):
                     output, target_value = self._forward_and_back(inputs, book)
             else:
@@ -267,17 +279,17 @@ class Watched:
         """Let the hooks capture and change in this block, for one pass.
 
         Args:
-            book: the hints for inputs of this shape; the first pass is followed for it.
+            book: the hints for inputs of this shape; if it is empty, this pass fills it.
             sink: takes what the hooks capture.
 
         Yields:
-            How often a ReLU was called, under `relu`; None where no rule of gradients is
-            in force.
+            How often a ReLU was called, under `relu`; None under the plain rule of
+            gradients.
         """
         self._book = book
         self._ran = set()
         self._target_outputs = []
-        # each image gets the same noise: what is seen of it does not depend on others
+        # the same noise for each image: its pictures do not depend on other images
         self._noise.manual_seed(self.plan.options.seed)
         following: AbstractContextManager[Any] = nullcontext()
         if not book.is_traced:
@@ -295,10 +307,12 @@ class Watched:
             self.recorder.begin(None)
 
     def _outcome(self, output: Any, undisturbed: Any) -> Outcome:
-        """What an output says, and how far interventions have changed it.
+        """The classes, boxes or regions of an output, and how far interventions have
+        changed it.
 
         Args:
-            undisturbed: the output without them; None where they change no values.
+            undisturbed: the output without interventions; None where these change no
+                values.
         """
         model = self.model
         outcome = Outcome(top_classes(output, model.categories, model.scores))
@@ -323,8 +337,8 @@ class Watched:
 
     def _undisturbed(self, inputs: Sequence[Tensor], book: HintBook) -> Any:
         """The output without interventions, from the same random numbers; None where no
-        intervention changes values. The image is followed here, since what an intervention
-        returns is another tensor."""
+        intervention changes values. If the book is empty, this pass fills it: where an
+        intervention returns another tensor, the image cannot be followed."""
         if book.is_traced and not self.plan.changes_values:
             return None
         module = self.model.module
@@ -336,24 +350,25 @@ class Watched:
     def _forward_and_back(
         self, args: Sequence[Tensor], book: HintBook
     ) -> tuple[Any, TargetValue]:
-        """Run the model forward, and back from the target; hooks on tensors take the
-        gradients, and parameters get none.
+        """Run the model forward, and backward from the target. Hooks on tensors take the
+        gradients; parameters get none.
 
-        Gradients are asked for at the input, so that even a frozen model has a graph; the
-        model gets a copy, since torch allows no in-place operation on the input itself.
+        The input requires gradients, so that even a frozen model has a graph. The model
+        gets a copy of it, since torch allows no in-place operation on the input itself.
 
         Args:
             args: the model's arguments, on its device.
+            book: the hints of this pass.
 
         Returns:
-            The model's output, and the number in it.
+            The model's output, and the target in it.
 
         Raises:
             UsageError: this output has no such target, or no gradient flows back.
         """
         model = self.model
         target = self.plan.target
-        # leaves of the graph, whose gradients end the way back
+        # the leaves of the graph, at which the backward pass ends
         inputs = [arg.clone() for arg in args]
         for arg in inputs:  # indices and masks can have no gradient
             arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
@@ -377,7 +392,8 @@ class Watched:
         return output, value
 
     def _target_output(self, book: HintBook) -> Any:
-        """What the target's layer returned last, or the target's channel of it.
+        """The output of the last call of the target's layer, or the target's channel of
+        it.
 
         Raises:
             UsageError: the layer did not run, or has no such channel.
@@ -407,10 +423,10 @@ def _channel_axis(
 
     Args:
         tensor: the output; only its shape counts.
-        asking: what names the channel, and the error too.
+        asking: the option that names a channel; the error is one of it.
 
     Raises:
-        UsageError: the shape does not tell.
+        UsageError: it is not known which axis that is.
     """
     shape = list(tensor.shape)
     axis = channel_axis(shape, book.of_layer(layer))
@@ -426,11 +442,11 @@ def _channel_axis(
 def _idle(
     plan: PassPlan, ran: set[Layer], relu_calls: Counter[str] | None
 ) -> Iterator[str]:
-    """A message for each option that changed nothing.
+    """A message for each option that changed nothing in a pass.
 
     Args:
         ran: the layers that were changed.
-        relu_calls: how often a ReLU was called; None where no rule was in force.
+        relu_calls: what `_under_way` has yielded.
     """
     if relu_calls is not None and not relu_calls:
         yield (
@@ -455,8 +471,8 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
     change the output in place.
 
     Args:
-        take: gets the site of each output, the output, and its gradient; may raise
-            LayoutError.
+        take: called with the site of each output, the output, and its gradient; may
+            raise LayoutError.
     """
     # the one place where a float tensor outlives its hook
     outputs = {}
@@ -477,17 +493,17 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
 
 @contextmanager
 def relu_rule(name: str) -> Iterator[Counter[str]]:
-    """Let gradients pass every ReLU, module or function, by a rule in this block; the
-    model itself is not touched. With x the input of a ReLU and g the gradient at its
-    output:
+    """Let gradients pass every ReLU, module or function, by another rule in this block. The
+    model itself is not changed. The gradient at the input of a ReLU, with x as this input
+    and g as the gradient at its output, is 0 but for:
 
     - plain: g where x > 0
     - guided: g where x > 0 and g > 0 (Springenberg et al., arXiv 1412.6806, section
       3.4)
     - deconv: g where g > 0 (Zeiler and Fergus, arXiv 1311.2901, section 2.1)
 
-    Enter it before whatever else watches functions, which then sees the ReLU and not
-    what the rule makes of it.
+    Enter it before any other block that watches functions. These then see the ReLU, and
+    not the functions that stand in for it.
 
     Args:
         name: `guided` or `deconv`; plain is what happens without this block.
@@ -496,8 +512,8 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
         How often a ReLU was called, under `relu`.
     """
     calls = Counter[str]()
-    # of the gradients that a hook of a node gets: at its input, and at its output
-    # (torch has masked the first where x is not above 0)
+    # The hook of a node gets the gradients at its input, which torch has set to 0 where x
+    # is not above 0, and those at its output.
     index = {"guided": 0, "deconv": 1}[name]
 
     def rectify(*gradients: Sequence[Tensor]) -> tuple[Tensor]:
@@ -526,14 +542,15 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
 
 def check_names(model: LoadedModel, blank: Sequence[Tensor]) -> None:
-    """Refuse --classes that has not a name for each class of a classifier: none of them
-    would be used.
+    """Refuse a file of --classes with more or fewer names than the classifier has classes:
+    none of them would be used.
 
     Args:
         blank: the model's arguments, zeros.
 
     Raises:
         UsageError: with both numbers.
+        ForwardError: the model fails.
     """
     if not model.names_file:
         return
@@ -551,28 +568,28 @@ def check_names(model: LoadedModel, blank: Sequence[Tensor]) -> None:
 
 def top_classes(
     output: Any,
-    categories: Sequence[str] | None = None,
+    categories: Sequence[str] = (),
     scores: str | None = "",
 ) -> tuple[ClassScore, ...]:
-    """The likeliest classes of an output, the likeliest first.
+    """The likeliest classes of an output, at most five, the likeliest first.
 
     Args:
         output: of a model.
-        categories: names of its classes; used where there are as many.
-        scores: the key of the output under which the scores [1, K] stand; empty for the
-            output itself, None where it has none.
+        categories: names of its classes; used if there are as many.
+        scores: the key of the output at which the scores [1, K] are; empty for the output
+            itself, None where it has none.
 
     Returns:
-        Nothing for an output without scores of more than one class, all of them finite.
+        Empty where the output has no scores, those of one class only, or some that are
+        not finite.
     """
     logits = _logits(output, scores)
     if logits is None:
         return ()
     names: Sequence[str | None] = [None] * len(logits)
-    # else they are those of another head
-    if categories is not None and len(categories) == len(logits):
+    if len(categories) == len(logits):  # else they belong to another head
         names = categories
-    # also of scores that are probabilities already, which nothing tells
+    # scores that are probabilities already cannot be told from logits
     probabilities = logits.softmax(0)
     classes = []
     for index in logits.topk(min(_MOST_CLASSES, len(logits))).indices.tolist():
@@ -583,8 +600,12 @@ def top_classes(
 
 
 def _logits(output: Any, scores: str | None) -> Tensor | None:
-    """The scores of a classifier's classes, float [K]; None for another output, see
-    `top_classes`."""
+    """The scores of a classifier's classes, float [K] on the CPU; None where `top_classes`
+    returns nothing.
+
+    Args:
+        scores: as of `top_classes`.
+    """
     if scores is None:
         return None
     if scores:
@@ -604,16 +625,17 @@ def largest_change(
     before: Sequence[Tensor], after: Sequence[Tensor]
 ) -> tuple[float | None, int]:
     """Compare the tensors of two outputs. They cannot be compared where there are none,
-    their shapes differ, or one has no real, dense values.
+    their numbers or shapes differ, or `to_floats` takes one of them for no tensor of real
+    numbers.
 
     Args:
-        before: of one output, in the order in which they stand in it.
-        after: of the other.
+        before: the tensors of one output, in their order.
+        after: the tensors of the other.
 
     Returns:
-        The largest absolute difference of values that are finite in both, None where the
-        outputs cannot be compared; and how many values are NaN or infinite in one, and
-        something else in the other.
+        The largest absolute difference of values that are finite in both outputs; None
+        where they cannot be compared. And how many values are NaN or infinite in one
+        output, and something else in the other.
     """
     try:
         old_values = [_exact(tensor) for tensor in before]
@@ -636,8 +658,11 @@ def largest_change(
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    """The values in float64, on the CPU; LayoutError where they are not real and
-    dense."""
+    """The values in float64, on the CPU.
+
+    Raises:
+        LayoutError: as from `to_floats`.
+    """
     values = tensor.detach()
     floats = to_floats(values)
     if tensor.is_quantized:

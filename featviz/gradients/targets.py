@@ -7,9 +7,9 @@ a target needs no torch.
     keypoint:3                of heat maps: the peak of one
     layer:NAME[:CHANNEL]      the mean of a layer's output, or of one channel of it
 
-A kind of target is one entry of `TARGETS`. Which number `box`, `pixel` and `keypoint`
-are, and `class` of anything but a classifier, is up to the model's family:
-`gradients.families`."""
+A kind of target is one entry of `TARGETS`. The model's family (`gradients.families`)
+finds the number of `box`, `pixel` and `keypoint`, and of `class` where the model is no
+classifier."""
 
 from __future__ import annotations
 
@@ -41,58 +41,60 @@ _LISTED = 8
 
 
 class TargetValue(NamedTuple):
-    """What a target is in one output."""
+    """The number that a target means in one output."""
 
     number: Tensor
     """One value, which gradients are taken of."""
     title: str
-    """For people: a class by its name, where it has one, else `class 281`; other
-    targets as they were asked for."""
+    """For people: a class by its name, or `class 281` without one; other targets as the
+    user typed them."""
     focus: Detection | Integers | None = None
-    """The box, or the mask [h, w] of the region, that it is of."""
+    """The box, or the mask [h, w] of the region, that the target means; None where it
+    means no part of the image."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target as it was asked for."""
+    """A target as the user asked for it."""
 
     text: str
+    """As the user typed it."""
     kind: str
     """A key of `TARGETS`."""
     argument: str = ""
     """For `class` and `box` an index or a name; for `pixel` `X,Y`; for `keypoint` an
-    index."""
+    index; else empty."""
     keys: tuple[str, ...] = ()
-    """The keys that lead to a tensor inside the output."""
+    """The keys that lead to a tensor inside the output; none for the output itself."""
     layer: str | None = None
-    """A layer whose output is meant, in place of the model's."""
+    """The name of a layer, whose output is meant; None for the model's output."""
     channel: int | None = None
     """A channel of that layer's output; None for all of it."""
     is_default: bool = False
-    """Whether the user named none, and the model's family has a default of its own."""
+    """Whether the user named no target. The default of the model's family then takes the
+    place of this one."""
 
     @property
     def is_general(self) -> bool:
-        """Whether a model of any family may have it."""
+        """Whether models of every family have targets of this kind."""
         return TARGETS[self.kind].value is not _only_of_families
 
     def value(
         self, output: Any, categories: Sequence[str] = (), scores: str | None = ""
     ) -> TargetValue:
-        """The number to differentiate.
+        """The number that the target means in an output.
 
         Args:
-            output: of the model or, if the target has one, of its layer or that one's
-                channel.
+            output: of the model; where the target names a layer, the output of this layer
+                or its channel.
             categories: names of the model's classes, as far as they are known.
-            scores: where `LoadedModel.scores` says that scores of classes stand: a key
-                of the output, empty for the output itself, None where the model is no
-                classifier.
+            scores: `LoadedModel.scores`: the key at which the output has scores of
+                classes, empty for the output itself, None where the model is no
+                classifier. It does not matter where the target has keys of its own.
 
         Raises:
             UsageError: the output has no such number.
         """
-        # with keys the user has said where: `output[aux]:top1`
         target_kind = TARGETS[self.kind]
         if target_kind.of_classes and not self.keys:
             if scores is None:
@@ -104,15 +106,15 @@ class Target:
         return target_kind.value(self, self._tensor(output), categories)
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
-        """What is wrong with the target; the message goes on behind its name."""
+        """The error for this target; the message goes on behind its text."""
         return interventions.refusal("target", self.text, message, hint)
 
     def _tensor(self, output: Any) -> Tensor:
-        """The tensor inside an output, dense and of a type that torch can sum.
+        """The tensor at the target's keys inside an output, as one that torch can add up:
+        not sparse, and not float8.
 
         Raises:
-            UsageError: nothing stands at the target's keys, or what does has no
-                gradient.
+            UsageError: no tensor is there, or it holds integers, which have no gradient.
         """
         from torch import Tensor
 
@@ -136,21 +138,21 @@ class Target:
         return tensor
 
 
-# The kinds of targets
+# The functions of `TargetKind.value`
 
 
 def _reduction(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
-    """`mean`, `sum` or `norm`, by torch's method of this name."""
+    """The `mean`, `sum` or `norm` of all values, by torch's method of this name."""
     return TargetValue(getattr(tensor, target.kind)(), target.text)
 
 
 def _only_of_families(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
-    """Refuse a target that only some families of models have, such as `box`. Models of
-    these families have it from `gradients/answers.py`, not from here.
+    """Refuse a target that only some families of models have, such as `box`: their
+    answers have found its number before (`gradients.answers`).
 
     `Target.is_general` recognises these kinds of targets by this function.
 
@@ -181,10 +183,10 @@ def _class_score(
 
     Args:
         tensor: scores [1, K].
-        categories: names of classes, as far as they are known.
+        categories: names of the classes; used if there are K of them.
 
     Raises:
-        UsageError: the tensor has another shape, or no such class.
+        UsageError: the tensor has another shape, or there is no such class.
     """
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
         raise target.error(
@@ -193,7 +195,7 @@ def _class_score(
         )
     scores = tensor[0]
     names: Sequence[str] = ()
-    if len(categories) == len(scores):  # else they are those of another head
+    if len(categories) == len(scores):  # else they belong to another head
         names = categories
     if target.kind == "top1":
         index = int(scores.argmax())
@@ -211,18 +213,18 @@ def _class_score(
 def class_index(
     target: Target, count: int, names: Sequence[str], examples: Sequence[str]
 ) -> int:
-    """The index of a class that is asked for by its index or its name, in any case.
+    """The index of the class that a target names. Digits are an index, even if a class is
+    called `3`; other names count in upper or lower case.
 
     Args:
         target: its argument is the index or the name.
-        count: of classes.
+        count: how many classes there are.
         names: of the classes, as far as they are known.
-        examples: targets that there are, for the hint.
+        examples: targets of this output, for the hint.
 
     Raises:
         UsageError: there is no such class.
     """
-    # a class may be called `3`; its number comes first
     name = target.argument.lower()
     targets_here = f"targets here: {', '.join(examples)}"
     if name.isdecimal():
@@ -231,7 +233,6 @@ def class_index(
         raise target.error(
             f": there are {count} classes, 0 to {count - 1}", targets_here
         )
-    # after the numbers: a class called "7" is reached by its number alone
     lower_names = [class_name.lower() for class_name in names]
     if name in lower_names:
         return lower_names.index(name)
@@ -242,7 +243,7 @@ def class_index(
         )
     else:
         hint = f"the classes are {listed(names, _LISTED)}; a number is one, too"
-        # names of ImageNet are long: known by a word of theirs, and easily misspelt
+        # names of ImageNet are long: people remember one word of them, or misspell them
         near = [class_name for class_name in lower_names if name in class_name]
         near = near or get_close_matches(name, lower_names)
         if near:
@@ -257,12 +258,13 @@ class TargetKind:
     """A kind of target: which number of a tensor it is."""
 
     value: Callable[[Target, Tensor, Sequence[str]], TargetValue]
-    """Takes the target, the tensor and the names of the classes; raises UsageError."""
+    """Takes the target, the tensor and the names of the classes. Returns the number, or
+    raises UsageError."""
     of_classes: bool = False
-    """Whether it is of the tensor that holds scores of classes, if the target names no
-    other."""
+    """Whether the tensor is that of the scores of classes, if the target names no other.
+    """
     argument: str = ""
-    """The pattern of `:ARGUMENT` behind its name; empty where it takes none."""
+    """A regular expression for `:ARGUMENT` behind its name; empty where it takes none."""
 
 
 TARGETS = {
@@ -281,8 +283,8 @@ def parse(text: str | None) -> Target:
     """Read a target.
 
     Args:
-        text: None is the default of the model's family, the likeliest class of a
-            classifier.
+        text: a value of `--target`; None is the default of the model's family, or the
+            likeliest class of a classifier.
 
     Raises:
         UsageError: the text is not a target.
@@ -303,10 +305,10 @@ def parse(text: str | None) -> Target:
         keys = re.findall(r"\[([^\]]+)\]", output["keys"])
         kind_and_argument = output["kind"] or "mean"
     name, _, argument = kind_and_argument.partition(":")
-    row = TARGETS.get(name)
-    if row is not None:
+    target_kind = TARGETS.get(name)
+    if target_kind is not None:
         behind_name = kind_and_argument.removeprefix(name)
-        if re.fullmatch(row.argument, behind_name, re.ASCII):
+        if re.fullmatch(target_kind.argument, behind_name, re.ASCII):
             return Target(text, name, argument, tuple(keys))
     hint = _FORMS
     if text.startswith("layer:"):
@@ -322,8 +324,12 @@ def parse(text: str | None) -> Target:
 
 
 def output_at(output: Any, key: str) -> Any:
-    """What stands at a key of an output: of a mapping, at an index of a sequence, or as
-    an attribute of a dataclass. None where nothing does; all of it for an empty key."""
+    """A part of a model's output: the value at a key of a mapping, the item at an index of
+    a tuple or list, or an attribute of another object. None where there is none.
+
+    Args:
+        key: as text, also for an index; empty for the output itself.
+    """
     from torch import Tensor
 
     if not key:
@@ -341,14 +347,15 @@ def output_at(output: Any, key: str) -> Any:
 
 
 def _prefix(target: Target) -> str:
-    """What stands before the kind of a target inside the output."""
+    """The keys of a target as one types them before its kind, `output[out]:`; empty for a
+    target without keys."""
     if not target.keys:
         return ""
     return f"output[{']['.join(target.keys)}]:"
 
 
 def _examples(output: Any) -> str:
-    """Targets that an output of no family has."""
+    """A hint with targets that an output of any model has."""
     first = outline(output).partition(" ")[0]
     if first == "output":
         return "targets here: norm"
@@ -358,8 +365,8 @@ def _examples(output: Any) -> str:
 
 
 def outline(output: Any) -> str:
-    """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64,
-    64]`, by the targets that there are."""
+    """The tensors of a model's output with their shapes, as targets name them: `output[out]
+    [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`."""
     from torch import Tensor
 
     from featviz.hooks.capture import leaves
@@ -373,30 +380,35 @@ def outline(output: Any) -> str:
     return listed(tensors, _LISTED) or f"a {type(output).__name__} without tensors"
 
 
-# What the options of a pass mean together
+# The options of a pass together
 
 PAIRED = ("output", "grad")
-"""What is captured for pairs of an output and its gradient."""
+"""The capture kinds for pairs of an output and its gradient."""
 
 
 def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
-    """What is captured for these pictures: a class activation map is made of an output
-    and its gradient, so it captures both in place of the output."""
+    """The options of a pass, completed for what is drawn: a class activation map captures
+    gradients besides outputs.
+
+    Args:
+        passes: as the user gave them.
+        draw: as the user gave them.
+        seed: of the noise of interventions.
+    """
     if draw.weighs and passes.capture == ("output",):
         passes = structs.replace(passes, capture=PAIRED)
     return structs.replace(passes, seed=seed)
 
 
 def check_options(options: PassOptions, draw: DrawOptions) -> None:
-    """Refuse bad values, and those that would do nothing beside the others, before any
-    work.
+    """Refuse options that contradict each other or would do nothing, before any work.
 
     Args:
         options: after `for_drawing`.
-        draw: what is drawn of it.
+        draw: what is drawn of the captures.
 
     Raises:
-        UsageError: an option is one of these.
+        UsageError: with the options; also where a target or a change cannot be read.
     """
     made_of = ""
     if draw.weighs and options.capture != PAIRED:
@@ -412,7 +424,7 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
         )
     parse(options.target)
     changes = [interventions.parse(*change) for change in options.interventions]
-    # an option that does nothing is a mistake of who gives it
+    # an option that does nothing is a mistake of the user
     of_gradients = {
         "target": options.target is not None,
         "grad_rule": options.grad_rule != "plain",

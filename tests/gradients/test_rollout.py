@@ -335,7 +335,7 @@ def test_tokens_behind_the_grid_are_no_part_of_the_mean() -> None:
     """They ask for something else than the places do."""
     path = AttentionPath()
     weights = weights_of(18)
-    path.take(weights)
+    path.add_block(weights)
     expected = weights[0].mean(0)[:16].mean(0)
     drawn = mapped(path, "tokens:4x4+0,2")
     torch.testing.assert_close(drawn.flatten(), expected)
@@ -345,12 +345,12 @@ def test_the_last_block_has_a_map_where_the_product_has_none() -> None:
     """A pooling between two blocks leaves fewer tokens; a new pass forgets it."""
     path = AttentionPath()
     for tokens in (16, 4):
-        path.take(weights_of(tokens))
+        path.add_block(weights_of(tokens))
     assert mapped(path, "tokens:2x2").numel() == 4
     with pytest.raises(LayoutError, match="has 4 tokens behind a block of 16"):
         mapped(path, "tokens:2x2", "rollout")
     path.begin()
-    path.take(weights_of(4))
+    path.add_block(weights_of(4))
     assert mapped(path, "tokens:2x2", "rollout").numel() == 4
 
 
@@ -358,8 +358,8 @@ def test_heads_are_no_windows() -> None:
     """Weights may come without an axis of images; a single token attends to itself."""
     path = AttentionPath()
     weights = weights_of(4, heads=3)
-    path.take(weights[0])
-    path.take(torch.ones(1, 3, 1, 1))
+    path.add_block(weights[0])
+    path.add_block(torch.ones(1, 3, 1, 1))
     assert path.reason == ""
     assert path.last is not None
     torch.testing.assert_close(path.last, weights[0].mean(0))
