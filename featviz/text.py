@@ -148,8 +148,8 @@ def read_ranges(text: str) -> list[int]:
     """Numbers and ranges (`0-2,5`), in their order and each once.
 
     Raises:
-        ValueError: With a term that is neither, runs backwards, or is longer than a
-            million.
+        ValueError: A term is neither a number nor a range, its range runs backwards, or
+            holds more than a million numbers. The message is the term.
     """
     numbers: dict[int, None] = {}
     for term in text.split(","):
@@ -267,9 +267,10 @@ def safe_name(name: str) -> str:
     return f"{short}-{digest}{dot}{suffix}"
 
 
-def safe_way(name: str) -> str:
-    """The folder of an image with this relative name: each part by `safe_name`, with
-    forward slashes; one name where the path would be too long for the system."""
+def safe_path(name: str) -> str:
+    """The folder of an image with this relative name, with forward slashes: each part
+    by `safe_name`; all of it as one part where the path would be too long for the
+    system."""
     path = "/".join(safe_name(part) for part in name.split("/"))
     if path.count("/") < _DEEPEST and len(path.encode()) <= _LONGEST_PATH:
         return path

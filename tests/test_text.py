@@ -72,14 +72,14 @@ def test_names_that_a_system_or_we_refuse_are_changed(name: str) -> None:
 def test_a_way_is_as_long_as_its_bytes() -> None:
     """The system counts bytes, and not letters: one name stands for a way that is too
     long."""
-    assert text.safe_way("/".join(["e" * 90] * 8)).count("/") == 7
-    assert "/" not in text.safe_way("/".join(["é" * 90] * 8))
+    assert text.safe_path("/".join(["e" * 90] * 8)).count("/") == 7
+    assert "/" not in text.safe_path("/".join(["é" * 90] * 8))
 
 
 def test_a_way_has_so_many_folders() -> None:
     """Thirty-two; beyond them, one name stands for all."""
-    assert text.safe_way("/".join(["e"] * 32)).count("/") == 31
-    assert "/" not in text.safe_way("/".join(["e"] * 33))
+    assert text.safe_path("/".join(["e"] * 32)).count("/") == 31
+    assert "/" not in text.safe_path("/".join(["e"] * 33))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from featviz.files.urls import Url, is_url
 from featviz.images import decode
 from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, FilePath, split_member
 from featviz.records import Sample
-from featviz.text import counted, is_number, quoted, safe_way
+from featviz.text import counted, is_number, quoted, safe_path
 
 log = logging.getLogger(__name__)
 
@@ -481,7 +481,7 @@ def in_groups(samples: Sequence[Sample], count: int) -> list[Sample]:
 def rename_nested(samples: Sequence[Sample]) -> list[Sample]:
     """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes
     `a~`."""
-    folders = [safe_way(sample.name).casefold() for sample in samples]  # on any system
+    folders = [safe_path(sample.name).casefold() for sample in samples]  # on any system
     in_use = set(folders)
     holding = {
         str(parent) for folder in in_use for parent in PurePosixPath(folder).parents
@@ -493,7 +493,7 @@ def rename_nested(samples: Sequence[Sample]) -> list[Sample]:
             # nor may the new one lie around others
             while folder in in_use or folder in holding:
                 name += "~"
-                folder = safe_way(name).casefold()
+                folder = safe_path(name).casefold()
             in_use.add(folder)
         holding.add(folder)
         renamed.append(replace(sample, name=name))

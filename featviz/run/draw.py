@@ -4,7 +4,7 @@ write the files of the one before.
     draw_images             in this process (draw_all), or in worker processes
       visit                 reads each image ahead
         Drawing.show        runs the model, whose hooks call ...
-          ImageWriter.take  ... which draws a tensor, and leaves its file to an encoder
+          ImageWriter.draw  ... which draws a tensor, and leaves its file to an encoder
       Drawing.result_of     waits for the files; the manifest is the last
 """
 
@@ -85,11 +85,14 @@ def _draw_side_by_side(
                     encoders.run()
                     yield run.result_of(job)
 
-    def lost(number: int, error: workers.WorkerDiedError) -> ImageResult:
-        return run.failed(samples[number], error)
-
-    first = draw_all(run, samples[:1], stop)
-    return workers.side_by_side(first, len(samples), work, count, stop, lost)
+    return workers.side_by_side(
+        draw_all(run, samples[:1], stop),
+        len(samples),
+        work,
+        count,
+        stop,
+        lost=lambda number, error: run.failed(samples[number], error),
+    )
 
 
 def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
@@ -206,7 +209,7 @@ class Drawing:
         assert image is not None, "images that cannot be read are not shown"
         writer = ImageWriter(self, sample, image)
         try:
-            outcome, recorder = self.show_model(image.args, writer.hints, writer.take)
+            outcome, recorder = self.show_model(image.args, writer.hints, writer.draw)
             # The boxes are all that a run keeps of a detection or a segmentation: the
             # masks of regions would go from worker processes to this one.
             outcome = replace(outcome, regions=None, focus=None)
@@ -304,16 +307,19 @@ class ImageWriter:
         self._file = partial(self.folder.file, image=name_in_files)
         """The path of a layer's file, relative to the image's folder."""
 
-    def take(
+    def draw(
         self,
         site: CaptureSite,
         tensor: Tensor,
         gradient: Tensor | None = None,
         hints: Hints | None = None,
     ) -> None:
-        """Draw a tensor now, and leave the rest to the encoders.
+        """Draw a tensor now, and leave its files to the encoders. The hooks call it.
 
         Args:
+            site: which capture it is.
+            tensor: of any shape and type; complex numbers become two pictures, of their
+                magnitude and their phase.
             gradient: at the tensor, for class activation maps.
             hints: on its layout; None looks them up.
 
@@ -323,10 +329,10 @@ class ImageWriter:
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
             for real in magnitude_and_phase(site, tensor, hints, self.options):
-                self.take(real.site, real.tensor, hints=real.hints)
+                self.draw(real.site, real.tensor, hints=real.hints)
             return
         # what is drawn is bytes by now: the tensor may change when this returns
-        pictures = draw(
+        pictures = draw(  # the tensor's own under the key "", those of its parts
             self.options,
             site,
             tensor,
@@ -340,13 +346,13 @@ class ImageWriter:
         if not sites.isdisjoint(self._sites):  # of {"a": {"b": x}, "a.b": y}
             raise LayoutError(f"another part of this {site.kind} has the same name")
         self._sites |= sites
-        write = partial(self._write_picture, shape=tensor.shape, tensor_file=None)
-        if self.options.tensors:
-            write = partial(write, tensor_file=self._keep(site, tensor))
+        tensor_file = self._keep(site, tensor) if self.options.tensors else None
         for key, picture in pictures.items():
             picture_site = site.inside(key)
-            work = partial(write, picture, picture_site)
-            row = self.run.encoders.submit(picture.tiles.nbytes, work)
+            write = partial(
+                self._write_picture, picture, picture_site, tensor.shape, tensor_file
+            )
+            row = self.run.encoders.submit(picture.tiles.nbytes, write)
             self._pictures.append(row)
             self._stats[picture_site.stats_key] = picture.stats
             self._stats[picture_site.deviations_key] = picture.deviations
@@ -471,8 +477,9 @@ class ImageWriter:
         if outcome.detections:
             manifest["input"]["window"] = list(self.image.placement)
         manifest |= _pass_fields(self.run.prepared.plan, outcome)
-        rows = manifest_rows(result.rows, result.skipped)
-        return {**manifest, **rows, "never_ran": list(result.never_ran)}
+        manifest |= manifest_rows(result.rows, result.skipped)
+        manifest["never_ran"] = list(result.never_ran)
+        return manifest
 
     def _write_picture(
         self,

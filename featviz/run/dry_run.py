@@ -82,7 +82,7 @@ def dry_run(
     images = len((options.shard or Shard()).of(prepared.samples))
     planner = _Planner(prepared)
     with prepared.watched() as show:
-        _, recorder = show(prepared.blank, planner.hints, planner.take)
+        _, recorder = show(prepared.blank, planner.hints, planner.plan)
     skipped = [{"layer": row.layer, "reason": row.reason} for row in recorder.skipped]
     for layer in recorder.never_ran:
         skipped.append({"layer": layer.name, "reason": "did not run"})
@@ -116,16 +116,17 @@ class _Planner:
         self.other_files = OWN_FILES
         self.other_bytes = int(prepared.blank[0].numel() * BYTES_PER_VALUE)
 
-    def take(
+    def plan(
         self,
         site: CaptureSite,
         tensor: Tensor,
         gradient: Tensor | None = None,
         hints: Hints | None = None,
     ) -> None:
-        """Plan the files of a tensor.
+        """Plan the files of a tensor. The hooks call it.
 
         Args:
+            site: which capture it is.
             gradient: at the tensor, for class activation maps.
             hints: on its layout; None looks them up.
 
@@ -135,7 +136,7 @@ class _Planner:
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
             for real in magnitude_and_phase(site, tensor, hints, self.draw):
-                self.take(real.site, real.tensor, hints=real.hints)
+                self.plan(real.site, real.tensor, hints=real.hints)
             return
         maps_by_key = to_maps(tensor, hints)
         if gradient is not None:
@@ -148,13 +149,13 @@ class _Planner:
         if hints.phase:  # angles lie over nothing
             draw = structs.replace(draw, overlay=None)
         for key, maps in maps_by_key.items():
-            self._plan(site.inside(key), maps, draw)
+            self._plan_picture(site.inside(key), maps, draw)
             self.other_bytes += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
         if is_saliency(site, tensor.shape, self.input_shapes, self.draw):
             strongest = structs.replace(self.draw, reduce="max-abs")
-            self._plan(site.inside(SALIENCY), maps_by_key[""], strongest)
+            self._plan_picture(site.inside(SALIENCY), maps_by_key[""], strongest)
 
-    def _plan(self, site: CaptureSite, maps: Maps, draw: DrawOptions) -> None:
+    def _plan_picture(self, site: CaptureSite, maps: Maps, draw: DrawOptions) -> None:
         """Plan the picture of some maps, and its figure. Which maps are near-equal is
         not known yet: they are counted."""
         channels, slices, *size = maps.data.shape

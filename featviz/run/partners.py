@@ -97,7 +97,8 @@ def _chain_of_both(network: LoadedModel, graph: LoadedModel) -> Chain:
 def _chosen(
     network: LoadedModel, graph: LoadedModel, text: str | None
 ) -> tuple[list[Layer], list[Layer]]:
-    """The chosen layers of a network and of the graph that was exported of it.
+    """The layers to draw of a network, and of the graph that was exported of it: those
+    that are selected in either, and their partners in the other.
 
     Args:
         text: selectors, or None, as `run_models` has them.
@@ -107,51 +108,48 @@ def _chosen(
             the network.
     """
     blank = network.preprocess.blank()
-    of_network = _matching(network, text, blank)
-    of_graph = _matching(graph, text, blank)
-    if not of_network and not of_graph:
+    selected = _matching(network, text, blank)
+    selected_nodes = _matching(graph, text, blank)
+    if not selected and not selected_nodes:
         choose_layers(network, text, blank)  # raises, and says what there is
     norms = _norms_behind(network.module)
-    graph_layers = _nodes_of(graph, of_graph, of_network, norms)
-    if not graph_layers:
+    nodes = _with_nodes_of(selected, graph, selected_nodes, norms)
+    if not nodes:
         raise UsageError(
             f"the graph has no layer that stands for {text!r} of the network",
             "featviz layers MODEL.onnx lists its layers",
         )
-    candidates = list_layers(network.module)
+    layers = list_layers(network.module)
     # functions have the names of nodes, and take a forward pass to be listed
-    if any("/" in name for name in graph_layers):
-        candidates += functions(network, blank)
-    names = {layer.name for layer in of_network}
-    chosen = []
-    for layer in candidates:
-        node_names = {layer.name, *layer.aliases, *_node_names(layer)}
-        if layer.name in names or node_names & graph_layers.keys():
-            chosen.append(layer)
+    if any("/" in name for name in nodes):
+        layers += functions(network, blank)
+    names = {layer.name for layer in selected}
+    for layer in layers:
+        if not nodes.keys().isdisjoint(_node_names(layer)):
+            names.add(layer.name)
     # A node with a folded norm stands for the convolution or for the norm. Both are
     # drawn: the values will tell which.
-    present = {layer.name for layer in chosen}
-    norm_names = {norms[name].name for name in present & norms.keys()}
-    chosen += [layer for layer in candidates if layer.name in norm_names - present]
-    return chosen, [*graph_layers.values()]
+    names |= {norms[name].name for name in names & norms.keys()}
+    return [layer for layer in layers if layer.name in names], [*nodes.values()]
 
 
-def _nodes_of(
+def _with_nodes_of(
+    layers: Sequence[Layer],
     graph: LoadedModel,
-    of_graph: Sequence[Layer],
-    of_network: Sequence[Layer],
+    selected_nodes: Sequence[Layer],
     norms: Mapping[str, Layer],
 ) -> dict[str, Layer]:
-    """The layers of a graph that were chosen in it, and those that stand for the ones
-    chosen in the network, by name.
+    """The layers of a graph that were selected in it, and those that stand for layers of
+    the network, by name.
 
     Args:
+        layers: of the network, which were selected there.
         norms: as `_norms_behind` has them. A convolution with its norm folded in has
             the norm's name in a graph of the newer exporter.
     """
     by_name = {layer.name: layer for layer in list_layers(graph.module)}
-    nodes = {layer.name: layer for layer in of_graph}
-    for layer in of_network:
+    nodes = {layer.name: layer for layer in selected_nodes}
+    for layer in layers:
         names = _node_names(layer)
         if layer.name in norms:
             names.append(norms[layer.name].name)

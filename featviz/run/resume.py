@@ -25,13 +25,13 @@ from featviz.rundir.ownership import holds_run
 from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.schema import differences, fingerprint, settings_of
 from featviz.rundir.write import RunDirectory
-from featviz.text import counted, listed, quoted, safe_way
+from featviz.text import counted, listed, quoted, safe_path
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def held(options: RunOptions) -> Iterator[Folder]:
+def locked_destination(options: RunOptions) -> Iterator[Folder]:
     """Lock the folder that the run is written into, and open it. Where `out` holds a run
     that is to be replaced, it is a hidden folder, which takes the place of `out` at the
     end; else it is `out`. Other shards of the run may write there meanwhile.
@@ -73,8 +73,9 @@ def check_destination(options: RunOptions, overwrite: bool) -> None:
         check_free(options.folder, RUN, overwrite)
 
 
-def together(options: RunOptions) -> AbstractContextManager[None]:
-    """Be the only one of several shards that opens the place, or writes run.json."""
+def alone_among_shards(options: RunOptions) -> AbstractContextManager[None]:
+    """A block in which no other shard of the run opens the run directory, or writes
+    run.json."""
     if options.shard is None:
         return nullcontext()
     return locks.among_shards(options.folder)
@@ -102,8 +103,8 @@ class RunDocument:
         """Images that have failed by now, those of other shards included."""
 
     def write(self, run: RunDirectory) -> list[str]:
-        """Write run.json, the images in their order. A shard does so within `together`,
-        since run.json is that of all shards.
+        """Write run.json, the images in their order. A shard does so within
+        `alone_among_shards`, since run.json is that of all shards.
 
         Returns:
             The names of the images that are missing.
@@ -165,7 +166,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 def open_run(
     folder: Folder, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
-    """The run directory in a folder that is `held`: a new one, the one that is there
+    """The run directory from `locked_destination`: a new one, the one that is there
     with `resume`, or the one that other shards write.
 
     Args:
@@ -176,7 +177,7 @@ def open_run(
             replace.
     """
     options = prepared.options
-    with together(options):
+    with alone_among_shards(options):
         run = RunDirectory(folder, options.mirror)
         record = run.record()
         may_join = options.resume or options.shard is not None
@@ -185,7 +186,7 @@ def open_run(
             if not options.resume:
                 _check_shard_is_empty(run, options, samples)
         # a shard that finds no run.json may be the first of several: what it may write
-        # beside, `held` has checked
+        # beside, `locked_destination` has checked
         elif options.resume or options.shard is None:
             earlier = check_free(folder.path, RUN, options.overwrite)
             if earlier is not None:
@@ -202,7 +203,7 @@ def open_run(
 
 def _warn_of_surplus(run: RunDirectory, document: RunDocument) -> None:
     """Warn of images that an earlier run drew, and this one does not have."""
-    names = {safe_way(name) for name in document.names}
+    names = {safe_path(name) for name in document.names}
     surplus = [quoted(path) for path in run.complete if path not in names]
     if surplus:
         verb = "is" if len(surplus) == 1 else "are"

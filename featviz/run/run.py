@@ -24,7 +24,13 @@ from featviz.records import Outcome, Sample, Shard
 from featviz.run.draw import Drawing, draw_all, draw_images
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
 from featviz.run.results import ImageResult, RunResult
-from featviz.run.resume import RunDocument, held, open_run, run_record, together
+from featviz.run.resume import (
+    RunDocument,
+    alone_among_shards,
+    locked_destination,
+    open_run,
+    run_record,
+)
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
@@ -65,7 +71,7 @@ def run(
     # what can be refused before the lock and the model is refused here
     samples = find_images(images, options)
     check_apart(options.folder, "--out", files_read(model, samples))
-    with held(options) as root:
+    with locked_destination(options) as root:
         prepared = prepare(model, samples, options)
         samples_of_shard = (options.shard or Shard()).of(prepared.samples)
         document = RunDocument(run_record(prepared), prepared.samples)
@@ -77,10 +83,10 @@ def run(
         except BaseException:
             # run.json names what is complete; what is raised matters more than a fault
             # of this
-            with suppress(FeatvizError, BrokenPipeError), together(options):
+            with suppress(FeatvizError, BrokenPipeError), alone_among_shards(options):
                 document.write(run_directory)
             raise
-        with together(options):
+        with alone_among_shards(options):
             missing = set(document.write(run_directory))
     missing_of_shard = [s.name for s in samples_of_shard if s.name in missing]
     return RunResult(

@@ -24,7 +24,7 @@ from featviz.rundir.folder import reported
 from featviz.rundir.image import read_manifest
 from featviz.rundir.read import read_record
 from featviz.rundir.schema import MOST_RECORD
-from featviz.text import quoted, safe_name, safe_way
+from featviz.text import quoted, safe_name, safe_path
 
 _AT_ONCE = 8
 """Images that are fetched at once: an answer of a store takes a tenth of a second."""
@@ -119,7 +119,7 @@ def _copy_run(url: Url, root: Path) -> None:
     """Copy into `root` run.json, and the images that it calls complete."""
     _copy(url, RUN_FILE, root, MOST_RECORD)
     complete = read_record(root).images.complete
-    folders = [folder for folder in map(safe_way, complete) if is_inside(folder)]
+    folders = [folder for folder in map(safe_path, complete) if is_inside(folder)]
     with ThreadPoolExecutor(_AT_ONCE, "featviz-copy") as pool:
         # a list, so that what a thread raised is raised here
         list(pool.map(partial(_copy_image, url, root=root), folders))

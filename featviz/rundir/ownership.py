@@ -38,7 +38,7 @@ from featviz.rundir import (
 )
 from featviz.rundir.folder import is_hidden
 from featviz.rundir.locks import is_lock
-from featviz.text import safe_way
+from featviz.text import safe_path
 
 _HEAD = 1000
 """Bytes within which a file says who wrote it."""
@@ -205,7 +205,7 @@ def _manifest_at(root: Path, path: str) -> WrittenManifest | None:
         return None
     # a manifest that was copied elsewhere says nothing of the files it lies beside
     image = manifest.image.get("path", "")  # none in the manifest of kernels
-    if not isinstance(image, str) or safe_way(image) != folder:
+    if not isinstance(image, str) or safe_path(image) != folder:
         return None
     return manifest
 

@@ -18,7 +18,7 @@ from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, sche
 from featviz.rundir.folder import is_hidden
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Count, Reason, Text
-from featviz.text import counted, quoted, safe_way
+from featviz.text import counted, quoted, safe_path
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
     """
     content = schema.read_json(root / RUN_FILE)
     listed_names = _checked(root, content).images.complete
-    names = {safe_way(name): name for name in listed_names}  # by folder
+    names = {safe_path(name): name for name in listed_names}  # by folder
     images = {}
     incomplete = {}
     damaged = {}
@@ -196,7 +196,7 @@ def _image_of(root: Path, folder: str, keep_stats: bool) -> ReadImage:
         StoreError: it cannot be read, or the folder does not have the image's name.
     """
     image = read_image(root, folder, keep_stats)
-    if safe_way(image.name) != folder:
+    if safe_path(image.name) != folder:
         raise StoreError(
             f"{quoted(folder)}/{MANIFEST_FILE}: image.path is {quoted(image.name)},"
             f" expected {quoted(folder)!r}"

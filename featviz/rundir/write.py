@@ -30,7 +30,7 @@ from featviz.rundir.mirror import Mirror
 from featviz.rundir.ownership import holds_run, is_own_name, walk
 from featviz.rundir.read import read_record
 from featviz.rundir.schema import OPTIONAL, Capture, read_json
-from featviz.text import quoted, safe_name, safe_way
+from featviz.text import quoted, safe_name, safe_path
 from featviz.version import __version__
 
 _SHORT = 40
@@ -265,11 +265,11 @@ class RunDirectory:
 
     def is_complete(self, name: str) -> bool:
         """Whether an image is complete; `name` is that of the image, not of its folder."""
-        return (self.root / safe_way(name) / MANIFEST_FILE).is_file()
+        return (self.root / safe_path(name) / MANIFEST_FILE).is_file()
 
     def image(self, name: str) -> ImageFolder:
         """The folder of an image that is complete, by the name of the image."""
-        return ImageFolder(self, safe_way(name))
+        return ImageFolder(self, safe_path(name))
 
     def new_image(self, name: str, tries: int = _TRIES) -> ImageFolder:
         """Make the hidden folder of an image that is to be written.
@@ -282,7 +282,7 @@ class RunDirectory:
             StoreError: it cannot be made, or the run directory was moved away.
         """
         self.check_place()
-        relative = safe_way(name)
+        relative = safe_path(name)
         above, _, last = relative.rpartition("/")
         with reported(self.root / relative):
             try:
@@ -316,7 +316,7 @@ class RunDirectory:
             names: of images.
         """
         in_folders = defaultdict[str, list[str]](list)
-        for path in (RUN_FILE, *map(safe_way, names)):
+        for path in (RUN_FILE, *map(safe_path, names)):
             above, _, name = path.rpartition("/")
             in_folders[above].append(name)
         for above, siblings in in_folders.items():
@@ -357,7 +357,7 @@ class RunDirectory:
         self.check_place()
         write_json(self.folder, RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
         if self._mirror is not None:
-            self._mirror.put_run(map(safe_way, content["images"]["complete"]))
+            self._mirror.put_run(map(safe_path, content["images"]["complete"]))
 
 
 def manifest_rows(
